@@ -244,6 +244,18 @@ async def test_a_deadline_beyond_the_servers_calendar_is_set_as_far_as_it_goes(
     assert len(await eggs.history("a")) == 1
 
 
+async def test_a_deadline_from_before_the_servers_calendar_is_due_at_once(
+    kitchen: App, jet: Jet, settings: Settings
+) -> None:
+    eggs = jet.repository(Egg)
+    async with working(kitchen, settings):
+        await eggs.execute("delay", Egg.lay, "delay", -6 * 10**10)
+        for name, year in (("first", 1), ("early", 1500), ("past", 1971)):
+            await eggs.execute(name, Egg.lay, name, 10**6, datetime(year, 1, 1, tzinfo=UTC))
+            assert await ended(jet, name) == ["too late"]
+        assert await ended(jet, "delay") == ["boiled"]
+
+
 async def test_lost_timers_are_set_again_by_waking_the_process(kitchen: App, jet: Jet, settings: Settings) -> None:
     """The worker's cursor is past the event already, so nothing but the timer will wake it."""
     assert jet.client is not None

@@ -10,9 +10,10 @@ import pytest
 
 from eventjet import App, Imported, Jet, Retry
 from eventjet.codec.subjects import cursor_bucket
-from eventjet.cursors.kv import Cursors
+from eventjet.cursors.kv import CHANGES_MAX, Cursors, parked_now
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import CursorMissing, UsageError
+from eventjet.domain.parked import PARKED, Parked
+from eventjet.errors import CursorMissing, UnexpectedExit, UsageError
 from eventjet.nats.api import stream_info
 from eventjet.reactions import verdicts
 from eventjet.reactions.beginning import cursor_at, put
@@ -383,3 +384,79 @@ async def wait_state(cursors: Cursors, state: str) -> None:
         return (await cursors.read("echo")).cursor.state == state
 
     await eventually(look)
+
+
+async def test_a_worker_that_takes_over_reads_a_large_quarantine_in_a_few_requests(
+    jet: Jet, app: App, town: Town, settings: Settings
+) -> None:
+    await ring(jet, "b-1", 1)
+    cursors, most = cursors_of(jet), 3_000
+    held = await cursors.read("echo")
+    for start in range(0, most, CHANGES_MAX):
+        entries = [
+            parked_now(Parked(1_000 + n, "bell", f"b-{n}", "", "bell.rung", PARKED, "no"), 1, held.cursor.log)
+            for n in range(start, min(start + CHANGES_MAX, most))
+        ]
+        await cursors.write(held, held.cursor, entries)
+    asked: list[bytes] = []
+    assert jet.client is not None
+    await jet.client.listen("$JS.API.*.*.KV_*", asked.append)  # from the leader, one each
+    await jet.client.listen("$JS.API.*.GET.KV_*", asked.append)
+    assert len(await cursors.parked("echo")) == most
+    async with working(app, settings):
+        await until(lambda: town.order("b-1") == [1])
+    assert (await cursor_status(app, settings)).parked == most
+    assert len(asked) < 200
+
+
+def _cancel_this_task() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+
+
+EXITS: dict[str, Any] = {
+    "cancelled": asyncio.CancelledError,
+    "closed": GeneratorExit,
+    "exit": lambda: SystemExit(1),
+    "typed": KeyboardInterrupt,
+    "several": lambda: BaseExceptionGroup("several", [asyncio.CancelledError()]),
+    "itself": _cancel_this_task,
+}
+
+
+async def test_what_is_no_exception_out_of_a_handler_is_a_failed_try(
+    jet: Jet, app: App, town: Town, settings: Settings
+) -> None:
+    town.fails = lambda bell, n, attempt: EXITS[bell]() if bell in EXITS else None
+    for bell in EXITS:
+        await ring(jet, bell, 1, 2)
+    await ring(jet, "sound", 1)
+    async with working(app, settings):
+        await until(lambda: town.order("sound") == [1])
+
+        async def are_parked() -> bool:
+            return len(await cursors_of(jet).parked("echo")) == 2 * len(EXITS)
+
+        await eventually(are_parked)
+    tries = [(bell, attempt) for bell, _, _, attempt in town.heard if bell in EXITS]
+    assert sorted(tries) == sorted((bell, attempt) for bell in EXITS for attempt in (1, 2))
+    parked = [one.parked for one in await cursors_of(jet).parked("echo") if one.parked.resolution == PARKED]
+    assert len(parked) == len(EXITS)
+    assert all("not an `Exception`" in one.reason for one in parked)
+
+
+async def test_a_worker_of_which_a_task_ends_unasked_says_so_and_ends(
+    jet: Jet, app: App, town: Town, settings: Settings
+) -> None:
+    async def worked() -> None:
+        async with working(app, settings):
+            (task,) = [one for one in asyncio.all_tasks() if one.get_name() == "echo"]
+            task.cancel()
+            await asyncio.wait({task})
+
+    with pytest.raises(UnexpectedExit, match="'echo'"):
+        await worked()
+    await ring(jet, "b-1", 1)
+    async with working(app, settings):
+        await until(lambda: town.order("b-1") == [1])

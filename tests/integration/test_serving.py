@@ -175,6 +175,23 @@ async def test_errors_of_the_domain_come_back_as_themselves_and_of_others_nothin
     assert "purse-break of 'p/1' (command break-1) failed: RuntimeError: a secret of ours" in caplog.text
 
 
+@pytest.mark.parametrize("kind", [asyncio.CancelledError, SystemExit, GeneratorExit, KeyboardInterrupt])
+async def test_a_decision_that_would_end_the_service_is_answered_as_any_fault(
+    jet: Jet, settings: Settings, kind: type[BaseException], caplog: pytest.LogCaptureFixture
+) -> None:
+    def ends(purse: Purse) -> None:
+        raise kind
+
+    app = App(jet.name, aggregates=[Purse], served=[served(Purse, ends), served(Purse, Purse.fill)])
+    async with service(app, settings), app.client(settings) as remote:
+        purse = remote.repository(Purse)
+        with pytest.raises(CommandFailed) as caught:
+            await purse.execute("p", ends)
+        assert caught.value.status == 500
+        assert f"raised {kind.__name__}" in caplog.text
+        assert (await purse.execute("p", Purse.fill, Decimal(1))).version == 1
+
+
 async def test_what_is_not_served_or_does_not_fit_is_refused_before_it_is_sent(remote: RemoteApp) -> None:
     purse = remote.repository(Purse)
     with pytest.raises(UsageError, match="is not served"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
@@ -94,6 +95,17 @@ kinds = st.builds(
     maybe=st.none() | st.integers(),
     named=st.none() | st.dictionaries(st.text(), st.integers(), max_size=3),
 )
+
+
+@pytest.mark.parametrize("kind", [CancelledError, GeneratorExit, SystemExit, KeyError])
+async def test_an_upcaster_that_would_end_its_task_makes_its_event_undecodable(kind: type[BaseException]) -> None:
+    @upcaster("thing.renamed", schema=1)
+    def ends(body: dict[str, object]) -> dict[str, object]:
+        raise kind
+
+    decode = Decoder(Catalog([Kinds, Renamed], [ends, title_was_name]))
+    with pytest.raises(UndecodableEvent, match=kind.__name__):
+        decode(record(b'{"name": "a"}', type_name="thing.renamed"))
 
 
 @given(kinds)

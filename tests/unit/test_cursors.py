@@ -1,28 +1,31 @@
-"""Keys that are written while they are read one after the other."""
+"""Keys that are written while they are read, in pages that any replica may have answered."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
+import orjson
+import pytest
+
+from eventjet.codec.envelope import RawRecord
 from eventjet.cursors.kv import Cursors, ParkedEntry
 from eventjet.domain.parked import PARKED, RETRY, Parked
+from eventjet.errors import StoreUnavailable
+from eventjet.nats.api import is_page, reading_records
+from eventjet.nats.protocol import Frame
+from eventjet.workers.terms import renewing
 
 
 class Busy:
-    """A client of a stream in which each key that was read is written again at once, a few times in all."""
+    """A client of a stream in which a key that was read is written again at once."""
 
-    def __init__(self, *values: tuple[bytes, bytes], again: tuple[bytes, bytes]) -> None:
-        self.records = [(at, 0, subject, b"", body) for at, (subject, body) in enumerate(values, 1)]
-        self.again = [again]
+    def __init__(self, *values: tuple[bytes, bytes]) -> None:
+        self.values = [(at, 0, subject, b"", body) for at, (subject, body) in enumerate(values, 1)]
 
-    async def ask(self, request: Any) -> Any:
-        if not self.records:
-            return None
-        record = self.records.pop(0)
-        if self.again:
-            subject, body = self.again.pop()
-            self.records.append((9, 0, subject, b"", body))
-        return record
+    async def records(self, *_: Any) -> Any:
+        return self.values
 
     async def request(self, *_: Any, **__: Any) -> Any:
         return b"1", b"", b"", b"", b'{"seq": 5}'
@@ -33,7 +36,7 @@ def cursors_over(client: Any) -> Cursors:
 
 
 async def test_a_worker_that_tells_of_itself_meanwhile_is_counted_once() -> None:
-    client = Busy((b"w.echo.a", b"4"), (b"w.echo.b", b"4"), (b"w.echo.c", b"2"), again=(b"w.echo.a", b"4"))
+    client = Busy((b"w.echo.a", b"4"), (b"w.echo.b", b"4"), (b"w.echo.c", b"2"), (b"w.echo.a", b"4"))
     assert await cursors_over(client).beat("echo", "a", 4, 3.5) == 2
 
 
@@ -41,5 +44,72 @@ async def test_an_entry_that_is_decided_about_meanwhile_is_read_once() -> None:
     parked, retried = (
         ParkedEntry(Parked(7, "thing", "one", "", "", resolution)).encoded() for resolution in (PARKED, RETRY)
     )
-    found = await cursors_over(Busy((b"q.echo.7", parked), again=(b"q.echo.7", retried))).parked("echo")
-    assert [(one.parked.resolution, one.sequence) for one in found] == [(RETRY, 9)]
+    found = await cursors_over(Busy((b"q.echo.7", parked), (b"q.echo.7", retried))).parked("echo")
+    assert [(one.parked.resolution, one.sequence) for one in found] == [(RETRY, 2)]
+
+
+def page(records: Sequence[int], left: int) -> list[Frame]:
+    """What a replica answers."""
+    told = (
+        "Nats-Stream: KV\r\nNats-Subject: q.{0}\r\nNats-Sequence: {0}\r\nNats-Time-Stamp: 2030-01-01T00:00:00Z\r\n\r\n"
+    )
+    frames = [(b"1", b"", b"", b"NATS/1.0\r\n" + told.format(at).encode(), b"") for at in records]
+    ended = (
+        f"NATS/1.0 204 EOB\r\nNats-Num-Pending: {left}\r\nNats-Last-Sequence: {records[-1]}\r\n\r\n" if records else ""
+    )
+    return [*frames, (b"1", b"", b"", (ended or "NATS/1.0 404 Message Not Found\r\n\r\n").encode(), b"")]
+
+
+def read(last: int, pages: Sequence[list[Frame]]) -> tuple[list[int], list[int]]:
+    """(positions that were read, those that pages were asked from), where the leader knows of one at `last`."""
+    reading, coming, asked = reading_records("KV", "q.*"), iter(pages), list[int]()
+    answer: Any = None
+    newest: RawRecord = (last, 0, b"q", b"", b"")
+    try:
+        while True:
+            request = reading.send(answer)
+            answer = None
+            if request is not None and is_page(request):
+                asked.append(orjson.loads(request.payload)["seq"])
+                answer = next(coming)
+            elif request is not None:
+                answer = newest
+    except StopIteration as ended:
+        return [record[0] for record in ended.value], asked
+
+
+def test_what_a_replica_that_lags_does_not_have_yet_is_asked_for_again() -> None:
+    assert read(9, [page([2, 4], 0), page([], 0), page([7, 9], 0)]) == ([2, 4, 7, 9], [1, 5, 5])
+
+
+def test_a_replica_that_stays_behind_is_said_and_nothing_is_left_out_for_it() -> None:
+    with pytest.raises(StoreUnavailable, match="lags behind position 9"):
+        read(9, [page([2, 4], 0), *([page([], 0)] * 100)])
+
+
+def test_records_that_are_lost_on_the_way_are_not_taken_for_none() -> None:
+    whole = page([2, 4], 0)
+    with pytest.raises(StoreUnavailable, match="lost on the way"):
+        read(9, [[whole[0], whole[-1]]])
+
+
+async def test_a_lease_is_renewed_for_as_long_as_what_comes_first_takes() -> None:
+    done, renewed = asyncio.Event(), list[int]()
+
+    async def renew() -> None:
+        renewed.append(len(renewed))
+        if len(renewed) == 5:
+            done.set()
+
+    assert await renewing(done.wait(), renew, 0.001)
+    assert len(renewed) >= 5
+
+
+async def test_what_comes_first_ends_where_the_lease_is_lost() -> None:
+    async def renew() -> None:
+        raise StoreUnavailable("the lease", "lost")
+
+    work = asyncio.ensure_future(asyncio.Event().wait())
+    with pytest.raises(StoreUnavailable):
+        await renewing(work, renew, 0.001)
+    assert work.cancelled()

@@ -12,13 +12,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from eventjet.cli.target import AppTarget
 from eventjet.cli.terminal import INTERRUPTED, note
 from eventjet.collecting import settle_process
+from eventjet.errors import UnexpectedExit
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
@@ -92,8 +93,10 @@ class Interruption:
 
         try:
             return asyncio.run(main())
-        except asyncio.CancelledError:
-            raise KeyboardInterrupt from None
+        except asyncio.CancelledError as error:
+            if self._asked:
+                raise KeyboardInterrupt from None
+            raise UnexpectedExit.instead_of(error) from error
         finally:
             self._task = None
 
@@ -185,11 +188,12 @@ async def run_until_stopped(
         stop.set()
         loop.call_later(STOP_S, cut_off)
 
-    with (
-        _handling(lambda _number, _frame: loop.call_soon_threadsafe(asked)),
-        suppress(asyncio.CancelledError),
-    ):
-        await running
+    with _handling(lambda _number, _frame: loop.call_soon_threadsafe(asked)):
+        try:
+            await running
+        except asyncio.CancelledError as error:
+            if not stop.is_set():
+                raise UnexpectedExit.instead_of(error) from error
 
 
 async def until_signalled() -> None:

@@ -35,7 +35,7 @@ from eventjet.codec.subjects import entity_of
 from eventjet.codec.voids import reason_in, voided_by
 from eventjet.domain.history import VOID, Link
 from eventjet.domain.recorded import Recorded, Rest, recorded
-from eventjet.errors import CodecError, UnknownEvent
+from eventjet.errors import CodecError, UnexpectedExit, UnknownEvent
 
 if TYPE_CHECKING:
     from eventjet.codec.chain import Chain
@@ -128,10 +128,11 @@ class Decoder:
             data = decode(body)
             is_told = (not is_plain and _TOLD_TIME in block) or not 0 <= time_ns < _TIMES_END_NS
             at = recorded_at(record) if is_told else _EPOCH
-        except Exception as error:
+        except BaseException as raised:
             self._pass_over(record)
             if self._told_void(record):
                 return None
+            error = UnexpectedExit.instead_of(raised)
             if isinstance(error, CodecError):
                 raise
             # Whoever wrote it wrote anything: nothing but the record may be to blame, and it has to be named.
@@ -170,7 +171,8 @@ class Decoder:
             return Link(version, position, expected, command_of(block), data)
         except CodecError:
             raise
-        except Exception as error:
+        except BaseException as raised:  # noqa: BLE001 - see `__call__`
+            error = UnexpectedExit.instead_of(raised)
             raise undecodable(record, reason_of(error, private=self._catalog.is_private)) from error
 
     def _usual(self, record: RawRecord) -> _Told | None:

@@ -13,7 +13,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import fields, is_dataclass
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import date, datetime, time, timedelta
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from enum import Enum
 from functools import partial
@@ -24,6 +24,7 @@ from uuid import UUID
 from weakref import WeakKeyDictionary
 
 from eventjet.codec.envelope import REQUEST, header
+from eventjet.domain.moment import in_utc
 
 _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 """Takes the zeros off a Decimal's end and rounds nothing."""
@@ -100,7 +101,7 @@ def canonical(value: Any) -> Any:
         case Decimal():
             return str(value.normalize(_EXACT))
         case datetime() if value.tzinfo is not None:
-            return value.astimezone(UTC).isoformat()
+            return in_utc(value).isoformat()
         case date() | time():
             return value.isoformat()
         case timedelta():

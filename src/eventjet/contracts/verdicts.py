@@ -19,6 +19,7 @@ from eventjet.contracts import recipes
 from eventjet.contracts.compare import Comparison, Misfit, Weight
 from eventjet.contracts.contract import Contract, EventShape
 from eventjet.contracts.samples import Unmade, bodies
+from eventjet.errors import UnexpectedExit
 
 _SHOWN_MAX = 200
 _FAILURES_MAX = 3
@@ -184,7 +185,8 @@ class _Judging:
         for body in made:
             try:
                 resolved.decode(orjson.dumps(body))
-            except Exception as error:  # noqa: BLE001 - an upcaster's own
+            except BaseException as raised:  # noqa: BLE001 - an upcaster's own
+                error = UnexpectedExit.instead_of(raised)
                 reason = faults_of(error) or type(error).__name__
                 refused.setdefault(reason, orjson.dumps(body).decode()[:_SHOWN_MAX])
         fix = recipes.UPCAST_ALL if is_upcast else recipes.raised(kind.info.name, shape.schema, [], shape.body)

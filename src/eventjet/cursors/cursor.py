@@ -29,6 +29,8 @@ import orjson
 from eventjet.errors import CursorDamaged
 
 ACTIVE, PAUSED, FAILED = "active", "paused", "failed"
+PROCESS = "process"
+"""The kind of what waits: its instances are looked at by code of a higher revision."""
 _REASON_MAX = 2_000
 
 
@@ -54,6 +56,9 @@ class Cursor:
     state: str = ACTIVE
     reason: str | None = None
     """Why it failed."""
+    waking: tuple[int, int] | None = None
+    """Of a process that code of a higher revision has taken: those whose last event is after the first position, and up
+    to the second, are still to be looked at; what comes later is followed as ever. None for none."""
 
     def encoded(self) -> bytes:
         return orjson.dumps(asdict(self))
@@ -64,6 +69,9 @@ class Cursor:
         try:
             told = cast("dict[str, Any]", orjson.loads(body))
             told["done"] = tuple((int(first), int(last)) for first, last in told["done"])
+            if told.get("waking") is not None:
+                after, until = told["waking"]
+                told["waking"] = int(after), int(until)
             return cls(**told)
         except (ValueError, TypeError, KeyError) as error:
             raise CursorDamaged(body, str(error)) from None
@@ -83,10 +91,20 @@ class Cursor:
     # Transitions.
 
     def taken(self, owner: str, revision: int) -> Cursor:
-        return replace(self, owner=owner, revision=revision, state=ACTIVE, reason=None)
+        """A higher revision of a process may want other steps and deadlines of those that wait: from the first one on,
+        whatever an earlier revision had come to."""
+        waking = (0, self._reached) if self.kind == PROCESS and revision > self.revision else self.waking
+        return replace(self, owner=owner, revision=revision, state=ACTIVE, reason=None, waking=waking)
 
-    def moved(self, position: int, event_id: str, done: tuple[tuple[int, int], ...]) -> Cursor:
-        return replace(self, position=position, event_id=event_id, done=done)
+    @property
+    def _reached(self) -> int:
+        """The last position that something was done about."""
+        return max([self.position, *(last for _, last in self.done)])
+
+    def moved(
+        self, position: int, event_id: str, done: tuple[tuple[int, int], ...], waking: tuple[int, int] | None = None
+    ) -> Cursor:
+        return replace(self, position=position, event_id=event_id, done=done, waking=waking)
 
     def released(self) -> Cursor:
         return replace(self, owner=None)
@@ -107,7 +125,8 @@ class Cursor:
 
     def set_to(self, log: str, position: int, event_id: str) -> Cursor:
         state = self.state if self.state == PAUSED else ACTIVE
-        moved = replace(self, log=log, position=position, event_id=event_id, done=())
+        waking = self.waking if log == self.log or self.waking is None else (0, position)
+        moved = replace(self, log=log, position=position, event_id=event_id, done=(), waking=waking)
         return replace(moved, owner=None, state=state, reason=None)
 
     def divided(self, name: str, revision: int, *, paused: bool) -> Cursor:

@@ -2,7 +2,7 @@
 
 `c.<name>` is a cursor; `q.<name>.<position>` is what is kept of an event that could not be taken; `w.<name>.<owner>`
 tells that a process works on what is divided, and goes with its time to live. All are in one stream, so that parking an
-event and passing over it are one atomic batch. What decides is read from the leader: a replica that lags might not know
+event and passing over it are one atomic batch. What decides is what the leader knows: a replica that lags may not know
 yet what was parked.
 """
 
@@ -23,7 +23,7 @@ from eventjet.cursors.cursor import Cursor
 from eventjet.domain.identity import encode_id
 from eventjet.domain.parked import BLOCKING, AggregateKey, Parked
 from eventjet.errors import ApiRefused, CursorDamaged, CursorFenced, CursorMissing, StoreUnavailable, StreamMissing
-from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message, next_message
+from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message
 from eventjet.nats.client import Client
 from eventjet.store.topology import cursors_config, explained
 
@@ -174,7 +174,7 @@ class Cursors:
     async def of(self, name: str) -> list[FoundCursor]:
         """All that something of this name has, however many it was divided among."""
         found: list[FoundCursor] = []
-        for sequence, _, subject, _, body in await self._from_leader("c.*"):
+        for sequence, _, subject, _, body in await self._values("c.*"):
             own = subject.decode().removeprefix(f"{self._prefix}c.")
             if declared_name(own) == name:
                 with suppress(CursorDamaged):
@@ -228,7 +228,7 @@ class Cursors:
         body = str(partitions).encode()
         ttl = f"{max(1, math.ceil(ttl_s))}s"
         await self._send(name, [(f"w.{name}.{encode_id(owner)}", body, [(_TTL, ttl)])])
-        return sum(record[4] == body for record in await self._from_leader(f"w.{name}.*"))
+        return sum(record[4] == body for record in await self._values(f"w.{name}.*"))
 
     async def leave(self, name: str, owner: str) -> None:
         """It does no longer."""
@@ -268,26 +268,21 @@ class Cursors:
 
         `limit`: no more than so many are read, those that were written first.
         """
-        records = await self._from_leader(f"q.{name}.*", limit)
+        records = await self._values(f"q.{name}.*", limit)
         entries = [ParkedEntry.decoded(record[4], record[0]) for record in records]
         return sorted((one for one in entries if resolved or one.is_open), key=lambda one: one.position)
 
-    async def _from_leader(self, key: str, limit: int | None = None) -> list[RawRecord]:
-        """The records of all keys that match, one request each; none of those that were deleted.
+    async def _values(self, key: str, limit: int | None = None) -> list[RawRecord]:
+        """The records of all keys that match, as the leader knows them; none of those that were deleted.
 
         Of a key that is written while they are read it is the newer one.
         """
-        found: dict[bytes, RawRecord] = {}
-        subject, position = self._prefix + key, 1
-        try:
-            while (record := await self._client.ask(next_message(self._stream, position, subject))) is not None:
-                found[record[2]] = record
-                position = record[0] + 1
-                if limit is not None and len(found) >= limit:
-                    break
-        except StreamMissing:
-            return []
-        return [record for record in found.values() if record[4]]
+        return values_among(await self._client.records(self._stream, self._prefix + key, limit))
+
+
+def values_among(records: Sequence[RawRecord]) -> list[RawRecord]:
+    """The newest of each key, but for those that were deleted."""
+    return [record for record in {record[2]: record for record in records}.values() if record[4]]
 
 
 def _key(name: str, entry: ParkedEntry) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 from eventjet.domain.personal import is_private
 from eventjet.domain.state import own_copy
-from eventjet.errors import DefinitionError, HistoryBroken
+from eventjet.errors import DefinitionError, HistoryBroken, UnexpectedExit
 
 S = TypeVar("S")
 
@@ -123,11 +123,12 @@ def evolved(state: S, event: Any) -> S:
     name = type(state).__qualname__
     try:
         after: Any = cast("Any", state).evolve(event)
-    except Exception as error:
+    except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the application's
+        error = UnexpectedExit.instead_of(raised)
         # What it says may repeat a value.
         private = is_private(state.__class__) or is_private(event.__class__)
-        reason = "" if private else next(iter(str(error).splitlines()), "")
-        fault = f"{name}.evolve raised {type(error).__name__} for {type(event).__qualname__}: {reason}".rstrip(": .")
+        reason = "" if private else next(iter(str(raised).splitlines()), "")
+        fault = f"{name}.evolve raised {type(raised).__name__} for {type(event).__qualname__}: {reason}".rstrip(": .")
         remedy = "It takes every event in any state: return self where nothing changes"
         raise DefinitionError([f"{fault}. {remedy}"]) from error
     if type(after) is not type(state):

@@ -14,6 +14,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast
 
 from eventjet.domain.aggregate import AggregateType, aggregate
 from eventjet.domain.decision import check_decision
+from eventjet.domain.moment import in_utc, later
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy
 from eventjet.domain.subscription import shown_name
@@ -161,13 +162,11 @@ class Deadline(Generic[S_co, E_co]):
     delay: timedelta | None = None
 
     def due_at(self, last_event: datetime) -> datetime:
-        """When it is due, given when the process's last event was recorded; the farthest time there is at the most."""
-        if self.when is not None:
-            return self.when
-        try:
-            return last_event + cast("timedelta", self.delay)
-        except OverflowError:
-            return datetime.max.replace(tzinfo=last_event.tzinfo)
+        """When it is due, in UTC, given when the process's last event was recorded.
+
+        Where Python has no such time, it is the first or the last there is: the past is due, the future is not.
+        """
+        return in_utc(self.when) if self.when is not None else later(last_event, cast("timedelta", self.delay))
 
 
 def at(
@@ -180,7 +179,7 @@ def at(
     assert at(noon, Transfer.gave_up).due_at(datetime(2029, 1, 1, tzinfo=UTC)) == noon
     ```
     """
-    if when.tzinfo is None:
+    if when.utcoffset() is None:
         raise ValueError(f"{when.isoformat()} has no time zone. Give a time with its zone.")
     return Deadline(Call.of(decide, args, kwargs), when=when)
 

@@ -6,6 +6,7 @@ Declarations only. PURE; `reactions.reaction` makes what a handler is given, and
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeAlias
@@ -155,11 +156,19 @@ def start_faults(start: Any) -> list[str]:
 def retry_faults(retry: Retry, on_error: Any) -> list[str]:
     """What is wrong with what becomes of an event that cannot be handled."""
     faults: list[str] = []
-    if retry.tries < 1 or min(retry.first_s, retry.most_s, retry.timeout_s) <= 0:
-        faults.append(f"{retry} tries nothing; give a try at the least, and seconds above 0")
+    if retry.tries < 1 or not all(map(_is_span, (retry.first_s, retry.most_s, retry.timeout_s))):
+        faults.append(f"{retry} tries nothing, or never again; give a try at the least, and finite seconds above 0")
     if on_error not in ("quarantine", "stop"):
         faults.append(f'its on_error is {on_error!r}; give "quarantine" or "stop"')
     return faults
+
+
+def _is_span(seconds: Any) -> bool:
+    """Whether it is a finite number of seconds above 0."""
+    try:
+        return isinstance(seconds, int | float) and 0 < float(seconds) < math.inf
+    except OverflowError:
+        return False
 
 
 def partition_of(key: AggregateKey, partitions: int) -> int:

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from eventjet.domain.state import own_copy
 from eventjet.domain.subscription import shown_name
-from eventjet.errors import Refused, UsageError
+from eventjet.errors import Refused, UnexpectedExit, UsageError
 
 S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)
@@ -104,16 +104,26 @@ def claim_id(aggregate: str, constraint: str, value: Value) -> str:
 
 def claims_of(aggregate: str, constraint: Unique[S], state: S) -> frozenset[str]:
     """The ids of the claims that a state has to have; raises `UsageError` and `Refused`."""
-    return _ids(aggregate, constraint, constraint.by(own_copy(state)))
+    return _ids(aggregate, constraint, _values_of(constraint, state))
 
 
 def changed_claims(aggregate: str, constraint: Unique[S], before: S, after: S) -> tuple[frozenset[str], frozenset[str]]:
     """(ids of the claims that a step gives up, of those that it takes); raises what `claims_of` does."""
-    had, has = constraint.by(own_copy(before)), constraint.by(own_copy(after))
+    had, has = _values_of(constraint, before), _values_of(constraint, after)
     if had == has:
         return frozenset(), frozenset()
     of_before, of_after = _ids(aggregate, constraint, had), _ids(aggregate, constraint, has)
     return of_before - of_after, of_after - of_before
+
+
+def _values_of(constraint: Unique[S], state: S) -> Any:
+    try:
+        return constraint.by(own_copy(state))
+    except BaseException as raised:
+        error = UnexpectedExit.instead_of(raised)
+        if error is raised:
+            raise
+        raise error from raised
 
 
 def uniques_of(cls: type) -> tuple[Unique[Any], ...]:

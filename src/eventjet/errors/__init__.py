@@ -9,6 +9,7 @@ from eventjet.errors.base import ComponentMissing as ComponentMissing
 from eventjet.errors.base import DefinitionError as DefinitionError
 from eventjet.errors.base import DemoFailed as DemoFailed
 from eventjet.errors.base import EventjetError as EventjetError
+from eventjet.errors.base import UnexpectedExit as UnexpectedExit
 from eventjet.errors.base import Unreachable as Unreachable
 from eventjet.errors.base import UsageError as UsageError
 from eventjet.errors.projection import ArchiveBroken as ArchiveBroken

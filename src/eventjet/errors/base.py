@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,6 +23,42 @@ class DefinitionError(EventjetError):
 
 class UsageError(EventjetError):
     """A call or an option cannot be carried out as given."""
+
+
+class UnexpectedExit(EventjetError):
+    """Code raised what is not an `Exception`, such as `CancelledError` or `SystemExit`, unasked.
+
+    A future that others cancelled does so where it is awaited, and so does `sys.exit()` in a library.
+    """
+
+    def __init__(self, kind: str, whose: str = "The application's code") -> None:
+        self.kind = kind
+        """The name of what was raised, which is the cause of this error."""
+        self.whose = whose
+        super().__init__(
+            f"{whose} raised {kind}, which is not an `Exception`, and nobody had asked it to end. "
+            "Catch it where it comes from, and raise an error of your own instead."
+        )
+
+    @classmethod
+    def instead_of(cls, raised: BaseException, whose: str = "The application's code") -> Exception:
+        """What was raised, where it is an `Exception`, or this error of it. Raises Ctrl-C again.
+
+        It cannot tell who cancelled an `await`: see `eventjet.calls`.
+        """
+        if isinstance(raised, Exception):
+            return raised
+        if isinstance(raised, KeyboardInterrupt) and _may_be_typed():
+            raise raised
+        error = cls(type(raised).__name__, whose)
+        error.__cause__ = raised
+        return error
+
+
+def _may_be_typed() -> bool:
+    """Whether Ctrl-C raises here: where a loop or a command line handles the signal, it does not."""
+    is_main = threading.current_thread() is threading.main_thread()
+    return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 class Unreachable(EventjetError):

@@ -7,7 +7,7 @@ of the API are known here and nowhere else.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache, partial
@@ -16,6 +16,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 import orjson
 
 from eventjet.codec.envelope import RawRecord, number_of
+from eventjet.domain.moment import in_utc
 from eventjet.errors import ApiRefused, LogUnusable, StoreUnavailable, StreamMissing
 from eventjet.nats.protocol import Frame, status_of
 
@@ -41,6 +42,13 @@ _SUBJECT = b"\r\nNats-Subject: "
 _SEQUENCE = b"\r\nNats-Sequence: "
 _TIME = b"\r\nNats-Time-Stamp: "
 _BLOCK_END = b"\r\n\r\n"
+FIRST_TIME, LAST_TIME = datetime(1678, 1, 1, tzinfo=UTC), datetime(2262, 1, 1, tzinfo=UTC)
+"""The server counts 64-bit nanoseconds; a time that does not fit is another one there."""
+LAG_S = 0.1
+"""Between two questions to replicas that lag behind the leader."""
+_LAGS_MAX = 30
+PAGE_MAX, _PAGE_BYTES = 500, 2_000_000
+"""Of one request: there is no flow control inside it."""
 STATUS = b"NATS/1.0 "
 """How the headers of a message begin that is the server's own: what is stored has no status."""
 
@@ -298,7 +306,8 @@ def direct_last(stream: str, subject: str) -> Request[RawRecord | None]:
 
 def direct_since(stream: str, at: datetime, subject: str) -> Request[RawRecord | None]:
     """The first record stored at or after a time whose subject matches; None when there is none."""
-    query = orjson.dumps({"start_time": at.astimezone(UTC), "next_by_subj": subject})
+    start = min(max(in_utc(at), FIRST_TIME), LAST_TIME)
+    query = orjson.dumps({"start_time": start, "next_by_subj": subject})
     return _direct(f"The first message after {at.isoformat()}", stream, f"$JS.API.DIRECT.GET.{stream}", query)
 
 
@@ -309,6 +318,43 @@ def direct_page(
     what = f"The history of {subject}" if subject else f"The log from position {position}"
     query = {"seq": position, "batch": count, "max_bytes": size, **({"next_by_subj": subject} if subject else {})}
     return Request(what, f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(query), partial(end_of_page, what=what))
+
+
+def reading_records(
+    stream: str, subject: str, limit: int | None = None
+) -> Generator[Request[Any] | None, Any, list[RawRecord]]:
+    """All records whose subject matches, as the leader knows them, in a few large pages; `limit`: so many of the first.
+
+    For `Client.records` and `NatsConnection.records`: what it yields is to be asked, and the answer sent, of a page
+    (see `is_page`) its frames; None is a pause of `LAG_S`. Pages come from any replica. Up to where one that lags is,
+    it lacks nothing that the leader has, and may hold what is gone there, or comes again: so what is read in order, up
+    to the last that the leader knows of, is whole. Raises `StoreUnavailable` where the replicas stay behind.
+    """
+    found: list[RawRecord] = []
+    lags = 0
+    last: RawRecord | None = yield last_message(stream, subject)
+    while last is not None and (not found or found[-1][0] < last[0]) and (limit is None or len(found) < limit):
+        start = found[-1][0] + 1 if found else 1
+        count = PAGE_MAX if limit is None else min(PAGE_MAX, limit - len(found))
+        request = direct_page(stream, start, subject, count=count, size=_PAGE_BYTES)
+        frames: Sequence[Frame] = yield request
+        ended = end_of_page(frames[-1], request.what)
+        records = direct_records(frames[:-1], stream, None)
+        if ended is not None and (not records or records[-1][0] != ended[0]):
+            raise StoreUnavailable(request.what, f"records up to position {ended[0]} were lost on the way")
+        if not records:
+            lags += 1
+            if lags > _LAGS_MAX:
+                raise StoreUnavailable(request.what, f"a replica lags behind position {last[0]}")
+            yield None
+            last = yield last_message(stream, subject)  # which may be gone with its time to live
+        found += records
+    return found
+
+
+def is_page(request: Request[Any]) -> bool:
+    """Whether many messages answer it."""
+    return request.subject.startswith("$JS.API.DIRECT.GET.")
 
 
 def _direct(what: str, stream: str, subject: str, query: bytes) -> Request[RawRecord | None]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncGenerator, Callable, Collection
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from eventjet.calls import called
+from eventjet.codec.envelope import RawRecord
+from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.errors import (
     ApiRefused,
     ConnectionClosed,
@@ -17,21 +21,25 @@ from eventjet.errors import (
     NoResponders,
     StoreError,
     StoreUnavailable,
+    StreamMissing,
     Unauthorized,
     Unreachable,
     UsageError,
 )
 from eventjet.nats.answers import PROBE, Answerers, ExpectedAnswer
-from eventjet.nats.api import CONFLICTS, Request, call
+from eventjet.nats.api import CONFLICTS, LAG_S, STATUS, Request, call, is_page, reading_records
 from eventjet.nats.dial import check_files
 from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.loop_connection import LoopConnection
 from eventjet.nats.open_request import LOOK_S, OpenRequest, stood_still_s
 from eventjet.nats.protocol import Frame, nobody_listens
 from eventjet.nats.requirements import check_server
+from eventjet.observability import logs
 from eventjet.settings import Settings
 
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 3.0
 """For each server of the cluster."""
@@ -254,6 +262,31 @@ class Client:
         finally:
             connection.forget(exchange)
 
+    async def records(self, stream: str, subject: str, limit: int | None = None) -> list[RawRecord]:
+        """All records whose subject matches: see `reading_records`. None where there is no stream."""
+        reading, answer = reading_records(stream, subject, limit), None
+        try:
+            while True:
+                request = reading.send(answer)
+                if request is None:
+                    answer = await asyncio.sleep(LAG_S)
+                else:
+                    answer = await (self._page(request) if is_page(request) else self.ask(request))
+        except StopIteration as ended:
+            return ended.value
+        except StreamMissing:
+            return []
+
+    async def _page(self, request: Request[Any]) -> list[Frame]:
+        """All messages of a long answer, the last of which is the status that ends it."""
+        found: list[Frame] = []
+        async with aclosing(self.stream(request)) as parts:
+            async for part in parts:
+                found += part
+                if part[-1][3].startswith(STATUS):
+                    break
+        return found
+
     async def listen(self, subject: str, heard: Callable[[bytes], object]) -> None:
         """Have `heard` called with each payload on a subject, from now on and over every later connection.
 
@@ -331,10 +364,12 @@ class Client:
         await asyncio.sleep(self._opened_at + _PAUSE_S - asyncio.get_running_loop().time())
         while True:
             try:
-                await self.connect()
+                await called(self.connect(), "What opens a connection")
                 self._fault = None
                 return
-            except (StoreError, Unreachable, UsageError) as error:
+            except Exception as error:  # noqa: BLE001 - nobody else would open one again, whatever it is
+                if not isinstance(error, (StoreError, Unreachable, UsageError)) and repr(error) != repr(self._fault):
+                    logs.NO_CONNECTION.tell(_log, reason=reason_of(error), trace=f"\n{traceback_of(error)}")
                 self._fault = error
                 await asyncio.sleep(_PAUSE_S)
 

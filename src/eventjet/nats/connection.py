@@ -16,9 +16,18 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
-from eventjet.errors import ConnectionClosed, ConnectionLost, Forbidden, NoResponders, StoreUnavailable, UsageError
+from eventjet.codec.envelope import RawRecord
+from eventjet.errors import (
+    ConnectionClosed,
+    ConnectionLost,
+    Forbidden,
+    NoResponders,
+    StoreUnavailable,
+    StreamMissing,
+    UsageError,
+)
 from eventjet.nats.answers import PROBE, Answerers, ExpectedAnswer
-from eventjet.nats.api import Request, call
+from eventjet.nats.api import LAG_S, STATUS, Request, call, is_page, reading_records
 from eventjet.nats.dial import Dialled, dial
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Control, Frame, nobody_listens, publish_frame, server_fault, subscribe_frame
@@ -157,6 +166,38 @@ class NatsConnection:
             timeout_s,
         )
         return [each.parse(frame) for each, frame in zip(requests, frames, strict=True)]
+
+    def records(self, stream: str, subject: str, limit: int | None = None) -> list[RawRecord]:
+        """All records whose subject matches: see `reading_records`. None where there is no stream."""
+        reading, answer = reading_records(stream, subject, limit), None
+        try:
+            while True:
+                request = reading.send(answer)
+                if request is None:
+                    answer = time.sleep(LAG_S)
+                else:
+                    answer = self._page(request, 5.0) if is_page(request) else self.ask(request)
+        except StopIteration as ended:
+            return ended.value
+        except StreamMissing:
+            return []
+
+    def _page(self, request: Request[Any], timeout_s: float) -> list[Frame]:
+        """All messages of a long answer, the last of which is the status that ends it; raises as `ask` does."""
+        if not self._requests:
+            self.send(subscribe_frame(f"{self.inbox}.r.*", _REPLIES))
+        self._requests += 1
+        reply = f"{self.inbox}.r.{self._requests}".encode()
+        self.send(self._message(request.subject, request.payload, request.headers, reply))
+        found: list[Frame] = []
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > 0:
+            found += [frame for frame in self.receive(left) if frame[:2] == (_REPLIES, reply)]
+            if found and found[-1][3].startswith(STATUS):
+                if nobody_listens(found[-1]):
+                    raise NoResponders(request.subject)
+                return found
+        raise StoreUnavailable(request.subject, f"no whole answer within {timeout_s:g} s")
 
     def api(self, subject: str, body: object = None, *, timeout_s: float = 5.0) -> dict[str, Any]:
         """A JetStream request in JSON, `subject` without `$JS.API.`; raises `ApiRefused` for its `error`."""

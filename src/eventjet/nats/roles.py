@@ -81,7 +81,10 @@ def roles_of(
     actors = tuple(f"{api}.CONSUMER.{verb}.{stream}.{name}" for verb in verbs for name in followers)
     kept = (*theirs, *actors, *(f"{api}.CONSUMER.CREATE.{stream}.{name}.>" for name in (*durables, *followers)))
     cursors, timers = cursor_bucket(app), timer_stream(app)
-    look_at_cursors = (f"{api}.STREAM.MSG.GET.KV_{cursors}", f"{api}.STREAM.MSG.GET.{timers}") if followers else ()
+    look_at_cursors = tuple(
+        f"{api}.{verb}.{each}" for each in (f"KV_{cursors}", timers) for verb in ("STREAM.MSG.GET", "DIRECT.GET")
+    )
+    look_at_cursors = look_at_cursors if followers else ()
     own = tuple(f"$KV.{cursors}.{key}" for key in _keys_of(followers))
     set_timers = (timer_subject(app, "*", "*"), f"{api}.STREAM.PURGE.{timers}") if followers else ()
     tell = tuple(f"{public}.{name}.*" for public, name in published)

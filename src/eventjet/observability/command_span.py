@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import context
 from opentelemetry.trace import Span, Status, StatusCode, set_span_in_context
 
-from eventjet.errors import EventjetError
+from eventjet.errors import EventjetError, UnexpectedExit
 from eventjet.observability.spans import ERROR, LOST, OUTCOME
 
 if TYPE_CHECKING:
@@ -58,8 +58,9 @@ class Told(threading.local):
         for one in waiting:
             try:
                 one.tell()
-            except Exception as error:  # noqa: BLE001 - of the application's processors or readers; the others go on
+            except BaseException as raised:  # noqa: BLE001 - of the application's processors or readers; the others go on
                 assert self._loop is not None
+                error = UnexpectedExit.instead_of(raised)
                 self._loop.call_exception_handler({"message": "a command could not be told", "exception": error})
 
     def _due(self) -> None:

@@ -94,6 +94,12 @@ TOOK_CURSOR = LogEvent(
     "%(name)s: took the cursor at position %(position)d",
     "This process does what events lead to.",
 )
+LOOKED_AGAIN = LogEvent(
+    "eventjet.looked_again",
+    _I,
+    "%(name)s: all that wait were looked at by revision %(revision)d",
+    "Processes whose steps and deadlines new code says otherwise have them now.",
+)
 CUT_OFF = LogEvent(
     "eventjet.cut_off",
     _W,
@@ -150,6 +156,24 @@ NOTICES_DENIED = LogEvent(
     "%(reason)s Until then whoever waits for a position looks once a second.",
     "The server denies this worker to tell how far it is.",
 )
+NO_CONNECTION = LogEvent(
+    "eventjet.no_connection",
+    _W,
+    "no connection to NATS could be opened, and it is tried again: %(reason)s%(trace)s",
+    "Something that is not foreseen stands in the way.",
+)
+REBUILD_LEASE_WAITS = LogEvent(
+    "eventjet.rebuild_lease_waits",
+    _W,
+    "the lease of the rebuild %(run)s could not be renewed, and it is tried again: %(reason)s",
+    "The database does not answer.",
+)
+TASK_ENDED = LogEvent(
+    "eventjet.task_ended",
+    _E,
+    "%(name)s has ended though nobody stopped it, so the worker ends: %(reason)s%(trace)s",
+    "A fault of eventjet's own, or the application cancelled tasks that are not its own.",
+)
 COMMAND_FAILED = LogEvent(
     "eventjet.command_failed",
     _W,
@@ -168,8 +192,8 @@ LOG_DRIFTED = LogEvent(
 ANSWERED_BY_ANOTHER = LogEvent(
     "eventjet.answered_by_another",
     _W,
-    "%(who)s answers what is published to %(subject)s for the stream %(stream)s. That answer is not believed. Keep these "
-    "subjects from it: deny_imports and deny_exports of the leaf node connection, an account of its own, or "
+    "%(who)s answers what is published to %(subject)s for the stream %(stream)s. That answer is not believed. Keep "
+    "these subjects from it: deny_imports and deny_exports of the leaf node connection, an account of its own, or "
     "permissions. `eventjet doctor` looks for others.",
     "A stream of another JetStream domain, or a subscriber, hears the same subjects.",
 )

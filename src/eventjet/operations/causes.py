@@ -20,6 +20,7 @@ from eventjet.codec.envelope import COMMAND, MSG_ID, RawRecord, header, metadata
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.personal import field_hint, is_private
 from eventjet.domain.recorded import Recorded
+from eventjet.errors import UnexpectedExit
 from eventjet.projections.projection import Entries
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.store.store import BATCH_MAX, EventStore
@@ -170,7 +171,8 @@ def rows_touched(app: App, recorded: Recorded[Any]) -> list[RowsTouched]:
         try:
             keys = _keys(resolved, recorded)
             told = [json.dumps(list(key), default=str, ensure_ascii=False) for key in keys[:KEYS_MAX]]
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is the application's
+        except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the application's
+            error = UnexpectedExit.instead_of(raised)
             reason = reason_of(error, private=app.catalog.is_private)
             found.append(RowsTouched(name, said=f"Its key could not be told: {reason}"))
             continue

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from pydantic_core import to_json
 
 from eventjet.app import App
+from eventjet.calls import called
 from eventjet.codec.envelope import VERSION, number_of, recorded_at
 from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_shown
@@ -22,7 +23,7 @@ from eventjet.domain.parked import BLOCKED
 from eventjet.domain.personal import argument_hints, masked
 from eventjet.domain.process import Call, ProcessInfo, Step, deadlines_of
 from eventjet.domain.state import own_copy
-from eventjet.errors import DefinitionError, Forbidden, StoreUnavailable, Unreachable, UsageError
+from eventjet.errors import DefinitionError, Forbidden, StoreUnavailable, UnexpectedExit, Unreachable, UsageError
 from eventjet.nats.client import Client
 from eventjet.reactions.steps import ProcessRunner
 from eventjet.repository.repositories import Repositories, open_repositories
@@ -168,7 +169,8 @@ def asked_of(what: str, ask: Callable[[], T], faults: list[str], *, private: boo
     """What a function of the application's says; what it raises is noted."""
     try:
         return ask()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the application's
+    except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the application's
+        error = UnexpectedExit.instead_of(raised)
         faults.append(f"its {what}: {_reason(error, private=private)}")
         return None
 
@@ -184,7 +186,7 @@ async def wake_processes(running: Running, ids: Sequence[str]) -> Woken:
             if ids and await runner.store.tail(name, process_id) is None:
                 reason = "there are no events of it"
             else:
-                await wake(runner, running.timers, process_id)
+                await called(wake(runner, running.timers, process_id))
         except (StoreUnavailable, Unreachable, Forbidden):
             raise  # no other would fare better
         except Exception as error:  # noqa: BLE001 - of this one alone, and mostly the application's

@@ -123,7 +123,7 @@ def _serve(link: FoldLink) -> None:
             _work(link, work)
     except LinkClosed:
         raise
-    except Exception as error:  # noqa: BLE001 - see above
+    except BaseException as error:  # noqa: BLE001 - see above
         _fail(link, _line(reason_of(error)))
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from eventjet.errors import EventjetError, UsageError
+from eventjet.errors import EventjetError, UnexpectedExit, UsageError
 from eventjet.spelling import listed, meant
 
 if TYPE_CHECKING:
@@ -171,9 +171,10 @@ class AppRef:
             ) from error
         except ModuleNotFoundError as error:
             raise self._not_found(error) from error
-        except Exception as error:
+        except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the application's
+            error = UnexpectedExit.instead_of(raised)
             raise UsageError(
-                f"The module {self.module!r} failed when it was imported: {type(error).__name__}: {error}. "
+                f"The module {self.module!r} failed when it was imported: {type(raised).__name__}: {raised}. "
                 "Fix it first."
             ) from error
         app: Any = getattr(module, self.attribute, None)

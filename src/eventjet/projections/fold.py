@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeAlias
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy
-from eventjet.errors import CodecError, HandlerFailed, StoreError
+from eventjet.errors import CodecError, HandlerFailed, StoreError, UnexpectedExit
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.shown import shown
@@ -40,7 +40,7 @@ class Fold:
         try:
             for event in events:
                 found.update(dict.fromkeys(keys_of(event)))
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises names its event
             self._fail(event, error)
         return list(found)
 
@@ -55,7 +55,7 @@ class Fold:
         coming = iter(events)
         try:
             return [key_of(event) for event in coming]
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises names its event
             self._fail(events[len(events) - length_hint(coming) - 1], error)
 
     def __call__(
@@ -72,7 +72,7 @@ class Fold:
         take, current = row_steps(self._resolved, self._codec, rows, changed)
         try:
             take(self._keyed(events) if each_key is None else zip(events, each_key, strict=True))
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises names its event
             self._fail(current(), error)
         return without_ghosts(changed, rows)
 
@@ -88,8 +88,11 @@ class Fold:
                 for event in events:
                     for key in keys_of(event):
                         yield event, key
-        except Exception as error:  # noqa: BLE001 - see `__call__`
-            self._fail(event, error)
+        except BaseException as error:
+            trace = error.__traceback__
+            if isinstance(error, GeneratorExit) and (trace is None or trace.tb_next is None):
+                raise  # whoever takes these takes no more
+            self._fail(event, error)  # see `__call__`
 
     def _append(self, events: Iterable[Recorded[Any]]) -> Rows:
         codec = self._codec
@@ -104,11 +107,12 @@ class Fold:
                     if codec.key(fitted) != key or (alone and index):
                         raise ValueError(_stranger(codec.key(fitted), (event.position, index)))
                     made[key] = fitted
-        except Exception as error:  # noqa: BLE001 - whatever a handler raises names its event
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises names its event
             self._fail(event, error)
         return made
 
-    def _fail(self, event: Recorded[Any] | None, error: Exception) -> NoReturn:
+    def _fail(self, event: Recorded[Any] | None, raised: BaseException) -> NoReturn:
+        error = UnexpectedExit.instead_of(raised)
         if isinstance(error, _PASSED_ON):
             raise error
         reason = reason_of(error, private=self._resolved.is_private)

@@ -19,7 +19,7 @@ from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.codec.subjects import entity_of
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, AggregateKey, Parked
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import CodecError, UndecodableEvent, UnknownEvent
+from eventjet.errors import CodecError, UndecodableEvent, UnexpectedExit, UnknownEvent
 from eventjet.projections.fold import RowKey, Rows, row_steps, without_ghosts
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
@@ -151,7 +151,7 @@ class ParkingFold:
             if offer.event is not None:
                 try:
                     found[key_of(offer.event)] = None
-                except Exception:  # noqa: BLE001, S112 - the fold parks it
+                except BaseException:  # noqa: BLE001, S112 - the fold parks it
                     continue
         return list(found)
 
@@ -171,7 +171,8 @@ class ParkingFold:
                     raise offer.error
                 if offer.event is not None:
                     take(((offer.event, key_of(offer.event)),))
-            except Exception as error:  # noqa: BLE001 - whatever it is, it is kept with its event
+            except BaseException as raised:  # noqa: BLE001 - whatever it is, it is kept with its event
+                error = UnexpectedExit.instead_of(raised)
                 fresh.add(offer.aggregate_key)
                 parked.append(parked_for(offer, error, private=self._resolved.is_private))
         return Sorted(without_ghosts(changed, rows), parked, fresh)

@@ -7,7 +7,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass
 from typing import Any, cast
 
+from eventjet.calls import exceptions_only
 from eventjet.codec.subjects import cursor_name, declared_name, probes
+from eventjet.cursors.cursor import PROCESS
 from eventjet.domain.parked import AggregateKey
 from eventjet.domain.process import ProcessInfo
 from eventjet.domain.reactor import Reactor, Start, partition_of
@@ -16,7 +18,7 @@ from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UsageError
 from eventjet.projections.app_ref import Application
 
-REACTOR, PROCESS, PUBLICATION, INBOX = "reactor", "process", "publication", "inbox"
+REACTOR, PUBLICATION, INBOX = "reactor", "publication", "inbox"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ async def opened_deps(app: Application) -> AsyncGenerator[Any]:
             f"The deps of the app {app.name!r} gave a {type(made).__name__}, which nothing can open and close. "
             "Decorate the function with @asynccontextmanager, and yield there what the reactors need."
         )
-    else:
+    with exceptions_only(f"The deps of the app {app.name!r}"):
         async with cast("AbstractAsyncContextManager[Any]", made) as opened:
             yield opened
 

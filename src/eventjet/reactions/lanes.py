@@ -7,6 +7,8 @@ from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from typing import TypeAlias
 
+from eventjet.errors import UnexpectedExit
+
 Work: TypeAlias = Callable[[], Awaitable[None]]
 
 
@@ -32,7 +34,7 @@ class Lanes:
         self._room = asyncio.Event()
         self._room.set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._draining = False
+        self._draining = self._closing = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """What the first piece of work that failed has raised."""
         self.position = position
@@ -85,6 +87,7 @@ class Lanes:
 
     async def close(self) -> None:
         """Cancel what is under way, and wait for its end."""
+        self._closing = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -111,9 +114,12 @@ class Lanes:
                     if self._draining:
                         return
                     await work()
-            except Exception as error:  # noqa: BLE001 - whoever waits for `failed` raises it
+            except BaseException as raised:
+                if self._closing:
+                    raise
                 if not self.failed.done():
-                    self.failed.set_exception(error)
+                    # Whoever waits for it raises it; nothing that ends a lane goes unseen.
+                    self.failed.set_exception(UnexpectedExit.instead_of(raised))
                 return
             queue.popleft()
             if position:

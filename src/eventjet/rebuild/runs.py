@@ -6,6 +6,7 @@ on PostgreSQL, a file of the run's own on SQLite.
 
 from __future__ import annotations
 
+import logging
 import re
 import reprlib
 import secrets
@@ -13,23 +14,27 @@ import sqlite3
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import psycopg
 from sqlalchemy import Column, Connection, Engine, MetaData, Table, delete, insert, select, update
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from eventjet.codec.reasons import reason_of
 from eventjet.domain.parked import Parked
 from eventjet.errors import LeaseEnded, RowsRefused
+from eventjet.observability import logs
 from eventjet.projections.app_ref import Application
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import qualified, verbatim
 from eventjet.sql.exchange import Exchange
 from eventjet.sql.own_tables import Clock, rebuilds
+
+_log = logging.getLogger(__name__)
 
 PURPOSE = "eventjet rebuild"
 """What a database shows of sessions that are not one run's own, or outlive it."""
@@ -265,19 +270,36 @@ def release(connection: Connection, run: str) -> None:
 
 
 @contextmanager
-def renewed(engine: Engine, run: str) -> Generator[None]:
-    """Renew the lease in a thread. A renewal that fails is tried again; one that comes too late shows at the swap."""
+def renewed(engine: Engine, run: str, stop: Callable[[], None], every_s: float = RENEW_S) -> Generator[None]:
+    """Renew the lease of a run that is open, in a thread; raises `LeaseEnded` where it has ended.
+
+    Then `stop`, called from that thread, ends what goes on meanwhile. A renewal that fails otherwise is tried again.
+    """
     done = threading.Event()
+    lost: list[LeaseEnded] = []
 
     def renew() -> None:
-        while not done.wait(RENEW_S):
-            with suppress(SQLAlchemyError, LeaseEnded), engine.begin() as connection:
-                hold(connection, run)
+        while not done.wait(every_s):
+            try:
+                with engine.begin() as connection:
+                    hold(connection, run)
+            except LeaseEnded as error:
+                lost.append(error)
+                stop()
+                return
+            except Exception as error:  # noqa: BLE001 - the thread that renews must not end before the run does
+                logs.REBUILD_LEASE_WAITS.tell(_log, run=run, reason=reason_of(error))
 
     thread = threading.Thread(target=renew, name="eventjet-rebuild-lease", daemon=True)
     thread.start()
     try:
         yield
+    except Exception as error:
+        if lost:
+            raise lost[0] from error  # which only says that it was stopped
+        raise
     finally:
         done.set()
         thread.join(LEASE_S)
+    if lost:
+        raise lost[0]

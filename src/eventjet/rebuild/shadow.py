@@ -265,10 +265,11 @@ def shadow_of(database: Database, resolved: R_co, watch: Watch, *, to_swap: bool
     with shadow.space.claimed():
         failpoints.reach("rebuild.claimed")
         try:
-            with watch.interrupted_by(shadow.space.interrupt), runs.renewed(database.sync_engine(PURPOSE), shadow.run):
+            with watch.interrupted_by(shadow.space.interrupt):
                 shadow.create(to_swap=to_swap)
-                failpoints.reach("rebuild.shadow_made")
-                yield shadow
+                with runs.renewed(database.sync_engine(PURPOSE), shadow.run, watch.stop):
+                    failpoints.reach("rebuild.shadow_made")
+                    yield shadow
         finally:
             shadow.space.drop()
             failpoints.reach("rebuild.dropped")

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from eventjet.calls import exceptions_only
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.context import context_headers
 from eventjet.codec.decoder import Decoder
@@ -21,7 +22,7 @@ from eventjet.codec.imported import IMPORTED
 from eventjet.collecting import settled
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.identity import new_event_id
-from eventjet.domain.moment import check_moment
+from eventjet.domain.moment import check_moment, in_utc
 from eventjet.domain.recorded import NO_METADATA, Metadata
 from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.errors import ConcurrencyConflict, Refused, UsageError
@@ -175,7 +176,7 @@ class Importer:
             return told
         where = f"{aggregate_info(one.aggregate).name} {one.aggregate_id!r}"
         check_moment(f"Event {ordinal} of {where} in the import is of", one.at)
-        return (*told, (RECORDED_AT, one.at.astimezone(UTC).isoformat().replace("+00:00", "Z")))
+        return (*told, (RECORDED_AT, in_utc(one.at).isoformat().replace("+00:00", "Z")))
 
     async def _store_chunk(self, chunk: Sequence[_Item], progress: Callable[[int], object] | None) -> None:
         await self._check_log()
@@ -302,9 +303,10 @@ class Importer:
 
 
 async def _each(events: Iterable[Imported] | AsyncIterable[Imported]) -> AsyncIterable[Imported]:
-    if isinstance(events, AsyncIterable):
-        async for one in events:
-            yield one
-    else:
-        for one in events:
-            yield one
+    with exceptions_only("What gives the events of an import"):
+        if isinstance(events, AsyncIterable):
+            async for one in events:
+                yield one
+        else:
+            for one in events:
+                yield one

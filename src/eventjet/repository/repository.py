@@ -27,7 +27,7 @@ from eventjet.domain.identity import new_event_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, current_metadata, merge
 from eventjet.domain.state import own_copy
 from eventjet.domain.subscription import folded_events, shown_name
-from eventjet.errors import ConcurrencyConflict, LogIncomplete, StoreUnavailable, UsageError
+from eventjet.errors import ConcurrencyConflict, LogIncomplete, StoreUnavailable, UnexpectedExit, UsageError
 from eventjet.observability import spans, tracing
 from eventjet.observability.tracing import active, current_traceparent
 from eventjet.repository.cache import NEWEST, OLD, Cache
@@ -212,10 +212,14 @@ class Repository(Generic[S, E]):
         try:
             has_moved = plan.only_at is not None and plan.only_at != held.position
             events = () if has_moved else recorded_events(plan.decide(own_copy(held.state)))
-        except Exception:
+        except BaseException as raised:
+            # A decision awaits nothing, so what looks like a cancellation is none of the caller.
+            error = UnexpectedExit.instead_of(raised)
             conflict = await self.outdated(plan.aggregate_id, held)
             if conflict is None:
-                raise
+                if error is raised:
+                    raise
+                raise error from raised
             return conflict
         if not events:
             # Nothing is appended, so the log cannot check the expected position: ask whether it is the newest.

@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import orjson
 
+from eventjet.calls import is_cancelled
 from eventjet.codec.arguments import Arguments, arguments_of
 from eventjet.codec.envelope import TRACEPARENT, header, header_block, metadata_of
 from eventjet.codec.faults import faults_of
@@ -25,7 +26,7 @@ from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.identity import decode_id
 from eventjet.domain.served import Served
-from eventjet.errors import EventjetError, Forbidden
+from eventjet.errors import EventjetError, Forbidden, OutcomeUnknown, UnexpectedExit
 from eventjet.nats.client import Client, Listening
 from eventjet.nats.protocol import Frame
 from eventjet.observability import logs, spans, tracing
@@ -181,20 +182,31 @@ class Service:
             command_id, metadata = metadata_of(headers)
         except (ValueError, RecursionError) as error:
             return Problem(INVALID, "Invalid", cut(faults_of(error)))
+        except BaseException as raised:  # noqa: BLE001 - a type of the application's own
+            return self._failed(endpoint, endpoint.name, raised)
         repository = self._repositories.of(endpoint.served.aggregate)
         try:
             command = repository.command(command_id, metadata=metadata)
             done = await command.execute(aggregate_id, endpoint.served.decide, **arguments)
-        except Exception as error:  # noqa: BLE001 - a caller is told what it may know, whatever it is
-            told = problem(error, endpoint.served.errors)
-            if told.status == INTERNAL:
-                whose = f"{endpoint.name} of {aggregate_id!r} (command {command_id or 'without an id'})"
-                private = self._repositories.catalog.is_private
-                told_of = reason_of(error, private=private)
-                trace = "" if isinstance(error, EventjetError) else f"\n{traceback_of(error, private=private)}"
-                logs.COMMAND_FAILED.tell(_log, name=whose, reason=told_of, trace=trace)
-            return told
+        except BaseException as raised:  # noqa: BLE001 - a caller is told what it may know, whatever it is
+            if is_cancelled(raised):
+                return problem(
+                    OutcomeUnknown((), (), "the process ends", ())
+                )  # the process ends, and so does this task once it has answered
+            whose = f"{endpoint.name} of {aggregate_id!r} (command {command_id or 'without an id'})"
+            return self._failed(endpoint, whose, raised)
         return {"position": done.position, "version": done.version, "token": done.token, "events": len(done.events)}
+
+    def _failed(self, endpoint: ServedEndpoint, whose: str, raised: BaseException) -> Problem:
+        """What a caller is told of an error; what it is not told is logged."""
+        error = UnexpectedExit.instead_of(raised)
+        told = problem(error, endpoint.served.errors)
+        if told.status == INTERNAL:
+            private = self._repositories.catalog.is_private
+            foreseen = isinstance(error, EventjetError) and not isinstance(error, UnexpectedExit)
+            trace = "" if foreseen else f"\n{traceback_of(error, private=private)}"
+            logs.COMMAND_FAILED.tell(_log, name=whose, reason=reason_of(error, private=private), trace=trace)
+        return told
 
     def _answer(self, frame: Frame, answer: dict[str, Any] | Problem) -> None:
         if isinstance(answer, Problem):

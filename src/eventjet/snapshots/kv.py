@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from eventjet.calls import is_cancelled
 from eventjet.codec.envelope import EXPECTED, MSG_ID, RawRecord, header, header_block
 from eventjet.codec.subjects import entity_key
 from eventjet.domain.history import FoldedState
@@ -116,7 +117,7 @@ class KeyValueSnapshots:
 
     def keep(self, aggregate: str, aggregate_id: str, encode: Callable[[], bytes | None]) -> None:
         """Queue one; encoded when its turn comes."""
-        if self._task is None:
+        if self._task is None or self._task.done():
             # Of no command: it outlives the one that began it.
             self._task = asyncio.get_running_loop().create_task(self._run(), context=contextvars.Context())
         try:
@@ -148,7 +149,9 @@ class KeyValueSnapshots:
                     with tracing.span(spans.SNAPSHOT, labels={"eventjet.aggregate": aggregate}):
                         await self.put(aggregate, aggregate_id, value)
                     self.written += 1
-            except Exception:  # noqa: BLE001  one state that cannot be kept must not keep the others from it
+            except BaseException as raised:
+                if is_cancelled(raised):
+                    raise
                 self.dropped += 1
             finally:
                 self._queue.task_done()

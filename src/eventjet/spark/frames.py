@@ -33,6 +33,7 @@ from eventjet.codec.envelope import (
 )
 from eventjet.codec.subjects import entity_shown
 from eventjet.domain.aggregate import event_info
+from eventjet.domain.moment import in_utc
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
 from eventjet.errors import StreamMissing, UndecodableEvent, UsageError
 from eventjet.nats.api import stream_info
@@ -97,9 +98,9 @@ def events(
 def _time_of(as_of: datetime | int | None) -> datetime | None:
     if not isinstance(as_of, datetime):
         return None
-    if as_of.tzinfo is None or as_of > datetime.now(UTC):
+    if as_of.utcoffset() is None or as_of > datetime.now(UTC):
         raise UsageError(f"{as_of.isoformat()} is in the future or has no time zone. Give a past time with its zone.")
-    return as_of.astimezone(UTC)
+    return in_utc(as_of)
 
 
 def _ends(settings: Settings, stream: str) -> tuple[int, int]:

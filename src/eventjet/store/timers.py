@@ -15,13 +15,16 @@ from eventjet import failpoints
 from eventjet.codec.envelope import EXPECTED, RawRecord, header, header_block, number_of
 from eventjet.codec.subjects import due_subject, timer_stream, timer_subject
 from eventjet.domain.identity import decode_id, encode_id
-from eventjet.errors import ApiRefused, StoreUnavailable, StreamMissing
+from eventjet.domain.moment import in_utc
+from eventjet.errors import ApiRefused, StoreUnavailable
 from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message, next_message, purge_stream
 from eventjet.nats.client import Client
 from eventjet.store.topology import explained, timer_config
 
 FARTHEST = timedelta(days=365 * 100)
 """The server counts nanoseconds to the year 2262 and fires what is beyond at once; this far it is set, then again."""
+_EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
+"""What is before is as due as this; what is before 1677 would wrap to a time to come."""
 _VERSION = "Ej-Version"
 _AT = "Ej-At"
 _SCHEDULE, _TARGET = "Nats-Schedule", "Nats-Schedule-Target"
@@ -73,7 +76,7 @@ class JetStreamTimers:
         """
         token = encode_id(process_id)
         subject = timer_subject(self._app, process, token)
-        time = min(at.astimezone(UTC), datetime.now(UTC) + FARTHEST).isoformat().replace("+00:00", "Z")
+        time = max(_EARLIEST, min(in_utc(at), datetime.now(UTC) + FARTHEST)).isoformat().replace("+00:00", "Z")
         for _ in range(_TRIES):
             known = None if fired else self._known.get(subject)
             known = known or await self._read(process, token, fired)
@@ -166,19 +169,15 @@ async def timers_due(client: Client, app: str, process: str, most: int | None = 
 
 
 async def _timers(client: Client, app: str, subject: str, most: int | None, *, due: bool) -> list[TimerSet]:
-    found: list[TimerSet] = []
-    position = 1
-    try:
-        while most is None or len(found) < most:
-            record = await client.ask(next_message(timer_stream(app), position, subject))
-            if record is None:
-                break
-            at = datetime.fromisoformat(header(record[3], _AT) or "1970-01-01T00:00:00Z")
-            found.append(TimerSet(decode_id(record[2].decode().rpartition(".")[2]), at, due))
-            position = record[0] + 1
-    except StreamMissing:
-        return []
-    return found
+    records = await client.records(timer_stream(app), subject, most)
+    return [
+        TimerSet(
+            decode_id(record[2].decode().rpartition(".")[2]),
+            datetime.fromisoformat(header(record[3], _AT) or "1970-01-01T00:00:00Z"),
+            due,
+        )
+        for record in records
+    ]
 
 
 def _known(record: RawRecord, sequence: int) -> _Known:

@@ -10,6 +10,7 @@ from typing import Any
 
 from eventjet.codec.subjects import entity_of
 from eventjet.domain.history import FoldedState
+from eventjet.domain.moment import later
 from eventjet.domain.process import ProcessInfo
 from eventjet.domain.recorded import Recorded, own_event
 from eventjet.errors import UsageError
@@ -73,7 +74,7 @@ class World:
 
     async def pass_time(self, by: timedelta) -> None:
         """Move the clock; deadlines on the way come due at their own time, and all settles."""
-        end = self.now + by
+        end = later(self.now, by)
         while True:
             await self.settle()
             due = [found.at for _, _, _, found in await self._waiting() if found.at <= end]

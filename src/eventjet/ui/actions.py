@@ -15,6 +15,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
+from eventjet.calls import called
 from eventjet.errors import EventjetError, PromotionRefused, UsageError
 from eventjet.operations import actions
 from eventjet.operations.actions import Begun, Outcome
@@ -254,7 +255,7 @@ class Actions:
 async def _outcome(action: Action, desk: Desk, wish: Wish, begun: Begun) -> tuple[Outcome, str]:
     """What carrying it out came to, whatever it raised."""
     try:
-        return "done", await action.does(desk, wish, begun)
+        return "done", await called(action.does(desk, wish, begun), "What the action did")
     except asyncio.CancelledError:
         return "cancelled", "It was cancelled, and what it had begun was cleared away."
     except (UsageError, PromotionRefused) as error:

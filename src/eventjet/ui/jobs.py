@@ -151,7 +151,7 @@ class Jobs:
         except asyncio.CancelledError:
             job.end("cancelled")
             raise
-        except Exception as error:
+        except BaseException as error:
             job.end("failed", str(error) if isinstance(error, EventjetError) else type(error).__name__)
             raise
         job.end("done")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
 
+from eventjet.calls import called
 from eventjet.errors import EventjetError
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ class Outlook(Generic[T]):
             self._began = time.monotonic()
             self._next = self._began + self._every_s
             try:
-                self.value = await self._look()
+                self.value = await called(self._look(), "A look")
             except (EventjetError, TimeoutError) as error:
                 self._fault = str(error) or f"{self._what} did not answer in time."
             except Exception as error:  # noqa: BLE001 - told, and the next look is taken all the same

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from eventjet.codec.envelope import RawRecord
 from eventjet.codec.subjects import cursor_bucket
 from eventjet.cursors.cursor import Cursor
-from eventjet.cursors.kv import ParkedEntry
+from eventjet.cursors.kv import ParkedEntry, values_among
 from eventjet.domain.parked import PARKED, RETRY
 from eventjet.errors import Forbidden, LogIncomplete, LogRolledBack, StreamMissing
 from eventjet.nats.api import StreamState, next_message, server_time, stream_info
@@ -155,16 +155,6 @@ def _lag(
 
 
 def _values(connection: NatsConnection, app: str, key: str) -> list[RawRecord]:
-    """The records of all keys that match, but for those that were deleted; the newer of one written meanwhile."""
+    """The records of all keys that match, but for those that were deleted."""
     bucket = cursor_bucket(app)
-    found: dict[bytes, RawRecord] = {}
-    position = 1
-    while True:
-        try:
-            record = connection.ask(next_message(f"KV_{bucket}", position, f"$KV.{bucket}.{key}"))
-        except StreamMissing:
-            return []
-        if record is None:
-            return [one for one in found.values() if one[4]]
-        found[record[2]] = record
-        position = record[0] + 1
+    return values_among(connection.records(f"KV_{bucket}", f"$KV.{bucket}.{key}"))

@@ -9,7 +9,7 @@ from eventjet.codec.cloud_events import IncomingDecoder
 from eventjet.codec.envelope import RawRecord
 from eventjet.cursors.cursor import Cursor
 from eventjet.domain.inbox import Inbox
-from eventjet.errors import CodecError, LogRolledBack, StoreError, Unreachable
+from eventjet.errors import LogRolledBack, StoreError, UnexpectedExit, Unreachable
 from eventjet.nats.api import message_at, stream_info
 from eventjet.nats.client import Client
 from eventjet.nats.connection import NatsConnection
@@ -123,8 +123,8 @@ class ForeignFeed:
     def decode(self, record: RawRecord) -> Offered | None:
         try:
             return Offered(record, cast("Any", self._decoder(record)))
-        except CodecError as error:
-            return Offered(record, None, error)
+        except BaseException as raised:  # noqa: BLE001 - a type of the application's own
+            return Offered(record, None, UnexpectedExit.instead_of(raised))
 
     async def at(self, position: int) -> RawRecord | None:
         return await self._client.ask(message_at(self.stream, position))

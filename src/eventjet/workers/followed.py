@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 from eventjet import failpoints
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.cloud_events import message_of
+from eventjet.codec.subjects import entity_of
 from eventjet.domain.inbox import Inbox, Incoming
 from eventjet.domain.parked import AggregateKey
 from eventjet.domain.publication import Publication
@@ -26,6 +27,9 @@ from eventjet.repository.repositories import Repositories
 from eventjet.store.public_stream import PublicStream
 from eventjet.store.timers import Due, JetStreamTimers
 from eventjet.workers.feeds import Feed
+
+_INSTANCES = 500
+"""Processes that are remembered to be looked at, about."""
 
 Try: TypeAlias = Callable[[int], Awaitable[None]]
 """One try; the argument is its number, from 1 on."""
@@ -60,6 +64,17 @@ class Followed:
         if event is not None:
             more["eventjet.position"] = event.position
         return tracing.span(spans.HANDLE, self.declaration.name, labels, more, parent=parent)
+
+    async def instances(self, after: int, until: int) -> tuple[dict[str, int], int]:
+        """Some processes with events after a position, each with its last one of those; and how far that reaches.
+
+        That is `until` where there are no more up to there, and `after` where a replica lags behind.
+        """
+        del after
+        return {}, until
+
+    async def look_at(self, process_id: str, position: int) -> None:
+        """Wake a process whose last event is at that position; one that has gone on is woken by what it recorded."""
 
     async def fired(self, after: int) -> Sequence[Due]:
         """Timers that have fired, after a sequence."""
@@ -126,6 +141,27 @@ class FollowedProcess(Followed):
                 await self.wake(process_id)
 
         return (info.name, process_id), hear
+
+    async def instances(self, after: int, until: int) -> tuple[dict[str, int], int]:
+        name, store = self._runner.name, self._runner.store
+        found: dict[str, int] = {}
+        reached = after
+        async for page in store.pages_of(name, after=after):
+            for record in page:
+                if record[0] > until:
+                    return found, until
+                reached = record[0]
+                with suppress(ValueError):  # of a subject that names none
+                    found[entity_of(record[2])[1]] = reached
+            if len(found) >= _INSTANCES:
+                return found, reached
+        return found, until if reached >= min(until, (await store.ends(name))[1]) else reached
+
+    async def look_at(self, process_id: str, position: int) -> None:
+        newest = await self._runner.store.tail(self._runner.name, process_id)
+        if newest is not None and newest[0] == position:
+            with self.handling(1):
+                await self.wake(process_id, position)
 
     async def wake(self, process_id: str, position: int = 0, fired: int = 0) -> None:
         await wake(self._runner, self._timers, process_id, position, fired)

@@ -23,6 +23,7 @@ from eventjet.errors import (
     LogIncomplete,
     LogRolledBack,
     ReactionFailed,
+    UnexpectedExit,
 )
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
@@ -36,7 +37,7 @@ from eventjet.workers.followed import Followed
 from eventjet.workers.reader import EventReader, Source
 from eventjet.workers.shares import Share
 from eventjet.workers.term import Reading, Term
-from eventjet.workers.terms import Backoff, boot_clock, pause, run_terms
+from eventjet.workers.terms import Backoff, boot_clock, pause, renewing, run_terms
 
 _log = logging.getLogger(__name__)
 
@@ -145,16 +146,25 @@ class EventFollower:
 
     async def _follow(self, held: HeldCursor, stop: asyncio.Event, let_go: asyncio.Event) -> None:
         context, cursor, feed = self._context, held.cursor, self._followed.feed
-        await asyncio.to_thread(feed.check, cursor)
+
+        async def renew() -> None:
+            began = context.clock()
+            await context.cursors.write(held, held.cursor)
+            held.written_at = began
+
+        # However long these take: whoever is next would have to do them as well.
+        every_s = context.options.lease_s / 3
+        await renewing(asyncio.to_thread(feed.check, cursor), renew, every_s)
+        parked = await renewing(context.cursors.parked(self.name), renew, every_s)
         source = Source(context.endpoint, feed.stream, self._followed.durable)
-        reader = await context.open_reader(source, cursor.position, feed.reader, _BATCH_MAX, feed.filters)
+        opening = context.open_reader(source, cursor.position, feed.reader, _BATCH_MAX, feed.filters)
+        reader = await renewing(opening, renew, every_s)
         lanes = Lanes(LANES, AHEAD_MAX, cursor.position, cursor.event_id, cursor.done)
         try:
-            parked = await context.cursors.parked(self.name)
             term = Term(self._followed, context, held, lanes, parked, self._meter)
             reader.start()
             self._on_ready()
-            keeping = (term.keep(), self._look(held), term.wake(), _raised(lanes))
+            keeping = (term.keep(), self._look(held), term.wake(), term.look_again(), _raised(lanes))
             tasks = [asyncio.ensure_future(one) for one in (term.take(reader), *keeping)]
             await self._until_ended(term, lanes, tasks, stop, let_go)
         finally:
@@ -211,5 +221,9 @@ async def _raised(lanes: Lanes) -> None:
 
 def _raise_first(tasks: Sequence[asyncio.Future[Any]]) -> None:
     for task in tasks:
-        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+        if not task.done():
+            continue
+        if task.cancelled():
+            raise UnexpectedExit(asyncio.CancelledError.__name__, "A task of the worker")
+        if (error := task.exception()) is not None:
             raise error

@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any
 
+from eventjet.calls import called
 from eventjet.errors import EventjetError, Unreachable, UsageError
 from eventjet.observability import logs, metrics
 from eventjet.observability.metrics import CONTENT_TYPE, FollowerMeter, Meter, Sample, exposition
@@ -175,7 +176,7 @@ class HealthMonitor:
             while True:
                 try:
                     async with asyncio.timeout(_LOOK_MAX_S):
-                        snapshot = await self._reader.read()
+                        snapshot = await called(self._reader.read(), "A look")
                 except Exception as error:  # noqa: BLE001 - health tells of it, whatever it is
                     self._state = self._state.without(
                         str(error) if isinstance(error, EventjetError) else type(error).__name__

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Mapping
 
 from eventjet.codec.subjects import notice, notice_subject
-from eventjet.errors import EventjetError, Forbidden, Unauthorized
+from eventjet.errors import Forbidden, Unauthorized
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame
@@ -74,7 +74,7 @@ class Notifier:
                 closed = self._closed
             try:
                 self._publish(news)
-            except (EventjetError, OSError) as error:
+            except Exception as error:  # noqa: BLE001 - the thread goes on for as long as the worker does
                 logs.NOTICES_WAIT.tell(_log, reason=error)
                 self._drop_link()
                 with self._changed:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
 from typing import TypeAlias
@@ -37,7 +37,7 @@ from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine.fold import BlockedAggregates, is_newer
 from eventjet.quarantine.fold import reader as reader_of
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, DECLARED, FAILED, Checkpoint
-from eventjet.workers.context import Session, WorkerContext
+from eventjet.workers.context import Session, T, WorkerContext
 from eventjet.workers.divided import DividedPipeline, DividedReader, NotDivided
 from eventjet.workers.division import Division
 from eventjet.workers.lease import Lease, Promotion
@@ -51,7 +51,7 @@ from eventjet.workers.reader import (
     left_in_log,
 )
 from eventjet.workers.retries import carry_out_retries, load_blocked
-from eventjet.workers.terms import run_terms
+from eventjet.workers.terms import renewing, run_terms
 from eventjet.writers.sql_writer import SqlWriter
 
 _log = logging.getLogger(__name__)
@@ -119,16 +119,18 @@ class Projector:
         """
         context = self._context
         await lease.check_tables()
-        await asyncio.to_thread(learn_voids, context.endpoint, context.stream, context.catalog)
-        await carry_out_retries(session, context, self.resolved, lease.held, stop)
+        await self._renewing(lease, asyncio.to_thread(learn_voids, context.endpoint, context.stream, context.catalog))
+        await carry_out_retries(session, context, self.resolved, lease, stop)
         try:
             if self._division is not None:
-                left = await asyncio.to_thread(left_in_log, context.endpoint, context.stream, lease.held.position)
+                looking = asyncio.to_thread(left_in_log, context.endpoint, context.stream, lease.held.position)
+                left = await self._renewing(lease, looking)
                 await self._division.turns(False, left, lease.held.position)
             while not await self._follow(session, lease, stop):
                 await lease.look_again()
                 # Those that fold processes met only they know.
-                await asyncio.to_thread(learn_voids, context.endpoint, context.stream, context.catalog)
+                learning = asyncio.to_thread(learn_voids, context.endpoint, context.stream, context.catalog)
+                await self._renewing(lease, learning)
         finally:
             if self._division is not None:
                 await self._division.close()
@@ -143,13 +145,15 @@ class Projector:
         else:
             source = Source(context.endpoint, context.stream, self.resolved.durable)
             decoder = partial(reader_of, context.catalog, self.resolved, ())
-            reader = await EventReader.open(source, held.position, decoder, context.options.batch_max)
+            opening = EventReader.open(source, held.position, decoder, context.options.batch_max)
+            reader = await self._renewing(lease, opening)
         waker = asyncio.create_task(_wake_at(stop, reader))
         try:
             if not held.log:
                 await lease.check_unused()
             # After the durable is made: whoever replaces the stream from here on deletes it too.
-            log = await asyncio.to_thread(check_whole_log, context.endpoint, context.stream, held)
+            checking = asyncio.to_thread(check_whole_log, context.endpoint, context.stream, held)
+            log = await self._renewing(lease, checking)
             if held.log != log or not await lease.are_tables_noted():
                 await lease.adopt(log)
             failpoints.reach("worker.log_checked")
@@ -162,6 +166,10 @@ class Projector:
             if isinstance(reader, DividedReader) and division is not None:
                 await division.close()  # before the reader, which may wait for one of them
             await reader.close()
+
+    async def _renewing(self, lease: Lease, work: Awaitable[T]) -> T:
+        """Await what does not use the session, however long it takes."""
+        return await renewing(work, lease.renew, self._context.options.lease_s / 3)
 
     def _pipeline(
         self, session: Session, held: Checkpoint, reader: AnyReader, blocked: BlockedAggregates

@@ -82,15 +82,22 @@ class EventReader:
         What is read is what `decoder` makes, which is given the log to ask for what an event follows.
         """
         endpoint = source.endpoint.with_name(f"eventjet worker {source.durable}")
-        pull = await asyncio.to_thread(
-            DurablePull,
-            endpoint,
-            source.stream,
-            source.durable,
-            position=position,
-            filters=filters,
-            batch_max=min(batch_max, CHUNK_MAX),
+        opening = asyncio.ensure_future(
+            asyncio.to_thread(
+                DurablePull,
+                endpoint,
+                source.stream,
+                source.durable,
+                position=position,
+                filters=filters,
+                batch_max=min(batch_max, CHUNK_MAX),
+            )
         )
+        try:
+            pull = await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(_close_unused)  # a thread goes on, whoever waits for it
+            raise
         earlier = EarlierRecords(endpoint, source.stream)
         return cls(pull, EventBuffer(batch_max), decoder(earlier), earlier, position, source.durable)
 
@@ -182,6 +189,11 @@ def left_in_log(endpoint: Endpoint, stream: str, position: int) -> int:
     with NatsConnection.open(endpoint) as connection:
         _, state = state_of_log(connection, stream)
     return max(0, state.last - position)
+
+
+def _close_unused(opened: asyncio.Future[DurablePull]) -> None:
+    if not opened.cancelled() and opened.exception() is None:
+        opened.result().close()
 
 
 def close_reading(pull: DurablePull, thread: threading.Thread) -> None:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 from sqlalchemy.exc import DBAPIError
 
+from eventjet.codec.envelope import RawRecord
 from eventjet.domain.parked import PARKED, RETRIED, RETRY, AggregateKey, Parked
 from eventjet.errors import HistoryBroken, StillHeld
 from eventjet.nats.api import message_at
@@ -22,11 +23,12 @@ from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine import rows
 from eventjet.quarantine.fold import BlockedAggregates, Offered, Offering
 from eventjet.quarantine.rows import WaitingEvent
-from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.statements import QuarantineChanges
 from eventjet.store.earlier import EarlierRecords
 from eventjet.workers.context import Session, WorkerContext
+from eventjet.workers.lease import Lease
 from eventjet.workers.reader import check_log
+from eventjet.workers.terms import renewing
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.batch_fold import Prepared, changes_of
 
@@ -34,6 +36,7 @@ _log = logging.getLogger(__name__)
 
 _EVENTS_MAX = 200
 """Events tried in one transaction: a lease lasts longer than that takes."""
+_AT_ONCE = 20
 _BYTES_MAX = 16 * 1024 * 1024
 """Their bodies; a single larger event still passes."""
 
@@ -47,7 +50,7 @@ async def load_blocked(session: Session, resolved: AnyResolved) -> BlockedAggreg
 
 
 async def carry_out_retries(
-    session: Session, context: WorkerContext, resolved: AnyResolved, held: Checkpoint, stop: asyncio.Event
+    session: Session, context: WorkerContext, resolved: AnyResolved, lease: Lease, stop: asyncio.Event
 ) -> None:
     """Try again what people asked to, until it is done or `stop` is set.
 
@@ -55,29 +58,30 @@ async def carry_out_retries(
     parked, and `UnknownEvent` for a schema of a newer deploy.
     """
     if resolved.quarantines and not isinstance(resolved, ResolvedSql):
-        retries = _Retries(session, context, resolved, held)
+        retries = _Retries(session, context, resolved, lease)
         if await retries.waiting():
-            await asyncio.to_thread(check_log, context.endpoint, context.stream, held)
+            checking = asyncio.to_thread(check_log, context.endpoint, context.stream, lease.held)
+            await renewing(checking, lease.renew, context.options.lease_s / 3)
             await retries.run(stop)
 
 
 class _Retries:
     """Events that somebody asked to try again: aggregate by aggregate, a bounded number in one transaction."""
 
-    def __init__(
-        self, session: Session, context: WorkerContext, resolved: ResolvedProjection, held: Checkpoint
-    ) -> None:
+    def __init__(self, session: Session, context: WorkerContext, resolved: ResolvedProjection, lease: Lease) -> None:
         self._session = session
-        self._writer = context.fold_writer(resolved, held)
+        self._writer = context.fold_writer(resolved, lease.held)
         self._context = context
         self._resolved = resolved
-        self._held = held
+        self._lease = lease
+        self._held = lease.held
         self._size = self._size_max = min(context.options.batch_max, _EVENTS_MAX)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Each round takes events out of the quarantine, or parks them anew."""
         while not stop.is_set() and (waiting := await self.waiting()):
-            offers = await asyncio.to_thread(self._offers, waiting[: self._size])
+            reading = asyncio.to_thread(self._offers, waiting[: self._size])
+            offers = await renewing(reading, self._lease.renew, self._context.options.lease_s / 3)
             parts = Parts(self._resolved.name, self._unmoved(offers), private=self._resolved.is_private)
             for part in parts:
                 tried = cast("Sequence[Any]", part.events)
@@ -114,8 +118,7 @@ class _Retries:
         size = 0
         with NatsConnection.open(endpoint) as connection, EarlierRecords(endpoint, stream) as earlier:
             offer = Offering(context.catalog, self._resolved.events, [event.position for event in waiting], earlier)
-            for event in waiting:
-                record = connection.ask(message_at(stream, event.position))
+            for event, record in _read(connection, stream, waiting):
                 if record is None:
                     raise HistoryBroken(stream, event.position, "a parked event is to be tried again and is not there")
                 size += len(record[4])
@@ -125,6 +128,15 @@ class _Retries:
                 assert offered is not None
                 offers.append(offered)
         return offers
+
+
+def _read(
+    connection: NatsConnection, stream: str, waiting: Sequence[WaitingEvent]
+) -> Iterator[tuple[WaitingEvent, RawRecord | None]]:
+    """Each with its record, asked for some at a time: a far server does not take as often as long."""
+    for start in range(0, len(waiting), _AT_ONCE):
+        some = waiting[start : start + _AT_ONCE]
+        yield from zip(some, connection.ask_all([message_at(stream, one.position) for one in some]), strict=True)
 
 
 def _sorting(waiting: Sequence[WaitingEvent], tried: int, failed: Mapping[AggregateKey, Parked]) -> QuarantineChanges:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
+from eventjet.calls import called
 from eventjet.cursors.kv import Cursors
 from eventjet.errors import EventjetError
 from eventjet.observability import logs
@@ -58,8 +59,8 @@ class Share:
         try:
             while not stop.is_set():
                 try:
-                    self.divide(await cursors.beat(name, owner, self._partitions, lease_s))
-                except (EventjetError, OSError, TimeoutError) as error:
+                    self.divide(await called(cursors.beat(name, owner, self._partitions, lease_s), "A worker"))
+                except Exception as error:  # noqa: BLE001 - whatever it is, the next beat is tried
                     logs.SHARES_UNKNOWN.tell(_log, name=name, reason=error)
                 await pause(stop, lease_s / 3)
         finally:

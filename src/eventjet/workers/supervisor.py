@@ -8,10 +8,12 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
+from eventjet.calls import called
+from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.cursors.kv import Cursors
-from eventjet.errors import UsageError
+from eventjet.errors import UnexpectedExit, UsageError
 from eventjet.nats.client import Client
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
@@ -186,17 +188,30 @@ class _Working:
         return FollowedReactor(one, feed, app.reactors[one.declared_as], repositories, deps)
 
     async def run(self, stop: asyncio.Event) -> None:
-        tasks = [asyncio.create_task(run(stop), name=name) for name, run in self._tasks.items()]
+        """Until `stop`; raises what ends one of them before: nothing here ends without a word."""
+        tasks = [asyncio.create_task(called(run(stop), "A worker"), name=name) for name, run in self._tasks.items()]
+        stopped = asyncio.create_task(stop.wait())
         drain_s = self.options.drain_s
         try:
-            await stop.wait()
+            await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            if not stop.is_set():
+                _raise_ended(next(task for task in (*tasks, stopped) if task.done()))
             _, late = await asyncio.wait(tasks, timeout=drain_s)
             for task in late:
                 logs.CUT_OFF.tell(_log, name=task.get_name(), seconds=drain_s)
         finally:
-            for task in tasks:
+            for task in (stopped, *tasks):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(stopped, *tasks, return_exceptions=True)
+
+
+def _raise_ended(task: asyncio.Task[Any]) -> NoReturn:
+    """For a task that ended though nobody had stopped it."""
+    error = None if task.cancelled() else task.exception()
+    if error is None:
+        error = UnexpectedExit(asyncio.CancelledError.__name__, f"The task {task.get_name()!r} of this worker")
+    logs.TASK_ENDED.tell(_log, name=task.get_name(), reason=reason_of(error), trace=f"\n{traceback_of(error)}")
+    raise error
 
 
 def _when_all(names: Sequence[str], on_ready: Callable[[], None] | None) -> Callable[[str], None]:

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from eventjet import failpoints
+from eventjet.calls import called
 from eventjet.codec.envelope import RawRecord
 from eventjet.codec.imported import is_imported
 from eventjet.codec.reasons import reason_of
@@ -25,6 +26,7 @@ from eventjet.errors import (
     OutcomeUnknown,
     ReactionFailed,
     StoreUnavailable,
+    UnexpectedExit,
     Unreachable,
     UsageError,
 )
@@ -43,6 +45,7 @@ _log = logging.getLogger(__name__)
 
 WRITE_S = 0.05
 """How often a cursor that moves is written."""
+_LOOKS_AT_ONCE = 16
 _DUE_S = 0.25
 """How often it is looked what has fired: the server itself looks as often."""
 _PASSING = (StoreUnavailable, OutcomeUnknown, ConcurrencyConflict, Unreachable)
@@ -79,6 +82,7 @@ class Term:
         self._lanes = lanes
         self._meter = meter
         self._before = held.cursor
+        self._waking = held.cursor.waking
         own = [entry for entry in parked if entry.log == held.cursor.log]
         self._known = {entry.position: entry for entry in own}
         self._waiting: dict[AggregateKey, int] = {entry.key: entry.position for entry in reversed(own)}
@@ -121,6 +125,37 @@ class Term:
                 self._lanes.add_due((self._followed.declaration.name, due.process_id), self._coming_due(due))
             await asyncio.sleep(_DUE_S)
 
+    async def look_again(self) -> None:
+        """Look at all processes that wait, once for each revision of the code; the cursor says how far that is."""
+        while self._waking is not None:
+            after, until = self._waking
+            found, reached = await self._followed.instances(after, until)
+            still = list(found.items())
+            while still:
+                each, still = still[:_LOOKS_AT_ONCE], still[_LOOKS_AT_ONCE:]
+                looked = [asyncio.get_running_loop().create_future() for _ in each]
+                for (process_id, position), done in zip(each, looked, strict=True):
+                    key = (self._followed.declaration.name, process_id)
+                    self._lanes.add_due(key, self._looking_at(key, position, done))
+                await asyncio.wait(looked)
+            self._waking = None if reached >= until else (reached, until)
+            self._lanes.changed.set()
+            if self._waking is None:
+                logs.LOOKED_AGAIN.tell(_log, name=self._followed.declaration.name, revision=self._before.revision)
+            elif reached == after:
+                await asyncio.sleep(_DUE_S)  # a replica lags
+        await asyncio.Event().wait()  # nothing of a term ends before it does
+
+    def _looking_at(self, key: AggregateKey, position: int, done: asyncio.Future[None]) -> Any:
+        async def look() -> None:
+            if key not in self._waiting:  # what is parked comes first; its retry wakes the process
+                _, error = await self._tried(lambda _: self._followed.look_at(key[1], position), key, position)
+                if error is not None:
+                    await self._unasked_failed(key[1], error)
+            done.set_result(None)
+
+        return look
+
     async def write(self) -> None:
         """Raises `CursorFenced`, and `StoreUnavailable` when it is not known whether it was written."""
         await self._write(owned=True)
@@ -134,7 +169,7 @@ class Term:
             lanes = self._lanes
             lanes.changed.clear()
             began = self._context.clock()
-            cursor = self._held.cursor.moved(lanes.position, lanes.event_id, lanes.done_beyond())
+            cursor = self._held.cursor.moved(lanes.position, lanes.event_id, lanes.done_beyond(), self._waking)
             failpoints.reach("cursor.before_write")
             while len(self._kept) + len(self._gone) > CHANGES_MAX:
                 # Parked before it is passed over: whoever comes next finds both.
@@ -165,8 +200,8 @@ class Term:
             return
         try:
             work = self._followed.work(offered.event)
-        except Exception as error:  # noqa: BLE001 - a correlation of the application's
-            failure = error
+        except BaseException as raised:  # noqa: BLE001 - a correlation of the application's
+            failure = UnexpectedExit.instead_of(raised)
             key = offered.aggregate_key
             self._lanes.add(position, event_id, [(key, lambda: self._refuse(offered, key, failure, 1))])
             return
@@ -222,7 +257,7 @@ class Term:
             limit = asyncio.timeout(retry.timeout_s)
             try:
                 async with limit:
-                    await attempt(number)
+                    await called(attempt(number))
             except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again, then kept with its event
                 passing = isinstance(error, (*retry.passing, *_PASSING)) and not limit.expired()
                 self._meter.tries["passing" if passing else "failed"] += 1
@@ -260,17 +295,18 @@ class Term:
                 return  # what is parked comes first; its retry wakes the process, which is due then
             _, error = await self._tried(lambda _: self._followed.come_due(due), key, 0)
             if error is not None:
-                await self._due_failed(due, error)
+                await self._unasked_failed(due.process_id, error)
 
         return come_due
 
-    async def _due_failed(self, due: Due, error: Exception) -> None:
+    async def _unasked_failed(self, process_id: str, error: Exception) -> None:
+        """Of a process that no event woke: parked at its last one."""
         name = self._followed.declaration.name
         repositories = self._context.repositories
-        record = await repositories.store.tail(name, due.process_id)
+        record = await repositories.store.tail(name, process_id)
         if record is None:
             raise error
-        await self._refuse(Offered(record, None, error), (name, due.process_id), error, self._followed.retry.tries)
+        await self._refuse(Offered(record, None, error), (name, process_id), error, self._followed.retry.tries)
 
     def _retry_parked(self) -> None:
         """Try what somebody decided about, in the lane of its aggregate, before anything that comes after it."""

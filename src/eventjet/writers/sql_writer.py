@@ -19,9 +19,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import UpdateBase
 
 from eventjet import failpoints
+from eventjet.calls import is_cancelled
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import CheckpointFenced, HandlerFailed, TransactionEnded
+from eventjet.errors import CheckpointFenced, HandlerFailed, TransactionEnded, UnexpectedExit
 from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.sql.checkpoint import Checkpoint, advance, renew
 from eventjet.sql.dialect import dialect_named, is_transient
@@ -129,8 +130,10 @@ class SqlWriter:
         try:
             with guard.handling(name):
                 await handler(event, connection)
-        except Exception as raised:  # noqa: BLE001 - whatever a handler raises names its event
-            error = raised
+        except BaseException as raised:
+            if is_cancelled(raised):
+                raise
+            error = UnexpectedExit.instead_of(raised)
         fault = guard.refusal or guard.fault or gathered.fault
         if fault is None and (gathered.was_cut or connection.invalidated):
             with suppress(SQLAlchemyError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import orjson
 
 from eventjet.errors import ConnectionClosed, ConnectionLost, StoreUnavailable
+from eventjet.nats.api import Request
 from eventjet.nats.client import Client
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
@@ -23,7 +24,7 @@ from tests.simulation.reactions.weather import Weather
 
 T = TypeVar("T")
 REQUEST_S = 4.0
-_GET, _PURGE = "$JS.API.STREAM.MSG.GET.", "$JS.API.STREAM.PURGE."
+_GET, _PURGE, _DIRECT = "$JS.API.STREAM.MSG.GET.", "$JS.API.STREAM.PURGE.", "$JS.API.DIRECT.GET."
 
 
 class Server:
@@ -32,6 +33,10 @@ class Server:
     def __init__(self, streams: Mapping[str, tuple[str, SimulatedStream]]) -> None:
         self._streams = {name: stream for name, (_, stream) in streams.items()}
         self._prefixes = dict(streams.values())
+
+    def page(self, request: Request[Any]) -> list[Frame]:
+        """The answer to a batched direct get."""
+        return _page(self._streams[request.subject[len(_DIRECT) :]], orjson.loads(request.payload))
 
     def answer(self, subject: str, payload: bytes, headers: bytes, before: Collection[tuple[str, bytes, bytes]]) -> Any:
         """What it answers, as JSON holds it."""
@@ -49,9 +54,33 @@ class Server:
             return {"error": {"code": error.status, "err_code": error.code, "description": "refused"}}
 
 
+def _page(stream: SimulatedStream, asked: Mapping[str, Any]) -> list[Frame]:
+    """A batched direct get (ADR-31), of a replica that does not lag."""
+    found: list[Stored] = []
+    while len(found) < asked["batch"]:
+        record = stream.next(found[-1].sequence + 1 if found else asked["seq"], asked["next_by_subj"])
+        if record is None:
+            break
+        found.append(record)
+    ended = b"NATS/1.0 404 Message Not Found\r\n\r\n"
+    if found:
+        left = stream.next(found[-1].sequence + 1, asked["next_by_subj"]) is not None
+        told = f"Nats-Num-Pending: {int(left)}\r\nNats-Last-Sequence: {found[-1].sequence}"
+        ended = f"NATS/1.0 204 EOB\r\n{told}\r\n\r\n".encode()
+    return [*(_direct(record) for record in found), (b"1", b"", b"", ended, b"")]
+
+
+def _direct(record: Stored) -> Frame:
+    told = (
+        f"Nats-Stream: simulated\r\nNats-Subject: {record.subject}\r\nNats-Sequence: {record.sequence}\r\n"
+        f"Nats-Time-Stamp: {_message(record)['time']}\r\n\r\n"
+    )
+    return b"1", b"", b"", (record.block or b"NATS/1.0\r\n\r\n")[:-2] + told.encode(), record.body
+
+
 def _shown(stream: SimulatedStream, asked: Mapping[str, Any]) -> Any:
     if "last_by_subj" in asked:
-        record = stream.last(asked["last_by_subj"])
+        record = stream.newest(asked["last_by_subj"])
     else:
         record = stream.next(int(asked["seq"]), asked["next_by_subj"])
     if record is None:
@@ -168,6 +197,9 @@ class SimulatedClient(Client):
             subject, lambda: self._server.answer(subject, payload, headers, before), timeout_s or self.timeout_s
         )
         return b"1", b"", b"", b"", orjson.dumps(answer)
+
+    async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
+        yield await self._link.exchange(request.subject, lambda: self._server.page(request), self.timeout_s)
 
 
 @lru_cache

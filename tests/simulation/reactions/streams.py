@@ -113,6 +113,12 @@ class SimulatedStream:
         known = self._by_subject.get(subject)
         return self.records[known[-1]] if known else None
 
+    def newest(self, pattern: str) -> Stored | None:
+        """The last record of all subjects that match."""
+        if "*" not in pattern:
+            return self.last(pattern)
+        return next((one for one in reversed(self.records.values()) if is_match(pattern, one.subject)), None)
+
     def next(self, position: int, pattern: str) -> Stored | None:
         for sequence, record in self.records.items():
             if sequence >= position and is_match(pattern, record.subject):

@@ -1,0 +1,209 @@
+"""Processes that wait while their code changes: a higher revision looks at each of them, once."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from eventjet import App, Deadline, Jet, Step, after, aggregate, do, event, process
+from eventjet.cursors.cursor import Cursor
+from eventjet.cursors.kv import Cursors
+from eventjet.dev.nats import NatsServer
+from eventjet.settings import Settings
+from tests.integration.reacting import eventually, until, working
+from tests.logs import fresh_name
+
+
+@event("parcel.sent")
+class Sent:
+    pass
+
+
+@event("parcel.noted")
+class Noted:
+    pass
+
+
+@event("parcel.lapsed")
+class Lapsed:
+    pass
+
+
+@event("mail.asked")
+class Asked:
+    pass
+
+
+@aggregate("mail")
+class Mail:
+    count: int = 0
+
+    def ask(self) -> Asked:
+        return Asked()
+
+    def evolve(self, event: Asked) -> Mail:
+        return replace(self, count=self.count + 1)
+
+
+@dataclass
+class Code:
+    """What a release says, and how often it was asked for whom."""
+
+    lapses_s: float | None = None
+    mails: bool = False
+    breaks: bool = False
+    asked: Counter[int] = field(default_factory=Counter[int])
+    """By how many events a process had."""
+
+
+SOURCE = """
+from __future__ import annotations
+
+@process("parcel", revision={revision})
+class Parcel:
+    events: int = 0
+    lapsed: bool = False
+
+    def send(self) -> Sent:
+        return Sent()
+
+    def note(self) -> Noted:
+        return Noted()
+
+    def lapse(self) -> Lapsed:
+        return Lapsed()
+
+    def step(self) -> Step[Parcel, Lapsed] | None:
+        code.asked[self.events] += 1
+        if code.breaks:
+            raise RuntimeError("the new release is broken")
+        return do(Mail, "m", Mail.ask).then(Parcel.lapse) if code.mails and not self.lapsed else None
+
+    def deadline(self) -> Deadline[Parcel, Lapsed] | None:
+        if code.lapses_s is None or self.lapsed:
+            return None
+        return after(timedelta(seconds=code.lapses_s), Parcel.lapse)
+
+    def evolve(self, event: Sent | Noted | Lapsed) -> Parcel:
+        return replace(self, events=self.events + 1, lapsed=isinstance(event, Lapsed))
+"""
+
+
+def app_of(name: str, revision: int, code: Code) -> tuple[App, Any]:
+    """One release: a module of its own."""
+    module = types.ModuleType(f"{name}_{revision}_{id(code)}")
+    sys.modules[module.__name__] = module
+    known = [Asked, Deadline, Lapsed, Mail, Noted, Sent, Step, after, do, process, replace, timedelta]
+    module.__dict__.update({one.__name__: one for one in known}, code=code)
+    exec(SOURCE.format(revision=revision), module.__dict__)
+    parcel = module.__dict__["Parcel"]
+    return App(name, aggregates=[Mail], processes=[parcel]), parcel
+
+
+@pytest.fixture
+def settings(eventjet_nats: NatsServer) -> Settings:
+    return Settings(servers=(eventjet_nats.url,), database="postgresql://nobody@127.0.0.1:1/nothing")
+
+
+@pytest.fixture
+async def name(settings: Settings) -> str:
+    """An app of which three parcels are on their way: the first has two events, the others one."""
+    app, parcel = app_of(fresh_name(), 1, Code())
+    async with app.connect(settings) as jet:
+        await jet.init()
+        parcels = jet.repository(parcel)
+        async with working(app, settings):
+            for one in ("a", "b", "c"):
+                await parcels.execute(one, parcel.send)
+            await parcels.execute("a", parcel.note)
+            await eventually(lambda: stands_at(jet, 4))
+    return app.name
+
+
+async def stands_at(jet: Jet, position: int) -> bool:
+    assert jet.client is not None
+    cursor = (await Cursors(jet.client, jet.name).read("parcel")).cursor
+    return cursor.position >= position and cursor.waking is None
+
+
+async def lapsed(jet: Jet, parcel: Any) -> bool:
+    return all([(await jet.repository(parcel).load(one)).lapsed for one in ("a", "b", "c")])
+
+
+@pytest.mark.parametrize("code", [Code(lapses_s=0.5), Code(mails=True)], ids=["a deadline", "a step"])
+async def test_what_a_new_revision_says_is_carried_out_for_those_that_wait(
+    name: str, settings: Settings, code: Code
+) -> None:
+    app, parcel = app_of(name, 2, code)
+    async with app.connect(settings) as jet, working(app, settings):
+        await eventually(lambda: lapsed(jet, parcel))
+        assert (await jet.repository(Mail).load("m")).count == (3 if code.mails else 0)
+
+
+async def test_a_nearer_deadline_of_a_new_revision_takes_the_place_of_the_farther(
+    name: str, settings: Settings
+) -> None:
+    for revision, lapses_s in ((2, 3_600.0), (3, 0.5)):
+        app, parcel = app_of(name, revision, Code(lapses_s=lapses_s))
+        async with app.connect(settings) as jet, working(app, settings):
+            if revision == 2:
+                await eventually(lambda jet=jet: stands_at(jet, 4))
+                assert not await lapsed(jet, parcel)
+            else:
+                await eventually(lambda jet=jet, parcel=parcel: lapsed(jet, parcel))
+
+
+async def test_each_is_looked_at_once_for_each_revision_and_none_by_the_code_before(
+    name: str, settings: Settings
+) -> None:
+    same, new = Code(), Code()
+    for revision, code in ((1, same), (2, new), (2, new)):
+        app, _ = app_of(name, revision, code)
+        async with app.connect(settings) as jet, working(app, settings):
+            await eventually(lambda jet=jet: stands_at(jet, 4))
+    assert same.asked == {}
+    assert new.asked == {2: 1, 1: 2}
+
+
+async def test_older_code_that_runs_beside_it_stands_by_once_new_code_has_looked(name: str, settings: Settings) -> None:
+    old, new = Code(), Code(lapses_s=0.5)
+    before, _ = app_of(name, 1, old)
+    app, parcel = app_of(name, 2, new)
+    async with app.connect(settings) as jet:
+        async with working(app, settings), working(before, settings):
+            await eventually(lambda: lapsed(jet, parcel))
+        assert old.asked == {}
+
+
+async def test_one_that_new_code_breaks_is_parked_and_keeps_nobody_from_what_comes(
+    name: str, settings: Settings
+) -> None:
+    code = Code(breaks=True)
+    app, parcel = app_of(name, 2, code)
+    async with app.connect(settings) as jet:
+        assert jet.client is not None
+        cursors = Cursors(jet.client, name)
+        async with working(app, settings):
+            await until(lambda: sum(code.asked.values()) >= 3)
+            code.breaks = False
+            await eventually(lambda: stands_at(jet, 4))
+            await jet.repository(parcel).execute("d", parcel.send)
+            await eventually(lambda: stands_at(jet, 5))
+        assert await cursors.parked("parcel") == []  # the next try succeeded
+
+
+def test_an_interrupted_look_goes_on_where_it_was_and_a_higher_revision_begins_anew() -> None:
+    cursor = Cursor("parcel", "process", "log", 70, "id", ((75, 80),)).taken("one", 2)
+    assert cursor.waking == (0, 80)
+    later = Cursor.decoded(cursor.moved(90, "id", (), (40, 80)).encoded())
+    assert later.taken("two", 2).waking == (40, 80)
+    assert later.taken("two", 3).waking == (0, 90)
+    assert Cursor("letters", "reactor", "log", 70).taken("one", 2).waking is None
+    told = Cursor("parcel", "process", "log", 70).encoded().replace(b',"waking":null', b"")
+    assert Cursor.decoded(told).waking is None

@@ -1,0 +1,248 @@
+"""What is no `Exception`, out of code of the application: an error as any, unless the task is being cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, delete
+
+from eventjet import App, Recorded, Settings, aggregate, event, projection, unique
+from eventjet.calls import called
+from eventjet.codec.catalog import Catalog
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import DefinitionError, HandlerFailed, LeaseEnded, UnexpectedExit
+from eventjet.nats.client import Client
+from eventjet.nats.endpoint import Endpoint
+from eventjet.projections.fold import Fold
+from eventjet.projections.resolve import resolve
+from eventjet.projections.row_codec import RowCodec
+from eventjet.reactions.following import opened_deps
+from eventjet.reactions.lanes import Lanes
+from eventjet.rebuild.runs import open_run, renewed
+from eventjet.repository.repositories import Repositories
+from eventjet.sql.own_tables import rebuilds
+from eventjet.store.memory import MemoryStore
+
+
+class OfTheLibrary(BaseException):
+    """A library's own."""
+
+
+EXITS: dict[str, Callable[[], BaseException]] = {
+    "CancelledError": asyncio.CancelledError,
+    "GeneratorExit": GeneratorExit,
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "SystemExit": lambda: SystemExit(3),
+    "BaseExceptionGroup": lambda: BaseExceptionGroup("several", [asyncio.CancelledError(), ValueError("x")]),
+    "OfTheLibrary": lambda: OfTheLibrary("closed"),
+}
+
+
+def exit_of(name: str) -> BaseException:
+    """Of a name, whatever stands before it."""
+    return EXITS[name.rpartition(" ")[2]]()
+
+
+every_exit = pytest.mark.parametrize("kind", EXITS)
+
+
+async def raising(kind: str) -> None:
+    await asyncio.sleep(0)
+    raise exit_of(kind)
+
+
+async def cancelling_itself(kind: str) -> None:
+    del kind
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+async def of_a_future_that_others_cancelled(kind: str) -> None:
+    del kind
+    future = asyncio.get_running_loop().create_future()
+    future.cancel()
+    await future
+
+
+@every_exit
+async def test_code_that_is_called_raises_only_exceptions(kind: str) -> None:
+    with pytest.raises(UnexpectedExit) as raised:
+        await called(raising(kind))
+    assert raised.value.kind == kind
+    assert type(raised.value.__cause__).__name__ == kind
+
+
+@pytest.mark.parametrize("work", [cancelling_itself, of_a_future_that_others_cancelled])
+async def test_a_cancellation_of_the_codes_own_is_none_of_its_caller(work: Callable[[str], Awaitable[None]]) -> None:
+    with pytest.raises(UnexpectedExit):
+        await called(work(""))
+    task = asyncio.current_task()
+    assert task is not None
+    assert not task.cancelling()
+
+
+async def test_a_cancellation_of_the_caller_ends_what_it_called_and_is_raised() -> None:
+    begun, ended = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            ended.set()
+
+    calling = asyncio.ensure_future(called(work()))
+    await begun.wait()
+    calling.cancel()
+    await asyncio.wait({calling})
+    assert calling.cancelled()
+    assert ended.is_set()
+
+
+@every_exit
+async def test_work_that_ends_its_lane_is_said(kind: str) -> None:
+    lanes = Lanes(4, 100)
+    if kind in ("KeyboardInterrupt", "SystemExit"):
+        lanes.add(1, "", [("k", lambda: called(raising(kind)))])  # asyncio itself lets these end the loop
+    else:
+        lanes.add(1, "", [("k", lambda: raising(kind))])
+    with pytest.raises(UnexpectedExit, match=kind):
+        await lanes.failed
+    await lanes.close()
+
+
+@event("p.made")
+class Made:
+    name: str
+
+
+@aggregate("p")
+class P:
+    name: str = ""
+
+    def make(self, name: str) -> Made:
+        if name in EXITS:
+            raise exit_of(name)
+        return Made(name=name)
+
+    @unique("name")
+    def names(self) -> str | None:
+        if self.name.startswith("claims "):
+            raise exit_of(self.name)
+        return self.name or None
+
+    def evolve(self, event: Made) -> P:
+        if event.name.startswith("folds "):
+            raise exit_of(event.name)
+        return replace(self, name=event.name)
+
+
+@every_exit
+async def test_whoever_asks_for_a_decision_gets_an_error_and_the_next_is_made(kind: str) -> None:
+    people = Repositories(App("exits", aggregates=[P]), MemoryStore("exits")).of(P)
+    for name, error in ((kind, UnexpectedExit), (f"folds {kind}", DefinitionError), (f"claims {kind}", UnexpectedExit)):
+        with pytest.raises(error):
+            await people.execute("p-1", P.make, name)
+    assert (await people.execute("p-1", P.make, "ada")).state.name == "ada"
+
+
+TABLE = Table("rows", MetaData(), Column("id", String(9), primary_key=True), Column("n", Integer, nullable=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    id: str
+    n: int = 0
+
+
+def key(event: Recorded[Made]) -> str:
+    if event.data.name.startswith("key "):
+        raise exit_of(event.data.name)
+    return event.aggregate_id
+
+
+@projection("rows", table=TABLE, key=key)
+def rows(row: Row | None, event: Recorded[Made]) -> Row:
+    if event.data.name in EXITS:
+        raise exit_of(event.data.name)
+    return replace(row or Row(event.aggregate_id), n=event.position)
+
+
+@every_exit
+@pytest.mark.parametrize("prefix", ["", "key "])
+async def test_a_fold_that_ends_its_task_names_the_event(kind: str, prefix: str) -> None:
+    resolved = resolve(rows, Catalog([Made]))
+    fold = Fold(resolved, RowCodec(TABLE, Row))
+    now: Any = None
+    events = [
+        Recorded(Made(name=name), "p", n, n, now, str(n)) for n, name in enumerate(["ada", f"{prefix}{kind}", "eve"], 1)
+    ]
+    with pytest.raises(HandlerFailed, match=kind) as raised:
+        fold({}, events)
+    assert raised.value.position == 2
+
+
+def test_ctrl_c_that_nothing_handles_is_typed_and_nobodys_error() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            UnexpectedExit.instead_of(KeyboardInterrupt())
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("kind", sorted(set(EXITS) - {"GeneratorExit"}))  # which is contextlib's own affair
+async def test_deps_that_end_their_task_do_not_end_the_worker_without_a_word(kind: str) -> None:
+    @asynccontextmanager
+    async def deps() -> AsyncGenerator[None]:
+        await raising(kind)
+        yield
+
+    with pytest.raises(UnexpectedExit, match=f"'exits' raised {kind}"):
+        async with opened_deps(App("exits", aggregates=[P], deps=deps)):
+            pass
+
+
+def test_a_rebuild_whose_lease_has_ended_is_stopped_at_once(tmp_path: Path) -> None:
+    engine = create_engine(f"sqlite:///{tmp_path}/e.db")
+    rebuilds.create(engine)
+    resolved: Any = resolve(rows, Catalog([Made]))
+    with engine.begin() as connection:
+        open_run(connection, "0123456789abcdef", resolved)
+    stopped = threading.Event()
+
+    def rebuild() -> None:
+        with renewed(engine, "0123456789abcdef", stopped.set, every_s=0.01):
+            assert not stopped.wait(0.1)
+            with engine.begin() as connection:
+                connection.execute(delete(rebuilds))
+            assert stopped.wait(60)
+            raise RuntimeError("whatever the interruption made of it")
+
+    with pytest.raises(LeaseEnded):
+        rebuild()
+
+
+async def test_a_connection_is_opened_whatever_opening_it_raised_before(eventjet_nats: NatsServer) -> None:
+    class Failing(Client):
+        raises = [RuntimeError("odd"), asyncio.CancelledError(), OfTheLibrary()]  # noqa: RUF012
+
+        async def connect(self) -> dict[str, Any]:
+            if self.raises:
+                raise self.raises.pop()
+            return await super().connect()
+
+    client = Failing(Endpoint.of(Settings(servers=(eventjet_nats.url,))), 60.0)
+    assert await client.api("INFO")
+    await client.close()
