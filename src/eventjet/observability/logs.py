@@ -162,8 +162,8 @@ LOG_DRIFTED = LogEvent(
 ANSWERED_BY_ANOTHER = LogEvent(
     "eventjet.answered_by_another",
     _W,
-    "%(who)s answers what is published to %(subject)s for the stream %(stream)s. That answer is not believed. Keep these "
-    "subjects from it: deny_imports and deny_exports of the leaf node connection, an account of its own, or "
+    "%(who)s answers what is published to %(subject)s for the stream %(stream)s. That answer is not believed. Keep "
+    "these subjects from it: deny_imports and deny_exports of the leaf node connection, an account of its own, or "
     "permissions. `eventjet doctor` looks for others.",
     "A stream of another JetStream domain, or a subscriber, hears the same subjects.",
 )
