@@ -69,7 +69,9 @@ def dump_json(value: Any, option: int = 0) -> bytes:
     """
     try:
         text = orjson.dumps(value, option=option)
-    except TypeError:
+    except TypeError as error:
+        if "Recursion limit" in str(error):
+            raise ValueError("the JSON is nested too deeply") from None
         return orjson.dumps(_checked_numbers(value), option=option)  # it refuses integers beyond 64 bits
     if b"null" in text:
         _checked_numbers(value)  # it writes NaN as null
