@@ -16,11 +16,13 @@ import orjson
 import pytest
 
 from eventjet import DefinitionError, aggregate, event, upcaster
-from eventjet.codec.catalog import Catalog
+from eventjet.codec.catalog import Catalog, EncodedEvent
 from eventjet.codec.cloud_events import IncomingDecoder
+from eventjet.codec.envelope import TYPE, header_block
 from eventjet.codec.json import dump_json, read_json
 from eventjet.domain.personal import Personal
 from eventjet.errors import UndecodableMessage, UnencodableEvent
+from eventjet.repository.import_check import fields_that_differ
 
 
 @event("edge.keyed")
@@ -308,6 +310,15 @@ def test_what_is_written_as_json_is_read_as_it_is(value: Any) -> None:
 def test_what_no_json_number_is_cannot_be_written(value: Any) -> None:
     with pytest.raises(ValueError, match="NaN"):
         dump_json(value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("18446744073709551616", "18446744073709551617"), ("1", "1.0"), ("1", "true")]
+)
+def test_an_import_names_the_field_whose_value_is_another_in_json_only(one: str, other: str) -> None:
+    stored, given = (b'{"a":%b,"b":1}' % text.encode() for text in (one, other))
+    record = (1, 1, b"x.y.z", header_block([(TYPE, "edge.grown")]), stored)
+    assert fields_that_differ(record, stored, EncodedEvent("edge.grown", 2, given), None, ()) == "a"
 
 
 T = TypeVar("T")
