@@ -211,6 +211,20 @@ def test_what_would_come_back_as_an_equal_value_of_another_type_or_zone_is_refus
 INSTANTS = [*map(NOON.astimezone, (BERLIN, LONDON, Offset())), TWICE, Stamp(2026, 1, 1, tzinfo=UTC)]
 
 
+UNWRITABLE: list[tuple[Any, Any]] = [
+    (datetime, datetime(2026, 1, 1)),  # noqa: DTZ001  naive is the point
+    (datetime, datetime.max.replace(tzinfo=timezone(timedelta(hours=-1)))),
+    (str, "\ud800"),
+    (Any, object()),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), UNWRITABLE)
+def test_what_cannot_be_written_is_refused_by_the_name_of_its_field(kind: Any, value: Any) -> None:
+    with pytest.raises(UnencodableEvent, match=r"stored: given: (?!.*Error (calling|serializing))"):
+        stored(kind, value)
+
+
 @pytest.mark.parametrize("at", INSTANTS)
 def test_an_instant_is_read_back_in_utc_wherever_it_stands(at: datetime) -> None:
     utc = at.astimezone(UTC)

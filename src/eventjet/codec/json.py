@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -118,13 +119,25 @@ class BodyCodec:
             again = self.decode(body)
             fault = None if not exact and self._is_proven(value, again) else _difference(value, again, exact)
         except (PydanticSerializationError, ValidationError, UnicodeEncodeError, ValueError, RecursionError) as error:
-            raise UnencodableEvent(value, cut(faults_of(error)) or type(error).__name__) from None
+            reason = cut(faults_of(error)) or type(error).__name__
+            if isinstance(error, PydanticSerializationError):
+                reason = f"{self._field_without_json(value)}{_WRAPPED.sub('', reason)}"
+            raise UnencodableEvent(value, reason) from None
         if fault is not None:
             path, reason, other = fault
             hidden = is_private(cast("type[Any]", type(value)))
             told = reason or f"it would be read back as {f'another {type(other).__name__}' if hidden else shown(other)}"
             raise UnencodableEvent(value, f"{path.removeprefix('.')}: {told}" if path else told)
         return body, again
+
+    def _field_without_json(self, value: Any) -> str:
+        """The first field that cannot be written, as `amount: `; empty where that cannot be told."""
+        for name in _names(cast("Any", type(value))) if is_dataclass(value) else ():
+            try:
+                self._serializer.to_json(value, include={name}, warnings=False)
+            except PydanticSerializationError:
+                return f"{name}: "
+        return ""
 
     def text(self, value: Any) -> str:
         """A value as JSON in the profile's form, not checked."""
@@ -153,6 +166,10 @@ _PROVEN = frozenset(
     {"str", "int", "float", "bool", "none", "bytes", "uuid", "date", "timedelta", "decimal", "datetime", "enum"}
 )
 """Parts of a core schema whose values, read back as equal ones of one type, are the same."""
+_WRAPPED = re.compile(
+    r"^Error serializing to JSON: |PydanticSerializationError: |Error calling function `\w+`: |ValueError: "
+)
+"""What pydantic puts before the reason why a value cannot be written."""
 _ITERABLE = ("list", "tuple", "set", "frozenset")
 _Proof: TypeAlias = Callable[[Any, Any], bool]
 _TIME_KINDS = (date, time)
