@@ -1,16 +1,28 @@
-"""The JSON profile where types meet: keys of mappings, and numbers in unions."""
+"""The JSON profile where types meet: zones, unions, sets, keys of mappings, generic classes, long numbers."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta, timezone
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from types import new_class
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
+from uuid import UUID
 from zoneinfo import ZoneInfo
 
 import orjson
 import pytest
 
-from eventjet import event
-from eventjet.codec.catalog import Catalog
-from eventjet.errors import UnencodableEvent
+from eventjet import DefinitionError, aggregate, event, upcaster
+from eventjet.codec.catalog import Catalog, EncodedEvent
+from eventjet.codec.cloud_events import IncomingDecoder
+from eventjet.codec.envelope import TYPE, header_block
+from eventjet.codec.json import dump_json, read_json
+from eventjet.domain.personal import Personal
+from eventjet.errors import UndecodableMessage, UnencodableEvent
+from eventjet.repository.import_check import fields_that_differ
 
 
 @event("edge.keyed")
@@ -61,3 +73,319 @@ def test_what_is_folded_is_what_will_be_read_back() -> None:
     again = Catalog([Keyed]).encode(made).event
     made.by_time.clear()
     assert again == Keyed(by_time={datetime(2026, 1, 1, tzinfo=UTC): 1})
+
+
+class Colour(Enum):
+    RED = "red"
+
+
+class Tone(StrEnum):
+    HIGH = "high"
+
+
+class Rank(IntEnum):
+    ONE = 1
+
+
+class Stamp(datetime):
+    pass
+
+
+@dataclass(frozen=True)
+class Line:
+    sku: str
+    count: Any = 1
+
+
+@dataclass(frozen=True)
+class OtherLine:
+    sku: str
+    count: Any = 1
+
+
+BERLIN, LONDON = ZoneInfo("Europe/Berlin"), ZoneInfo("Europe/London")
+HOUR = timezone(timedelta(hours=1))
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+TWICE = datetime(2026, 10, 25, 2, 30, tzinfo=BERLIN, fold=1)
+
+
+class Offset(tzinfo):
+    """As pytz and dateutil make them: nobody knows what it says of another instant."""
+
+    def utcoffset(self, at: datetime | None) -> timedelta:
+        return timedelta(0) if at is None or at.month < 4 else timedelta(hours=1)
+
+    def dst(self, at: datetime | None) -> timedelta:
+        return timedelta(0)
+
+    def tzname(self, at: datetime | None) -> str:
+        return "GMT"
+
+
+def stored(kind: Any, value: Any) -> Any:
+    """The value of a field as readers get it."""
+    made: Any = event("edge.made")(type("Made", (), {"__annotations__": {"given": kind}, "__module__": __name__}))
+    return Catalog([made]).encode(made(given=value)).event.given
+
+
+KEPT: list[tuple[Any, Any]] = [
+    (time, time(9)),
+    (time, time(9, tzinfo=UTC)),
+    (time, time(9, tzinfo=HOUR)),
+    (dict[time, int], {time(9, tzinfo=HOUR): 1}),
+    (frozenset[time], frozenset([time(9), time(9, tzinfo=HOUR)])),
+    (datetime, NOON),
+    (date | datetime, date(2026, 1, 1)),
+    (date | datetime, NOON),
+    (int | Decimal, 2**60),
+    (int | Decimal, Decimal("1.50")),
+    (Tone | str, "high"),
+    (Colour | str, "red"),
+    (bool | int, 1),
+    (bool | int, True),
+    (Literal[1, True], True),
+    (float | int, 1.0),
+    (float | int, -0.0),
+    (UUID | str, UUID(int=7)),
+    (Any, 2**70),
+    (Any, {"a": [1, 1.0, True, None, -0.0, 10**30]}),
+    (Line | OtherLine, Line("a")),
+    (dict[int, frozenset[Decimal]], {2**60: frozenset([Decimal("1.0"), Decimal(2)])}),
+    (timedelta, timedelta(days=-400, microseconds=3)),
+    (frozenset[tuple[int, ...]], frozenset([(1,), (2, 3)])),
+    (list[int] | None, None),
+    (frozenset[str] | None, frozenset()),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), KEPT)
+def test_what_is_stored_comes_back_with_its_type_and_zone(kind: Any, value: Any) -> None:
+    again = stored(kind, value)
+    assert again == value
+    assert sorted(repr(again)) == sorted(repr(value)), "of a set in any order"
+
+
+REFUSED: list[tuple[Any, Any]] = [
+    (time, time(9, tzinfo=BERLIN)),
+    (time, time(9, tzinfo=LONDON)),
+    (time, time(9, tzinfo=Offset())),
+    (time, time(9, tzinfo=timezone(timedelta(hours=1), "CET"))),
+    (time, time(2, 30, fold=1)),
+    (list[time], [time(9, tzinfo=BERLIN)]),
+    (tuple[time, int], (time(9, tzinfo=BERLIN), 1)),
+    (frozenset[time], frozenset([time(9, tzinfo=BERLIN)])),
+    (dict[time, int], {time(9, tzinfo=BERLIN): 1}),
+    (dict[str, time], {"a": time(9, tzinfo=BERLIN)}),
+    (time | None, time(9, tzinfo=BERLIN)),
+    (time | str, time(9, tzinfo=BERLIN)),
+    (Any, NOON),
+    (Any, time(9)),
+    (datetime | str, NOON.isoformat()),
+    (int | Decimal, Decimal(2**60)),
+    (Tone | str, Tone.HIGH),
+    (list[str | Tone], [Tone.HIGH]),
+    (dict[str, str | Tone], {"a": Tone.HIGH}),
+    (Colour | str, Colour.RED),
+    (Rank | int, Rank.ONE),
+    (Any, Rank.ONE),
+    (UUID | str, str(UUID(int=7))),
+    (bytes | str, "eA=="),
+    (Decimal | str, Decimal("1.5")),
+    (Line | OtherLine, OtherLine("a")),
+    (Line, Line("a", (1,))),
+    (Line, Line("a", Rank.ONE)),
+    (Any, float("nan")),
+    (Any, (1, 2)),
+    (Any, {1: 2}),
+    (Any, {1, 2}),
+    (list, [float("inf")]),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), REFUSED)
+def test_what_would_come_back_as_an_equal_value_of_another_type_or_zone_is_refused(kind: Any, value: Any) -> None:
+    with pytest.raises(UnencodableEvent, match=r"stored: given[.\[:]"):
+        stored(kind, value)
+
+
+INSTANTS = [*map(NOON.astimezone, (BERLIN, LONDON, Offset())), TWICE, Stamp(2026, 1, 1, tzinfo=UTC)]
+
+
+UNWRITABLE: list[tuple[Any, Any]] = [
+    (datetime, datetime(2026, 1, 1)),  # noqa: DTZ001  naive is the point
+    (datetime, datetime.max.replace(tzinfo=timezone(timedelta(hours=-1)))),
+    (str, "\ud800"),
+    (Any, object()),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), UNWRITABLE)
+def test_what_cannot_be_written_is_refused_by_the_name_of_its_field(kind: Any, value: Any) -> None:
+    with pytest.raises(UnencodableEvent, match=r"stored: given: (?!.*Error (calling|serializing))"):
+        stored(kind, value)
+
+
+@pytest.mark.parametrize("at", INSTANTS)
+def test_an_instant_is_read_back_in_utc_wherever_it_stands(at: datetime) -> None:
+    utc = at.astimezone(UTC)
+    kinds = (datetime, at), (datetime | None, at), (frozenset[datetime], frozenset([at])), (list[datetime], [at])
+    for kind, value in kinds:
+        again = stored(kind, value)
+        (one,) = [again] if isinstance(again, datetime) else again
+        assert (one.tzinfo, one.fold, type(one)) == (UTC, 0, datetime)
+        assert one == datetime.fromisoformat(utc.isoformat())
+    ((key, _),) = stored(dict[datetime, int], {at: 1}).items()
+    assert (key.tzinfo, key) == (UTC, datetime.fromisoformat(utc.isoformat()))
+
+
+def test_a_value_that_is_refused_is_not_shown_where_it_is_personal() -> None:
+    @event("edge.personal")
+    class Secret:
+        name: Personal[str]
+        born: time
+
+    with pytest.raises(UnencodableEvent, match="born") as caught:
+        Catalog([Secret]).encode(Secret(name="Ada", born=time(4, 21, fold=1)))
+    assert "4, 21" not in str(caught.value)
+
+
+def test_equal_sets_are_written_alike() -> None:
+    @event("edge.sets")
+    class Sets:
+        tags: frozenset[str]
+        numbers: set[int]
+        mixed: frozenset[int | str]
+        inner: tuple[frozenset[Decimal], ...]
+
+    catalog = Catalog([Sets])
+    tags, amounts = [str(number) for number in range(50)], [Decimal(1), Decimal(3)]
+
+    def made(step: int) -> Sets:
+        inner = (frozenset(amounts[::step]),)
+        mixed: list[int | str] = [1, "a"]
+        numbers = {*[0, 8, 16][::step]}
+        return Sets(tags=frozenset(tags[::step]), numbers=numbers, mixed=frozenset(mixed[::step]), inner=inner)
+
+    one, other = made(1), made(-1)
+    assert list(one.numbers) != list(other.numbers), "else nothing is tried here"
+    body = catalog.encode(one).body
+    assert catalog.encode(other).body == body
+    assert orjson.loads(body)["numbers"] == [0, 8, 16]
+    assert orjson.loads(body)["tags"] == sorted(tags)
+
+
+NUMBERS = b"123456789012345678901234567890 -18446744073709551617 -0.0 -0 1.0 1e400 NaN Infinity".split()
+OTHERS = [b'"\\ud800"', b'{"a":1,"a":2}', b"[1e400]", b'{"a":NaN}', b"[" * 90 + b"]" * 90, b"\xff"]
+
+
+@event("edge.grown", schema=2)
+class Grown:
+    given: Any
+
+
+@upcaster("edge.grown", schema=1)
+def unchanged(body: dict[str, Any]) -> dict[str, Any]:
+    return body
+
+
+@pytest.mark.parametrize("value", [*NUMBERS, *OTHERS])
+def test_json_is_read_alike_in_events_upcasters_snapshots_and_messages(value: bytes) -> None:
+    catalog = Catalog([Grown], [unchanged])
+    body = b'{"given":%b}' % value
+    inbox, plain = IncomingDecoder(Grown, "x"), IncomingDecoder(dict[str, Any], "x")
+    cloud = b'{"specversion":"1.0","id":"1","source":"s","type":"t","data":%b}' % body
+    newest, older = catalog.resolve("edge.grown", 2), catalog.resolve("edge.grown", 1)
+    assert newest is not None
+    assert older is not None
+    readers: list[Callable[[], Any]] = [
+        lambda: newest.decode(body).given,
+        lambda: older.decode(body).given,
+        lambda: inbox((1, 1, b"s", b"", body)).data.given,
+        lambda: inbox((1, 1, b"s", b"", cloud)).data.given,
+        lambda: plain((1, 1, b"s", b"", body)).data["given"],
+        lambda: plain((1, 1, b"s", b"", cloud)).data["given"],
+        lambda: read_json(body)["given"],
+    ]
+    found = set[str]()
+    for read in readers:
+        try:
+            found.add(repr(read()))
+        except (ValueError, UndecodableMessage):
+            found.add("refused")
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize("value", [{"a": 2**64}, [-(2**63) - 1], 2**200, {"a": [None, {"b": 10**30}]}, "null", -0.0])
+def test_what_is_written_as_json_is_read_as_it_is(value: Any) -> None:
+    assert repr(read_json(dump_json(value))) == repr(value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), {"a": [float("inf")]}, [2**64, float("nan")]])
+def test_what_no_json_number_is_cannot_be_written(value: Any) -> None:
+    with pytest.raises(ValueError, match="NaN"):
+        dump_json(value)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("18446744073709551616", "18446744073709551617"), ("1", "1.0"), ("1", "true")]
+)
+def test_an_import_names_the_field_whose_value_is_another_in_json_only(one: str, other: str) -> None:
+    stored, given = (b'{"a":%b,"b":1}' % text.encode() for text in (one, other))
+    record = (1, 1, b"x.y.z", header_block([(TYPE, "edge.grown")]), stored)
+    assert fields_that_differ(record, stored, EncodedEvent("edge.grown", 2, given), None, ()) == "a"
+
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box(Generic[T]):
+    value: T
+
+
+def test_a_generic_event_or_aggregate_is_refused_where_it_is_declared() -> None:
+    bases: list[Any] = [Generic[T], Generic[P], Box[int]]
+    classes = [new_class("Changed", (base,)) for base in bases]
+    fields = ({"__annotations__": {"value": kind}, "__module__": __name__} for kind in (T, list[T], T | None))
+    classes += [type("Changed", (), given) for given in fields]
+    for cls in classes:
+        with pytest.raises(DefinitionError, match="generic event is not supported"):
+            event("edge.changed")(cls)
+    with pytest.raises(DefinitionError, match="generic aggregate is not supported"):
+        aggregate("edge")(new_class("Setting", (Generic[T],)))
+
+
+def test_a_generic_value_within_an_event_keeps_its_type() -> None:
+    assert stored(Box[Decimal], Box(value=Decimal("1.50"))) == Box(value=Decimal("1.50"))
+    with pytest.raises(UnencodableEvent, match="given"):
+        stored(Box[Decimal], Box(value=3))
+
+
+def test_an_event_may_name_what_is_local_and_what_comes_later() -> None:
+    @dataclass(frozen=True)
+    class Local:
+        at: datetime
+
+    @event("edge.local")
+    class Uses:
+        local: Local
+        later: Later | None = None
+        inner: Uses | None = None
+
+    made = Uses(local=Local(NOON), later=Later(1), inner=Uses(local=Local(NOON)))
+    assert Catalog([Uses]).encode(made).event == made
+
+
+@dataclass(frozen=True)
+class Later:
+    n: int
+
+
+def test_an_annotation_that_cannot_be_resolved_is_named() -> None:
+    @event("edge.lost")
+    class Lost:
+        given: Nowhere  # noqa: F821  # pyright: ignore[reportUndefinedVariable]
+
+    with pytest.raises(DefinitionError, match="'Nowhere'"):
+        Catalog([Lost])

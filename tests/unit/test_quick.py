@@ -6,10 +6,10 @@ import pickle
 import struct
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, dataclass, field, fields, is_dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum, StrEnum
-from typing import Annotated, Any, Literal, NamedTuple, NewType, TypeAlias
+from typing import Annotated, Any, Generic, Literal, NamedTuple, NewType, TypeAlias, TypeVar
 from uuid import UUID
 
 import orjson
@@ -20,7 +20,13 @@ from pydantic import Field, field_validator
 
 from eventjet import event, upcaster
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.json import BodyCodec, _bytes_from_json, readable  # pyright: ignore[reportPrivateUsage]
+from eventjet.codec.json import (
+    BodyCodec,
+    _bytes_from_json,  # pyright: ignore[reportPrivateUsage]
+    dump_json,
+    read_json,
+    readable,
+)
 from eventjet.codec.quick import RESTS, quick_decoder
 from eventjet.domain.personal import Personal
 
@@ -41,6 +47,7 @@ class Rank(IntEnum):
 
 
 Customer = NewType("Customer", str)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,11 @@ class Line:
     sku: str
     price: Decimal
     count: int = 1
+
+
+@dataclass(frozen=True)
+class Box(Generic[T]):
+    value: T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +82,8 @@ texts = st.text(max_size=8)
 decimals = st.decimals(allow_nan=False, allow_infinity=False) | st.decimals(-1000, 1000, places=2)
 integers = st.integers(-(2**53), 2**53) | st.integers(-3, 3)
 floats = st.floats(allow_nan=False, allow_infinity=False)
-moments = st.datetimes(timezones=st.just(UTC))
+moments = st.datetimes(timezones=st.just(UTC)).map(lambda at: at.replace(fold=0))
+clocks = (st.times() | st.times(timezones=st.just(timezone(timedelta(hours=2))))).map(lambda at: at.replace(fold=0))
 lines = st.builds(Line, texts, decimals, st.integers(-5, 5))
 places = st.builds(Place, town=texts, since=st.none() | moments)
 
@@ -127,7 +140,12 @@ LEFT_TO_PYDANTIC: Fields = {
     "stepped": (Annotated[int, Field(multiple_of=5)], st.just(5)),
     "spelled": (Annotated[Decimal, Field(max_digits=4)], st.just(Decimal("1.5"))),
     "lasting": (timedelta, st.timedeltas()),
-    "anything": (Any, st.just({"a": [1]})),
+    "clock": (time, clocks),
+    "tone_or_text": (Tone | str, texts),
+    "number": (int | float, st.integers(-9, 9) | floats),
+    "set_of_either": (frozenset[int | str], st.frozensets(st.integers(-9, 9) | texts, max_size=3)),
+    "generic": (Box[Decimal], st.builds(Box, decimals)),
+    "anything": (Any, st.just({"a": [1, 2**70]})),
     "amounts_by_name": (dict[str, Decimal], st.dictionaries(texts, decimals, max_size=3)),
     "lines_by_name": (dict[str, list[Line]], st.dictionaries(texts, st.lists(lines, max_size=2), max_size=2)),
     "point": (Point, st.builds(Point, st.integers(-9, 9), st.integers(-9, 9))),
@@ -199,7 +217,7 @@ def test_a_stored_body_is_read_without_pydantic(name: str, data: st.DataObject) 
 @given(st.builds(TOGETHER, **{name: values for name, (_, values) in FIELDS.items()}))
 def test_fields_of_all_kinds_are_read_together(made: Any) -> None:
     body, again = TOGETHER_CODEC.read_back(made)
-    assert again == made
+    assert spelled(again) == spelled(made)
     assert_lawful(TOGETHER_CODEC, body)
 
 
@@ -209,7 +227,7 @@ def test_what_is_not_proven_is_left_to_pydantic(name: str, data: st.DataObject) 
     codec = CODECS[name]
     assert codec.decode is codec.validate
     made = ALL[name](**{name: data.draw(LEFT_TO_PYDANTIC[name][1])})
-    assert codec.read_back(made)[1] == made
+    assert spelled(codec.read_back(made)[1]) == spelled(made)
 
 
 _NUMBERS = st.from_regex(r"-?[0-9]{1,25}(\.[0-9]{1,25})?([eE][+-]?[0-9]{1,3})?", fullmatch=True).map(str.encode)
@@ -312,7 +330,7 @@ def test_an_upcast_body_comes_to_the_same(body: bytes, is_plain: bool) -> None:
     codec = resolved.event.codec
 
     def full(body: bytes) -> Any:
-        return codec.validate(orjson.dumps(grown(orjson.loads(body))))
+        return codec.validate(dump_json(grown(read_json(body))))
 
     body = b'{"price":"1.50"}' if is_plain else body
     (quick, one), (told, other) = outcome(resolved.decode, body), outcome(full, body)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
 from functools import partial
 from typing import Any
 from uuid import UUID
+from zoneinfo import ZoneInfo
 
 import pytest
 from pydantic import BaseModel
@@ -73,6 +74,12 @@ def test_arguments_that_are_equal_are_the_same_request(one: Any, other: Any) -> 
         (Decimal(1), Decimal("1.00000000000000000000000000000000000001"), Decimal(-1), Decimal("NaN")),
         (Line("x"), Line("x", 2), Body(amount=Decimal(1)), Body(amount=Decimal(2))),
         (datetime(2026, 5, 1, tzinfo=UTC), datetime(2026, 5, 1, 0, 0, 0, 1, tzinfo=UTC)),
+        (
+            time(9),
+            time(9, tzinfo=UTC),
+            time(9, tzinfo=ZoneInfo("Europe/Berlin")),
+            time(9, tzinfo=ZoneInfo("Asia/Tokyo")),
+        ),
     ],
 )
 def test_arguments_that_differ_are_other_requests(others: tuple[Any, ...]) -> None:

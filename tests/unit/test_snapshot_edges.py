@@ -6,9 +6,11 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, time, timedelta, timezone
 from decimal import Decimal
+from enum import StrEnum
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from hypothesis import given
@@ -31,6 +33,22 @@ class Added:
     note: str = ""
 
 
+LONDON = ZoneInfo("Europe/London")
+
+
+class Stamp(datetime):
+    pass
+
+
+class Tone(StrEnum):
+    HIGH = "high"
+
+
+@dataclass(frozen=True)
+class Span:
+    since: datetime
+
+
 @aggregate("tally", snapshot_every=2)
 class Tally:
     total: int = 0
@@ -38,6 +56,12 @@ class Tally:
     ratio: float = 0.0
     seen: Mapping[str, int] = field(default_factory=dict[str, int])
     at: datetime | None = None
+    opens: time | None = None
+    days: frozenset[datetime] = frozenset()
+    by_time: Mapping[datetime, int] = field(default_factory=dict[datetime, int])
+    nested: tuple[Span, ...] = ()
+    tone: Tone | str = ""
+    anything: Any = None
 
     def add(self, n: int) -> Added:
         return Added(n=n)
@@ -144,12 +168,44 @@ def test_every_state_that_is_kept_is_believed(state: Tally) -> None:
         {"total": True},
         {"ratio": 1},
         {"at": datetime(2026, 5, 1, tzinfo=timezone(timedelta(hours=2)))},
+        {"at": datetime(2026, 1, 1, tzinfo=LONDON)},
+        {"at": datetime(2026, 1, 1, tzinfo=ZoneInfo("Africa/Abidjan"))},
+        {"at": datetime(2026, 1, 1, tzinfo=timezone(timedelta(0), "GMT"))},
+        {"at": datetime(2026, 1, 1, tzinfo=UTC, fold=1)},
+        {"at": Stamp(2026, 1, 1, tzinfo=UTC)},
+        {"opens": time(9, tzinfo=LONDON)},
+        {"opens": time(9, fold=1)},
+        {"days": frozenset([datetime(2026, 1, 1, tzinfo=LONDON)])},
+        {"by_time": {datetime(2026, 1, 1, tzinfo=LONDON): 1}},
+        {"by_time": {datetime(2026, 1, 1, tzinfo=UTC): True}},
+        {"nested": (Span(datetime(2026, 1, 1, tzinfo=LONDON)),)},
+        {"tone": Tone.HIGH},
+        {"anything": (1,)},
+        {"anything": Decimal(1)},
     ],
 )
 def test_a_state_that_would_behave_differently_is_not_kept(bad: dict[str, Any]) -> None:
     codec = SnapshotCodec[Tally](Tally)
     assert codec.encode(FoldedState(Tally(**bad), 1, 1)) is None
     assert codec.encode(FoldedState(Tally(at=datetime(2026, 5, 1, tzinfo=UTC)), 1, 1)) is not None
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {"anything": [2**70, -0.0, 1, 1.0, True, {"a": -(2**64)}]},
+        {"opens": time(9, tzinfo=timezone(timedelta(hours=1))), "at": datetime(2026, 1, 1, tzinfo=UTC)},
+        {"days": frozenset([datetime(2026, 1, 1, tzinfo=UTC)]), "nested": (Span(datetime(2026, 1, 1, tzinfo=UTC)),)},
+        {"by_time": {datetime(2026, 1, 1, tzinfo=UTC): 2**70}, "tone": "high"},
+    ],
+)
+def test_what_a_snapshot_keeps_comes_back_with_its_types_and_zones(kept: dict[str, Any]) -> None:
+    codec = SnapshotCodec[Tally](Tally)
+    value = codec.encode(FoldedState(Tally(**kept), 1, 1))
+    assert value is not None
+    found = codec.decode(value)
+    assert found is not None
+    assert repr(found.state) == repr(Tally(**kept))
 
 
 def test_a_snapshot_knows_no_command_of_its_future() -> None:

@@ -88,12 +88,12 @@ def _check_count(count: int, where: str) -> None:
 
 
 def _parsed(texts: Mapping[str, bytes], where: str) -> dict[str, Any]:
-    import orjson
+    from eventjet.codec.json import read_json
 
     found: dict[str, Any] = {}
     for name, text in texts.items():
         try:
-            found[name] = orjson.loads(text)
+            found[name] = read_json(text)
         except ValueError as error:
             raise UsageError(f"{name} of {where} is not JSON: {error}. Write the export again.") from None
     return found

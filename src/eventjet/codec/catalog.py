@@ -10,9 +10,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, cast
 
-import orjson
-
-from eventjet.codec.json import BodyCodec
+from eventjet.codec.json import BodyCodec, dump_json, read_json
 from eventjet.domain.aggregate import EventInfo, event_info, field_faults
 from eventjet.domain.personal import is_private, masked, masked_whole
 
@@ -86,10 +84,10 @@ class Resolved:
 
 def _upcasting(event: EventType, steps: Sequence[Upcaster]) -> Callable[[bytes], Any]:
     def decode(body: bytes) -> Any:
-        value = orjson.loads(body)
+        value = read_json(body)
         for step in steps:
             value = step(value)
-        return event.codec.decode(orjson.dumps(value))
+        return event.codec.decode(dump_json(value))
 
     return decode
 

@@ -13,7 +13,7 @@ from pydantic_core import SchemaValidator
 
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.envelope import MSG_ID, RawRecord
-from eventjet.codec.json import BodyCodec, readable
+from eventjet.codec.json import BodyCodec, dump_json, read_json, readable
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.aggregate import event_info
 from eventjet.domain.identity import encode_id
@@ -83,14 +83,14 @@ class IncomingDecoder:
         """Raises `UndecodableMessage` for a message that is not what the inbox takes."""
         position, time_ns, subject, _, body = record
         try:
-            told: Any = orjson.loads(body)
+            told: Any = read_json(body)
             name, source, data = f"{self._created}/{position}", "", body
             if (
                 isinstance(told, dict)
                 and {"specversion", "id", "source", "type"} <= cast("dict[str, Any]", told).keys()
             ):
                 event = cast("dict[str, Any]", told)
-                name, source, data = str(event["id"]), str(event["source"]), orjson.dumps(event.get("data"))
+                name, source, data = str(event["id"]), str(event["source"]), dump_json(event.get("data"))
             at = datetime.fromtimestamp(time_ns // 1_000_000_000, UTC) + timedelta(microseconds=time_ns // 1000 % 10**6)
             return Incoming(self._read(data), name, source, subject.decode("utf-8", "replace"), position, at)
         except (ValueError, RecursionError) as error:

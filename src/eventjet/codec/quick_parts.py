@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from enum import Flag
 from typing import Annotated, Any, NamedTuple, NoReturn, Optional, Protocol, TypeAlias, cast
 from uuid import UUID
 
 import msgspec
-from pydantic_core import TzInfo
 
 Json: TypeAlias = dict[str, Any]
 Expression: TypeAlias = Callable[[str], str]
@@ -214,6 +213,6 @@ KNOWN: Mapping[str, Any] = {
     "Decimal": Decimal,
     "is_moment": _MOMENT.fullmatch,
     "moment": datetime.fromisoformat,
-    "UTC": TzInfo(0),  # as pydantic gives it to a time in UTC
+    "UTC": UTC,
 }
 """What the expressions name, with `from_base64`."""

@@ -102,6 +102,8 @@ def canonical(value: Any) -> Any:
             return str(value.normalize(_EXACT))
         case datetime() if value.tzinfo is not None:
             return in_utc(value).isoformat()
+        case time() if value.tzinfo is not None and value.utcoffset() is None:
+            return [value.isoformat(), str(value.tzinfo)]
         case date() | time():
             return value.isoformat()
         case timedelta():

@@ -14,11 +14,10 @@ from decimal import Decimal
 from enum import Enum
 from typing import Any, cast
 
-import orjson
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema, to_jsonable_python
 
-from eventjet.codec.json import SAFE_INTEGER, readable
+from eventjet.codec.json import SAFE_INTEGER, dump_json, readable
 from eventjet.domain.aggregate import is_event
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
@@ -54,7 +53,7 @@ def wire_value(value: Any) -> Any:
         named = cast("Mapping[Any, Any]", value)
         return {str(wire_value(key)): wire_value(one) for key, one in named.items()}
     if isinstance(value, Set):
-        return sorted(map(wire_value, cast("Set[Any]", value)), key=orjson.dumps)
+        return sorted(map(wire_value, cast("Set[Any]", value)), key=dump_json)
     if isinstance(value, list | tuple):
         return [wire_value(one) for one in cast("Sequence[Any]", value)]
     if is_dataclass(value) and not isinstance(value, type):

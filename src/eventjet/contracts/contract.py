@@ -11,6 +11,7 @@ import orjson
 
 from eventjet.codec.arguments import arguments_of
 from eventjet.codec.catalog import Catalog
+from eventjet.codec.json import dump_json
 from eventjet.codec.shape import DIALECT, Json, shape_of
 from eventjet.domain.aggregate import AggregateInfo, EventInfo, event_info
 from eventjet.domain.inbox import Inbox
@@ -135,7 +136,7 @@ def contract_in(documents: Mapping[str, Any], where: str) -> Contract:
 def text_of(document: object) -> str:
     """A document as its file holds it: sorted, a key a line, so that a change is a small diff."""
     option = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE
-    return orjson.dumps(document, option=option).decode()
+    return dump_json(document, option).decode()
 
 
 def _shape(cls: type, info: EventInfo, aggregate: str | None) -> EventShape:

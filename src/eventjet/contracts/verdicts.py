@@ -11,10 +11,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-import orjson
-
 from eventjet.codec.catalog import Catalog, EventType, Resolved
 from eventjet.codec.faults import faults_of
+from eventjet.codec.json import dump_json
 from eventjet.contracts import recipes
 from eventjet.contracts.compare import Comparison, Misfit, Weight
 from eventjet.contracts.contract import Contract, EventShape
@@ -184,11 +183,11 @@ class _Judging:
         refused: dict[str, str] = {}
         for body in made:
             try:
-                resolved.decode(orjson.dumps(body))
+                resolved.decode(dump_json(body))
             except BaseException as raised:  # noqa: BLE001 - an upcaster's own
                 error = UnexpectedExit.instead_of(raised)
                 reason = faults_of(error) or type(error).__name__
-                refused.setdefault(reason, orjson.dumps(body).decode()[:_SHOWN_MAX])
+                refused.setdefault(reason, dump_json(body).decode()[:_SHOWN_MAX])
         fix = recipes.UPCAST_ALL if is_upcast else recipes.raised(kind.info.name, shape.schema, [], shape.body)
         whats = [
             f"refuses the body {body}, which schema {shape.schema} lets be: {reason}"

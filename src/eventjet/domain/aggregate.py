@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Protocol, TypeVar, cast, dataclass_transform
@@ -51,13 +52,20 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
 
     def declare(cls: type[T]) -> type[T]:
         from pydantic.dataclasses import dataclass as pydantic_dataclass
+        from pydantic.dataclasses import rebuild_dataclass
 
+        _check_not_generic(cls, "event")
         made: Any = pydantic_dataclass(
             frozen=True,
             kw_only=True,
             slots=True,
             config={"strict": True, "extra": "forbid", "hide_input_in_errors": True},
         )(cls)
+        if not made.__pydantic_complete__:
+            # Seen from the function that it is declared in; what is declared after it is looked up when it is needed.
+            rebuild_dataclass(made, raise_errors=False, _parent_namespace_depth=3)
+        for field, told in made.__pydantic_fields__.items():
+            _check_not_generic(told.annotation, "event", f"{cls.__qualname__}.{field}")
         # A text would become the names of its characters.
         names = (formerly,) if isinstance(formerly, str) else tuple(formerly)  # pyright: ignore[reportUnnecessaryIsInstance]
         setattr(made, _MARK, EventInfo(name, schema, names))
@@ -113,6 +121,7 @@ def aggregate(name: str, /, *, snapshot_every: int | None = None, revision: int 
     _check_name(name, "aggregate", "account")
 
     def declare(cls: type[T]) -> type[T]:
+        _check_not_generic(cls, "aggregate")
         made = dataclass(frozen=True, kw_only=True, slots=True)(cls)
         setattr(made, _MARK, AggregateInfo(name, snapshot_every, revision, uniques_of(made)))
         return made
@@ -125,6 +134,20 @@ def _check_name(name: object, decorator: str, example: str) -> None:
     if not isinstance(name, str):
         what = getattr(name, "__qualname__", type(name).__name__)
         raise DefinitionError([f'@{decorator} of {what} lacks its name; write @{decorator}("{example}")'])
+
+
+def _check_not_generic(hint: Any, decorator: str, field: str = "") -> None:
+    """Of a type variable nobody knows what to read: what is stored names the class alone, not what it was given."""
+    if field and isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
+        return  # a class of its own
+    variables = (hint,) if isinstance(hint, TypeVar) else getattr(hint, "__parameters__", ())
+    if variables:
+        shown = getattr(hint, "__qualname__", hint)
+        names = ", ".join(str(one.__name__) for one in variables)
+        what = f"{field} is of the type variable {names}" if field else f"{shown} is generic in {names}"
+        raise DefinitionError(
+            [f"{what}, and a generic {decorator} is not supported: declare one class for each type, with that type"]
+        )
 
 
 def field_faults(cls: type) -> list[str]:

@@ -22,6 +22,7 @@ from eventjet.codec.envelope import (
     stored_at,
 )
 from eventjet.codec.imported import is_imported, logged_at
+from eventjet.codec.json import read_json
 from eventjet.codec.subjects import entity_of
 from eventjet.codec.voids import voided_by
 from eventjet.errors import CodecError
@@ -116,7 +117,7 @@ def headers_of(record: RawRecord) -> list[tuple[str, str]]:
 def stored_json(body: bytes) -> Any:
     """The JSON that is stored; text when it is none, or nested so deeply that it cannot be printed again."""
     try:
-        value = json.loads(body)
+        value = read_json(body)
         if body.count(b"[") + body.count(b"{") > _DEPTH_SURE:
             json.dumps(value, indent=2)
     except (ValueError, RecursionError):

@@ -14,6 +14,7 @@ from pydantic_core import to_json
 from eventjet.app import App
 from eventjet.calls import called
 from eventjet.codec.envelope import VERSION, number_of, recorded_at
+from eventjet.codec.json import read_json
 from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_shown
 from eventjet.cursors.cursor import PAUSED
@@ -227,8 +228,8 @@ def _call_shown(call: Call) -> str:
 def plain(value: Any) -> Any:
     """As JSON has it: times and decimals as text; a state is an object."""
     try:
-        return json.loads(to_json(value, fallback=str, inf_nan_mode="strings", bytes_mode="base64"))
-    except (ValueError, RecursionError):
+        return read_json(to_json(value, fallback=str, inf_nan_mode="strings", bytes_mode="base64"))
+    except ValueError:
         return str(value)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
+from eventjet.codec.json import read_json
 from eventjet.errors import UsageError
 from eventjet.nats.client import connected
 from eventjet.shown import cut
@@ -295,8 +295,8 @@ async def stored_of_follower(client: Client, app: App, name: str, found: Shown) 
 def _cloud_type(body: bytes) -> str:
     """Of a CloudEvent in structured mode; empty for any other message."""
     try:
-        told: Any = json.loads(body)
-    except (ValueError, RecursionError):
+        told: Any = read_json(body)
+    except ValueError:
         return ""
     kind = cast("dict[str, Any]", told).get("type") if isinstance(told, dict) and "specversion" in told else None
     return kind if isinstance(kind, str) else ""

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
 from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.codec.json import read_json
 from eventjet.codec.subjects import snapshot_bucket
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState
@@ -231,7 +230,7 @@ def _folded(held: FoldedState[Any], records: Sequence[RawRecord], decoder: Decod
 def _told(value: bytes) -> tuple[int, int]:
     """Version and position that a snapshot tells which this app cannot use; zeros for what tells none."""
     try:
-        inner = orjson.loads(value)["snapshot"]
+        inner = read_json(value)["snapshot"]
         return int(inner["version"]), int(inner["position"])
     except (ValueError, KeyError, TypeError):
         return 0, 0

@@ -166,7 +166,7 @@ def _moves(
             key = claims.aggregate, constraint.name
             if gained or one.held.version == 0:
                 touched[key] = claims, bool(gained) or touched.get(key, (claims, False))[1]
-            for claim in lost | gained:
+            for claim in sorted(lost | gained):
                 move = moves.setdefault(claim, _Move(claims, constraint.name, one))
                 (move.takers if claim in gained else move.released).append(one.plan.aggregate_id)
     return moves, touched

@@ -13,8 +13,6 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import Any, cast
 
-import orjson
-
 from eventjet.codec.catalog import Catalog, EncodedEvent
 from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import (
@@ -27,6 +25,7 @@ from eventjet.codec.envelope import (
     header,
     recorded_at,
 )
+from eventjet.codec.json import dump_json, read_json
 from eventjet.errors import CodecError
 
 _CONTEXT = tuple(f"{name}".encode() for name in (CORRELATION, CAUSATION, TRACEPARENT, META))
@@ -96,14 +95,18 @@ def fields_that_differ(
 
 def _fields(stored: bytes, given: bytes) -> list[str]:
     try:
-        one, other = orjson.loads(stored), orjson.loads(given)
+        one, other = read_json(stored), read_json(given)
     except ValueError:
         return ["its body"]
     if not isinstance(one, dict) or not isinstance(other, dict):
-        return [] if one == other else ["its body"]
+        return [] if dump_json(one) == dump_json(other) else ["its body"]
     before, now = cast("dict[str, Any]", one), cast("dict[str, Any]", other)
-    missing = object()
-    return sorted(name for name in {*before, *now} if before.get(name, missing) != now.get(name, missing))
+    # As JSON, in which 1, 1.0 and true differ.
+    return sorted(
+        name
+        for name in {*before, *now}
+        if name not in before or name not in now or dump_json(before[name]) != dump_json(now[name])
+    )
 
 
 def _digest(type_name: str, body: bytes, context: Sequence[bytes]) -> int:

@@ -8,9 +8,8 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
-import orjson
-
 from eventjet.codec.catalog import Catalog
+from eventjet.codec.json import dump_json, read_json
 from eventjet.domain.aggregate import event_info
 
 _WRITE = "run `pytest --write-golden` once, look at what changed in it, and commit it"
@@ -87,7 +86,7 @@ class Golden:
     def _load(self) -> Any:
         if not self._file.exists():
             raise AssertionError(f"{self._shown} is not there yet: {_WRITE}.")
-        return orjson.loads(self._file.read_bytes())
+        return read_json(self._file.read_bytes())
 
     def _save(self, entries: Sequence[Any], head: str = "") -> None:
         """As JSON with one entry a line, so that what changed in it can be looked at."""
@@ -112,7 +111,7 @@ def pictured(value: Any) -> Any:
 
 
 def _line(value: Any) -> str:
-    return orjson.dumps(value).decode()
+    return dump_json(value).decode()
 
 
 def _listed(kinds: Iterable[tuple[str, int]]) -> str:
@@ -126,7 +125,7 @@ def _name(kind: type) -> tuple[str, int]:
 
 def _told(catalog: Catalog, event: Any) -> dict[str, Any]:
     encoded = catalog.encode(event)
-    return {"event": encoded.type_name, "schema": encoded.schema, "body": orjson.loads(encoded.body)}
+    return {"event": encoded.type_name, "schema": encoded.schema, "body": read_json(encoded.body)}
 
 
 def _read(catalog: Catalog, told: dict[str, Any], file: Path) -> Any:
@@ -138,6 +137,6 @@ def _read(catalog: Catalog, told: dict[str, Any], file: Path) -> Any:
             "name among `formerly=`, or list it in `retired_events`."
         )
     try:
-        return resolved.decode(orjson.dumps(told["body"]))
+        return resolved.decode(dump_json(told["body"]))
     except Exception as error:
         raise AssertionError(f"{name!r} schema {schema} as {file} has it cannot be read any more: {error}") from error

@@ -37,7 +37,7 @@ from eventjet.repository.decisions import recorded_events
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.testing.golden import Golden
 from eventjet.testing.read_model import ReadModelCase, TableRows, read_model_case, resolved_alone
-from eventjet.testing.scenarios import folded, left_as_they_are
+from eventjet.testing.scenarios import as_stored, folded, left_as_they_are
 from eventjet.testing.strategies import Values, instances_of, values_of
 
 _LAW = settings(
@@ -239,7 +239,7 @@ class ProjectionLaws(Laws):
         for position, one in enumerate(data.draw(st.permutations(turns), label="order"), 1):
             versions[one] += 1
             number, at = versions[one], _START + timedelta(minutes=position)
-            log.append(Recorded(next(coming[one]), one, number, position, at, f"{one}-{number}"))
+            log.append(Recorded(as_stored([next(coming[one])])[0], one, number, position, at, f"{one}-{number}"))
         note("log:\n" + "\n".join(f"  {one.position} {one.aggregate_id} {one.data!r}" for one in log))
         return log
 

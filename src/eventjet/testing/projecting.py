@@ -16,6 +16,7 @@ from eventjet.projections.projection import Entries, Projection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import ResolvedSql, SqlProjection
 from eventjet.testing.read_model import TableRows, read_model_case, resolved_alone
+from eventjet.testing.scenarios import as_read, as_stored
 
 R = TypeVar("R")
 E = TypeVar("E")
@@ -67,9 +68,10 @@ class ProjectedTables:
 
 
 def on(aggregate_id: str, *events: E) -> list[Recorded[E]]:
-    """Events of one aggregate as the log would record them: versions from 1, a minute between them.
+    """Events of one aggregate as the log would give them: read back, versions from 1, a minute between them.
 
-    `projected` gives positions over all of its histories. Raises `UsageError` for an id that is not text.
+    `projected` gives positions over all of its histories. Raises `UsageError` for an id that is not text, and
+    `UnencodableEvent` for an event that could not be stored.
 
     ```python
     first, second = on("a-1", Opened(owner="ada"), Deposited(amount=Decimal(10)))
@@ -81,7 +83,7 @@ def on(aggregate_id: str, *events: E) -> list[Recorded[E]]:
         raise UsageError(f"`on` was given a {kind} as the id. Give the aggregate's id first, as text, then its events.")
     return [
         Recorded(event, aggregate_id, number, number, _START + timedelta(minutes=number), f"{aggregate_id}-{number}")
-        for number, event in enumerate(events, 1)
+        for number, event in enumerate(as_stored(events), 1)
     ]
 
 
@@ -110,7 +112,7 @@ def projected(projection: Declared, /, *histories: Iterable[Recorded[object]]) -
             f'`projected` was given a {type(stray).__name__} as a history. Give what `on("a-1", …)` makes of events.'
         )
     given = [recorded for history in histories for recorded in history]
-    events = [replace(recorded, position=position) for position, recorded in enumerate(given, 1)]
+    events = [replace(as_read(recorded), position=position) for position, recorded in enumerate(given, 1)]
     resolved = resolved_alone(projection, [type(recorded.data) for recorded in events])
     if isinstance(resolved, ResolvedSql):
         taken = [recorded for recorded in events if type(recorded.data) in resolved.handlers]

@@ -15,6 +15,7 @@ from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.subscription import folded_events
 from eventjet.repository.repository import Repository
 from eventjet.store.memory import MemoryStore
+from eventjet.testing.scenarios import as_stored
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -101,7 +102,7 @@ async def reacted(
     handled.executed(Account, "a-1", Account.deposit, Decimal(5)).nothing_more()
     ```
     """
-    event = Recorded(data, aggregate_id, 1, 1, _NOW, event_id="00000000-0000-7000-8000-000000000001")
+    event = Recorded(as_stored([data])[0], aggregate_id, 1, 1, _NOW, event_id="00000000-0000-7000-8000-000000000001")
     told = ReactionTold(deps, f"{reactor.name}/{event.event_id}", attempt)
     handle: Callable[[Any, Any], Coroutine[Any, Any, None]] = reactor.handle
     await handle(own_event(event), told)

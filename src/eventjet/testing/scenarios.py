@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import lru_cache
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
 from eventjet.domain.aggregate import AggregateType, aggregate_info, field_faults
 from eventjet.domain.decision import check_decision, decided_on
 from eventjet.domain.history import evolved
+from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy, state_faults
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import DefinitionError, UsageError
@@ -47,7 +49,7 @@ class Given(Generic[S, E]):
         with left_as_they_are(name, state):
             try:
                 made = decided_on(type(state), decide, state, args, kwargs)
-                events = cast("tuple[E, ...]", recorded_events(made))
+                events = as_stored(cast("tuple[E, ...]", recorded_events(made)))
             except UsageError:
                 raise  # of the test, not of the domain
             except Exception as error:
@@ -69,8 +71,7 @@ class When(Generic[S, E]):
             raise self._error  # no refusal: something was called or made with what it does not take
         if self._error is not None:
             raise AssertionError(f"the decision raised {self._error!r}") from self._error
-        if self._events != events:
-            raise AssertionError(f"recorded {_shown(self._events)}\nexpected {_shown(events)}")
+        check_recorded(self._events, events)
         return self._given.given(*events)
 
     def then_nothing(self) -> Given[S, E]:
@@ -106,6 +107,35 @@ def scenario(aggregate: AggregateType[S, E], /) -> Given[S, E]:
     if faults := [*state_faults(cls), *(fault for kind in kinds for fault in field_faults(kind))]:
         raise DefinitionError(faults)
     return Given(cast("S", cls()), Catalog(folded_events(cls)))
+
+
+def as_stored(events: Sequence[E]) -> tuple[E, ...]:
+    """Events as readers of a log are given them, and what is no event as it is; raises `UnencodableEvent`."""
+    catalogs = [_catalog_of(type(event)) for event in events]
+    return tuple(
+        event if catalog is None else catalog.encode(event).event
+        for event, catalog in zip(events, catalogs, strict=True)
+    )
+
+
+def as_read(recorded: Recorded[E]) -> Recorded[E]:
+    """What was recorded, perhaps made by hand, with its event as readers of a log are given it."""
+    return replace(recorded, data=as_stored([recorded.data])[0])
+
+
+@lru_cache(maxsize=1_000)
+def _catalog_of(event_type: type) -> Catalog | None:
+    try:
+        return Catalog([event_type])
+    except DefinitionError:
+        return None
+
+
+def check_recorded(events: Sequence[object], expected: Sequence[object]) -> None:
+    """Raise `AssertionError` where not exactly the expected events were recorded, as readers are given them."""
+    expected = as_stored(expected)
+    if as_stored(events) != expected:
+        raise AssertionError(f"recorded {_shown(events)}\nexpected {_shown(expected)}")
 
 
 def folded(state: S, events: Sequence[E], catalog: Catalog) -> S:

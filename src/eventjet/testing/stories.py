@@ -18,7 +18,7 @@ from eventjet.domain.state import own_copy, state_faults
 from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.errors import DefinitionError
 from eventjet.repository.decisions import recorded_events
-from eventjet.testing.scenarios import folded
+from eventjet.testing.scenarios import as_read, as_stored, check_recorded, folded
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -51,7 +51,7 @@ class Story(Generic[S, E]):
         self, listener: Callable[[S, Recorded[H]], E | Sequence[E] | None], event: Recorded[H], /
     ) -> Happened[S, E]:
         """An event of another aggregate reaches it."""
-        return self._happened(listener(own_copy(self.state), own_event(event)))
+        return self._happened(listener(own_copy(self.state), own_event(as_read(event))))
 
     def does(
         self,
@@ -118,7 +118,7 @@ class Story(Generic[S, E]):
         return sorted(due, key=lambda pair: pair[0])
 
     def _happened(self, result: Any) -> Happened[S, E]:
-        return Happened(self, cast("tuple[E, ...]", recorded_events(result)))
+        return Happened(self, as_stored(cast("tuple[E, ...]", recorded_events(result))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +142,8 @@ class Doing(Generic[S, E]):
         return self._decided(call, error)
 
     def _decided(self, call: Call, *first: Any) -> Happened[S, E]:
-        return Happened(
-            self._story, cast("tuple[E, ...]", recorded_events(call.on(own_copy(self._story.state), *first)))
-        )
+        events = cast("tuple[E, ...]", recorded_events(call.on(own_copy(self._story.state), *first)))
+        return Happened(self._story, as_stored(events))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +155,7 @@ class Happened(Generic[S, E]):
 
     def then(self, *events: E) -> Story[S, E]:
         """It recorded exactly these events, and each survives the wire; continues with them as history."""
-        if self._events != events:
-            raise AssertionError(f"recorded {list(self._events)!r}\nexpected {list(events)!r}")
+        check_recorded(self._events, events)
         return self._story.given(*events)
 
     def then_nothing(self) -> Story[S, E]:
