@@ -123,6 +123,11 @@ def event_info(cls: Any) -> EventInfo:
     return _declared(cls, EventInfo, "an event: decorate it with @event")
 
 
+def is_event(cls: type) -> bool:
+    """Whether a class was declared by `@event`."""
+    return isinstance(vars(cls).get(_MARK), EventInfo)
+
+
 def aggregate_info(cls: Any) -> AggregateInfo:
     """What `@aggregate` was told; raises `DefinitionError` for a class that is not an aggregate."""
     return _declared(cls, AggregateInfo, "an aggregate: decorate it with @aggregate")
