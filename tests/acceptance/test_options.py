@@ -69,6 +69,12 @@ def amounts(program: Program) -> Bank:
     return bank
 
 
+def keep_snapshots(program: Program, *, every: int) -> None:
+    source = program.folder / "bank.py"
+    text = source.read_text(encoding="utf-8")
+    source.write_text(text.replace('@aggregate("account")', f'@aggregate("account", snapshot_every={every})'), "utf-8")
+
+
 def on_spark(program: Program, *words: str, **environ: str) -> Ended:
     """Run a command in an interpreter of its own: the JVM's launcher wants no process that was forked."""
     with program.start(*words, "--master", "local[1]", **environ) as process:
@@ -77,6 +83,7 @@ def on_spark(program: Program, *words: str, **environ: str) -> Ended:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_an_archive_up_to_a_position_is_what_read_models_are_made_and_verified_from(bank: Program) -> None:
     log = amounts(bank)
     url = (bank.folder / "archive").as_uri()
@@ -85,11 +92,19 @@ def test_an_archive_up_to_a_position_is_what_read_models_are_made_and_verified_f
     assert json.loads(made.out)["last"] == 4
     log.deposit("a-1", 4)
     for command in ("rebuild", "verify"):
-        ended = on_spark(bank, command, "balances", "--from-archive", url)
+        words = (command, "balances", "--from-archive", url, "--no-ship")
+        ended = on_spark(bank, *words, PYTHONPATH=str(bank.folder))
         assert ended.status == 0, ended.err
-    missing = on_spark(bank, "rebuild", "balances", "--from-archive", f"{url}-of-nobody")
-    assert (missing.status, missing.is_one_paragraph()) == (1, True)
-    assert "nothing is in it" in missing.said()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_log_is_audited_and_snapshots_are_built_on_the_spark_that_is_named(bank: Program) -> None:
+    keep_snapshots(bank, every=2)
+    amounts(bank)
+    for words in (("audit",), ("snapshots", "build", "account", "--engine", "spark")):
+        ended = on_spark(bank, *words)
+        assert ended.status == 0, ended.err
 
 
 def test_schemas_are_exported_with_asyncapi_and_compared_in_the_folder_of_a_commit(bank: Program) -> None:
@@ -119,32 +134,9 @@ def test_what_runs_left_behind_is_dropped_when_asked(bank: Program) -> None:
 
 
 def test_snapshots_are_built_of_aggregates_with_so_many_events(bank: Program) -> None:
-    source = bank.folder / "bank.py"
-    text = source.read_text(encoding="utf-8")
-    source.write_text(text.replace('@aggregate("account")', '@aggregate("account", snapshot_every=100)'), "utf-8")
+    keep_snapshots(bank, every=100)
     amounts(bank)
     for least, written in (("4", 0), ("3", 1), ("2", 1)):  # the last time, of the one that has none
         ended = bank("snapshots", "build", "account", "--engine", "local", "--min-events", least, "--json")
         assert ended.status == 0, ended.err
         assert json.loads(ended.out)["written"] == written
-
-
-@pytest.mark.slow
-def test_bulk_jobs_run_on_the_spark_that_is_named(bank: Program) -> None:
-    source = bank.folder / "bank.py"
-    text = source.read_text(encoding="utf-8")
-    source.write_text(text.replace('@aggregate("account")', '@aggregate("account", snapshot_every=2)'), "utf-8")
-    amounts(bank)
-    url = (bank.folder / "archive").as_uri()
-    for words in (
-        ("rebuild", "balances", "--engine", "spark", "--no-ship"),
-        ("verify", "balances", "--engine", "spark", "--no-ship"),
-        ("snapshots", "build", "account", "--engine", "spark"),
-        ("audit",),
-        ("archive", url),
-    ):
-        ended = on_spark(bank, *words, PYTHONPATH=str(bank.folder))
-        assert ended.status == 0, ended.err
-    source.write_text(text.replace('App("', 'App("again-'), encoding="utf-8")
-    ended = on_spark(bank, "restore", url)
-    assert ended.status == 0, ended.err
