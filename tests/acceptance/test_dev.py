@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from http.client import HTTPResponse
 from pathlib import Path
@@ -162,13 +165,78 @@ def _watched(url: str) -> HTTPResponse:
     return stream
 
 
+def _console_of(process: subprocess.Popen[str]) -> str:
+    """Where it is, once it answers."""
+    assert process.stdout is not None
+    return next(line for line in iter(process.stdout.readline, "") if line.startswith("console:")).split()[1]
+
+
+def _may_act(url: str) -> bool:
+    """Whether its pages say that the visitor may act."""
+    return b"may act" in urlopen(f"{url}actions", timeout=_END_S).read()
+
+
+@pytest.mark.slow
+def test_nobody_acts_in_its_console_unless_that_is_allowed(app: Program, ended_processes: Keep) -> None:
+    for options, may_act in (((), False), (("--no-allow-actions",), False), (("--allow-actions",), True)):
+        process = app.start("dev", "--temporary", "--ui", *options)
+        ended_processes(process)
+        assert _may_act(_console_of(process)) == may_act, options
+        _stopped(process)
+    alone = app("dev", "--allow-actions")
+    assert (alone.status, alone.is_one_paragraph()) == (2, True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("answer", "may_act"), [("y", True), ("n", False), ("", False)])
+def test_it_asks_in_a_terminal_before_it_allows_actions(
+    app: Program, ended_processes: Keep, answer: str, may_act: bool
+) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-m", "eventjet.cli", "dev", "--temporary", "--ui"],
+        cwd=app.folder,
+        env=dict(app.environ),
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+        start_new_session=True,
+    )
+    ended_processes(process)
+    os.close(theirs)
+    said = b""
+    while b"[y/N]" not in said:
+        said += os.read(ours, 1024)
+    os.write(ours, f"{answer}\n".encode())
+    assert _may_act(_console_of(process)) == may_act
+    process.send_signal(signal.SIGINT)
+    assert process.wait(_END_S) == 0
+    os.close(ours)
+
+
+@pytest.mark.parametrize("before", [None, 0o777])
+def test_what_it_keeps_is_for_its_owner_only(app: Program, ended_processes: Keep, before: int | None) -> None:
+    folder = app.folder / ".eventjet"
+    if before is not None:
+        (folder / "nats").mkdir(parents=True)
+        for entry in (folder, folder / "nats"):
+            entry.chmod(before)
+        (folder / "ports.json").write_text("{}", encoding="utf-8")
+    process = app.start("dev")
+    ended_processes(process)
+    _exports(process, app.folder)
+    modes = {entry.name: (entry.is_dir(), entry.stat().st_mode & 0o777) for entry in (folder, *folder.iterdir())}
+    _stopped(process)
+    assert {".eventjet", "nats", "env", "ports.json", "lock", "eventjet.db"} <= modes.keys()
+    assert {name: mode for name, (is_dir, mode) in modes.items() if mode != (0o700 if is_dir else 0o600)} == {}
+
+
 @pytest.mark.slow
 def test_with_a_console_it_ends_at_once_though_somebody_looks(app: Program, ended_processes: Keep) -> None:
     process = app.start("dev", "--temporary", "--ui")
     ended_processes(process)
-    assert process.stdout is not None
-    said = next(line for line in iter(process.stdout.readline, "") if line.startswith("console:"))
-    with _watched(said.split()[1]):
+    with _watched(_console_of(process)):
         errors = _stopped(process)
     assert "Traceback" not in errors
 

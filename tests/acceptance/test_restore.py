@@ -123,7 +123,7 @@ def test_a_restored_log_shows_its_first_times_and_what_cannot_be_restored_is_sai
     name = name_of(bank)
     url = seal(tmp_path / "archive", records_for(name, 300), LOG, name=name)
     at = {"EVENTJET_SERVERS": server.url}
-    done = bank("restore", url, **at)
+    done = bank("restore", url, "--master", "local[1]", **at)
     assert done.status == 0, done.err
     said = " ".join(done.out.split())
     assert said.startswith(f"{name} is restored: 300 events at positions 1 to 300, log {LOG} published in ")

@@ -24,9 +24,9 @@ from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_play
 
 T = TypeVar("T")
 
-PATIENCE_MS = 60_000
+PATIENCE_MS = 240_000
 """How long a page may take on a machine that is many times overloaded."""
-_READY_S = 60.0
+_READY_S = 240.0
 
 
 def in_thread(work: Coroutine[Any, Any, T]) -> T:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
+import socket
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -30,6 +31,16 @@ from tests.acceptance.conftest import Program, clean_environ
 from tests.ui.conftest import serving
 
 HOST = "http://console.example"
+_OPERATIONS = """
+OPERATORS = {"ada"}
+
+def by_sign_on(request):
+    user = request.headers.get("x-user", "")
+    return ("all" if user in OPERATORS else "read_only" if user else "forbidden"), user
+
+def nobody():
+    return "all", ""
+"""
 SECRET = "c0rrect-h0rse"
 LIVE = {name for name in PATHS if name.endswith("_live")}
 PAGES = [name for name in ROUTES if name not in LIVE]
@@ -302,6 +313,94 @@ def test_what_others_can_reach_needs_access(tmp_path: Path) -> None:
         assert refused.is_one_paragraph()
     both = program("ui", "--allow-actions", "--access", "eventjet.examples.bank.app:bank")
     assert both.status == 2
+
+
+@pytest.mark.slow
+def test_a_console_that_others_can_reach_asks_the_named_function(tmp_path: Path) -> None:
+    (tmp_path / "operations.py").write_text(_OPERATIONS, encoding="utf-8")
+    environ = {
+        "EVENTJET_APP": "eventjet.examples.bank.app:bank",
+        "EVENTJET_SERVERS": "nats://127.0.0.1:1",
+        "EVENTJET_DATABASE": f"sqlite:///{tmp_path}/read.db",
+        "EVENTJET_MONITORING": "",
+    }
+    public = ("--public-url", "https://console.example/ops")
+    for options in (("--host", "0.0.0.0"), public, ("--host", "0.0.0.0", *public)):
+        options = (*options, "--access", "operations:by_sign_on", "--monitoring", "http://127.0.0.1:1")
+        with serving(tmp_path, environ, *options) as url:
+            port = url.rpartition(":")[2]
+            ask = httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"host": "console.example"})
+            path = "/jobs"
+            if options[0] == "--host" and len(options) == 6:
+                ask.headers["host"] = f"127.0.0.1:{port}"
+            assert ask.get(path).status_code == 403
+            for user, may_act in (("ada", True), ("eve", False)):
+                page = ask.get(
+                    f"{path.replace('jobs', 'actions/new')}?action=pause&name=balances", headers={"x-user": user}
+                )
+                assert (page.status_code == 200, 'method="post"' in page.text) == (may_act, may_act)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reference", "reason"),
+    [
+        ("operations:by_sign", "Did you mean 'by_sign_on'?"),
+        ("operations:OPERATORS", "is not a function"),
+        ("operation:by_sign_on", "There is no module 'operation'"),
+        ("by_sign_on", "does not say what to import"),
+        ("operations:nobody", "takes no request"),
+    ],
+)
+def test_an_access_that_is_no_function_of_a_request_is_refused(tmp_path: Path, reference: str, reason: str) -> None:
+    (tmp_path / "operations.py").write_text(_OPERATIONS, encoding="utf-8")
+    program = Program(tmp_path, {**clean_environ(), "EVENTJET_APP": "eventjet.examples.bank.app:bank"})
+    refused = program("ui", "--host", "0.0.0.0", "--access", reference)
+    assert (refused.status, refused.out, refused.is_one_paragraph()) == (2, "", True)
+    assert reason in refused.said()
+
+
+@pytest.mark.slow
+def test_a_request_that_is_never_whole_is_ended_and_others_are_answered(tmp_path: Path) -> None:
+    environ = {"EVENTJET_SERVERS": "nats://127.0.0.1:1", "EVENTJET_DATABASE": f"sqlite:///{tmp_path}/read.db"}
+    halves = (
+        b"",
+        b"GET /jobs HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: ",
+        b"POST /actions/new HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\nname=bal",
+        b"GET /static/site.css HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nGET /jobs HTTP/1.1\r\nHo",
+    )
+    with serving(tmp_path, environ, "--app", "eventjet.examples.bank.app:bank", "--allow-actions") as url:
+        with ExitStack() as open_ones:
+            sockets = [
+                open_ones.enter_context(socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])), 300))
+                for _ in halves
+            ]
+            for each, half in zip(sockets, halves, strict=True):
+                each.sendall(half)
+            assert httpx.get(f"{url}/jobs").status_code == 200
+            for each in sockets:
+                with suppress(ConnectionResetError):
+                    while each.recv(65_536):
+                        pass
+        assert httpx.get(f"{url}/jobs").status_code == 200
+        log = (tmp_path / "ui.log").read_text(encoding="utf-8")
+    assert "Traceback" not in log
+
+
+async def test_no_more_live_pages_than_the_limit_are_open_at_once(tmp_path: Path, stack: AsyncExitStack) -> None:
+    """All of them are asked for in the same moment, and one more after they have ended."""
+    site = console(bank, settings=settings(tmp_path))
+    stack.push_async_callback(closed, site)
+    browser = httpx.AsyncClient(transport=httpx.ASGITransport(site), base_url=HOST, timeout=300)
+    asked = [asyncio.create_task(browser.get("/live/overview")) for _ in range(live.STREAMS_MAX + 20)]
+    await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+    while sum(task.done() for task in asked) < 20:
+        await asyncio.sleep(0.01)
+    assert site.state.streams.open == live.STREAMS_MAX
+    site.state.streams.end()
+    statuses = [answer.status_code for answer in await asyncio.gather(*asked)]
+    assert (statuses.count(200), statuses.count(503)) == (live.STREAMS_MAX, 20)
+    assert site.state.streams.open == 0
 
 
 @pytest.mark.slow

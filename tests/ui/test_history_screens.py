@@ -36,6 +36,7 @@ from tests.hostile_ids import hostile_ids
 from tests.hostile_records import records
 from tests.logs import fresh_name
 from tests.ui.conftest import in_thread, serving
+from tests.ui.shelf import PatientClient
 
 SCRIPT = "<script>document.title='run'</script><img src=x onerror=\"document.title='run'\">"
 TRANSFERS = "eventjet.examples.transfer.app:transfers"
@@ -76,7 +77,7 @@ async def looking(
     async with (
         connected(chosen) as client,
         site.router.lifespan_context(site),
-        httpx.AsyncClient(transport=httpx.ASGITransport(site), base_url="http://console.example") as web,
+        PatientClient(transport=httpx.ASGITransport(site), base_url="http://console.example") as web,
     ):
         await declare(client, app.name, 1)
         create_tables(Database(chosen.database).sync_engine(), app.projections.values())

@@ -32,11 +32,12 @@ def check_installed() -> None:
 
 
 class ConsoleProcess:
-    """At most one at a time, always on the same port; whoever looks may act, as the one who started it."""
+    """At most one at a time, always on the same port."""
 
-    def __init__(self, at: AppTarget, environ: Mapping[str, str]) -> None:
-        """`environ` says where server and database are."""
+    def __init__(self, at: AppTarget, environ: Mapping[str, str], *, allow_actions: bool) -> None:
+        """`environ` says where server and database are; `allow_actions` lets whoever is on this machine act."""
         self._at = at
+        self._allow_actions = allow_actions
         self._environ = environ
         self._port = _free_port()
         self._process: ServerProcess | None = None
@@ -44,7 +45,8 @@ class ConsoleProcess:
 
     async def start(self) -> None:
         """Returns once it answers, and says where, the first time; raises `Unreachable` where it ends before."""
-        command = [sys.executable, "-P", "-m", "eventjet.cli", "ui", "--told", "--allow-actions"]
+        command = [sys.executable, "-P", "-m", "eventjet.cli", "ui", "--told"]
+        command += ["--allow-actions"] if self._allow_actions else []
         command += ["--port", str(self._port), "--app", self._at.reference, "--app-dir", str(self._at.folder)]
         process = ServerProcess("The console", Program(command), None, {**os.environ, **self._environ})
         self._process = process

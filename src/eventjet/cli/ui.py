@@ -9,7 +9,8 @@ import socket
 import threading
 from collections.abc import Callable, Generator
 from contextlib import closing, contextmanager
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from inspect import signature
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -18,6 +19,7 @@ from eventjet.cli.running import CLEARED_S, until_signalled
 from eventjet.cli.target import AppTarget, MonitoringOption, on_app
 from eventjet.cli.terminal import INTERRUPTED, LogFormat, LogFormatOption, log_to_stderr, say
 from eventjet.errors import Unreachable, UsageError
+from eventjet.projections.app_ref import AppRef
 from eventjet.urls import Url, parse
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
     from eventjet.ui.access import Access, Level
 
 _HERE = (HERE, "::1", "localhost")
+_REQUEST_S = 15.0
+"""How long a request may take to arrive whole, its body included."""
 AccessOption = Annotated[
     str | None,
     typer.Option(
@@ -73,7 +77,7 @@ def ui(
             f"Others can reach {where}, and nothing would ask them who they are. Give --access module:name, a function "
             "of the request that says who may look and who may act, or leave it out."
         )
-    may = _named(at, access) if access is not None else _owner if allow_actions else None
+    may = _access(at, access) if access is not None else _owner if allow_actions else None
     given = {} if may is None else {"access": may}
     site = console(at.app(), settings=at.settings, monitoring=monitoring or (), **given)
     # On this machine a page of another site could have the browser ask under a name of its own (DNS rebinding).
@@ -118,7 +122,32 @@ class _Behind:
 
 async def _serve(site: ASGIApp, end_streams: Callable[[], None], listening: socket.socket) -> None:
     """Until a signal asks for an end; what is being answered is finished first, for two seconds at the most."""
+    import h11
     import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class BoundedRequests(H11Protocol):
+        """Ends a connection whose request does not arrive whole in time; uvicorn would keep it open for ever."""
+
+        _bound: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  as uvicorn has it
+            super().connection_made(transport)
+            self._bound = self.loop.call_later(_REQUEST_S, transport.abort)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            is_whole = self.conn.their_state not in (h11.IDLE, h11.SEND_BODY)
+            if is_whole and self._bound is not None:
+                self._bound.cancel()
+                self._bound = None
+            elif not is_whole and self._bound is None:
+                self._bound = self.loop.call_later(_REQUEST_S, self.transport.abort)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._bound is not None:
+                self._bound.cancel()
+            super().connection_lost(exc)
 
     class Server(uvicorn.Server):
         """Leaves signals to us."""
@@ -127,8 +156,15 @@ async def _serve(site: ASGIApp, end_streams: Callable[[], None], listening: sock
         def capture_signals(self) -> Generator[None]:
             yield
 
-    how = uvicorn.Config(site, log_config=None, access_log=False, timeout_graceful_shutdown=2, server_header=False)
-    server = Server(how)
+    config = uvicorn.Config(
+        site,
+        http=BoundedRequests,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=2,
+        server_header=False,
+    )
+    server = Server(config)
     serving = asyncio.ensure_future(server.serve(sockets=[listening]))
     signalled = asyncio.ensure_future(until_signalled())
     await asyncio.wait({serving, signalled}, return_when=asyncio.FIRST_COMPLETED)
@@ -153,14 +189,14 @@ def _listening(host: str, port: int) -> socket.socket:
         raise Unreachable(f"{host}:{port}", reason, "Give another --port, or 0 for any free one.") from None
 
 
-def _named(at: AppTarget, reference: str) -> Access:
-    """The function of this name; raises `UsageError`."""
-    from eventjet.projections.app_ref import AppRef
-
-    found: Any = AppRef.parse(reference, at.folder).load()
-    if not callable(found):
-        raise UsageError(f"{reference!r} is no function. Name one that takes a request and says who may act.")
-    return cast("Access", found)
+def _access(at: AppTarget, reference: str) -> Access:
+    """Import the function that is asked about each request; raises `UsageError` where there is none."""
+    function = AppRef.parse(reference, at.folder).function()
+    try:
+        signature(function).bind(None)
+    except TypeError:
+        raise UsageError(f"{reference} takes no request. Give it one parameter, the request to decide about.") from None
+    return cast("Access", function)
 
 
 def _owner(_request: Request) -> tuple[Level, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shlex
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -122,9 +123,15 @@ def dev(
     reload: Annotated[
         bool, typer.Option("--reload", help="Start the workers again when a Python file of the app changes.")
     ] = False,
-    ui: Annotated[
-        bool, typer.Option("--ui", help="The console as well, in which whoever is on this machine may act.")
-    ] = False,
+    ui: Annotated[bool, typer.Option("--ui", help="Serve the console as well.")] = False,
+    allow_actions: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-actions/--no-allow-actions",
+            help="Whether everybody on this machine may act in that console; else it asks, and only shows where "
+            "nobody can answer.",
+        ),
+    ] = None,
     logs: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Run NATS, a database and the app's workers here, until Ctrl-C.
@@ -134,20 +141,27 @@ def dev(
     from eventjet.dev.stack import running_stack
 
     log_to_stderr(logs)
+    if allow_actions is not None and not ui:
+        raise UsageError("--allow-actions is about the console. Give --ui as well.")
     if ui:
         check_installed()
     at.app()  # A fault in it is best told before anything starts.
+    if ui and allow_actions is None:
+        is_asked = sys.stdin.isatty() and sys.stderr.isatty()
+        question = "May everybody on this machine pause, retry, drop and rebuild in the console?"
+        allow_actions = is_asked and typer.confirm(question, err=True)
     folder = None if temporary else Path.cwd() / ".eventjet"
     with interruptible(_ENDED_S) as interruption, running_stack(folder, postgres=postgres) as stack:
         settings = replace(at.settings, servers=(stack.servers,), database=stack.database)
         try:
-            interruption.run(_work(replace(at, settings=settings), stack, reload=reload, ui=ui))
+            at = replace(at, settings=settings)
+            interruption.run(_work(at, stack, reload=reload, ui=ui, allow_actions=bool(allow_actions)))
         finally:
             interruption.calm()
         note("stopped")
 
 
-async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool) -> None:
+async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool, allow_actions: bool) -> None:
     if not reload:
         await prepare(at)
     shown = at.settings.shown()
@@ -161,7 +175,7 @@ async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool) -> None:
     if (jvm_cache := at.settings.jvm_cache) is not None:
         environ["EVENTJET_JVM_CACHE"] = str(jvm_cache.absolute())
     environ |= {"EVENTJET_MONITORING": stack.monitoring, "EVENTJET_LOG_FORMAT": log_format()}
-    console = ConsoleProcess(at, environ) if ui else None
+    console = ConsoleProcess(at, environ, allow_actions=allow_actions) if ui else None
     if reload:
         await work_reloading(at, environ, console)
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import shlex
 import socket
 from collections.abc import Generator
@@ -62,7 +63,7 @@ def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Gene
     with ExitStack() as ending:
         ports: dict[str, int] = {}
         if folder is not None:
-            folder.mkdir(parents=True, exist_ok=True)
+            _make_private(folder, passable=postgres and os.geteuid() == 0)
             ending.enter_context(_sole_user(folder))
             ports = _remembered(folder / _PORTS)
         data = None if folder is None else folder / "nats"
@@ -71,6 +72,9 @@ def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Gene
         # What is temporary goes with the server's own folder.
         path = folder or nats.directory
         database = f"sqlite:///{path / 'eventjet.db'}"
+        if not postgres:
+            # SQLite gives its journal the modes of the file.
+            (path / "eventjet.db").touch(0o600)
         if postgres:
             # A temporary one has a folder of its own: as root it runs as another user, who could not pass through ours.
             data = None if folder is None else folder / "postgres"
@@ -79,7 +83,27 @@ def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Gene
             database = server.url.replace("+psycopg", "", 1)
         if folder is not None:
             (folder / _PORTS).write_text(json.dumps(ports), encoding="utf-8")
+            _make_private(folder, passable=postgres and os.geteuid() == 0)
         yield Stack(path, nats.url, database, nats.monitor_url)
+
+
+def _make_private(folder: Path, *, passable: bool) -> None:
+    """Make the folder, or take it over, for its owner alone; raises `UsageError` where it is somebody else's.
+
+    Where root runs a PostgreSQL, which then runs as another user, that user has to pass through to its own folder:
+    others may pass then, and see nothing.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.chmod(0o711 if passable else 0o700)
+        for entry in folder.iterdir():
+            if entry.name != "postgres" and not entry.is_symlink():
+                entry.chmod(0o700 if entry.is_dir() else 0o600)
+    except PermissionError as error:
+        raise UsageError(
+            f"{folder} is not this user's own, and what `eventjet dev` keeps there is for its owner only "
+            f"({error.strerror}). Remove it, or run in another folder."
+        ) from None
 
 
 @contextmanager

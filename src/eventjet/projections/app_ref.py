@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import pkgutil
 import sys
 import sysconfig
@@ -122,7 +123,9 @@ class AppRef:
         """`module:attribute`, with `folder` (default: the current one) on the path; raises `UsageError`."""
         module, _, attribute = reference.partition(":")
         if not module or not attribute:
-            raise UsageError(f"{reference!r} does not name an app. Write it as module:name, for instance bank:bank.")
+            raise UsageError(
+                f"{reference!r} does not say what to import. Write it as module:name, for instance bank:bank."
+            )
         path = (str((folder or Path.cwd()).resolve()),)
         if module != "__main__":
             return cls(module, attribute, path)
@@ -157,11 +160,30 @@ class AppRef:
 
     def load(self) -> Application:
         """Import it; raises `UsageError` when that fails or there is no app there, and what its `App` raises."""
+        module = self._imported()
+        app: Any = getattr(module, self.attribute, None)
+        if not _is_app(app):
+            raise self._no_app(module)
+        return app
+
+    def function(self) -> Callable[..., Any]:
+        """Import a function that this names instead of an app; raises `UsageError` when there is none."""
+        module = self._imported()
+        named: Any = getattr(module, self.attribute, None)
+        if callable(named) and not isinstance(named, type):
+            return named
+        functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        hint = "" if hasattr(module, self.attribute) else f"There is no such name. {meant(self.attribute, functions)}"
+        raise UsageError(
+            f"{self.attribute!r} in the module {self.module!r} is not a function. {hint}Name one as module:name."
+        )
+
+    def _imported(self) -> ModuleType:
         for entry in reversed(self.path):
             if entry not in sys.path and Path(entry).is_dir():
                 sys.path.insert(0, entry)
         try:
-            module = self._module()
+            return self._module()
         except EventjetError:
             raise
         except SystemExit as error:
@@ -177,10 +199,6 @@ class AppRef:
                 f"The module {self.module!r} failed when it was imported: {type(raised).__name__}: {raised}. "
                 "Fix it first."
             ) from error
-        app: Any = getattr(module, self.attribute, None)
-        if not _is_app(app):
-            raise self._no_app(module)
-        return app
 
     def _no_app(self, module: ModuleType) -> UsageError:
         apps = sorted(name for name, value in vars(module).items() if _is_app(value))
@@ -201,7 +219,7 @@ class AppRef:
             if self.module.endswith(".py"):
                 near = f"Write the module's name, not its file's: {self.module.removesuffix('.py')}:{self.attribute}. "
             return UsageError(
-                f"There is no module {error.name!r} for the app '{self.module}:{self.attribute}'{where}. "
+                f"There is no module {error.name!r} for '{self.module}:{self.attribute}'{where}. "
                 f"{near}Run from the folder that holds it, or name that folder with --app-dir."
             )
         return UsageError(

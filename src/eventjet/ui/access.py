@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eventjet.shown import cut, printable
@@ -35,6 +36,8 @@ _TOKEN_BYTES = 32
 _ACTOR_MAX = 200
 _FORM_MAX = 100_000
 """Bytes of a form."""
+_FORM_S = 15.0
+"""How long a form may take to arrive whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,8 @@ async def may_still_look(request: Request) -> bool:
 async def form_of(request: Request) -> dict[str, str]:
     """The fields of a form that changes something. Raises `HTTPException` where its sender may not, or did not send it.
 
-    403 for whoever may only look, and for a form that another site had the browser send.
+    403 for whoever may only look, and for a form that another site had the browser send; 408 for one that does not
+    arrive whole in 15 seconds (RFC 9110, section 15.5.9).
     """
     visitor = visitor_of(request)
     if not visitor.may_act:
@@ -134,8 +138,11 @@ async def form_of(request: Request) -> dict[str, str]:
         raise HTTPException(403, "This form was sent from another site. Nothing was done.")
     if int(request.headers.get("content-length") or 0) > _FORM_MAX:
         raise HTTPException(413, "This form is larger than any of the console's. Nothing was done.")
-    async with request.form(max_files=0, max_fields=100, max_part_size=_FORM_MAX) as form:
-        fields = {name: value for name, value in form.items() if isinstance(value, str)}
+    try:
+        async with asyncio.timeout(_FORM_S), request.form(max_files=0, max_fields=100, max_part_size=_FORM_MAX) as form:
+            fields = {name: value for name, value in form.items() if isinstance(value, str)}
+    except (TimeoutError, ClientDisconnect):
+        raise HTTPException(408, "This form did not arrive whole. Nothing was done; send it again.") from None
     known = request.cookies.get(_COOKIE, "")
     if not _is_token(known) or not secrets.compare_digest(fields.pop(TOKEN, "").encode(), known.encode()):
         raise HTTPException(403, "This form is not of this console, or it is an old one. Open the page again.")

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from eventjet.ui.access import may_still_look
 
@@ -44,8 +45,7 @@ class Stream:
         """Sends each part as one message. Raises `HTTPException` 503 where too many are open."""
         if self._streams.open >= STREAMS_MAX:
             raise HTTPException(503, f"{STREAMS_MAX} live pages are open at once; close one and load this one again.")
-        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-        return StreamingResponse(self._sent(parts), media_type="text/event-stream", headers=headers)
+        return _LiveResponse(self._streams, self._sent(parts))
 
     async def pause(self, seconds: float) -> bool:
         """Let time pass; False when the stream is to end."""
@@ -65,13 +65,25 @@ class Stream:
         return True
 
     async def _sent(self, parts: AsyncIterator[str]) -> AsyncGenerator[str]:
-        self._streams.open += 1
+        yield "retry: 2000\n\n"
+        async for part in parts:
+            if not await self._goes_on():
+                return
+            yield "".join(f"data: {line}\n" for line in part.splitlines()) + "\n"
+
+
+class _LiveResponse(StreamingResponse):
+    """Counts from when it is made, so that requests of the same moment cannot all pass the limit."""
+
+    def __init__(self, streams: Streams, parts: AsyncIterator[str]) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(parts, media_type="text/event-stream", headers=headers)
+        self._streams = streams
+        streams.open += 1
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            yield "retry: 2000\n\n"
-            async for part in parts:
-                if not await self._goes_on():
-                    return
-                yield "".join(f"data: {line}\n" for line in part.splitlines()) + "\n"
+            await super().__call__(scope, receive, send)
         finally:
             self._streams.open -= 1
 

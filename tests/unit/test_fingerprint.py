@@ -1,0 +1,169 @@
+"""The fingerprint of a projection's code: which changes it sees, and which it passes over."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from eventjet import App
+from eventjet.projections.fingerprint import fingerprint
+
+SOURCE = '''
+from dataclasses import dataclass, replace
+
+from sqlalchemy import Column, Integer, MetaData, String, Table
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from eventjet import App, Recorded, SqlProjection, aggregate, entries, event, projection
+
+RATE = 2
+UNUSED = 1
+
+
+@event("shop.sold")
+class Sold:
+    pieces: int
+
+
+@event("shop.closed")
+class Closed:
+    pass
+
+
+Happened = Sold | Closed
+
+
+@aggregate("shop")
+class Shop:
+    sold: int = 0
+
+    def evolve(self, event: Happened) -> "Shop":
+        return self
+
+
+@dataclass(frozen=True)
+class Row:
+    id: str
+    pieces: int = 0
+
+    def plus(self, pieces: int) -> "Row":
+        return replace(self, pieces=self.pieces + pieces)
+
+
+metadata = MetaData()
+table = Table("sales", metadata, Column("id", String(20), primary_key=True), Column("pieces", Integer, nullable=False))
+other = Table("other", metadata, Column("id", String(20), primary_key=True), Column("pieces", Integer, nullable=False))
+
+
+def weighed(pieces: int) -> int:
+    """Pieces at their rate."""
+    return doubled(pieces)
+
+
+def doubled(pieces: int) -> int:
+    return pieces * RATE
+
+
+def unused() -> int:
+    return 1
+
+
+@projection("sales", table=table)
+def sales(row: Row | None, event: Recorded[Happened]) -> Row:
+    # A comment.
+    row = row or Row(event.aggregate_id)
+    return row.plus(weighed(event.data.pieces)) if isinstance(event.data, Sold) else row
+
+
+by_hand = SqlProjection("by_hand", tables=[other])
+
+
+@by_hand.handler
+async def sell(event: Recorded[Sold], connection: AsyncConnection) -> None:
+    await connection.execute(other.insert().values(id=str(event.position), pieces=doubled(event.data.pieces)))
+
+
+app = App("shop", aggregates=[Shop], projections=[sales, by_hand])
+'''
+
+Load = Callable[[str], App]
+
+
+@pytest.fixture
+def load(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Load:
+    """Gives the app of a source, each time as a module of its own."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    count = 0
+
+    def loaded(source: str) -> App:
+        nonlocal count
+        count += 1
+        name = f"fingerprinted_{count}"
+        (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
+        importlib.invalidate_caches()
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        return importlib.import_module(name).app
+
+    return loaded
+
+
+SAME = {
+    "a comment": ("# A comment.", "# Another one."),
+    "layout": ("return doubled(pieces)", "return doubled(\n        pieces\n    )"),
+    "a docstring": ('"""Pieces at their rate."""', '"""As the rate has it."""'),
+    "a helper that it does not use": ("def unused() -> int:\n    return 1", "def unused() -> int:\n    return 2"),
+    "a constant that it does not use": ("UNUSED = 1", "UNUSED = 2"),
+    "a table": ("String(20)", "String(30)"),
+    "a field of an event": ("    pieces: int\n\n\n@event", "    pieces: int\n    price: int = 0\n\n\n@event"),
+    "an aggregate": ("    sold: int = 0", "    sold: int = 1"),
+}
+OTHER = {
+    "the fold": ("row = row or Row(event.aggregate_id)", 'row = row or Row("x")'),
+    "the row class": ("pieces=self.pieces + pieces)", "pieces=self.pieces - pieces)"),
+    "a helper": ("return doubled(pieces)", "return doubled(pieces) + 1"),
+    "a helper's helper": ("return pieces * RATE", "return pieces * RATE * RATE"),
+    "a constant of a helper": ("RATE = 2", "RATE = 3"),
+    "which events it takes": ("Happened = Sold | Closed", "Happened = Closed | Sold"),
+}
+
+
+def test_the_same_code_has_the_same_fingerprint(load: Load) -> None:
+    first, second = load(SOURCE), load(SOURCE)
+    for name in ("sales", "by_hand"):
+        assert fingerprint(first.projections[name]) == fingerprint(second.projections[name]) != ""
+
+
+@pytest.mark.parametrize("change", SAME)
+def test_a_change_that_makes_the_same_rows_is_passed_over(load: Load, change: str) -> None:
+    before, after = SAME[change]
+    assert before in SOURCE
+    first, second = load(SOURCE), load(SOURCE.replace(before, after))
+    for name in ("sales", "by_hand"):
+        assert fingerprint(first.projections[name]) == fingerprint(second.projections[name])
+
+
+@pytest.mark.parametrize("change", OTHER)
+def test_a_change_that_may_make_other_rows_is_seen(load: Load, change: str) -> None:
+    before, after = OTHER[change]
+    assert before in SOURCE
+    first, second = load(SOURCE), load(SOURCE.replace(before, after))
+    assert fingerprint(first.projections["sales"]) != fingerprint(second.projections["sales"])
+
+
+def test_a_handler_of_sql_by_hand_is_part_of_it(load: Load) -> None:
+    first = load(SOURCE)
+    for before, after in (("id=str(event.position)", 'id="x"'), ("return pieces * RATE", "return pieces")):
+        second = load(SOURCE.replace(before, after))
+        assert fingerprint(first.projections["by_hand"]) != fingerprint(second.projections["by_hand"])
+
+
+def test_code_without_a_source_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("typed_into_a_console")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(SOURCE, vars(module))
+    assert fingerprint(module.app.projections["sales"]) == ""
