@@ -132,7 +132,7 @@ with its as (
     select t.*, quote_ident(t.attname) as name, to_jsonb(t) ->> 'attcompression' as compression
       from pg_attribute t where t.attrelid = :oid and t.attnum > 0 and not t.attisdropped
 ), rules as (
-    select * from pg_constraint where conrelid = :oid and contype in ('c', 'u', 'p', 'x')
+    select * from pg_constraint where conrelid = :oid and contype in ('c', 'u', 'p', 'x', 'f')
 ), indexes as (
     select c.oid, c.relname, c.reloptions, c.reltablespace, i.indisclustered, i.indisreplident,
            exists (select from rules k where k.conindid = c.oid) as is_of_rule
@@ -163,7 +163,8 @@ select 'collation ' || attname || ' ' || attcollation, 'the collation of the col
 union all
 select 'sequence ' || relname, 'the sequence ' || relname || ' of the column ' || attname, '', null, '' from sequences
 union all
-select 'constraint ' || conname, 'the constraint ' || conname, pg_get_constraintdef(oid), null, '' from rules
+select 'constraint ' || conname, case contype when 'f' then 'the foreign key ' else 'the constraint ' end || conname,
+       pg_get_constraintdef(oid), null, '' from rules
 union all
 select 'index ' || relname, case when is_of_rule then '' else 'the index ' || relname end, '', null, '' from indexes
 union all
