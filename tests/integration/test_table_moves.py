@@ -11,7 +11,8 @@ import pytest
 from sqlalchemy import Column, Connection, Engine, Index, Integer, MetaData, String, Table, UniqueConstraint
 from sqlalchemy.exc import DBAPIError
 
-from eventjet.errors import RebuildRefused, UsageError
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import PromotionRefused, RebuildRefused, UsageError
 from eventjet.rebuild import rebuild
 from eventjet.rebuild.spaces import orphaned, remove_orphaned
 from eventjet.sql.checkpoint import DECLARED
@@ -19,12 +20,15 @@ from eventjet.sql.database import Database
 from eventjet.sql.dialect import TableRef, dialect_of, verbatim
 from eventjet.sql.exchange import dependents, undeclared
 from eventjet.sql.locations import create_tables, located
+from eventjet.sql.promotion import promote
 from eventjet.sql.resetting import reset
 from eventjet.sql.retired_tables import retire
 from tests.among import LOCAL, told_as
+from tests.integration.deploys import NEWER
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import BALANCES
 from tests.integration.rebuild_log import Book, remains
+from tests.integration.revision_log import init, old_deploy
 
 TABLE = Table(
     "plain",
@@ -64,23 +68,31 @@ DEPENDENTS = [
     ("create publication p for tables in schema public", "the publication p"),
     ("create statistics s on a, b from plain", "the statistics object s"),
     (
-        "create function t() returns trigger language plpgsql as 'begin return new; end'; "
-        "create trigger seen before insert on plain for each row execute function t()",
+        (
+            "create function t() returns trigger language plpgsql as 'begin return new; end'; "
+            "create trigger seen before insert on plain for each row execute function t()"
+        ),
         "the trigger seen",
     ),
     (
-        "create function t() returns trigger language plpgsql as 'begin return new; end'; create table o (id int); "
-        "create constraint trigger seen after insert on o from plain for each row execute function t()",
+        (
+            "create function t() returns trigger language plpgsql as 'begin return new; end'; create table o (id int); "
+            "create constraint trigger seen after insert on o from plain for each row execute function t()"
+        ),
         "the trigger seen on table o",
     ),
     (
-        "create function f(int) returns plain language sql as 'select null::plain'; create cast (int as plain) "
-        "with function f(int)",
+        (
+            "create function f(int) returns plain language sql as 'select null::plain'; create cast (int as plain) "
+            "with function f(int)"
+        ),
         "the cast from integer to plain",
     ),
     (
-        "create function f(plain, plain) returns bool language sql as 'select true'; "
-        "create operator === (leftarg = plain, rightarg = plain, function = f)",
+        (
+            "create function f(plain, plain) returns bool language sql as 'select true'; "
+            "create operator === (leftarg = plain, rightarg = plain, function = f)"
+        ),
         "the operator ===(plain,plain)",
     ),
     (
@@ -335,13 +347,13 @@ async def test_a_revoked_right_does_not_come_back_by_a_rebuild(postgres_book: Bo
 async def test_what_is_declared_is_made_by_a_rebuild(postgres_book: Book) -> None:
     postgres_book.fill(200)
     app = postgres_book.altered(
-        ("from sqlalchemy import String, Table", "from sqlalchemy import String, Table, text, UniqueConstraint\n"
-         "from sqlalchemy.dialects.postgresql import ExcludeConstraint"),
+        ("from sqlalchemy import String, Table", ("from sqlalchemy import String, Table, text, UniqueConstraint\n"
+         "from sqlalchemy.dialects.postgresql import ExcludeConstraint")),
         ('CheckConstraint("events >= 0"),',
-         'CheckConstraint("events >= 0"), ExcludeConstraint((text("account_id"), "="), using="btree", name="apart"),'
+         ('CheckConstraint("events >= 0"), ExcludeConstraint((text("account_id"), "="), using="btree", name="apart"),'
          'UniqueConstraint("account_id", "owner", name="once", deferrable=True, postgresql_include=["kind"]),'
          'Index("ix_few", text("lower(owner)"), postgresql_where=text("events > 3")), prefixes=["UNLOGGED"],'
-         'comment="declared", postgresql_with={"fillfactor": 70},'),
+         'comment="declared", postgresql_with={"fillfactor": 70},')),
         ('Column("kind", Enum', 'Column("kind", comment="its kind", type_=Enum'),
     )  # fmt: skip
     query = """
@@ -437,6 +449,30 @@ def test_a_retired_table_that_something_depends_on_is_not_dropped(ledger: Ledger
     ledger.execute("drop view seen")
     with ledger.where.sync_engine().begin() as connection:
         retire(connection, "balances", 1, [])
+
+
+def test_a_view_that_could_not_be_used_with_the_other_table_keeps_it_from_the_declared_name(
+    eventjet_nats: NatsServer, database: str
+) -> None:
+    ledger = old_deploy(eventjet_nats.url, database)
+    init(ledger, "fold")
+    assert promote(ledger.where, NEWER) is not None
+    ledger.execute("create view seen as select cents from balances")
+    with pytest.raises(PromotionRefused, match="seen"):
+        promote(ledger.where, BALANCES)
+    assert list(ledger.execute("select * from seen")) == []
+    ledger.execute("drop view seen")
+    assert promote(ledger.where, BALANCES) is not None
+
+
+def test_what_stays_with_the_table_that_leaves_is_logged(
+    eventjet_nats: NatsServer, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = old_deploy(eventjet_nats.url, database)
+    init(ledger, "fold")
+    ledger.execute("alter table balances add column note text default 'none'")
+    assert promote(ledger.where, NEWER) is not None
+    assert "the column note of balances, the default of the column note of balances stay with" in caplog.text
 
 
 async def again(book: Book) -> None:

@@ -155,8 +155,8 @@ select 'default ' || attname,
        case attgenerated when '' then 'the default of the column ' else 'how it generates the column ' end || name,
        '', null, '' from columns where atthasdef
 union all
-select 'identity ' || attname || ' ' || attidentity::text, 'the identity of the column ' || name, '', null, '' from columns
- where attidentity <> ''
+select 'identity ' || attname || ' ' || attidentity::text, 'the identity of the column ' || name, '', null, ''
+  from columns where attidentity <> ''
 union all
 select 'collation ' || attname || ' ' || attcollation, 'the collation of the column ' || name, '', null, ''
   from columns join pg_type y on y.oid = atttypid where attcollation <> typcollation
