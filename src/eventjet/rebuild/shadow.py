@@ -98,6 +98,16 @@ class Shadow(Generic[R_co]):
     def check_swappable(self, connection: Connection) -> None:
         """Raise `RebuildRefused` for what a swap could not carry; only looks."""
         dialect = dialect_of(connection)
+        tables = () if self._by_hand else self.resolved.tables
+        keys = [key for table in tables for key in table.foreign_key_constraints]
+        if keys:
+            # The rows of a fold are loaded without the table that they refer to.
+            named = listed([f"the foreign key to {key.referred_table.name}" for key in keys])
+            raise RebuildRefused(
+                self.resolved.name,
+                f"its table declares {named}, which the table that is loaded could not have",
+                "Take it out of the declaration, or make the projection one of SQL by hand.",
+            )
         live = checkpoint.read(connection, self.resolved.name, self.resolved.revision)
         leaving = dialect.find_tables(connection, self._names, live.location if live else DECLARED)
         with ExitStack() as stack:
@@ -249,12 +259,6 @@ class Shadow(Generic[R_co]):
         """Refuse by name what would be lost with the live tables, `leaving`, or that those `coming` lack."""
         dialect = dialect_of(connection)
         hanging = dependents(connection, leaving)
-        if not self._by_hand:
-            hanging += [
-                f"the foreign key to {key.referred_table.name}, which {table.name} declares"
-                for table in self.resolved.tables
-                for key in table.foreign_key_constraints
-            ]
         if hanging:
             raise RebuildRefused(
                 self.resolved.name,

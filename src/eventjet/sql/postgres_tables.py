@@ -116,7 +116,8 @@ select 'the inheritance from ' || inhparent::regclass from pg_inherits where inh
 union
 select 'the type ' || reloftype::regtype from pg_class where oid = :oid and reloftype <> 0
 union
-select 'what makes it another thing than a plain table' from pg_class where oid = :oid and relkind <> 'r'
+select case relkind when 'p' then 'the partitioning' when 'f' then 'the foreign server' else 'what is no table' end
+  from pg_class where oid = :oid and relkind <> 'r'
 union
 select 'the extension ' || e.extname from pg_depend d join pg_extension e on e.oid = d.refobjid
  where d.classid = 'pg_class'::regclass and d.objid = :oid and d.refclassid = 'pg_extension'::regclass
