@@ -17,7 +17,7 @@ from eventjet.rebuild import rebuild
 from eventjet.rebuild.spaces import orphaned, remove_orphaned
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import Database
-from eventjet.sql.dialect import TableRef, dialect_of, verbatim
+from eventjet.sql.dialect import TableName, TableRef, dialect_of, verbatim
 from eventjet.sql.exchange import dependents, undeclared
 from eventjet.sql.locations import create_tables, located
 from eventjet.sql.promotion import promote
@@ -250,7 +250,7 @@ def test_only_what_goes_with_a_table_of_sqlite_keeps_it_and_what_names_it_keeps_
             "create trigger own after insert on plain begin select 1; end",
         ):
             connection.exec_driver_sql(statement)
-        tables = {NAME: there(connection)}
+        tables: dict[TableName, TableRef] = {NAME: there(connection)}
         assert dependents(connection, tables) == ["the trigger own on plain"]
         assert dependents(connection, tables, for_good=True) == [
             "the trigger own on plain",
