@@ -269,7 +269,7 @@ class DialectContract:
             assert found is not None
             known = dialect.identify(connection, found)
             assert known == dialect.identify(connection, found)
-            assert dialect.obstacles(connection, found, []) == []
+            assert dialect.dependents(connection, found, [], for_good=True) == []
             home = dialect.home(connection)
         with engine.begin() as connection:
             connection.execute(table.insert().values(id="a", index=0))

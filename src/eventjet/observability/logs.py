@@ -125,11 +125,17 @@ TAKE_OVER_REFUSED = LogEvent("eventjet.take_over_refused", _W, "%(reason)s", "A 
 TOOK_OVER = LogEvent(
     "eventjet.took_over", _I, "%(name)s took over from revision %(before)s", "Readers see a newer revision."
 )
-INDEXES_LEFT = LogEvent(
-    "eventjet.indexes_left",
+FEATURES_LEFT = LogEvent(
+    "eventjet.features_left",
     _W,
-    "%(name)s: the indexes %(indexes)s stay with the table that leaves",
-    "They are not declared.",
+    "%(name)s: %(features)s stay with the table that leaves",
+    "The newer revision does not declare them.",
+)
+REMAINS_LEFT = LogEvent(
+    "eventjet.remains_left",
+    _W,
+    "%(name)s, made by a rebuild, is not removed: %(reason)s",
+    "The next rebuild tries again.",
 )
 HTTP = LogEvent(
     "eventjet.http",

@@ -2,54 +2,55 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
 from psycopg import sql
-from sqlalchemy import (
-    CheckConstraint,
-    Column,
-    Connection,
-    Engine,
-    Enum,
-    PrimaryKeyConstraint,
-    Table,
-    UniqueConstraint,
-    make_url,
-    select,
-    text,
-)
-from sqlalchemy.dialects import postgresql
+from sqlalchemy import Column, Connection, Engine, Table, make_url, select, text
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable
 
 from eventjet import failpoints
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import runs
-from eventjet.rebuild.runs import PURPOSE, RunSpace, Target, columns_alone, refusals, shown
+from eventjet.rebuild.runs import PURPOSE, RunSpace, Target, refusals, shown
 from eventjet.sql.checkpoint import names_of
 from eventjet.sql.database import BULK, Database
-from eventjet.sql.dialect import qualified, verbatim
+from eventjet.sql.dialect import comments, qualified, verbatim
 from eventjet.sql.exchange import Exchange, Move, bounded
-from eventjet.sql.locations import creation, recorded
+from eventjet.sql.locations import recorded
 from eventjet.sql.own_tables import projections, quarantine, rebuilds
+from eventjet.sql.postgres_tables import make
 
 _STRANGE_WRITES = text(
     "select schemaname || '.' || relname from pg_stat_xact_user_tables "
     "where n_tup_ins + n_tup_upd + n_tup_del > 0 and schemaname <> :schema and schemaname !~ '^pg_temp' order by 1"
 )
-_AS_WRITTEN = postgresql.dialect(paramstyle="named")
-"""Doubles no percent signs for a driver."""
+_COPY = re.compile(r"eventjet_live_[0-9]+")
+_MADE = text("select obj_description(oid, 'pg_namespace') from pg_namespace where nspname = :schema")
+_TABLES = text("select tablename from pg_tables where schemaname = :schema order by 1")
+_IS_LOGGED = text("select relpersistence = 'p' from pg_class where oid = to_regclass(:name)")
+_RULES = text("""
+select conname, pg_get_constraintdef(oid), case contype when 'c' then pg_get_expr(conbin, conrelid) end
+  from pg_constraint where conrelid = to_regclass(:name) and contype in ('p', 'u', 'x', 'c')
+ order by contype <> 'p', conname
+""")
+_INDEXES = text("""
+select indexrelid::regclass, pg_get_indexdef(indexrelid)
+  from pg_index where indrelid = to_regclass(:name) order by indexrelid::regclass::text
+""")
 _LAST_NUMBER = text("select pg_sequence_last_value(to_regclass(pg_get_serial_sequence(:name, :column)))")
 
 
 class PostgresSpace(RunSpace):
-    """Two schemas, of the run's tables and of those they replace."""
+    """A schema of the run's own, whose comment lists the tables that the run makes there."""
 
-    suffixes = ("", "_old")
+    suffixes = ("",)
     copied_as = "unlogged table"
 
     def __init__(self, database: Database, run: str) -> None:
@@ -58,8 +59,8 @@ class PostgresSpace(RunSpace):
         self.attached = self.location = f"ej_{run}"
         self._purpose = f"{PURPOSE} {run}"
         self.live = database.sync_engine(self._purpose)
-        self._replaced = f"ej_{run}_old"
         self._claim = {"claim": f"eventjet-run-{run}"}
+        self._bare: dict[str, _Bare] = {}
 
     @staticmethod
     def names(connection: Connection, database: Database) -> list[str]:  # noqa: ARG004 - as SQLite's
@@ -125,31 +126,28 @@ class PostgresSpace(RunSpace):
         return self._first_in_path("-c synchronous_commit=off").engine(self._purpose, BULK)
 
     def create(self, tables: Sequence[Table], *, bare: bool) -> None:
-        """Bare ones are unlogged, and have no keys or indexes: those are cheaper made at once, after the load."""
+        """Bare ones are unlogged, and have no rules or indexes: those are cheaper made at once, after the load."""
+        own = (projections.name, rebuilds.name, quarantine.name)
         with self.live.begin() as connection:
-            for column in (column for table in tables for column in table.columns):
-                if isinstance(column.type, Enum) and column.type.native_enum:
-                    column.type.create(connection, checkfirst=True)
-            for schema in (self.attached, self._replaced):
-                connection.execute(verbatim(f"create schema {qualified(None, schema)}"))
-            for statement in (
-                [CreateTable(columns_alone(table, table.name, "UNLOGGED")) for table in tables]
-                if bare
-                else creation(tables)
-            ):
-                connection.execute(statement)
+            schema = qualified(None, self.attached)
+            made = json.dumps([*(table.name for table in tables), *own]).replace("'", "''")
+            connection.execute(verbatim(f"create schema {schema}"))
+            connection.execute(verbatim(f"comment on schema {schema} is '{made}'"))
+            make(connection, tables)
+            if bare:
+                self._bare = {table.name: _strip(connection, qualified(self.attached, table.name)) for table in tables}
             # A crash of the server empties them, and the next batch finds that out.
-            for own in (projections.name, rebuilds.name, quarantine.name):
-                name = qualified(self.attached, own)
-                connection.execute(verbatim(f"create unlogged table {name} (like {own} including all)"))
+            for name in own:
+                copied = qualified(self.attached, name)
+                connection.execute(verbatim(f"create unlogged table {copied} (like {name} including all)"))
 
     def finish(self, projection: str, tables: Sequence[Table], *, bare: bool) -> None:
-        if bare:
-            with self.live.begin() as connection:
-                for table in tables:
-                    connection.execute(verbatim(f"alter table {qualified(self.attached, table.name)} set logged"))
-                    _add_keys(connection, projection, table)
-                failpoints.reach("rebuild.keys_made")
+        with self.live.begin() as connection:
+            for table in tables if bare else ():
+                self._bare[table.name].clothe(connection, projection, qualified(self.attached, table.name), table)
+            for statement in comments(tables):
+                connection.execute(statement)
+            failpoints.reach("rebuild.keys_made")
         with self.live.begin() as connection:
             for table in tables:
                 connection.execute(verbatim(f"analyze {qualified(self.attached, table.name)}"))
@@ -169,7 +167,7 @@ class PostgresSpace(RunSpace):
 
     def exchange(self, connection: Connection, resolved: AnyResolved, location: str) -> Exchange:
         names = names_of(recorded(resolved))
-        leaving = [Move(name, location, self._replaced) for name in names]
+        leaving = [Move(name, location, None) for name in names]
         return Exchange(connection, leaving, [Move(name, self.attached, location) for name in names])
 
     def strange_writes(self, connection: Connection) -> list[str]:
@@ -198,15 +196,23 @@ class PostgresSpace(RunSpace):
             with engine.begin() as connection:
                 self.clear(connection)
                 runs.close_run(connection, self.run)
-        except SQLAlchemyError:
+        except SQLAlchemyError as error:
+            runs.say_left(self.attached, error)
             with suppress(SQLAlchemyError), engine.begin() as connection:
                 runs.release(connection, self.run)
 
     def clear(self, connection: Connection) -> None:
-        """What its tasks are still writing would have to be waited for, so their sessions are ended."""
+        """Drop what the run made, and neither what others have put there nor what they have made depend on it.
+
+        What its tasks are still writing would have to be waited for, so their sessions are ended.
+        """
         self._end_sessions(connection)
-        for schema in (self.attached, self._replaced):
-            connection.execute(verbatim(f"drop schema if exists {qualified(None, schema)} cascade"))
+        made = set(json.loads(connection.scalar(_MADE, {"schema": self.attached}) or "[]"))
+        there = connection.scalars(_TABLES, {"schema": self.attached}).all()
+        names = [qualified(self.attached, name) for name in there if name in made or _COPY.fullmatch(name)]
+        if names:
+            connection.execute(verbatim(f"drop table {', '.join(names)} restrict"))
+        connection.execute(verbatim(f"drop schema if exists {qualified(None, self.attached)} restrict"))
 
     def _end_sessions(self, connection: Connection) -> None:
         query = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = :purpose"
@@ -228,24 +234,46 @@ class PostgresSpace(RunSpace):
             return connection.scalar(text("select current_schemas(false)")) or ()
 
 
-def _add_keys(connection: Connection, projection: str, table: Table) -> None:
-    """The constraints and indexes that a bare table lacks; raises `RowsRefused` for rows that break one."""
-    for constraint in sorted(table.constraints, key=lambda one: not isinstance(one, PrimaryKeyConstraint)):
-        if isinstance(constraint, CheckConstraint):
-            with refusals(projection, partial(_breaker, connection, table, constraint)), connection.begin_nested():
-                connection.execute(AddConstraint(constraint))
-        elif isinstance(constraint, PrimaryKeyConstraint | UniqueConstraint):
+@dataclass(frozen=True, slots=True)
+class _Bare:
+    """What a table was stripped of for the load."""
+
+    is_logged: bool
+    rules: Sequence[tuple[str, str, str | None]]
+    """(name, definition, expression of a check), keys first."""
+    indexes: Sequence[str]
+
+    def clothe(self, connection: Connection, projection: str, name: str, table: Table) -> None:
+        """Give it back; raises `RowsRefused` for rows that break a rule."""
+        if self.is_logged:
+            connection.execute(verbatim(f"alter table {name} set logged"))
+        for rule, definition, check in self.rules:
+            add = verbatim(f"alter table {name} add constraint {qualified(None, rule)} {definition}")
+            with refusals(projection, partial(_breaker, connection, table, check)), connection.begin_nested():
+                connection.execute(add)
+        for index in self.indexes:
             with refusals(projection):
-                connection.execute(AddConstraint(constraint))
-    for index in sorted(table.indexes, key=lambda one: str(one.name)):
-        with refusals(projection):
-            connection.execute(CreateIndex(index))
+                connection.execute(verbatim(index))
 
 
-def _breaker(connection: Connection, table: Table, rule: CheckConstraint) -> str:
+def _strip(connection: Connection, name: str) -> _Bare:
+    """Take from an empty table what would slow a load."""
+    is_logged = bool(connection.scalar(_IS_LOGGED, {"name": name}))
+    rules = [(str(rule), str(made), check) for rule, made, check in connection.execute(_RULES, {"name": name})]
+    for rule, _, _ in rules:
+        connection.execute(verbatim(f"alter table {name} drop constraint {qualified(None, rule)}"))
+    indexes = connection.execute(_INDEXES, {"name": name}).all()
+    for index, _ in indexes:
+        connection.execute(verbatim(f"drop index {index}"))
+    if is_logged:
+        connection.execute(verbatim(f"alter table {name} set unlogged"))
+    return _Bare(is_logged, rules, [str(made) for _, made in indexes])
+
+
+def _breaker(connection: Connection, table: Table, check: str | None) -> str:
     """One row that breaks a check."""
+    if check is None:
+        return ""
     keys = list(table.primary_key.columns)
-    said = rule.sqltext.compile(dialect=_AS_WRITTEN, compile_kwargs={"literal_binds": True})
-    broken = verbatim(f"not ({said})")
-    values = connection.execute(select(*keys).where(broken).limit(1)).first()
+    values = connection.execute(select(*keys).where(verbatim(f"not ({check})")).limit(1)).first()
     return "" if values is None else f"the row of {shown(keys, tuple(values))}"

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
 
 from eventjet import failpoints
 from eventjet.errors import RebuildError, UsageError
@@ -255,5 +256,10 @@ def _candidate(database: Database, resolved: AnyResolved, connection: Connection
             Shadow(database, resolved).check_swappable(connection)
         except RebuildError as error:
             refusal = str(error)
+        except DBAPIError as error:
+            if not database.dialect.is_forbidden(error):
+                raise
+            # As it would be refused to the rebuild: both make tables as they are declared, to compare them.
+            refusal = str(error.orig).partition("\n")[0]
     position, state = (held.position, held.state) if held is not None else (None, None)
     return Candidate(resolved.name, resolved.revision, route_of(resolved), position, state, refusal)

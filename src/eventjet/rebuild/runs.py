@@ -39,6 +39,8 @@ _log = logging.getLogger(__name__)
 PURPOSE = "eventjet rebuild"
 """What a database shows of sessions that are not one run's own, or outlive it."""
 
+_log = logging.getLogger(__name__)
+
 LEASE_S = 30.0
 RENEW_S = 5.0
 
@@ -220,14 +222,16 @@ def _reason(error: Exception, row: str) -> str:
     return "; ".join(line.strip().rstrip(".") for line in lines if line.strip())
 
 
-def columns_alone(table: Table, name: str, *prefixes: str) -> Table:
+def say_left(name: str, error: SQLAlchemyError) -> None:
+    """Log that what a run made is still there."""
+    reason = str(error.orig if isinstance(error, DBAPIError) else error)
+    logs.REMAINS_LEFT.tell(_log, name=name, reason="; ".join(line for line in reason.splitlines() if line))
+
+
+def columns_alone(table: Table, name: str) -> Table:
     """A table beside another one, of the same columns, without any constraint or index."""
-    columns: list[Column[Any]] = []
-    for column in table.columns:
-        kept: dict[str, Any] = {"key": column.key, "nullable": column.nullable, "comment": column.comment}
-        default = getattr(column.server_default, "arg", None)
-        columns.append(Column(column.name, column.type, server_default=default, **kept))
-    return Table(name, MetaData(), *columns, schema=table.schema, prefixes=[*prefixes])
+    columns = [Column(one.name, one.type, key=one.key, nullable=one.nullable) for one in table.columns]
+    return Table(name, MetaData(), *columns, schema=table.schema)
 
 
 def new_run() -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Generic, TypeAlias, TypeVar
 
 from sqlalchemy import Connection, MetaData, Table, delete, func, insert, select
@@ -22,7 +22,7 @@ from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, names_of, revisions
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import TableName, TableRef, dialect_of, listed, qualified
-from eventjet.sql.exchange import NotNow, lock_as_workers
+from eventjet.sql.exchange import NotNow, dependents, lock_as_workers, undeclared
 from eventjet.sql.locations import create_tables, located_tables, recorded
 from eventjet.sql.own_tables import projections, quarantine
 from eventjet.sql.table_identity import identities
@@ -79,6 +79,7 @@ class Shadow(Generic[R_co]):
         """Announce the run and make the empty shadow; raises `RebuildRefused` for what a swap could not carry."""
         with self.space.live.begin() as connection:
             create_tables(connection, [self.resolved] if to_swap else (), to_rebuild=True)
+        with self.space.live.begin() as connection:
             if to_swap:
                 self.check_swappable(connection)
             runs.open_run(connection, self.run, self.resolved)
@@ -96,11 +97,24 @@ class Shadow(Generic[R_co]):
 
     def check_swappable(self, connection: Connection) -> None:
         """Raise `RebuildRefused` for what a swap could not carry; only looks."""
+        dialect = dialect_of(connection)
+        tables = () if self._by_hand else self.resolved.tables
+        keys = [key for table in tables for key in table.foreign_key_constraints]
+        if keys:
+            # The rows of a fold are loaded without the table that they refer to.
+            named = listed([f"the foreign key to {key.referred_table.name}" for key in keys])
+            raise RebuildRefused(
+                self.resolved.name,
+                f"its table declares {named}, which the table that is loaded could not have",
+                "Take it out of the declaration, or make the projection one of SQL by hand.",
+            )
         live = checkpoint.read(connection, self.resolved.name, self.resolved.revision)
-        location = live.location if live else DECLARED
-        self._check_obstacles(
-            connection, location, dialect_of(connection).find_tables(connection, self._names, location)
-        )
+        leaving = dialect.find_tables(connection, self._names, live.location if live else DECLARED)
+        with ExitStack() as stack:
+            # Tables that are not there have nothing to compare, nor the types that a model would need.
+            model = stack.enter_context(dialect.modelled(connection, self.tables)) if leaving else connection
+            coming = dialect.find_tables(model, self._names, self.space.location) if leaving else {}
+            self._check_carried(connection, leaving, model, coming)
 
     def take_over_quarantine(self) -> None:
         """Obey the live quarantine, in `target.known`; the swap makes sure that people decided nothing meanwhile."""
@@ -181,7 +195,11 @@ class Shadow(Generic[R_co]):
             own = self._caught_up(live.position, tail)
             self.space.attach(connection)
             self._give_quarantine_back(connection, None if tail is None else self._decided)
-            self._check_obstacles(connection, live.location, exchange.leaving)
+            # Once more, now that the tables are locked. Where rows come and no table, that is made as it is declared.
+            if exchange.coming:
+                self._check_carried(connection, exchange.leaving, connection, exchange.coming)
+            else:
+                self.check_swappable(connection)
             self.space.carry_out(exchange, self.resolved, live.location)
             tables = recorded(self.resolved)
             known = identities(connection, tables, live.location)
@@ -231,30 +249,30 @@ class Shadow(Generic[R_co]):
     def _checkpoint(self, connection: Connection) -> Checkpoint | None:
         return checkpoint.read(connection, self.resolved.name, self.resolved.revision)
 
-    def _check_obstacles(self, connection: Connection, location: str, live: Mapping[TableName, TableRef]) -> None:
-        """Refuse by name what depends on a live table, and would stay with it."""
+    def _check_carried(
+        self,
+        connection: Connection,
+        leaving: Mapping[TableName, TableRef],
+        model: Connection,
+        coming: Mapping[TableName, TableRef],
+    ) -> None:
+        """Refuse by name what would be lost with the live tables, `leaving`, or that those `coming` lack."""
         dialect = dialect_of(connection)
-        # The shadow of a fold is made without foreign keys, also without those to its own table.
-        along = list(live.values()) if self._by_hand else []
-        located = located_tables(self.resolved, location, dialect)
-        for name, declared, table in zip(self._names, self.resolved.tables, located, strict=True):
-            found: list[str] = []
-            if not self._by_hand:
-                keys = declared.foreign_key_constraints
-                found += [f"the foreign key to {key.referred_table.name}, which it declares" for key in keys]
-            if name in live:
-                kept = [str(index.name) for index in table.indexes]
-                found += dialect.obstacles(connection, live[name], along)
-                found += [
-                    f"the index {index}, which the table does not declare"
-                    for index in dialect.indexes(connection, live[name])
-                    if index not in kept
-                ]
-            if found:
+        hanging = dependents(connection, leaving)
+        if hanging:
+            raise RebuildRefused(
+                self.resolved.name,
+                f"{listed(hanging)} would be lost by a swap, or stay with the table that leaves",
+                "Drop it, and create it again after the rebuild.",
+            )
+        for name, table in leaving.items():
+            lost = undeclared(dialect.features(connection, table), dialect.features(model, coming[name]))
+            if lost:
                 raise RebuildRefused(
                     self.resolved.name,
-                    f"the table {table.name} has {listed(found)}, which a swap cannot carry over",
-                    "Drop it and create it again after the rebuild, or declare it on the table if it is an index.",
+                    f"the table {table.name} has "
+                    + listed([f"{one}, which the table does not declare" for one in lost]),
+                    "A swap would lose it. Declare it on the table, or drop it.",
                 )
 
 

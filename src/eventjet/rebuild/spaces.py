@@ -6,7 +6,6 @@ That is listed, and removed by the next rebuild or when somebody asks.
 from __future__ import annotations
 
 import re
-from contextlib import suppress
 
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
@@ -50,11 +49,14 @@ def remove_orphaned(database: Database) -> list[str]:
     for run in {*ended, *(run for _, run in named)}:
         space = kind(database, run)
         # One that somebody else owns, or still reads, is left to the next.
-        with suppress(SQLAlchemyError), engine.begin() as connection:
-            if ended.get(run) or not space.is_claimed(connection):
-                space.clear(connection)
-                runs.close_run(connection, run)
-                removed.add(run)
+        try:
+            with engine.begin() as connection:
+                if ended.get(run) or not space.is_claimed(connection):
+                    space.clear(connection)
+                    runs.close_run(connection, run)
+                    removed.add(run)
+        except SQLAlchemyError as error:
+            runs.say_left(f"ej_{run}", error)
     return sorted(name for name, run in named if run in removed)
 
 

@@ -30,9 +30,9 @@ from eventjet.rebuild import runs
 from eventjet.rebuild.runs import PURPOSE, RunSpace, Target, refusals, shown
 from eventjet.sql.checkpoint import DECLARED, names_of
 from eventjet.sql.database import BULK, READ_ONLY, Database
-from eventjet.sql.dialect import qualified
+from eventjet.sql.dialect import creation, qualified
 from eventjet.sql.exchange import Exchange, Move, NotNow
-from eventjet.sql.locations import creation, located_tables, recorded
+from eventjet.sql.locations import located_tables, recorded
 from eventjet.sql.own_tables import metadata, rebuilds
 from eventjet.sql.sqlite import SQLITE
 

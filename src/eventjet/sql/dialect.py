@@ -18,6 +18,14 @@ from sqlalchemy import types as sa
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.schema import (
+    CreateIndex,
+    CreateTable,
+    ExecutableDDLElement,
+    SetColumnComment,
+    SetConstraintComment,
+    SetTableComment,
+)
 
 from eventjet.domain.parked import Parked
 from eventjet.errors import UsageError
@@ -56,6 +64,22 @@ class TableRef:
     def quoted(self) -> str:
         """Its qualified name in SQL."""
         return qualified(self.schema, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """Something that a table has, and that another table in its place may lack."""
+
+    key: str
+    """The same for the same thing of another table, whatever schema that is in."""
+    words: str = ""
+    """As a refusal names it; empty where nobody would miss it."""
+    definition: str = ""
+    """The same for what does the same under another name."""
+    carried: str | None = None
+    """The statement that gives it to the heir."""
+    needs: str = ""
+    """The key of what the heir must have to take it."""
 
 
 class Dialect(ColumnValues):
@@ -159,18 +183,32 @@ class Dialect(ColumnValues):
         """Move a table to a location; `schema` says where that is when a table has just left it."""
 
     def inherit(self, connection: Connection, old: TableRef, heir: TableRef, /) -> None:
-        """Give a table the owner, the storage parameters and the rights of another one."""
+        """Give a table the owner, exactly the rights, and what can be carried of the features of another one."""
 
     @abstractmethod
-    def obstacles(self, connection: Connection, table: TableRef, along: Sequence[TableRef], /) -> list[str]:
-        """What depends on a table and could not be taken over by another one, in words.
+    def dependents(
+        self, connection: Connection, table: TableRef, along: Sequence[TableRef], /, *, for_good: bool
+    ) -> list[str]:
+        """What depends on a table and would not follow its name to another one, in words; only looks.
 
-        Foreign keys between tables `along`, which move together, are no obstacle.
+        `for_good`: no other one comes, so what follows the name counts, too. Foreign keys between tables `along`, which
+        go together, do not.
         """
 
     @abstractmethod
-    def indexes(self, connection: Connection, table: TableRef, /) -> list[str]:
-        """Names of its indexes that no constraint made."""
+    def features(self, connection: Connection, table: TableRef, heir: TableRef | None = None, /) -> list[Feature]:
+        """Everything a table has that one made in its place could lack: columns, rules, indexes, settings.
+
+        The statements of what can be carried are for the `heir`.
+        """
+
+    @abstractmethod
+    def modelled(self, connection: Connection, tables: Sequence[Table], /) -> AbstractContextManager[Connection]:
+        """Make empty tables as they are declared, on another connection; afterwards they are gone."""
+
+    def broken_by_name(self, connection: Connection, /) -> set[str]:  # noqa: ARG002 - whatever depends on a table is known
+        """Views and triggers that cannot be used, as they name what is not there; only looks."""
+        return set()
 
     @abstractmethod
     def text_order(self, connection: Connection, table: TableRef, column: str, /) -> TextOrder | None:
@@ -201,7 +239,7 @@ class Dialect(ColumnValues):
 
     @abstractmethod
     def drop_tables(self, connection: Connection, tables: Sequence[TableRef], /) -> None:
-        """Drop them, whatever foreign keys are between them."""
+        """Drop them, whatever foreign keys are between them, and nothing that depends on them."""
 
     # Locks: none where one writer excludes all others. The contract holds that every other database has them.
 
@@ -320,6 +358,25 @@ def is_about_data(error: DBAPIError) -> bool:
 def is_transient(error: DBAPIError) -> bool:
     """Whether the connection, a lock, or the server failed, so that the same may succeed another time."""
     return error.connection_invalidated or any(dialect.is_transient(error) for dialect in _dialects().values())
+
+
+def creation(tables: Iterable[Table]) -> list[ExecutableDDLElement]:
+    """Statements that make the tables with all their constraints and indexes, and nothing else."""
+    found: list[ExecutableDDLElement] = []
+    for table in tables:
+        found.append(CreateTable(table))
+        found += [CreateIndex(index) for index in sorted(table.indexes, key=lambda one: str(one.name))]
+    return found
+
+
+def comments(tables: Iterable[Table]) -> list[ExecutableDDLElement]:
+    """Statements for the comments that are declared; for databases that keep any."""
+    found: list[ExecutableDDLElement] = []
+    for table in tables:
+        found += [SetTableComment(table)] if table.comment else []
+        found += [SetColumnComment(column) for column in table.columns if column.comment]
+        found += [SetConstraintComment(one) for one in table.constraints if one.comment]
+    return found
 
 
 def qualified(schema: str | None, name: str) -> str:

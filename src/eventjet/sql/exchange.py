@@ -17,7 +17,7 @@ from sqlalchemy.exc import DBAPIError
 
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.dialect import TableName, TableRef, dialect_of
+from eventjet.sql.dialect import Feature, TableName, TableRef, dialect_of
 
 T = TypeVar("T")
 
@@ -34,7 +34,8 @@ class Move:
 
     name: TableName
     before: str
-    after: str
+    after: str | None
+    """None for one that is dropped."""
 
 
 class Exchange:
@@ -80,17 +81,45 @@ class Exchange:
         for name, table in self.coming.items():
             if name in self.leaving:
                 dialect.inherit(connection, self.leaving[name], table)
+        dialect.drop_tables(connection, [self.leaving[one.name] for one in leaving if self._is_dropped(one)])
         for one in leaving:
-            if one.name in self.leaving:
+            if one.name in self.leaving and one.after is not None:
                 dialect.ensure_location(connection, one.after)
                 dialect.move_table(connection, self.leaving[one.name], one.name, one.after, None)
         for one in coming:
             left = self.leaving.get(one.name)
+            assert one.after is not None, "what comes stays"
             dialect.move_table(connection, self.coming[one.name], one.name, one.after, left.schema if left else None)
+
+    def _is_dropped(self, one: Move) -> bool:
+        return one.after is None and one.name in self.leaving
 
     def _found(self, moves: Iterable[Move]) -> dict[TableName, TableRef]:
         looked = {one.name: self._dialect.find_table(self.connection, one.name, one.before) for one in moves}
         return {name: table for name, table in looked.items() if table is not None}
+
+
+def dependents(connection: Connection, tables: Mapping[TableName, TableRef], *, for_good: bool = False) -> list[str]:
+    """What keeps tables from being moved or dropped, in words: it would be lost, or stay with the table that leaves.
+
+    Whatever moves or drops a table asks this before it begins, and again once the tables are locked. Only looks.
+    """
+    along, dialect = list(tables.values()), dialect_of(connection)
+    return [
+        f"{one} on {name[1]}"
+        for name, table in tables.items()
+        for one in dialect.dependents(connection, table, along, for_good=for_good)
+    ]
+
+
+def undeclared(old: Iterable[Feature], new: Iterable[Feature]) -> list[str]:
+    """What a table has that the one in its place lacks and that cannot be carried over, in words."""
+    there = {key for one in new for key in (one.key, one.definition) if key}
+    return [
+        one.words
+        for one in old
+        if one.words and one.carried is None and one.key not in there and one.definition not in there
+    ]
 
 
 def lock_as_workers(
@@ -134,4 +163,4 @@ def bounded(connection: Connection) -> Generator[None]:
     except DBAPIError as error:
         if not dialect.is_locked_out(error):
             raise
-        raise NotNow("another transaction holds one of the tables or checkpoints") from error
+        raise NotNow("another transaction holds, or has begun to use, one of the tables or checkpoints") from error

@@ -14,7 +14,6 @@ import json
 from collections.abc import Iterable, Sequence
 
 from sqlalchemy import Connection, Engine, MetaData, Table, inspect
-from sqlalchemy.schema import CreateIndex, CreateTable, ExecutableDDLElement
 
 from eventjet.errors import LocationTaken, NamedByHandlers, TableLost
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
@@ -183,15 +182,6 @@ def check_location(resolved: AnyResolved, location: str, dialect: Dialect) -> No
         raise NamedByHandlers(resolved)
 
 
-def creation(tables: Iterable[Table]) -> list[ExecutableDDLElement]:
-    """Statements that make the tables with all their constraints and indexes, and nothing else."""
-    found: list[ExecutableDDLElement] = []
-    for table in tables:
-        found.append(CreateTable(table))
-        found += [CreateIndex(index) for index in sorted(table.indexes, key=lambda one: str(one.name))]
-    return found
-
-
 def _give(connection: Connection, resolved: AnyResolved, *, may_create: bool = True) -> Checkpoint:
     """Decide on the location and write it into the checkpoint.
 
@@ -230,7 +220,9 @@ def _copies(tables: Sequence[Table], location: str, dialect: Dialect, *, by_hand
     """Copies of declared tables with the types that a database holds exactly, in a `MetaData` of their own."""
     together = MetaData()
     made = [table.to_metadata(together) for table in tables]
-    for table in made:
+    for table, declared in zip(made, tables, strict=True):
+        # UNLOGGED, say, which SQLAlchemy does not copy.
+        vars(table)["_prefixes"] = vars(declared)["_prefixes"]
         for column in table.columns:
             column.type = dialect.storage_type(column.type)
     for table in made if by_hand else ():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC
 from functools import cache
 from ipaddress import ip_address
@@ -26,9 +26,9 @@ from eventjet.domain.parked import Parked
 from eventjet.observability import logs
 from eventjet.projections.columns import canonical, dumps
 from eventjet.projections.row_codec import RowCodec
-from eventjet.sql import postgres_columns, postgres_settings, postgres_statements, postgres_text_order
+from eventjet.sql import postgres_columns, postgres_settings, postgres_statements, postgres_tables, postgres_text_order
 from eventjet.sql.column_fit import Fit
-from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified, verbatim
+from eventjet.sql.dialect import Dialect, Feature, SessionLimits, TableName, TableRef, qualified, verbatim
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.postgres_pipeline import is_plain_psycopg, pipelined
 from eventjet.sql.postgres_statements import CLOCK, PostgresStatements
@@ -50,8 +50,9 @@ _ABOUT_DATA = frozenset({"21", "22", "23", "44", "54"})
 """SQLSTATE classes: cardinality, data, integrity, check options, limits of a row or an index."""
 _TRANSIENT = ("08", "40", "53", "55", "57", "58", "XX", "25006", "25P03")
 """SQLSTATEs, or their classes, of faults that another try may not meet."""
-_LOCKED_OUT = ("55P03", "40P01", "57014")
-"""SQLSTATEs of a lock that was not to be had: timeout, deadlock, cancelled statement."""
+_LOCKED_OUT = ("55P03", "40P01", "57014", "2BP01")
+"""SQLSTATEs of a lock that was not to be had: timeout, deadlock, cancelled statement; and of a dependent
+that came meanwhile, and is seen by the next try."""
 _OPTIONS = frozenset(each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults())
 _TOO_LONG = "22001"
 _FORBIDDEN = "42501"
@@ -119,17 +120,23 @@ class Postgres(Dialect):
         connection.execute(verbatim(f"alter table {table.quoted()} set schema {quoted}"))
 
     def inherit(self, connection: Connection, old: TableRef, heir: TableRef) -> None:
-        """Rights on columns, and on the sequences of columns, go to the columns of the same names."""
-        name = heir.quoted()
-        for statement in connection.scalars(text(_INHERITED), {"oid": old.oid, "new": name}).all():
-            connection.execute(verbatim(str(statement).replace("%TABLE%", name)))
+        postgres_tables.inherit(connection, old, heir)
 
-    def obstacles(self, connection: Connection, table: TableRef, along: Sequence[TableRef]) -> list[str]:
-        query = _OBSTACLES.bindparams(along=[one.oid for one in along])
-        return [str(one) for one in connection.scalars(query, {"oid": table.oid})]
+    def dependents(
+        self,
+        connection: Connection,
+        table: TableRef,
+        along: Sequence[TableRef],
+        *,
+        for_good: bool,  # noqa: ARG002 - nothing follows a name
+    ) -> list[str]:
+        return postgres_tables.dependents(connection, table, along)
 
-    def indexes(self, connection: Connection, table: TableRef) -> list[str]:
-        return [str(one) for one in connection.scalars(_INDEXES, {"oid": table.oid})]
+    def features(self, connection: Connection, table: TableRef, heir: TableRef | None = None) -> list[Feature]:
+        return postgres_tables.features(connection, table, heir)
+
+    def modelled(self, connection: Connection, tables: Sequence[Table]) -> AbstractContextManager[Connection]:
+        return postgres_tables.modelled(connection, tables)
 
     def text_order(self, connection: Connection, table: TableRef, column: str) -> TextOrder | None:
         return postgres_text_order.text_order(connection, table.oid, column)
@@ -150,9 +157,9 @@ class Postgres(Dialect):
         return self.identity(connection, table)
 
     def drop_tables(self, connection: Connection, tables: Sequence[TableRef]) -> None:
-        """All in one statement, as foreign keys may be between them."""
+        """All in one statement, as foreign keys may be between them. What depends on one keeps them all."""
         if tables:
-            connection.execute(verbatim(f"drop table {', '.join(one.quoted() for one in tables)}"))
+            connection.execute(verbatim(f"drop table {', '.join(one.quoted() for one in tables)} restrict"))
 
     def lock_migrations(self, connection: Connection) -> None:
         connection.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATIONS_LOCK})
@@ -321,75 +328,3 @@ _HOME = text("""
 select concat_ws('/', system_identifier, d.oid, to_regclass('eventjet_projection')::oid)
   from pg_control_system(), pg_database d where d.datname = current_database()
 """)
-
-_OBSTACLES = text("""
-select 'the view ' || (pg_identify_object('pg_class'::regclass, r.ev_class, 0)).identity
-  from pg_depend d join pg_rewrite r on r.oid = d.objid
- where d.classid = 'pg_rewrite'::regclass and d.refclassid = 'pg_class'::regclass
-   and d.refobjid = :oid and r.ev_class <> :oid
-union
-select 'the rule ' || rulename from pg_rewrite where ev_class = :oid and rulename <> '_RETURN'
-union
-select 'the foreign key ' || conname || ' of ' || conrelid::regclass from pg_constraint
- where contype = 'f' and (conrelid = :oid or confrelid = :oid)
-   and not (conrelid = any(:along) and confrelid = any(:along))
-union
-select 'the trigger ' || tgname from pg_trigger where tgrelid = :oid and not tgisinternal
-union
-select 'the policy ' || polname from pg_policy where polrelid = :oid
-union
-select 'row-level security' from pg_class where oid = :oid and relrowsecurity
-union
-select 'the publication ' || p.pubname from pg_publication_tables p
-  join pg_class c on c.oid = :oid join pg_namespace n on n.oid = c.relnamespace
- where p.schemaname = n.nspname and p.tablename = c.relname
-union
-select 'the inheritance of ' || inhrelid::regclass from pg_inherits where inhrelid = :oid or inhparent = :oid
-union
-select 'the extended statistics ' || stxname from pg_statistic_ext where stxrelid = :oid
-union
-select 'the function ' || objid::regprocedure from pg_depend
- where classid = 'pg_proc'::regclass and refclassid = 'pg_class'::regclass and refobjid = :oid
-order by 1
-""")
-
-_INDEXES = text("""
-select c.relname from pg_index i join pg_class c on c.oid = i.indexrelid
- where i.indrelid = :oid and not exists (select from pg_constraint k where k.conindid = i.indexrelid)
- order by 1
-""")
-
-_INHERITED = """
-select 'alter table %TABLE% owner to ' || quote_ident(pg_get_userbyid(relowner)) from pg_class
- where oid = :oid and pg_get_userbyid(relowner) <> current_user
-union all
-select 'alter table %TABLE% set (' || array_to_string(reloptions, ', ') || ')' from pg_class
- where oid = :oid and reloptions is not null
-union all
-select 'grant ' || a.privilege_type || ' on %TABLE% to '
-       || case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
-       || case when a.is_grantable then ' with grant option' else '' end
-  from pg_class c cross join lateral aclexplode(c.relacl) a
- where c.oid = :oid and a.grantee <> c.relowner
-union all
-select 'grant ' || a.privilege_type || ' (' || quote_ident(t.attname) || ') on %TABLE% to '
-       || case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
-       || case when a.is_grantable then ' with grant option' else '' end
-  from pg_attribute t cross join lateral aclexplode(t.attacl) a
-  join pg_attribute h on h.attrelid = to_regclass(:new) and h.attname = t.attname and not h.attisdropped
- where t.attrelid = :oid and t.attnum > 0 and not t.attisdropped
-union all
-select 'grant ' || a.privilege_type || ' on sequence ' || o.objid::regclass || ' to '
-       || case a.grantee when 0 then 'public' else quote_ident(pg_get_userbyid(a.grantee)) end
-       || case when a.is_grantable then ' with grant option' else '' end
-  from pg_depend d
-  join pg_class s on s.oid = d.objid and s.relkind = 'S'
-  join pg_attribute t on t.attrelid = d.refobjid and t.attnum = d.refobjsubid
-  join pg_attribute h on h.attrelid = to_regclass(:new) and h.attname = t.attname and not h.attisdropped
-  join pg_depend o on o.classid = 'pg_class'::regclass and o.deptype in ('a', 'i')
-   and o.refclassid = 'pg_class'::regclass and o.refobjid = h.attrelid and o.refobjsubid = h.attnum
-  join pg_class n on n.oid = o.objid and n.relkind = 'S'
- cross join lateral aclexplode(s.relacl) a
- where d.classid = 'pg_class'::regclass and d.deptype in ('a', 'i') and d.refobjid = :oid
-   and a.grantee <> s.relowner
-"""

@@ -22,7 +22,7 @@ from eventjet.sql import checkpoint, table_identity
 from eventjet.sql.checkpoint import DECLARED, Checkpoint, names_of, revisions
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import dialect_of, listed
-from eventjet.sql.exchange import Exchange, Move, NotNow, bounded, lock_as_workers, retried
+from eventjet.sql.exchange import Exchange, Move, NotNow, bounded, dependents, lock_as_workers, retried, undeclared
 from eventjet.sql.locations import holders
 
 TAIL_S = 1.0
@@ -89,7 +89,11 @@ def attempt(connection: Connection, resolved: AnyResolved, *, epoch: int | None 
         if missing:
             raise NotNow(f"it is {missing} events behind revision {there[-1].revision}")
         _check(connection, resolved, own, exchange)
+        broken = dialect_of(connection).broken_by_name(connection)
         exchange.carry_out()
+        broken = dialect_of(connection).broken_by_name(connection) - broken
+        if broken:
+            raise PromotionRefused(resolved, f"{listed(sorted(broken))} could not be used with its table")
         failpoints.reach("takeover.moved")
         for one in there:
             location = dialect_of(connection).own_location(one.name, one.revision)
@@ -153,7 +157,10 @@ def _exchange(connection: Connection, own: Checkpoint, there: Sequence[Checkpoin
 
 
 def _check(connection: Connection, resolved: AnyResolved, own: Checkpoint, exchange: Exchange) -> None:
-    """Raise `PromotionRefused` when something depends on a table that leaves, or a stranger is in the way."""
+    """Raise `PromotionRefused` when something depends on a table that leaves, or a stranger is in the way.
+
+    What the revision that leaves has and the other one lacks, it may have been meant to lack: that is logged.
+    """
     dialect = dialect_of(connection)
     if len(exchange.coming) < len(names_of(own.tables)):
         raise PromotionRefused(resolved, f"its own tables are not in {own.location}")
@@ -168,15 +175,17 @@ def _check(connection: Connection, resolved: AnyResolved, own: Checkpoint, excha
     ]
     if strangers:
         raise PromotionRefused(resolved, f"no checkpoint knows whose {listed(strangers)} is")
-    leaving = exchange.leaving.items()
-    along = list(exchange.leaving.values())
-    hanging = [f"{one} on {name[1]}" for name, table in leaving for one in dialect.obstacles(connection, table, along)]
+    hanging = dependents(connection, exchange.leaving)
     if hanging:
         raise PromotionRefused(resolved, f"{listed(hanging)} would stay with the table that leaves")
-    declared = {str(index.name) for table in resolved.tables for index in table.indexes}
-    lost = [one for _, table in leaving for one in dialect.indexes(connection, table) if one not in declared]
-    if lost:
-        logs.INDEXES_LEFT.tell(_log, name=resolved.name, indexes=listed(lost))
+    left = [
+        f"{one} of {name[1]}"
+        for name, table in exchange.leaving.items()
+        if name in exchange.coming
+        for one in undeclared(dialect.features(connection, table), dialect.features(connection, exchange.coming[name]))
+    ]
+    if left:
+        logs.FEATURES_LEFT.tell(_log, name=resolved.name, features=listed(left))
 
 
 def _own(found: Sequence[Checkpoint], resolved: AnyResolved) -> Checkpoint:

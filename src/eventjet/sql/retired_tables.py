@@ -11,7 +11,8 @@ from eventjet.errors import UsageError
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import RETIRED, Checkpoint, names_of, revisions
-from eventjet.sql.dialect import TableRef, dialect_of
+from eventjet.sql.dialect import TableName, TableRef, dialect_of, listed
+from eventjet.sql.exchange import NotNow, bounded, dependents
 from eventjet.sql.locations import holders
 from eventjet.sql.own_tables import quarantine
 
@@ -51,14 +52,18 @@ def unused(connection: Connection, declared: Collection[AnyResolved]) -> list[Un
 def retire(connection: Connection, name: str, revision: int, declared: Collection[AnyResolved]) -> Unused:
     """Drop the tables and the location of a revision, within the caller's transaction; what was there is returned.
 
-    Raises `UsageError` for one that is declared, in use, or unknown. Declared again, it begins anew.
+    Raises `UsageError` for one that is declared, in use, or unknown, or that something depends on. Declared again, it
+    begins anew.
     """
     dropped = _droppable(connection, name, revision, declared)
     (held,) = [one for one in revisions(connection, name) if one.revision == revision]
     # Tables before checkpoints, as workers lock them.
     dialect = dialect_of(connection)
-    dialect.bound_waits(connection)
-    dialect.drop_tables(connection, _there(connection, held))
+    try:
+        with bounded(connection):
+            dialect.drop_tables(connection, list(_there(connection, held).values()))
+    except NotNow as later:
+        raise UsageError(f"{name}:{revision} is not dropped: {later}. Try again.") from None
     locked = checkpoint.lock(connection, name, revision)
     if locked is None or (locked.location, locked.tables) != (held.location, held.tables):
         raise UsageError(f"{name}:{revision} was moved meanwhile. Look again with `eventjet db unused`.")
@@ -95,19 +100,21 @@ def _described(connection: Connection, one: Checkpoint, left_s: float, declared:
         in_use = f"the worker {owner} keeps it. Stop the workers that still list it."
     elif successor is not None and one in holders(revisions(connection, one.name), successor):
         in_use = f"readers see its rows until revision {successor.revision} takes over from it."
+    elif hanging := dependents(connection, tables, for_good=True):
+        in_use = f"{listed(hanging)} would be lost or broken. Drop that first."
     return Unused(
         one.name,
         one.revision,
         one.state,
         one.location,
-        tuple(table.quoted() for table in tables),
-        sum(dialect_of(connection).count_rows(connection, table) for table in tables),
+        tuple(table.quoted() for table in tables.values()),
+        sum(dialect_of(connection).count_rows(connection, table) for table in tables.values()),
         one.position,
         owner,
         in_use,
     )
 
 
-def _there(connection: Connection, one: Checkpoint) -> list[TableRef]:
+def _there(connection: Connection, one: Checkpoint) -> dict[TableName, TableRef]:
     """The tables of a revision that are there."""
-    return list(dialect_of(connection).find_tables(connection, names_of(one.tables), one.location).values())
+    return dialect_of(connection).find_tables(connection, names_of(one.tables), one.location)

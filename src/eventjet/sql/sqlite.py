@@ -9,7 +9,7 @@ import re
 import secrets
 import sqlite3
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -42,9 +42,9 @@ from sqlalchemy.sql import quoted_name
 from eventjet.domain.parked import Parked
 from eventjet.projections.columns import Convert, dumps, loads, normaliser, plain
 from eventjet.projections.row_codec import RowCodec
-from eventjet.sql import sqlite_columns, sqlite_settings
+from eventjet.sql import sqlite_columns, sqlite_settings, sqlite_tables
 from eventjet.sql.column_fit import Fit
-from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified, verbatim
+from eventjet.sql.dialect import Dialect, Feature, SessionLimits, TableName, TableRef, qualified, verbatim
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.soundness import Soundness
 from eventjet.sql.sqlite_connections import (
@@ -67,10 +67,6 @@ _TRANSIENT = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
 _NAME = r'"(?:[^"]|"")*"|\[[^]]*\]|`[^`]*`|[^\s(]+'
 _INDEX = re.compile(rf"\s*CREATE\s+(UNIQUE\s+)?INDEX\s+(?:{_NAME})\s+ON\s+(?:{_NAME})\s*(?=\()", re.IGNORECASE)
 _TABLE = text("select name from sqlite_master where type = 'table' and lower(name) = lower(:name)")
-_TRIGGERS = text(
-    "select 'the trigger ' || name from sqlite_master "
-    "where type = 'trigger' and lower(tbl_name) = lower(:name) and name not glob 'eventjet_identity_*' order by 1"
-)
 _MARKS = text(
     "select name from sqlite_master "
     "where type = 'trigger' and lower(tbl_name) = lower(:name) and name glob 'eventjet_identity_*' order by 1"
@@ -177,12 +173,19 @@ class Sqlite(Dialect):
             kind = f"{(found[1] or '').lower()}index"
             connection.exec_driver_sql(f"create {kind} {qualified(None, own)} on {quoted[1]} {columns}")
 
-    def obstacles(self, connection: Connection, table: TableRef, along: Sequence[TableRef]) -> list[str]:  # noqa: ARG002
-        """Triggers alone: everything else refers to a table by its name."""
-        return [str(one) for one in connection.scalars(_TRIGGERS, {"name": table.name})]
+    def dependents(
+        self, connection: Connection, table: TableRef, along: Sequence[TableRef], *, for_good: bool
+    ) -> list[str]:
+        return sqlite_tables.dependents(connection, table.name, [one.name for one in along], for_good=for_good)
 
-    def indexes(self, connection: Connection, table: TableRef) -> list[str]:
-        return [str(one) for one in connection.scalars(_INDEXES, {"name": table.name})]
+    def features(self, connection: Connection, table: TableRef, heir: TableRef | None = None) -> list[Feature]:  # noqa: ARG002
+        return sqlite_tables.features(connection, table.name)
+
+    def modelled(self, connection: Connection, tables: Sequence[Table]) -> AbstractContextManager[Connection]:  # noqa: ARG002
+        return sqlite_tables.modelled(tables)
+
+    def broken_by_name(self, connection: Connection) -> set[str]:
+        return sqlite_tables.broken_by_name(connection)
 
     def text_order(self, connection: Connection, table: TableRef, column: str) -> TextOrder | None:  # noqa: ARG002
         """Every key is BINARY: see `projections.resolve`."""

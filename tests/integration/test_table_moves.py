@@ -1,0 +1,479 @@
+"""What hangs on a table that is moved, swapped or dropped: it is carried over, or it is refused by name. Never lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import Column, Connection, Engine, Index, Integer, MetaData, String, Table, UniqueConstraint
+from sqlalchemy.exc import DBAPIError
+
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import PromotionRefused, RebuildRefused, UsageError
+from eventjet.rebuild import rebuild
+from eventjet.rebuild.spaces import orphaned, remove_orphaned
+from eventjet.sql.checkpoint import DECLARED
+from eventjet.sql.database import Database
+from eventjet.sql.dialect import TableName, TableRef, dialect_of, verbatim
+from eventjet.sql.exchange import dependents, undeclared
+from eventjet.sql.locations import create_tables, located
+from eventjet.sql.promotion import promote
+from eventjet.sql.resetting import reset
+from eventjet.sql.retired_tables import retire
+from tests.among import LOCAL, told_as
+from tests.integration.deploys import NEWER
+from tests.integration.ledger_log import Ledger
+from tests.integration.projecting import BALANCES
+from tests.integration.rebuild_log import Book, remains
+from tests.integration.revision_log import init, old_deploy
+
+TABLE = Table(
+    "plain",
+    MetaData(),
+    Column("id", String(60), primary_key=True),
+    Column("a", Integer),
+    Column("b", Integer, nullable=False, server_default="1"),
+    UniqueConstraint("a", "b", name="pair"),
+    Index("ix_b", "b"),
+)
+NAME = (None, "plain")
+
+DEPENDENTS = [
+    ("create view v as select * from plain", "the view public.v"),
+    ("create materialized view v as select count(*) from plain", "the materialized view public.v"),
+    ("create rule r as on delete to plain do instead nothing", "the rule r"),
+    ("create table o (id int); create rule r as on insert to o do also delete from plain", "the rule r on table o"),
+    ("create function f(plain) returns text language sql as 'select $1.id'", "the function f(plain)"),
+    ("create function f(plain[]) returns int language sql as 'select 1'", "the function f(plain[])"),
+    ("create function f() returns setof plain language sql as 'select * from plain'", "the function f()"),
+    (
+        "create function f() returns bigint language sql begin atomic select count(*) from plain; end",
+        "the function f()",
+    ),
+    ("create domain d as plain", "the type d"),
+    ("create type t as (chosen plain)", "the column chosen of composite type t"),
+    ("create table o (chosen plain)", "the column chosen of table o"),
+    ("create table o (chosen plain[])", "the column chosen of table o"),
+    ("create table o () inherits (plain)", "the table o"),
+    ("create table o (id text references plain)", "the foreign key o_id_fkey of o"),
+    ("create table o (id int); create policy p on o using (exists (select from plain))", "the policy p on table o"),
+    ("create policy p on plain using (true)", "the policy p"),
+    ("alter table plain enable row level security", "row-level security"),
+    ("alter table plain force row level security", "row-level security"),
+    ("create publication p for all tables", "the publication p"),
+    ("create publication p for table plain", "the publication p"),
+    ("create publication p for tables in schema public", "the publication p"),
+    ("create statistics s on a, b from plain", "the statistics object s"),
+    (
+        (
+            "create function t() returns trigger language plpgsql as 'begin return new; end'; "
+            "create trigger seen before insert on plain for each row execute function t()"
+        ),
+        "the trigger seen",
+    ),
+    (
+        (
+            "create function t() returns trigger language plpgsql as 'begin return new; end'; create table o (id int); "
+            "create constraint trigger seen after insert on o from plain for each row execute function t()"
+        ),
+        "the trigger seen on table o",
+    ),
+    (
+        (
+            "create function f(int) returns plain language sql as 'select null::plain'; create cast (int as plain) "
+            "with function f(int)"
+        ),
+        "the cast from integer to plain",
+    ),
+    (
+        (
+            "create function f(plain, plain) returns bool language sql as 'select true'; "
+            "create operator === (leftarg = plain, rightarg = plain, function = f)"
+        ),
+        "the operator ===(plain,plain)",
+    ),
+    (
+        "create sequence s owned by plain.a; create table o (id int default nextval('s'))",
+        "the default value for column id of table o",
+    ),
+]
+"""(what a user makes, what is named) on PostgreSQL."""
+
+UNDECLARED = [
+    ("alter table plain add column note text", "the column note"),
+    ("alter table plain add constraint positive check (a > 0)", "the constraint positive"),
+    ("alter table plain add constraint positive check (a > 0) not valid", "the constraint positive"),
+    ("alter table plain add constraint once unique nulls not distinct (a)", "the constraint once"),
+    ("alter table plain add constraint apart exclude using btree (a with =)", "the constraint apart"),
+    ("alter table plain add constraint own foreign key (id) references plain", "the foreign key own"),
+    ("create index by_hand on plain (lower(id)) include (a) where a > 0", "the index by_hand"),
+    ("alter table plain alter column a set not null", "NOT NULL of the column a"),
+    ("alter table plain alter column a set default 5", "the default of the column a"),
+    ("alter table plain alter column b drop default, alter column b add generated always as identity",
+     "the identity of the column b"),
+    ("alter table plain add column c int generated always as (a + 1) stored", "how it generates the column c"),
+    ('alter table plain alter column id type varchar(60) collate "C"', "the collation of the column id"),
+    ("alter table plain set unlogged", "being UNLOGGED"),
+    ("create sequence s owned by plain.a", "the sequence s of the column a"),
+]  # fmt: skip
+
+SQLITE_UNDECLARED = [
+    ("id varchar(60) not null primary key, a integer, b integer default '1' not null, note text", "the column note"),
+    (
+        "id varchar(60) not null primary key, a integer check (a > 0), b integer default '1' not null",
+        "the constraint CHECK ( a > 0 )",
+    ),
+    (
+        "id varchar(60) not null primary key, a integer, b integer default '1' not null, check (a > ')')",
+        "the constraint CHECK ( a > ')' )",
+    ),
+    (
+        "id varchar(60) not null primary key, a integer unique, b integer default '1' not null",
+        "the constraint UNIQUE (a)",
+    ),
+    ("id varchar(60) not null primary key, a integer default 5, b integer default '1' not null", "the default of the"),
+    ("id varchar(60) not null primary key, a integer not null, b integer default '1' not null", "NOT NULL of the"),
+    (
+        "id varchar(60) not null primary key, a integer, b integer default '1' not null, c as (a + 1)",
+        "how it generates the column c",
+    ),
+    (
+        "id varchar(60) collate nocase not null primary key, a integer, b integer default '1' not null",
+        "the collation of the column id",
+    ),
+    (
+        "id varchar(60) not null primary key on conflict replace, a integer, b integer default '1' not null",
+        "ON CONFLICT REPLACE of id",
+    ),
+    (
+        "id varchar(60) not null primary key references plain, a integer, b integer default '1' not null",
+        "the foreign key of the column id",
+    ),
+]
+"""(columns of a table, what is named) on SQLite."""
+
+
+@pytest.fixture
+def engine(database: str) -> Iterator[Engine]:
+    yield from made(database)
+
+
+@pytest.fixture
+def postgres(eventjet_database: str) -> Iterator[Engine]:
+    yield from made(eventjet_database)
+
+
+@pytest.fixture
+def sqlite(tmp_path: Path) -> Iterator[Engine]:
+    yield from made(f"sqlite:///{tmp_path}/read.db")
+
+
+def made(database: str) -> Iterator[Engine]:
+    engine = Database(database).sync_engine()
+    with engine.begin() as connection:
+        located(TABLE, DECLARED, dialect_of(engine)).create(connection)
+    yield engine
+    engine.dispose()
+
+
+def there(connection: Connection, location: str = DECLARED) -> TableRef:
+    table = dialect_of(connection).find_table(connection, NAME, location)
+    assert table is not None
+    return table
+
+
+def lost(connection: Connection) -> list[str]:
+    """What the table has that one made as it is declared lacks."""
+    dialect = dialect_of(connection)
+    location = DECLARED if connection.dialect.name == "sqlite" else "ej_model"
+    with dialect.modelled(connection, [located(TABLE, location, dialect)]) as model:
+        return undeclared(
+            dialect.features(connection, there(connection)), dialect.features(model, there(model, location))
+        )
+
+
+def test_a_table_made_as_it_is_declared_has_nothing_that_a_move_would_lose(engine: Engine) -> None:
+    with engine.connect() as connection:
+        assert dependents(connection, {NAME: there(connection)}, for_good=True) == []
+        assert lost(connection) == []
+
+
+def test_whatever_depends_on_a_table_is_named(postgres: Engine) -> None:
+    with postgres.connect() as connection:
+        for statement, named in DEPENDENTS:
+            with connection.begin_nested() as changed:
+                connection.execute(verbatim(statement))
+                assert f"{named} on plain" in dependents(connection, {NAME: there(connection)}), statement
+                changed.rollback()
+        assert dependents(connection, {NAME: there(connection)}) == []
+
+
+def test_whatever_a_table_does_not_declare_is_named(postgres: Engine) -> None:
+    with postgres.connect() as connection:
+        for statement, named in UNDECLARED:
+            with connection.begin_nested() as changed:
+                connection.execute(verbatim(statement))
+                assert named in lost(connection), statement
+                changed.rollback()
+            connection.commit()
+        assert lost(connection) == []
+
+
+def test_whatever_a_table_of_sqlite_does_not_declare_is_named(sqlite: Engine) -> None:
+    rest = ", constraint pair unique (a, b)"
+    with sqlite.connect() as connection:
+        for columns, named in SQLITE_UNDECLARED:
+            connection.exec_driver_sql("drop table plain")
+            connection.exec_driver_sql(f'create table "plain" ({columns}{rest} /* check (1) */)')
+            assert [one for one in lost(connection) if one.startswith(named)], columns
+        for option, named in {"strict": "being STRICT", "without rowid": "being WITHOUT ROWID"}.items():
+            connection.exec_driver_sql("drop table plain")
+            connection.exec_driver_sql(
+                f"create table plain (id text not null primary key, a integer, b integer default '1' not null{rest}) "
+                f"{option}"
+            )
+            assert lost(connection) == [named]
+
+
+def test_only_what_goes_with_a_table_of_sqlite_keeps_it_and_what_names_it_keeps_it_from_being_dropped(
+    sqlite: Engine,
+) -> None:
+    with sqlite.begin() as connection:
+        for statement in (
+            'create view v as select * from "PLAIN"',
+            "create view other as select 'plain' as kind -- of plain",
+            "create table o (id text references plain)",
+            "create trigger seen after insert on o begin delete from plain; end",
+            "create trigger own after insert on plain begin select 1; end",
+        ):
+            connection.exec_driver_sql(statement)
+        tables: dict[TableName, TableRef] = {NAME: there(connection)}
+        assert dependents(connection, tables) == ["the trigger own on plain"]
+        assert dependents(connection, tables, for_good=True) == [
+            "the trigger own on plain",
+            "the trigger seen on plain",
+            "the view v on plain",
+            "a foreign key of o on plain",
+        ]
+
+
+CARRIED = """
+comment on table plain is 'it''s 100% :plain %TABLE%';
+comment on column plain.a is 'a column';
+comment on constraint pair on plain is 'a rule';
+comment on index ix_b is 'an index';
+comment on type plain is 'a row';
+alter table plain set (fillfactor = 70, autovacuum_enabled = false, toast.autovacuum_enabled = false);
+alter index ix_b set (fillfactor = 60);
+alter index plain_pkey set (fillfactor = 50);
+alter table plain alter column a set statistics 7, alter column a set (n_distinct = 9);
+alter table plain alter column id set storage external;
+alter table plain alter column id set compression pglz;
+alter table plain replica identity full;
+alter table plain cluster on ix_b;
+"""
+DESCRIBED = """
+select jsonb_build_object(
+  'comments', (select jsonb_agg(description order by classoid, objsubid, description) from pg_description
+                where objoid in (c.oid, c.reltype)
+                   or objoid in (select indexrelid from pg_index where indrelid = c.oid)
+                   or objoid in (select oid from pg_constraint where conrelid = c.oid)),
+  'columns', (select jsonb_agg(jsonb_build_array(attname, attstattarget, attoptions, attstorage::text,
+                attcompression::text, attacl) order by attnum) from pg_attribute where attrelid = c.oid and attnum > 0),
+  'table', jsonb_build_array(reloptions, relreplident::text, relowner, (select reloptions from pg_class t
+             where t.oid = c.reltoastrelid)),
+  'rights', (select jsonb_agg(jsonb_build_array(grantee, privilege_type, is_grantable) order by grantee,
+               privilege_type) from aclexplode(coalesce(c.relacl, acldefault('r', c.relowner)))),
+  'indexes', (select jsonb_agg(jsonb_build_array(relname, reloptions, indisclustered) order by relname)
+                from pg_index join pg_class i on i.oid = indexrelid where indrelid = c.oid))
+  from pg_class c where c.oid = to_regclass('{}')
+"""
+
+
+def test_what_can_be_carried_exactly_is(postgres: Engine) -> None:
+    with postgres.begin() as connection:
+        dialect = dialect_of(connection)
+        connection.execute(verbatim(CARRIED))
+        dialect.ensure_location(connection, "ej_heir")
+        located(TABLE, "ej_heir", dialect).create(connection)
+        connection.execute(verbatim("alter table ej_heir.plain alter column b set statistics 3"))
+        before = connection.exec_driver_sql(DESCRIBED.format("plain").replace("%", "%%")).scalar_one()
+        assert lost(connection) == []
+        dialect.inherit(connection, there(connection), there(connection, "ej_heir"))
+        connection.execute(verbatim("alter table ej_heir.plain alter column b set statistics -1"))
+        assert connection.exec_driver_sql(DESCRIBED.format("ej_heir.plain")).scalar_one() == before
+
+
+def test_rights_are_exactly_as_they_were_whatever_new_tables_get_by_default(postgres: Engine) -> None:
+    roles = [f"{name}_{postgres.url.database}" for name in ("reader", "writer", "owner")]
+    reader, writer, owner = roles
+    with postgres.connect() as connection:
+        dialect = dialect_of(connection)
+        for statement in (
+            *(f"create role {role}" for role in roles),
+            f"alter default privileges grant select, delete on tables to {reader}, public",
+            f"grant select on plain to {writer} with grant option",
+            f"grant update (a) on plain to {reader}",
+            f"alter table plain owner to {owner}",
+            f"revoke delete, truncate on plain from {owner}",
+        ):
+            connection.execute(verbatim(statement))
+        dialect.ensure_location(connection, "ej_heir")
+        connection.execute(verbatim(f"grant all on schema ej_heir to {owner}"))
+        located(TABLE, "ej_heir", dialect).create(connection)
+        connection.execute(verbatim(f"grant select (b) on ej_heir.plain to {reader}"))
+        before = connection.exec_driver_sql(DESCRIBED.format("plain")).scalar_one()
+        dialect.inherit(connection, there(connection), there(connection, "ej_heir"))
+        assert connection.exec_driver_sql(DESCRIBED.format("ej_heir.plain")).scalar_one() == before
+        connection.rollback()
+
+
+async def test_a_revoked_right_does_not_come_back_by_a_rebuild(postgres_book: Book) -> None:
+    postgres_book.fill(50)
+    await again(postgres_book)
+    postgres_book.execute(
+        "alter default privileges grant select on tables to public", "comment on table balances is 'of money'"
+    )
+    await again(postgres_book)
+    query = "select has_table_privilege('public', 'balances', 'select'), obj_description('balances'::regclass)"
+    assert [tuple(one) for one in postgres_book.execute(query.replace("'public', ", "'pg_monitor', "))] == [
+        (False, "of money")
+    ]
+
+
+async def test_what_is_declared_is_made_by_a_rebuild(postgres_book: Book) -> None:
+    postgres_book.fill(200)
+    app = postgres_book.altered(
+        ("from sqlalchemy import String, Table", ("from sqlalchemy import String, Table, text, UniqueConstraint\n"
+         "from sqlalchemy.dialects.postgresql import ExcludeConstraint")),
+        ('CheckConstraint("events >= 0"),',
+         ('CheckConstraint("events >= 0"), ExcludeConstraint((text("account_id"), "="), using="btree", name="apart"),'
+         'UniqueConstraint("account_id", "owner", name="once", deferrable=True, postgresql_include=["kind"]),'
+         'Index("ix_few", text("lower(owner)"), postgresql_where=text("events > 3")), prefixes=["UNLOGGED"],'
+         'comment="declared", postgresql_with={"fillfactor": 70},')),
+        ('Column("kind", Enum', 'Column("kind", comment="its kind", type_=Enum'),
+    )  # fmt: skip
+    query = """
+        select relpersistence, reloptions, obj_description(oid), col_description(oid, 4),
+               (select array_agg(pg_get_constraintdef(oid) order by conname) from pg_constraint
+                 where conrelid = c.oid and contype <> 'n'),
+               (select array_agg(indexdef order by indexname) from pg_indexes where tablename = relname)
+          from pg_class c where oid = 'balances'::regclass
+    """
+    wired: Any = app.load()
+    create_tables(postgres_book.where.sync_engine(), [wired.projections["balances"]])
+    before = [tuple(one) for one in postgres_book.execute(query)]
+    await rebuild(app, ["balances"], postgres_book.settings, engine=LOCAL)
+    assert [tuple(one) for one in postgres_book.execute(query)] == before
+    assert before[0][:4] == ("u", ["fillfactor=70"], "declared", "its kind")
+
+
+@pytest.mark.parametrize("statement", ["create view seen as select * from balances", "create table seen (b balances)"])
+async def test_what_comes_to_depend_on_the_table_while_it_is_rebuilt_keeps_the_old_table(
+    postgres_book: Book, statement: str
+) -> None:
+    last = postgres_book.fill(300)
+    await again(postgres_book)
+    identity = "select 'balances'::regclass::oid"
+    before = [tuple(one) for one in postgres_book.execute(identity)]
+    made = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def progress(_: Any) -> None:
+        if not made.is_set():
+            postgres_book.execute(statement)
+            loop.call_soon_threadsafe(made.set)
+
+    with pytest.raises(told_as(RebuildRefused), match="seen on balances would be lost"):
+        await rebuild(postgres_book.ref, ["balances"], postgres_book.settings, engine=LOCAL, progress=progress)
+    assert [tuple(one) for one in postgres_book.execute(identity)] == before
+    assert postgres_book.rows() == postgres_book.folded(last)
+    assert remains(postgres_book.where) == []
+
+
+def test_the_drop_of_a_table_never_takes_along_what_depends_on_it(postgres: Engine) -> None:
+    with postgres.begin() as connection:
+        connection.exec_driver_sql("create table seen (one plain)")
+    with pytest.raises(DBAPIError, match="other objects depend on it"), postgres.begin() as connection:
+        dialect_of(connection).drop_tables(connection, [there(connection)])
+
+
+def test_what_somebody_has_put_into_the_place_of_a_run_stays(
+    postgres_book: Book, caplog: pytest.LogCaptureFixture
+) -> None:
+    where, schema = postgres_book.where, "ej_0123456789abcdef"
+    create_tables(where.sync_engine())
+    postgres_book.execute(
+        f"create schema {schema}",
+        f"comment on schema {schema} is '[\"balances\"]'",
+        f"create table {schema}.balances (id int)",
+        f"create view seen as select * from {schema}.balances",
+        f"create table {schema}.mine (id int)",
+    )
+    for reason, remedy in {"view seen": "drop view seen", "table ej_": f"drop table {schema}.mine"}.items():
+        caplog.clear()
+        assert remove_orphaned(where) == []
+        assert reason in caplog.text
+        with where.sync_engine().begin() as connection:
+            assert orphaned(connection, where) == [schema]
+        postgres_book.execute(remedy)
+    assert remove_orphaned(where) == [schema]
+
+
+def test_a_reset_keeps_rights_and_comments_and_refuses_what_it_would_lose(ledger: Ledger) -> None:
+    ledger.init()
+    if ledger.where.dialect.name == "postgresql":
+        ledger.execute("grant select on balances to public", "comment on table balances is 'of money'")
+    assert reset(ledger.where, BALANCES) == ["balances"]
+    if ledger.where.dialect.name == "postgresql":
+        query = "select has_table_privilege('pg_monitor', 'balances', 'select'), obj_description('balances'::regclass)"
+        assert [tuple(one) for one in ledger.execute(query)] == [(True, "of money")]
+    ledger.execute("alter table balances add column note text")
+    with pytest.raises(UsageError, match="the column note of balances, which the table does not declare, would be lo"):
+        reset(ledger.where, BALANCES)
+    ledger.execute("alter table balances drop column note")
+    assert reset(ledger.where, BALANCES) == ["balances"]
+
+
+def test_a_retired_table_that_something_depends_on_is_not_dropped(ledger: Ledger) -> None:
+    ledger.init()
+    ledger.execute("create view seen as select * from balances")
+    with (
+        pytest.raises(UsageError, match=r"balances:1 is not dropped: the view \S*seen on balances would be lost"),
+        ledger.where.sync_engine().begin() as connection,
+    ):
+        retire(connection, "balances", 1, [])
+    ledger.execute("drop view seen")
+    with ledger.where.sync_engine().begin() as connection:
+        retire(connection, "balances", 1, [])
+
+
+def test_a_view_that_could_not_be_used_with_the_other_table_keeps_it_from_the_declared_name(
+    eventjet_nats: NatsServer, database: str
+) -> None:
+    ledger = old_deploy(eventjet_nats.url, database)
+    init(ledger, "fold")
+    assert promote(ledger.where, NEWER) is not None
+    ledger.execute("create view seen as select cents from balances")
+    with pytest.raises(PromotionRefused, match="seen"):
+        promote(ledger.where, BALANCES)
+    assert list(ledger.execute("select * from seen")) == []
+    ledger.execute("drop view seen")
+    assert promote(ledger.where, BALANCES) is not None
+
+
+def test_what_stays_with_the_table_that_leaves_is_logged(
+    eventjet_nats: NatsServer, database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = old_deploy(eventjet_nats.url, database)
+    init(ledger, "fold")
+    ledger.execute("alter table balances add column note text default 'none'")
+    assert promote(ledger.where, NEWER) is not None
+    assert "the column note of balances, the default of the column note of balances stay with" in caplog.text
+
+
+async def again(book: Book) -> None:
+    await rebuild(book.ref, ["balances"], book.settings, engine=LOCAL)
