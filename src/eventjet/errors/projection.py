@@ -14,6 +14,9 @@ HALF_WRITTEN = "may hold half of a batch"
 ANOTHER_LOG = "of another log"
 """The state in `NotCaughtUp` of a read model that was made from another log than the position is of."""
 
+ANOTHER_APP = "of another app"
+"""The state in `NotCaughtUp` of a read model that another app keeps in this database under the same name."""
+
 LOST_ROWS = "has lost its rows"
 """In the reason that a checkpoint keeps: its position says nothing of the table that is there."""
 
@@ -108,7 +111,7 @@ class NotCaughtUp(ProjectionError):
         self.reached = reached
         self.timeout_s = timeout_s
         self.state = state
-        """As the checkpoint says, empty where there is none yet; or `of another log`."""
+        """As the checkpoint says, empty where there is none yet; or `of another log`, or `of another app`."""
         self.reason = reason
         """Why it failed or waits."""
         because = f" ({' '.join(reason.split()).rstrip('.')})" if reason else ""
@@ -127,6 +130,7 @@ _STANDSTILL = {
     "failed": ("stopped by a fault", "Fix that, then start a worker or rebuild it."),
     "paused": ("paused", "Run `eventjet resume` when it may go on."),
     ANOTHER_LOG: ("of another log,", "Rebuild it from this log, or bring the right one back; forget older positions."),
+    ANOTHER_APP: ("of another app,", "Give one of them another name, or this app a database of its own."),
     "retired": ("retired", "Ask a process that declares the revision which took its place."),
 }
 

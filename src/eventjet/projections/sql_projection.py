@@ -93,6 +93,8 @@ class ResolvedSql:
     events: tuple[type, ...]
     """The subscription: what all handlers take."""
     handlers: Mapping[type, Handler] = field(repr=False)
+    app: str = ""
+    """The app that declares it; empty where there is none."""
 
     @property
     def quarantines(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection
 
 from eventjet import failpoints
-from eventjet.errors import RebuildError, UsageError
+from eventjet.errors import RebuildError, Unreachable, UsageError
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
@@ -253,7 +253,7 @@ def _candidate(database: Database, resolved: AnyResolved, connection: Connection
             if held is not None:
                 check_kept(resolved, held)
             Shadow(database, resolved).check_swappable(connection)
-        except RebuildError as error:
+        except (RebuildError, Unreachable) as error:
             refusal = str(error)
     position, state = (held.position, held.state) if held is not None else (None, None)
     return Candidate(resolved.name, resolved.revision, route_of(resolved), position, state, refusal)

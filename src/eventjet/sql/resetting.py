@@ -37,6 +37,7 @@ def reset(database: Database, resolved: AnyResolved) -> list[str]:
 
 def _forget(connection: Connection, resolved: AnyResolved) -> None:
     name, revision = resolved.name, resolved.revision
+    locations.check_owner(connection, name, resolved.app)
     held = checkpoint.read(connection, name, revision)
     if held is None or held.state == RETIRED:
         return  # It begins anew anyway.

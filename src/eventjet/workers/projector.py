@@ -150,7 +150,7 @@ class Projector:
                 await lease.check_unused()
             # After the durable is made: whoever replaces the stream from here on deletes it too.
             log = await asyncio.to_thread(check_whole_log, context.endpoint, context.stream, held)
-            if held.log != log or not await lease.are_tables_noted():
+            if held.log != log or held.app != self.resolved.app or not await lease.are_tables_noted():
                 await lease.adopt(log)
             failpoints.reach("worker.log_checked")
             pipeline = self._pipeline(session, held, reader, blocked)
