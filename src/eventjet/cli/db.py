@@ -105,6 +105,7 @@ async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, l
         topology = await jet.init()
     if not app.projections:
         return topology, []  # without read models no database is needed
+    await asyncio.to_thread(where.check_sessions)
     with where.reaching_sync():
         made = [table for one in chosen for table in begin_anew(where, one)]
         return topology, made + create_tables(where.sync_engine("eventjet init"), app.projections.values())

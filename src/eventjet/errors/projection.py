@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from eventjet.errors.base import EventjetError
@@ -69,6 +69,38 @@ class RowRefused(ProjectionError):
         super().__init__(
             f"{table}.{column} cannot hold {given or shown(value)}: {cut(reason)}. "
             "Widen the column or round in the projection."
+        )
+
+
+class RowUnreadable(ProjectionError):
+    """A row of a read model has a value that no fold has written, and that its row class cannot have."""
+
+    def __init__(
+        self,
+        table: str,
+        key: tuple[Any, ...],
+        column: str,
+        reason: str,
+        values: Mapping[str, Any],
+        *,
+        given: str = "",
+        has_key: bool = True,
+    ) -> None:
+        """`given` is what is shown of the value at fault."""
+        self.table = table
+        self.key = key
+        self.has_key = has_key
+        """Whether the key itself is one that a fold can have written."""
+        self.column = column
+        """Empty where the row class refuses values that are each all right."""
+        self.values = values
+        """Those of all fields, as the driver gave them."""
+        self.reason = reason
+        self.values = values
+        what = f"{table}.{column} holds {given}: " if column else ""
+        super().__init__(
+            f"The row {', '.join(map(shown, key))} of the table {table!r} cannot be read: {what}{cut(reason)}. "
+            "Something other than eventjet wrote it. Run `eventjet rebuild`, which makes the read model's rows again."
         )
 
 

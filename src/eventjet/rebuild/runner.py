@@ -114,6 +114,7 @@ def _rebuild(job: Job, names: Sequence[str]) -> RebuildReport:
     database, watch, resolved = job.database, job.watch, _named(job.app, names)
     with ExitStack() as stack:
         with watch.phase("start"):
+            database.check_sessions()
             remove_orphaned(database)
             plan = job.plan(resolved, job.log.last)
             failpoints.reach("rebuild.planned")

@@ -232,6 +232,9 @@ class Dialect(ColumnValues):
     def engine(self, url: URL, purpose: str, limits: SessionLimits, /) -> Engine:
         """A blocking engine without a pool, not connected yet."""
 
+    def check_sessions(self, url: URL, /) -> None:
+        """Raise `Unreachable` where connections share their sessions. Blocks."""
+
     @abstractmethod
     def soundness(self, connection: Connection, /) -> Soundness:
         """What it says of its version and its settings; only looks."""
@@ -249,6 +252,10 @@ class Dialect(ColumnValues):
 
         Raises what the driver raises; which of them it was is not known then.
         """
+
+    @abstractmethod
+    def load_all(self, connection: Connection, /) -> None:
+        """From here on values that Python has none for are no errors of this connection's driver."""
 
     @abstractmethod
     def can_be_last(self, cursor: object, /) -> bool:

@@ -21,7 +21,7 @@ from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.sql import checkpoint, migrations, table_identity
 from eventjet.sql.checkpoint import DECLARED, RETIRED, UNASSIGNED, Checkpoint, names_of, revisions
 from eventjet.sql.database import unusable
-from eventjet.sql.dialect import Dialect, TableName, dialect_of
+from eventjet.sql.dialect import Dialect, TableName, dialect_of, qualified
 from eventjet.sql.own_tables import projections
 from eventjet.sql.table_differences import column_differences
 
@@ -92,10 +92,14 @@ def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool =
             table_identity.check(connection, held)
     else:
         missing = [table for table in tables if not inspect(connection).has_table(table.name, schema=table.schema)]
-    if not to_rebuild:
-        check_columns(connection, resolved, [table for table in tables if table not in missing])
+    for schema in {table.schema for table in missing if table.schema is not None}:
+        if not inspect(connection).has_schema(schema):
+            make = "SQLite has none." if dialect.name == "sqlite" else f"Run: create schema {qualified(None, schema)}."
+            reason = f"the schema {schema!r}, which projection {resolved.name!r} declares for its table, is not in it"
+            raise unusable(connection, reason, f"{make} Or leave the schema out of the Table.")
     for table in missing:
         table.create(connection)
+    check_columns(connection, resolved, tables, to_rebuild=to_rebuild)
     return [table.fullname for table in missing]
 
 
@@ -152,9 +156,16 @@ def check(connection: Connection, resolved: AnyResolved) -> list[Table]:
     return tables
 
 
-def check_columns(connection: Connection, resolved: AnyResolved, tables: Sequence[Table]) -> None:
-    """Raise `Unreachable` when a column that is there would not give back what is declared for it."""
+def check_columns(
+    connection: Connection, resolved: AnyResolved, tables: Sequence[Table], *, to_rebuild: bool = False
+) -> None:
+    """Raise `Unreachable` when a column that is there would not give back what is declared for it.
+
+    One that is `to_rebuild` is refused for what a rebuild would not mend.
+    """
     wrong = [one for one in column_differences(connection, tables) if one.breaks]
+    if to_rebuild:
+        wrong = [one for one in wrong if one.statement]
     if wrong:
         told = "; ".join(f"{one.what} ({one.cost})" for one in wrong[:_TOLD_MAX])
         more = f"; and {len(wrong) - _TOLD_MAX} more" if len(wrong) > _TOLD_MAX else ""
@@ -163,6 +174,9 @@ def check_columns(connection: Connection, resolved: AnyResolved, tables: Sequenc
             f"Run `eventjet rebuild {resolved.name}`, which makes the table as it is declared while readers have the "
             "old one, or raise the revision and run `eventjet init`. A table that you migrate yourself: alter it."
         )
+        statements = list(dict.fromkeys(one.statement for one in wrong if one.statement))
+        if statements:
+            remedy = f"Run: {'; '.join(statements)}."
         raise unusable(connection, reason, remedy)
 
 

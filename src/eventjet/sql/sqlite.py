@@ -42,7 +42,7 @@ from sqlalchemy.sql import quoted_name
 from eventjet.domain.parked import Parked
 from eventjet.projections.columns import Convert, dumps, loads, normaliser, plain
 from eventjet.projections.row_codec import RowCodec
-from eventjet.sql import sqlite_columns, sqlite_settings
+from eventjet.sql import sqlite_columns, sqlite_settings, sqlite_statements
 from eventjet.sql.column_fit import Fit
 from eventjet.sql.dialect import Dialect, SessionLimits, TableName, TableRef, qualified, verbatim
 from eventjet.sql.own_tables import Clock
@@ -80,13 +80,27 @@ _INDEXES = text(
     "where type = 'index' and sql is not null and lower(tbl_name) = lower(:name) order by 1"
 )
 
+
+def _float(value: Any) -> float:
+    """What a column of floats keeps as something else, `float` might take for another one."""
+    if not isinstance(value, int | float):
+        raise ValueError(f"it takes floats, not {type(value).__name__}")
+    return float(value)
+
+
+def _truth(value: Any) -> bool:
+    if value not in (0, 1):
+        raise ValueError("it takes 0 or 1")
+    return bool(value)
+
+
 _CONVERSIONS: tuple[tuple[type[Any], Convert, Convert], ...] = (
-    (sa.Float, float, float),
+    (sa.Float, float, _float),
     (sa.Numeric, lambda value: format(value, "f"), Decimal),
     (sa.DateTime, lambda value: value.isoformat(" ", "microseconds"), datetime.fromisoformat),
     (sa.Date, date.isoformat, date.fromisoformat),
     (sa.Uuid, lambda value: value.hex, UUID),
-    (sa.Boolean, int, bool),
+    (sa.Boolean, int, _truth),
     (sa.JSON, dumps, loads),
 )
 """See `Dialect.conversions`."""
@@ -247,6 +261,9 @@ class Sqlite(Dialect):
     async def send_together(self, driver: Any, runs: Sequence[Run], last: Last | None) -> None:
         await in_one_hop(driver, runs, last)
 
+    def load_all(self, connection: Connection) -> None:
+        sqlite_statements.load_all(connection)
+
     def can_be_last(self, cursor: object) -> bool:
         return isinstance(cursor, OneHopCursor)
 
@@ -261,7 +278,8 @@ class Sqlite(Dialect):
         return "Check that its folder exists and may be written to."
 
     def is_about_data(self, error: DBAPIError) -> bool:
-        return isinstance(error.orig, sqlite3.IntegrityError | sqlite3.DataError | OverflowError)
+        refused = isinstance(error.orig, sqlite3.IntegrityError | sqlite3.DataError | OverflowError)
+        return refused or sqlite_statements.is_of_driver(error)
 
     def is_transient(self, error: DBAPIError) -> bool:
         code = getattr(error.orig, "sqlite_errorcode", None)
