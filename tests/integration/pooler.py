@@ -54,10 +54,10 @@ class Pooler:
             self._greet(client, number)
             while True:
                 started = _some(client)
+                if started[:1] == b"X":
+                    break
                 session = session or self._take(stack)
                 session.sendall(started)
-                if started[:1] == b"X":
-                    return
                 _relay(client, session)
                 if self.by_transaction:
                     self._give(session)
@@ -94,7 +94,7 @@ class Pooler:
             self._made += 1
         connection = psycopg.connect(self.url.replace("+psycopg", "", 1), autocommit=True)
         stack.callback(connection.close)
-        return socket.socket(fileno=os.dup(connection.pgconn.socket))
+        return stack.enter_context(closing(socket.socket(fileno=os.dup(connection.pgconn.socket))))
 
     def _give(self, session: socket.socket) -> None:
         with self._turn:

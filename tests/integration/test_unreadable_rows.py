@@ -153,7 +153,7 @@ async def test_a_row_that_python_cannot_read_stops_its_worker_counts_as_a_differ
 ) -> None:
     last = kept.append([(name, Added(amount=Decimal(1))) for name in ("a", "b", "c")])
     async with kept.working(options=QUICK):
-        await kept.caught_up(last)
+        await kept.caught_up(last, THINGS)
     wrong = ("at", "'infinity'") if kept.where.dialect.name == "postgresql" else ("at", "'yesterday'")
     changed(kept, *wrong)
     found = await verify(kept, "things", kept.settings, engine="local")
@@ -167,7 +167,7 @@ async def test_a_row_that_python_cannot_read_stops_its_worker_counts_as_a_differ
     await rebuild(kept, ["things"], kept.settings, engine="local")
     assert (await verify(kept, "things", kept.settings, engine="local")).differences == 0
     async with kept.working(options=QUICK):
-        await kept.caught_up(kept.append([("a", Added(amount=Decimal(1)))]))
+        await kept.caught_up(kept.append([("a", Added(amount=Decimal(1)))]), THINGS)
 
 
 spans_table = Table(

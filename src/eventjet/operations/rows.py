@@ -132,6 +132,7 @@ def live_row(connection: Connection, resolved: ResolvedProjection, given: str) -
         raise UsageError(f"Revision {resolved.revision} of {resolved.name!r} has not begun, so it has no rows yet.")
     table = located(resolved.table, held.location, dialect)
     key = key_of(table, given)
+    dialect.load_all(connection)
     values = connection.execute(row_query(table, key, dialect)).one_or_none()
     row, strange = None, ""
     if values is not None:

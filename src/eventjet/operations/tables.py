@@ -102,6 +102,7 @@ def tables_seen(
 ) -> TablesSeen:
     """A page of one table of a revision: the named one, or the first. Raises as `table_page`, and for a stranger."""
     check_owner(connection, name, app.name)
+    dialect_of(connection).load_all(connection)
     held = checkpoint.read(connection, name, revision)
     if held is None:
         return TablesSeen(None)

@@ -75,7 +75,9 @@ def _prove(connection: Any, url: URL, settings: Mapping[str, str]) -> None:
         once = ", ".join(
             f"case when pg_backend_pid() = {int(session)} then set_config(%s, %s, false) end" for _ in names
         )
-        _ask(connection, once, [part for name in names for part in (name, settings[name])])
+        mended, *_ = _ask(connection, once, [part for name in names for part in (name, settings[name])])
+        if mended != session:
+            raise shared(url)
     after, *kept = _ask(connection, ", ".join("current_setting(%s, true)" for _ in names), names)
     if after != session:
         raise shared(url)
