@@ -123,7 +123,9 @@ def test_a_schema_that_is_not_there_is_refused_with_the_statement_that_makes_it(
         with pytest.raises(Unreachable) as caught:
             create_tables(engine, [resolved], to_rebuild=to_rebuild)
         on_sqlite = database.startswith("sqlite")
-        assert ("SQLite has none." if on_sqlite else 'Run: create schema "some ""shop"""') in str(caught.value)
+        assert ("There are none here: leave it out" if on_sqlite else 'Run: create schema "some ""shop"""') in str(
+            caught.value
+        )
     if not on_sqlite:
         execute(database, 'create schema "some ""shop"""')
         assert create_tables(engine, [resolved])[-1] == 'some "shop".balances'

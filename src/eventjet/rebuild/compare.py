@@ -14,24 +14,17 @@ from itertools import compress
 from typing import Any
 
 from sqlalchemy import (
-    Boolean,
     Column,
     ColumnElement,
     Connection,
-    Date,
-    DateTime,
-    Integer,
-    LargeBinary,
     String,
     Table,
     Text,
-    Uuid,
     and_,
     cast,
     func,
     or_,
     select,
-    type_coerce,
 )
 
 from eventjet.errors import RowUnreadable
@@ -41,6 +34,7 @@ from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.shadow import Pair, Shadow
 from eventjet.sql.database import READ_ONLY
+from eventjet.sql.dialect import dialect_of
 
 EXAMPLES_MAX = 20
 """Differences that are looked into; all are counted."""
@@ -49,8 +43,6 @@ UNKNOWN_SINCE = "since when is not known of SQL by hand"
 _FETCH = 2_000
 _TOLD_EVERY = 10_000
 _PAIRED = "eventjet_row"
-_EXACT = (Integer, Boolean, Date, DateTime, LargeBinary, Uuid)
-"""Types of which PostgreSQL calls two values equal only where they are stored alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +197,7 @@ def _compare_table(
         left, right = live.alias("eventjet_a"), made.alias("eventjet_b")
     joined = left.outerjoin(right, and_(*[left.c[name] == right.c[name] for name in key]), full=True)
     missing = left.c[key[0]].is_(None), right.c[key[0]].is_(None)
-    distinct = [_differ(connection, left.c[name], right.c[name]) for name in compared]
+    distinct = [dialect_of(connection).differ(left.c[name], right.c[name]) for name in compared]
     differ = or_(*missing, *distinct)
     differences = connection.scalar(select(func.count()).select_from(joined).where(differ)) or 0
     if not differences:
@@ -222,6 +214,7 @@ def _compare_table(
     try:
         found = first(columns)
     except Exception:  # noqa: BLE001 - whatever a driver or a type raises for a value that Python does not have
+        dialect_of(connection).load_all(connection)
         found = first([cast(column, Text) for column in columns])
     sides = len(columns)
     return (
@@ -247,22 +240,3 @@ def _difference(table: str, row: Sequence[Any], names: list[str], keys: int, dif
     ]
     columns = tuple(differ) if all(sides) else ()
     return Difference((table, *[there[name] for name in names[:keys]]), shown[0], shown[1], columns, UNKNOWN_SINCE)
-
-
-def _differ(connection: Connection, one: ColumnElement[Any], other: ColumnElement[Any]) -> ColumnElement[bool]:
-    """Whether two values are not stored alike.
-
-    What the database calls equal may be two: a month and thirty days, 1.0 and 1.00, 0.0 and -0.0, texts but for their
-    capitals. And of some types it knows no equality at all: JSON as it was written, arrays of it.
-    """
-    if connection.dialect.name == "sqlite":
-        kinds = func.typeof(one).is_distinct_from(func.typeof(other))
-        return or_(kinds, _text(one, "BINARY").is_distinct_from(_text(other, "BINARY")))
-    if isinstance(one.type, _EXACT):
-        return one.is_distinct_from(other)
-    return cast(one, Text).collate("C").is_distinct_from(cast(other, Text).collate("C"))
-
-
-def _text(column: ColumnElement[Any], collation: str) -> ColumnElement[Any]:
-    """As it is, by another order."""
-    return type_coerce(column, Text).collate(collation)

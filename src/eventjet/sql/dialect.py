@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from sqlalchemy import CheckConstraint, Connection, Engine, Table, TextClause, text
+from sqlalchemy import CheckConstraint, ColumnElement, Connection, Engine, Table, TextClause, text
 from sqlalchemy import types as sa
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
@@ -138,6 +138,18 @@ class Dialect(ColumnValues):
 
     def drop_location(self, connection: Connection, location: str, /) -> None:
         """Remove what `ensure_location` made, unless something else is in it."""
+
+    def name_in_full(self, connection: Connection, name: TableName, /) -> TableName:
+        """A declared name in the form in which the database tells it from others."""
+        return name[0] or connection.dialect.default_schema_name, name[1]
+
+    def schema_statement(self, schema: str, /) -> str:
+        """What makes a schema that a table names; empty where there are none."""
+        return f"create schema {qualified(None, schema)}"
+
+    @abstractmethod
+    def differ(self, one: ColumnElement[Any], other: ColumnElement[Any], /) -> ColumnElement[bool]:
+        """Whether two values are not stored alike, whatever the database calls equal."""
 
     # Tables that are there
 

@@ -21,7 +21,7 @@ from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.sql import checkpoint, migrations, table_identity
 from eventjet.sql.checkpoint import DECLARED, RETIRED, UNASSIGNED, Checkpoint, names_of, revisions
 from eventjet.sql.database import unusable
-from eventjet.sql.dialect import Dialect, TableName, dialect_of, qualified
+from eventjet.sql.dialect import Dialect, dialect_of
 from eventjet.sql.own_tables import projections
 from eventjet.sql.table_differences import column_differences
 
@@ -94,9 +94,14 @@ def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool =
         missing = [table for table in tables if not inspect(connection).has_table(table.name, schema=table.schema)]
     for schema in {table.schema for table in missing if table.schema is not None}:
         if not inspect(connection).has_schema(schema):
-            make = "SQLite has none." if dialect.name == "sqlite" else f"Run: create schema {qualified(None, schema)}."
+            make = dialect.schema_statement(schema)
+            remedy = (
+                f"Run: {make}. Or leave it out of the Table."
+                if make
+                else "There are none here: leave it out of the Table."
+            )
             reason = f"the schema {schema!r}, which projection {resolved.name!r} declares for its table, is not in it"
-            raise unusable(connection, reason, f"{make} Or leave the schema out of the Table.")
+            raise unusable(connection, reason, remedy)
     for table in missing:
         table.create(connection)
     check_columns(connection, resolved, tables, to_rebuild=to_rebuild)
@@ -261,11 +266,12 @@ def _give(connection: Connection, resolved: AnyResolved, *, may_create: bool = T
 
 def _check_free(connection: Connection, resolved: AnyResolved) -> None:
     """Raise `Unreachable` where a declared table is that of another projection, of this app or another one."""
-    own = {_told_apart(connection, name) for name in names_of(recorded(resolved))}
+    dialect = dialect_of(connection)
+    own = {dialect.name_in_full(connection, name) for name in names_of(recorded(resolved))}
     for other, _ in checkpoint.read_all(connection):
         if other.name == resolved.name or other.state == RETIRED:
             continue
-        shared = [name for name in names_of(other.tables) if _told_apart(connection, name) in own]
+        shared = [name for name in names_of(other.tables) if dialect.name_in_full(connection, name) in own]
         if shared:
             drop = f"`eventjet db unused --drop {other.name}:{other.revision}` of that app"
             raise unusable(
@@ -275,13 +281,6 @@ def _check_free(connection: Connection, resolved: AnyResolved) -> None:
                 f"Give {resolved.name!r} a table of another name. If {other.name!r} is not declared any more, {drop} "
                 "drops its table; run `eventjet init` then.",
             )
-
-
-def _told_apart(connection: Connection, name: TableName) -> TableName:
-    """A declared name in the form in which the database tells it from others."""
-    if connection.dialect.name == "sqlite":
-        return None, name[1].lower()
-    return name[0] or connection.dialect.default_schema_name, name[1]
 
 
 def _holder(connection: Connection, resolved: AnyResolved) -> int | None:

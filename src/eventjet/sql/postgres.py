@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from typing import Any, ClassVar, TypeVar
 
 import psycopg
-from sqlalchemy import Connection, Engine, PoolProxiedConnection, Table, create_engine, event, text
+from sqlalchemy import ColumnElement, Connection, Engine, PoolProxiedConnection, Table, cast, create_engine, event, text
 from sqlalchemy import types as sa
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -61,6 +61,7 @@ _TRANSIENT = ("08", "40", "53", "55", "57", "58", "XX", "25006", "25P03")
 """SQLSTATEs, or their classes, of faults that another try may not meet."""
 _LOCKED_OUT = ("55P03", "40P01", "57014")
 """SQLSTATEs of a lock that was not to be had: timeout, deadlock, cancelled statement."""
+_ONE_FORM = (sa.Integer, sa.Boolean, sa.Date, sa.DateTime, sa.LargeBinary, sa.Uuid)
 _OPTIONS = frozenset(each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults())
 _TOO_LONG = "22001"
 _FORBIDDEN = "42501"
@@ -126,6 +127,15 @@ class Postgres(Dialect):
         target = schema or location or name[0] or str(connection.scalar(text("select current_schema()")))
         quoted = qualified(None, target)
         connection.execute(verbatim(f"alter table {table.quoted()} set schema {quoted}"))
+
+    def differ(self, one: ColumnElement[Any], other: ColumnElement[Any]) -> ColumnElement[bool]:
+        """By their text, but for types that have one form of each value.
+
+        Else a month is thirty days, 1.0 is 1.00 and 0.0 is -0.0, and of JSON as it was written there is no equality.
+        """
+        if isinstance(one.type, _ONE_FORM):
+            return one.is_distinct_from(other)
+        return cast(one, sa.Text).collate("C").is_distinct_from(cast(other, sa.Text).collate("C"))
 
     def inherit(self, connection: Connection, old: TableRef, heir: TableRef) -> None:
         """Rights on columns, and on the sequences of columns, go to the columns of the same names."""

@@ -20,13 +20,16 @@ from uuid import UUID
 from sqlalchemy import (
     CheckConstraint,
     Column,
+    ColumnElement,
     Connection,
     Engine,
     Table,
     and_,
     create_engine,
     event,
+    func,
     not_,
+    or_,
     text,
     type_coerce,
 )
@@ -153,6 +156,17 @@ class Sqlite(Dialect):
             for index in table.indexes:
                 # The whole database shares the names of indexes.
                 index.name = quoted_name(f"{index.name}__{table.name}", None)
+
+    def name_in_full(self, connection: Connection, name: TableName) -> TableName:  # noqa: ARG002 - there are no schemas
+        return None, name[1].lower()
+
+    def schema_statement(self, schema: str) -> str:  # noqa: ARG002 - there are none
+        return ""
+
+    def differ(self, one: ColumnElement[Any], other: ColumnElement[Any]) -> ColumnElement[bool]:
+        """By their types and bytes: a collation may call texts equal."""
+        kinds = func.typeof(one).is_distinct_from(func.typeof(other))
+        return or_(kinds, _in_bytes(one).is_distinct_from(_in_bytes(other)))
 
     def find_table(self, connection: Connection, name: TableName, location: str) -> TableRef | None:
         """SQLite does not tell capitals from small letters in names."""
@@ -323,6 +337,10 @@ class StoredAsText(sa.TypeDecorator[Any]):
 
     def process_result_value(self, value: Any, dialect: SqlalchemyDialect) -> Any:  # noqa: ARG002 - SQLAlchemy's signature
         return None if value is None else self._load(value)
+
+
+def _in_bytes(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    return type_coerce(column, sa.Text).collate("BINARY")
 
 
 def _exact(column: Column[Any], scale: int) -> CheckConstraint:
