@@ -39,6 +39,7 @@ _SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
             "console",
             "workers",
             "deploy",
+            "poolers",
             "nats-on-kubernetes",
             "security",
             "observe",

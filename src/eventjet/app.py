@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from itertools import combinations
 from pathlib import Path
 from pkgutil import resolve_name
@@ -125,7 +125,7 @@ class App:
         self.catalog = _catalog(self.aggregates, upcasters, (retired_events, retired_aggregates), faults)
         if not faults:
             _check_snapshots(self.aggregates, faults)
-        self.projections: Mapping[str, AnyResolved] = _projections(projections, self.catalog, faults)
+        self.projections: Mapping[str, AnyResolved] = _projections(name, projections, self.catalog, faults)
         if not faults:
             faults += _quarantine_faults(self.aggregates, self.projections)
         self.processes: Mapping[Any, ProcessInfo] = resolved_processes(processes, self.catalog, faults)
@@ -345,7 +345,7 @@ def _check_snapshots(aggregates: Mapping[Any, AggregateInfo], faults: list[str])
             faults.extend(error.faults)
 
 
-def _projections(declared: Sequence[Declared], catalog: Catalog, faults: list[str]) -> dict[str, AnyResolved]:
+def _projections(app: str, declared: Sequence[Declared], catalog: Catalog, faults: list[str]) -> dict[str, AnyResolved]:
     resolved: dict[str, AnyResolved] = {}
     names: set[str] = set()
     for projection in declared:
@@ -355,7 +355,8 @@ def _projections(declared: Sequence[Declared], catalog: Catalog, faults: list[st
         names.add(name)
         try:
             by_hand = isinstance(projection, SqlProjection)
-            resolved[name] = resolve_sql(projection, catalog) if by_hand else resolve(projection, catalog)
+            found = resolve_sql(projection, catalog) if by_hand else resolve(projection, catalog)
+            resolved[name] = replace(found, app=app)
             for table in resolved[name].tables:
                 make_readable(table)
         except DefinitionError as error:

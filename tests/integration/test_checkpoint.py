@@ -92,7 +92,7 @@ def test_a_lease_is_held_by_one_and_each_owner_has_an_epoch_of_its_own(engine: E
         assert not checkpoint.renew(connection, first, 30)
         assert not checkpoint.release(connection, first)
         assert not checkpoint.settle(connection, first, FAILED, "too late")
-        assert not checkpoint.adopt(connection, first, "another", "[]")
+        assert not checkpoint.adopt(connection, first, "bank", "another", "[]")
 
 
 def test_a_lease_ends_by_the_databases_clock(engine: Engine) -> None:

@@ -39,7 +39,9 @@ def swap_in(connection: Connection, _: Checkpoint, now: Checkpoint) -> object:
 
 
 def assign(connection: Connection, _: Checkpoint, now: Checkpoint) -> object:
-    return checkpoint.assign(connection, now.name, now.revision, location="own", tables='["t"]', takes_over=True)
+    return checkpoint.assign(
+        connection, now.name, now.revision, app="bank", location="own", tables='["t"]', takes_over=True
+    )
 
 
 STEPS: dict[str, tuple[Step, Callable[[Checkpoint], list[Transition]], bool]] = {
@@ -47,7 +49,7 @@ STEPS: dict[str, tuple[Step, Callable[[Checkpoint], list[Transition]], bool]] = 
     "take over": (take_over, lambda _: [checkpoint.TAKE], False),
     "renew": (lambda c, old, _: checkpoint.renew(c, old, 60.0), lambda _: [checkpoint.NOTE], True),
     "release": (lambda c, old, _: checkpoint.release(c, old), lambda _: [checkpoint.NOTE], True),
-    "adopt": (lambda c, old, _: checkpoint.adopt(c, old, "log", "[]"), lambda _: [checkpoint.NOTE], True),
+    "adopt": (lambda c, old, _: checkpoint.adopt(c, old, "bank", "log", "[]"), lambda _: [checkpoint.NOTE], True),
     "advance": (advance, lambda _: [checkpoint.NOTE], True),
     "note": (lambda c, old, _: checkpoint.settle(c, old, None, "why"), lambda _: [checkpoint.NOTE], True),
     "activate": (lambda c, old, _: checkpoint.settle(c, old, ACTIVE), lambda _: [checkpoint.ACTIVATE], True),

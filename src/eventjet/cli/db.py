@@ -111,6 +111,7 @@ async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, l
         topology = await jet.init()
     if not app.projections or topology.unknown:
         return topology, []  # without read models no database is needed, and those of another log would be wrong
+    await asyncio.to_thread(where.check_sessions)
     with where.reaching_sync():
         made = [table for one in chosen for table in begin_anew(where, one)]
         return topology, made + create_tables(where.sync_engine("eventjet init"), app.projections.values())
@@ -180,7 +181,7 @@ def unused(
         dropped = [_drop(at, where, *one) for one in wanted]
         cleared = remove_orphaned(where) if drop_runs else []
         with where.sync_engine("eventjet db").begin() as connection:
-            revisions = look(connection, list(at.app().projections.values()))
+            revisions = look(connection, list(at.app().projections.values()), at.app().name)
             runs = orphaned(connection, where)
     value = {"revisions": revisions, "runs": runs, "dropped": dropped, "dropped_runs": cleared}
     return Answer(value, lambda: _print(dropped, cleared, revisions, runs))
@@ -200,7 +201,7 @@ def _drop(at: AppTarget, where: Database, name: str, revision: int) -> Unused:
     from eventjet.sql.retired_tables import retire
 
     with where.sync_engine("eventjet db").begin() as connection:
-        dropped = retire(connection, name, revision, list(at.app().projections.values()))
+        dropped = retire(connection, name, revision, list(at.app().projections.values()), at.app().name)
     try:
         with NatsConnection.open(Endpoint.of(at.settings).with_name("eventjet db")) as link:
             link.ask(delete_consumer(at.app().name, f"{name}-r{revision}"))

@@ -99,7 +99,7 @@ def _checkpoints(at: AppTarget) -> list[Checkpoint]:
     with where.reaching_sync(), where.sync_engine("eventjet init").connect() as connection:
         if migrations.version(connection) != migrations.HEAD:
             return []
-        return [held for held, _ in read_all(connection)]
+        return [held for held, _ in read_all(connection) if held.app in ("", at.app().name)]
 
 
 def _identity_of(connection: NatsConnection, state: StreamState, checkpoints: list[Checkpoint]) -> str:

@@ -13,6 +13,7 @@ from sqlalchemy.exc import DBAPIError
 from eventjet.doctor.clocks import tell_clock
 from eventjet.doctor.diagnosis import Diagnoses, Installation, Level, named
 from eventjet.errors import Unreachable
+from eventjet.projections.app_ref import Application
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild.spaces import orphaned
 from eventjet.sql import checkpoint, migrations
@@ -69,12 +70,14 @@ def _looked(
         return None
     seen: SeenDatabase | None = None
     with _guarded(told, connection, "checkpoints"):
-        seen = SeenDatabase(see_checkpoints(connection))
+        app = installation.app
+        declared = [(one.name, one.revision) for one in app.projections.values()]
+        seen = SeenDatabase(see_checkpoints(connection, app.name, declared))
     for one in installation.app.projections.values():
         with _guarded(told, connection, "tables"):
             _tell_tables(told, connection, one, seen)
     with _guarded(told, connection, "unused"):
-        _tell_left(told, connection, where, list(installation.app.projections.values()))
+        _tell_left(told, connection, where, installation.app)
     return seen
 
 
@@ -130,7 +133,7 @@ def _tell_tables(told: Diagnoses, connection: Connection, resolved: AnyResolved,
         told.ok("tables", f"{named(table.quoted() for table in there)} of {resolved.name} as declared")
 
 
-def _tell_left(told: Diagnoses, connection: Connection, where: Database, declared: list[AnyResolved]) -> None:
+def _tell_left(told: Diagnoses, connection: Connection, where: Database, app: Application) -> None:
     runs = orphaned(connection, where)
     if runs:
         told.add(
@@ -140,7 +143,7 @@ def _tell_left(told: Diagnoses, connection: Connection, where: Database, declare
             "room on the disk",
             "`eventjet db unused --drop-runs`, or the next rebuild",
         )
-    for one in unused(connection, declared):
+    for one in unused(connection, list(app.projections.values()), app.name):
         what = f"{one.projection}:{one.revision} is not declared and has {one.rows:,} rows"
         fix = f"`eventjet db unused --drop {one.projection}:{one.revision}`"
         told.add("unused", Level.NOTE, what, "room on the disk", one.in_use or fix)

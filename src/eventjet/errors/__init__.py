@@ -29,6 +29,7 @@ from eventjet.errors.projection import RebuildRefused as RebuildRefused
 from eventjet.errors.projection import RevisionDropped as RevisionDropped
 from eventjet.errors.projection import RowRefused as RowRefused
 from eventjet.errors.projection import RowsRefused as RowsRefused
+from eventjet.errors.projection import RowUnreadable as RowUnreadable
 from eventjet.errors.projection import StillHeld as StillHeld
 from eventjet.errors.projection import TableLost as TableLost
 from eventjet.errors.projection import TableOccupied as TableOccupied

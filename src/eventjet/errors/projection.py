@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from eventjet.errors.base import EventjetError
@@ -13,6 +13,9 @@ HALF_WRITTEN = "may hold half of a batch"
 
 ANOTHER_LOG = "of another log"
 """The state in `NotCaughtUp` of a read model that was made from another log than the position is of."""
+
+ANOTHER_APP = "of another app"
+"""The state in `NotCaughtUp` of a read model that another app keeps in this database under the same name."""
 
 LOST_ROWS = "has lost its rows"
 """In the reason that a checkpoint keeps: its position says nothing of the table that is there."""
@@ -69,6 +72,38 @@ class RowRefused(ProjectionError):
         )
 
 
+class RowUnreadable(ProjectionError):
+    """A row of a read model has a value that no fold has written, and that its row class cannot have."""
+
+    def __init__(
+        self,
+        table: str,
+        key: tuple[Any, ...],
+        column: str,
+        reason: str,
+        values: Mapping[str, Any],
+        *,
+        given: str = "",
+        has_key: bool = True,
+    ) -> None:
+        """`given` is what is shown of the value at fault."""
+        self.table = table
+        self.key = key
+        self.has_key = has_key
+        """Whether the key itself is one that a fold can have written."""
+        self.column = column
+        """Empty where the row class refuses values that are each all right."""
+        self.values = values
+        """Those of all fields, as the driver gave them."""
+        self.reason = reason
+        self.values = values
+        what = f"{table}.{column} holds {given}: " if column else ""
+        super().__init__(
+            f"The row {', '.join(map(shown, key))} of the table {table!r} cannot be read: {what}{cut(reason)}. "
+            "Something other than eventjet wrote it. Run `eventjet rebuild`, which makes the read model's rows again."
+        )
+
+
 class CheckpointFenced(ProjectionError):
     """Another worker has the projection, or somebody decided about it; nothing of this batch was written."""
 
@@ -108,7 +143,7 @@ class NotCaughtUp(ProjectionError):
         self.reached = reached
         self.timeout_s = timeout_s
         self.state = state
-        """As the checkpoint says, empty where there is none yet; or `of another log`."""
+        """As the checkpoint says, empty where there is none yet; or `of another log`, or `of another app`."""
         self.reason = reason
         """Why it failed or waits."""
         because = f" ({' '.join(reason.split()).rstrip('.')})" if reason else ""
@@ -127,6 +162,7 @@ _STANDSTILL = {
     "failed": ("stopped by a fault", "Fix that, then start a worker or rebuild it."),
     "paused": ("paused", "Run `eventjet resume` when it may go on."),
     ANOTHER_LOG: ("of another log,", "Rebuild it from this log, or bring the right one back; forget older positions."),
+    ANOTHER_APP: ("of another app,", "Give one of them another name, or this app a database of its own."),
     "retired": ("retired", "Ask a process that declares the revision which took its place."),
 }
 

@@ -57,7 +57,7 @@ async def _change(
     pairs = [(one.name, revision or one.revision) for one in chosen.projections]
     done: list[Changed] = []
     if pairs:
-        done += await projections(settings.database, pairs, declared=revision is None)
+        done += await projections(settings.database, pairs, app=app.name, declared=revision is None)
     if chosen.followers:
         async with connected(settings) as client:
             done += await followers(Cursors(client, app.name), [one.name for one in chosen.followers])

@@ -132,6 +132,7 @@ class _OfProjection:
     @contextmanager
     def _connected(self, *, read_only: bool = False) -> Generator[Any]:
         from eventjet.sql.database import COMMAND, READ_ONLY, Database
+        from eventjet.sql.locations import check_owner
 
         where = Database(self._settings.database)
         with (
@@ -139,6 +140,7 @@ class _OfProjection:
             where.sync_engine("eventjet quarantine", COMMAND).connect() as connection,
             connection.execution_options(**{READ_ONLY: read_only}).begin(),
         ):
+            check_owner(connection, self._of[0], self._app.name)
             yield connection
 
 

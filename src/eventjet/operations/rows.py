@@ -39,7 +39,7 @@ from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import dialect_of
-from eventjet.sql.locations import located
+from eventjet.sql.locations import check_owner, located
 from eventjet.sql.own_tables import quarantine
 from eventjet.store.earlier import EarlierRecords
 
@@ -126,11 +126,13 @@ def live_row(connection: Connection, resolved: ResolvedProjection, given: str) -
     """
     dialect = dialect_of(connection)
     connection.execution_options(**dialect.snapshot_options)
+    check_owner(connection, resolved.name, resolved.app)
     held = checkpoint.read(connection, resolved.name, resolved.revision)
     if held is None:
         raise UsageError(f"Revision {resolved.revision} of {resolved.name!r} has not begun, so it has no rows yet.")
     table = located(resolved.table, held.location, dialect)
     key = key_of(table, given)
+    dialect.load_all(connection)
     values = connection.execute(row_query(table, key, dialect)).one_or_none()
     row, strange = None, ""
     if values is not None:

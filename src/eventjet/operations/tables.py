@@ -30,7 +30,7 @@ from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import Checkpoint, names_of
 from eventjet.sql.database import unusable
 from eventjet.sql.dialect import Dialect, dialect_of
-from eventjet.sql.locations import located_tables
+from eventjet.sql.locations import check_owner, located_tables
 
 PAGE_ROWS = 50
 KEY_MAX = 5_000
@@ -101,6 +101,8 @@ def tables_seen(
     connection: Connection, app: App, name: str, revision: int, *, table: str = "", after: str = "", start: str = ""
 ) -> TablesSeen:
     """A page of one table of a revision: the named one, or the first. Raises as `table_page`, and for a stranger."""
+    check_owner(connection, name, app.name)
+    dialect_of(connection).load_all(connection)
     held = checkpoint.read(connection, name, revision)
     if held is None:
         return TablesSeen(None)

@@ -10,6 +10,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from enum import Enum
@@ -37,6 +38,16 @@ _SUPPORTED = frozenset[type[Any]]((
     sa.Boolean, sa.BOOLEAN, sa.DateTime, sa.DATETIME, sa.TIMESTAMP, sa.Date, sa.DATE,
     sa.Uuid, sa.UUID, sa.JSON, postgresql.JSON, postgresql.JSONB, sa.LargeBinary, sa.BLOB, sa.Enum,
 ))  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """What a driver has no Python value for, such as `infinity`, as the database writes it."""
+
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
 
 
 def plain(kind: sa.TypeEngine[Any]) -> sa.TypeEngine[Any]:

@@ -58,6 +58,8 @@ class ResolvedProjection:
     reads: bool
     """Whether rows are read before they are folded; entries are only appended."""
     on_error: OnError = "stop"
+    app: str = ""
+    """The app that declares it; empty where there is none."""
 
     @property
     def tables(self) -> tuple[Table, ...]:

@@ -15,9 +15,10 @@ from sqlalchemy import types as sa
 
 from eventjet.domain.personal import MASK, field_hint, is_private
 from eventjet.domain.state import is_fixed
-from eventjet.errors import RowRefused
-from eventjet.projections.columns import Convert, dumps, normaliser
+from eventjet.errors import RowRefused, RowUnreadable
+from eventjet.projections.columns import Convert, Unread, dumps, normaliser
 from eventjet.projections.row_type import annotated
+from eventjet.shown import shown
 
 Normalise: TypeAlias = Callable[..., Any]
 """(row, row before or None) → the row in its normal form."""
@@ -44,8 +45,8 @@ class RowCodec:
     """
 
     __slots__ = (
-        "_dumps", "_loads", "_make", "_open", "_values", "columns", "fields", "is_open", "key", "normalise", "row_type",
-        "table_name",
+        "_checks", "_dumps", "_key_places", "_loaders", "_loads", "_make", "_open", "_values",
+        "columns", "fields", "is_open", "key", "normalise", "row_type", "table_name",
     )  # fmt: skip
 
     def __init__(self, table: Table, row_type: type, values: ColumnValues | None = None) -> None:
@@ -64,7 +65,10 @@ class RowCodec:
         hints = {name: annotated(row_type, name) for name in names}
         forms = [json_form(hints[column.key]) if isinstance(column.type, JSON) else None for column in declared]
         loaders = [values.loader(column.type) if values else None for column in declared]
-        self._loads = _conversions(list(map(_composed, loaders, forms)) if values else [])
+        self._loaders = list(map(_composed, loaders, forms)) if values else loaders
+        self._loads = _conversions(self._loaders)
+        self._checks = [_check(column, form) for column, form in zip(declared, forms, strict=True)]
+        self._key_places = [place for place, column in enumerate(declared) if column.primary_key]
         self._make = _maker(row_type, names)
         self._open = [
             column.key for column in declared if isinstance(column.type, JSON) and not is_fixed(hints[column.key])
@@ -74,7 +78,7 @@ class RowCodec:
         self.normalise = _normaliser_of(
             row_type,
             table.name,
-            [(column.key, column.name, _check(column, form)) for column, form in zip(declared, forms, strict=True)],
+            [(column.key, column.name, check) for column, check in zip(declared, self._checks, strict=True)],
             self._make,
             shares=not any(isinstance(column.type, JSON) for column in declared),
         )
@@ -94,8 +98,55 @@ class RowCodec:
             return False  # it holds what is no JSON
 
     def load(self, values: Sequence[Any]) -> Any:
-        """The row of what the driver gave."""
-        return self._make(_converted(values, self._loads) if self._loads else values)
+        """The row of what the driver gave; raises `RowUnreadable` for values that no fold can have written."""
+        try:
+            row = self._make(_converted(values, self._loads) if self._loads else values)
+            self.normalise(row)
+        except Exception as error:
+            raise self._unreadable(values, error) from error
+        return row
+
+    def _unreadable(self, values: Sequence[Any], error: Exception) -> RowUnreadable:
+        """The error for a row that cannot be read, with the first column at fault."""
+        parts = [self._loaded_part(place, values[place]) for place in self._key_places]
+        key, has_key = tuple(part for part, _ in parts), all(is_one for _, is_one in parts)
+        given = dict(zip(self.fields, values, strict=True))
+        for field, column, value, load, check in zip(
+            self.fields, self.columns, values, self._loaders, self._checks, strict=True
+        ):
+            try:
+                check(value if value is None or load is None else load(value))
+            except Exception as fault:  # noqa: BLE001 - as above
+                private = is_private(field_hint(self.row_type, field))
+                told = MASK if private else shown(str(value) if isinstance(value, Unread) else value)
+                return RowUnreadable(
+                    self.table_name,
+                    key,
+                    column,
+                    _reason(value, fault, private=private),
+                    given,
+                    given=told,
+                    has_key=has_key,
+                )
+        reason = f"{self.row_type.__name__} cannot be made of it ({type(error).__name__})"
+        return RowUnreadable(self.table_name, key, "", reason, given, has_key=has_key)
+
+    def _loaded_part(self, place: int, value: Any) -> tuple[Any, bool]:
+        """(a part of a key, True); as the driver gave it, and False, where no fold can have written it."""
+        load = self._loaders[place]
+        try:
+            return self._checks[place](value if load is None else load(value)), value is not None
+        except Exception:  # noqa: BLE001 - as above
+            return value, False
+
+
+def _reason(value: Any, fault: Exception, *, private: bool) -> str:
+    """Why no fold can have written it."""
+    if value is None:
+        return "it is NOT NULL"
+    if isinstance(value, Unread):
+        return "Python has no such value"
+    return str(fault) if isinstance(fault, ValueError) and not private else "no fold writes such a value"
 
 
 def _normaliser_of(

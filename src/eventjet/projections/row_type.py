@@ -17,7 +17,7 @@ from decimal import Decimal
 from typing import Any, cast
 from uuid import UUID
 
-from sqlalchemy import Column, Table
+from sqlalchemy import Column, Index, Table
 from sqlalchemy import types as sa
 
 from eventjet.domain.personal import field_hint, is_private
@@ -43,19 +43,47 @@ _TAKEN: tuple[tuple[type[Any], tuple[type, ...]], ...] = (
 """(type of column, what it takes); of two types that fit, the first counts."""
 _NAMED = {list: Sequence, dict: Mapping}
 """What a message names for a class that can be changed in place."""
+_NAME_BYTES = 63
 _NOT_ALSO = {bool: int, datetime: date}
 """Classes that are no instance of their base to a column."""
 
 
-def reserved_faults(table: Table) -> Iterator[str]:
-    """A name that eventjet needs itself."""
+def declaration_faults(table: Table) -> Iterator[str]:
+    """Names that are eventjet's own or that a database would cut, and indexes that no transaction can make."""
     if table.name in OWN_TABLES:
         yield f"the table {table.name!r} is eventjet's own"
+    for what, name in _names(table):
+        if len(name.encode()) > _NAME_BYTES:
+            yield (
+                f"{what} {name!r} has {len(name.encode())} bytes in its name, and PostgreSQL cuts names after "
+                f"{_NAME_BYTES}; give it a shorter one"
+            )
+    for index in table.indexes:
+        if index.dialect_options["postgresql"]["concurrently"]:
+            yield (
+                f"the index {str(index.name)!r} of {table.name!r} is declared with postgresql_concurrently, which no "
+                "transaction allows; leave it out: nobody waits for an index of a table that is being made"
+            )
+
+
+def _names(table: Table) -> Iterator[tuple[str, str]]:
+    """What has a name in the database. Those that are made of others' names are told as SQLAlchemy would make them."""
+    yield "the table", table.name
+    if table.schema is not None:
+        yield f"the schema of the table {table.name!r},", table.schema
+    for column in table.columns:
+        yield f"the column of {table.name!r}", column.name
+        kind: Any = getattr(column.type, "impl_instance", column.type)
+        if isinstance(kind, sa.Enum) and kind.native_enum and kind.name is not None:
+            yield f"the enum of {table.name}.{column.name}", str(kind.name)
+    for item in (*table.indexes, *table.constraints):
+        if isinstance(item.name, str):
+            yield f"the {'index' if isinstance(item, Index) else 'constraint'} of {table.name!r}", str(item.name)
 
 
 def table_faults(table: Table) -> Iterator[str]:
     """A name that is taken, and columns whose values the database would change, or make itself."""
-    yield from reserved_faults(table)
+    yield from declaration_faults(table)
     for column in table.columns:
         reason = unsupported(column.type)
         if reason is not None:

@@ -25,7 +25,7 @@ from eventjet.domain.state import is_fixed
 from eventjet.domain.subscription import events_of, recorded_events_of, shown_name
 from eventjet.errors import DefinitionError
 from eventjet.projections.resolve import ResolvedProjection, name_faults
-from eventjet.projections.row_type import reserved_faults
+from eventjet.projections.row_type import declaration_faults
 
 E = TypeVar("E")
 
@@ -95,6 +95,8 @@ class ResolvedSql:
     events: tuple[type, ...]
     """The subscription: what all handlers take."""
     handlers: Mapping[type, Handler] = field(repr=False)
+    app: str = ""
+    """The app that declares it; empty where there is none."""
 
     @property
     def quarantines(self) -> bool:
@@ -198,7 +200,7 @@ def _tables(declared: Sequence[Table], faults: list[str]) -> tuple[Table, ...]:
 
 def _table_faults(table: Table, declared: Sequence[Table]) -> list[str]:
     """What a rebuild could not make again in a schema or a file of its own, or could not compare."""
-    faults = list(reserved_faults(table))
+    faults = list(declaration_faults(table))
     if table.schema is not None:
         faults.append(
             f"the table {table.fullname!r} names its schema, so a rebuild could not make it anywhere else; "

@@ -9,18 +9,32 @@ from __future__ import annotations
 from collections.abc import Collection, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import compress
 from typing import Any
 
-from sqlalchemy import JSON, Column, ColumnElement, Connection, String, Table, Text, and_, cast, func, or_, select
-from sqlalchemy.dialects.postgresql import JSONB
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    String,
+    Table,
+    Text,
+    and_,
+    cast,
+    func,
+    or_,
+    select,
+)
 
+from eventjet.errors import RowUnreadable
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.shadow import Pair, Shadow
 from eventjet.sql.database import READ_ONLY
+from eventjet.sql.dialect import dialect_of
 
 EXAMPLES_MAX = 20
 """Differences that are looked into; all are counted."""
@@ -50,7 +64,10 @@ class Difference:
 
 
 def compare_rows(shadow: Shadow[ResolvedProjection], watch: Watch) -> tuple[int, int, list[tuple[Any, Any]]]:
-    """(live rows, differences, the first pairs of live and expected row) of a fold."""
+    """(live rows, differences, the first pairs of live and expected row) of a fold.
+
+    A live row that no fold can have written is a `RowUnreadable`.
+    """
     codec = RowCodec(shadow.resolved.table, shadow.resolved.row_type, shadow.target.database.dialect)
     ((copied, made),) = shadow.pairs()
     rows = differences = 0
@@ -92,11 +109,24 @@ def _in_key_order(shadow: Shadow[ResolvedProjection], table: Table, codec: RowCo
     )
     columns = ", ".join(map(quote, codec.columns))
     with engine.connect() as connection:
+        shadow.target.database.dialect.load_all(connection)
         options = {"stream_results": True, "yield_per": _FETCH, READ_ONLY: True}
         found = connection.execution_options(**options).exec_driver_sql(
             f"select {columns} from {engine.dialect.identifier_preparer.format_table(table)} order by {order}"
         )
-        yield map(codec.load, found)
+        yield (_loaded(codec, values) for values in found)
+
+
+def _loaded(codec: RowCodec, values: Sequence[Any]) -> Any:
+    try:
+        return codec.load(values)
+    except RowUnreadable as error:
+        return error
+
+
+def key_of(row: Any, codec: RowCodec) -> tuple[Any, ...]:
+    """The key of a row, or of one that cannot be read."""
+    return row.key if isinstance(row, RowUnreadable) else codec.key(row)
 
 
 def _paired(live: Iterator[Any], expected: Iterator[Any], codec: RowCodec) -> Iterator[tuple[Any, Any]]:
@@ -106,10 +136,14 @@ def _paired(live: Iterator[Any], expected: Iterator[Any], codec: RowCodec) -> It
     """
     one, other = next(live, None), next(expected, None)
     while one is not None or other is not None:
-        if other is None or (one is not None and codec.key(one) < codec.key(other)):
+        if (
+            other is None
+            or (isinstance(one, RowUnreadable) and not one.has_key)
+            or (one is not None and key_of(one, codec) < codec.key(other))
+        ):
             yield one, None
             one = next(live, None)
-        elif one is None or codec.key(other) < codec.key(one):
+        elif one is None or codec.key(other) < key_of(one, codec):
             yield None, other
             other = next(expected, None)
         else:
@@ -126,9 +160,18 @@ def differing(one: Any, other: Any, codec: RowCodec) -> tuple[str, ...]:
     """The fields of two rows whose values are stored otherwise, whatever their class calls equal."""
     if one is None or other is None:
         return ()
+    for row in (one, other):
+        if isinstance(row, RowUnreadable):
+            return (codec.fields[codec.columns.index(row.column)],) if row.column else codec.fields
     triples = zip(codec.fields, codec.dump(one), codec.dump(other), strict=True)
-    # A value that is not equal to itself (NaN) is the same as another one.
-    return tuple(name for name, a, b in triples if a != b and (a == a or b == b))
+    return tuple(name for name, a, b in triples if not _is_same(a, b))
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Whether two values print alike, too: 1.0 is not 1.00 then, nor 0.0 what -0.0 is."""
+    if isinstance(a, float | Decimal):
+        return type(a) is type(b) and str(a) == str(b)
+    return a == b
 
 
 def _compare_table(
@@ -154,16 +197,25 @@ def _compare_table(
         left, right = live.alias("eventjet_a"), made.alias("eventjet_b")
     joined = left.outerjoin(right, and_(*[left.c[name] == right.c[name] for name in key]), full=True)
     missing = left.c[key[0]].is_(None), right.c[key[0]].is_(None)
-    distinct = [_comparable(left.c[name]).is_distinct_from(_comparable(right.c[name])) for name in compared]
+    distinct = [dialect_of(connection).differ(left.c[name], right.c[name]) for name in compared]
     differ = or_(*missing, *distinct)
     differences = connection.scalar(select(func.count()).select_from(joined).where(differ)) or 0
     if not differences:
         return rows, 0, []
     names = [*key, *[name for name in compared if name not in key]]
     columns = [side.c[name] for side in (left, right) for name in names]
-    labelled = [column.label(f"c{number}") for number, column in enumerate([*columns, *distinct])]
     order = [func.coalesce(left.c[name], right.c[name]) for name in key]
-    found = connection.execute(select(*labelled).select_from(joined).where(differ).order_by(*order).limit(EXAMPLES_MAX))
+
+    def first(shown: Sequence[ColumnElement[Any]]) -> Sequence[Any]:
+        labelled = [column.label(f"c{number}") for number, column in enumerate([*shown, *distinct])]
+        query = select(*labelled).select_from(joined).where(differ)
+        return connection.execute(query.order_by(*order).limit(EXAMPLES_MAX)).all()
+
+    try:
+        found = first(columns)
+    except Exception:  # noqa: BLE001 - whatever a driver or a type raises for a value that Python does not have
+        dialect_of(connection).load_all(connection)
+        found = first([cast(column, Text) for column in columns])
     sides = len(columns)
     return (
         rows,
@@ -188,8 +240,3 @@ def _difference(table: str, row: Sequence[Any], names: list[str], keys: int, dif
     ]
     columns = tuple(differ) if all(sides) else ()
     return Difference((table, *[there[name] for name in names[:keys]]), shown[0], shown[1], columns, UNKNOWN_SINCE)
-
-
-def _comparable(column: ColumnElement[Any]) -> ColumnElement[Any]:
-    """PostgreSQL has no equality for JSON as it was written; equal handlers write equal text."""
-    return cast(column, Text) if isinstance(column.type, JSON) and not isinstance(column.type, JSONB) else column

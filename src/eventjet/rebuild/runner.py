@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
 from eventjet import failpoints
-from eventjet.errors import RebuildError, UsageError
+from eventjet.errors import RebuildError, Unreachable, UsageError
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
@@ -115,6 +115,7 @@ def _rebuild(job: Job, names: Sequence[str]) -> RebuildReport:
     database, watch, resolved = job.database, job.watch, _named(job.app, names)
     with ExitStack() as stack:
         with watch.phase("start"):
+            database.check_sessions()
             remove_orphaned(database)
             plan = job.plan(resolved, job.log.last)
             failpoints.reach("rebuild.planned")
@@ -254,7 +255,7 @@ def _candidate(database: Database, resolved: AnyResolved, connection: Connection
             if held is not None:
                 check_kept(resolved, held)
             Shadow(database, resolved).check_swappable(connection)
-        except RebuildError as error:
+        except (RebuildError, Unreachable) as error:
             refusal = str(error)
         except DBAPIError as error:
             if not database.dialect.is_forbidden(error):

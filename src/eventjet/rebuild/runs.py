@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import psycopg
 from sqlalchemy import Column, Connection, Engine, MetaData, Table, delete, insert, select, update
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.codec.reasons import reason_of

@@ -23,7 +23,7 @@ from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, nam
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import TableName, TableRef, dialect_of, listed, qualified
 from eventjet.sql.exchange import NotNow, dependents, lock_as_workers, undeclared
-from eventjet.sql.locations import create_tables, located_tables, recorded
+from eventjet.sql.locations import check_owner, create_tables, located_tables, recorded
 from eventjet.sql.own_tables import projections, quarantine
 from eventjet.sql.table_identity import identities
 
@@ -80,6 +80,7 @@ class Shadow(Generic[R_co]):
         with self.space.live.begin() as connection:
             create_tables(connection, [self.resolved] if to_swap else (), to_rebuild=True)
         with self.space.live.begin() as connection:
+            check_owner(connection, self.resolved.name, self.resolved.app)
             if to_swap:
                 self.check_swappable(connection)
             runs.open_run(connection, self.run, self.resolved)
@@ -93,10 +94,12 @@ class Shadow(Generic[R_co]):
         """Write its checkpoint; the connection finds it by its name alone."""
         values = {"position": position, "event_id": event_id, "log": log, "epoch": EPOCH, "state": BUILDING}
         values |= {"name": self.resolved.name, "revision": self.resolved.revision, "generation": 0}
+        values |= {"app": self.resolved.app}
         connection.execute(insert(projections).values(values))
 
     def check_swappable(self, connection: Connection) -> None:
         """Raise `RebuildRefused` for what a swap could not carry; only looks."""
+        check_owner(connection, self.resolved.name, self.resolved.app)
         dialect = dialect_of(connection)
         tables = () if self._by_hand else self.resolved.tables
         keys = [key for table in tables for key in table.foreign_key_constraints]

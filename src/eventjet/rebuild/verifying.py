@@ -11,7 +11,7 @@ from typing import Any
 from eventjet import failpoints
 from eventjet.codec.envelope import RawRecord
 from eventjet.domain.identity import encode_id
-from eventjet.errors import RebuildError
+from eventjet.errors import RebuildError, RowUnreadable
 from eventjet.nats.ranges import read_range
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.fold import RowKey
@@ -21,7 +21,7 @@ from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.quarantine.fold import reader
 from eventjet.rebuild.catchup import check_loaded, replaying
 from eventjet.rebuild.choice import EngineChoice
-from eventjet.rebuild.compare import Difference, are_equal, compare_rows, compare_tables, differing
+from eventjet.rebuild.compare import Difference, are_equal, compare_rows, compare_tables, differing, key_of
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineName, Plan
 from eventjet.rebuild.progress import Report
@@ -82,6 +82,7 @@ async def verify(
 def _verify(job: Job, name: str) -> VerifyReport:
     (resolved,) = projections_of(job.app, [name])
     with job.watch.phase("start"):
+        job.database.check_sessions()
         remove_orphaned(job.database)
     outcome = _verify_tables(job, resolved) if isinstance(resolved, ResolvedSql) else _verify_rows(job, resolved)
     plan, rows, differences, examples = outcome
@@ -106,18 +107,19 @@ def _verify_rows(job: Job, resolved: ResolvedProjection) -> tuple[Plan, int, int
         with job.watch.phase("compare"):
             rows, differences, pairs = compare_rows(shadow, job.watch)
             codec = RowCodec(resolved.table, resolved.row_type, job.database.dialect)
-            live = {codec.key(one if one is not None else other): one for one, other in pairs}
-            since = _since_when(job, plan, resolved, live, shadow.target.known) if pairs else {}
+            keyed = [(key_of(other if one is None else one, codec), one, other) for one, other in pairs]
+            live = {key: one for key, one, _ in keyed if not isinstance(one, RowUnreadable) or one.has_key}
+            since = _since_when(job, plan, resolved, live, shadow.target.known) if live else {}
             examples = [
                 Difference(
                     key,
-                    one,
+                    one.values if isinstance(one, RowUnreadable) else one,
                     other,
                     differing(one, other, codec),
-                    NEVER if since[key] is None else f"missed since {since[key]}",
-                    since[key],
+                    NEVER if since.get(key) is None else f"missed since {since[key]}",
+                    since.get(key),
                 )
-                for (one, other), key in zip(pairs, live, strict=True)
+                for key, one, other in keyed
             ]
         failpoints.reach("verify.compared")
         return plan, rows, differences, examples

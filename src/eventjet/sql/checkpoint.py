@@ -51,7 +51,9 @@ DECLARED = ""
 UNASSIGNED = "[]"
 """The tables of a revision that has not been given a location yet."""
 
-_ENSURE = text("insert into eventjet_projection (name, revision) values (:name, :revision) on conflict do nothing")
+_ENSURE = text(
+    "insert into eventjet_projection (name, revision, app) values (:name, :revision, :app) on conflict do nothing"
+)
 _WHILE = "paused while "
 """In the reason of one that is paused, before the state it was in."""
 
@@ -92,6 +94,8 @@ class Checkpoint:
     """Whether it is to have the declared location once it has caught up with the revision that holds it."""
     identities: str = UNASSIGNED
     """Which tables it is true for, as JSON: see `table_identity`; empty where that was never noted."""
+    app: str = ""
+    """The app that it belongs to; empty where an older eventjet made it and nobody has worked on it since."""
 
     @property
     def has_begun(self) -> bool:
@@ -132,9 +136,9 @@ DEPOSE = Transition("depose", _ANY, deposes=True)
 _NOTHING_READ = {"position": 0, "event_id": "", "log": "", "identities": UNASSIGNED, "reason": None}
 
 
-def ensure(connection: Connection, name: str, revision: int) -> None:
-    """Add the row of a projection that has none, at position 0; it does not matter who else does so at once."""
-    connection.execute(_ENSURE, {"name": name, "revision": revision})
+def ensure(connection: Connection, name: str, revision: int, app: str = "") -> None:
+    """Add the row of an app's projection that has none, at position 0; it does not matter who else does so at once."""
+    connection.execute(_ENSURE, {"name": name, "revision": revision, "app": app})
 
 
 def read(connection: Connection, name: str, revision: int) -> Checkpoint | None:
@@ -229,9 +233,9 @@ def release(connection: Connection, held: Checkpoint) -> bool:
     return _own(connection, NOTE, held, owner=None, lease_until=0) is not None
 
 
-def adopt(connection: Connection, held: Checkpoint, log: str, identities: str) -> bool:
-    """Remember the log, and the tables that are made from it; False when another epoch has begun."""
-    return _own(connection, NOTE, held, log=log, identities=identities) is not None
+def adopt(connection: Connection, held: Checkpoint, app: str, log: str, identities: str) -> bool:
+    """Remember the app, its log, and the tables that are made from it; False when another epoch has begun."""
+    return _own(connection, NOTE, held, app=app, log=log, identities=identities) is not None
 
 
 def settle(connection: Connection, held: Checkpoint, state: str | None, reason: str | None = None) -> int | None:
@@ -277,10 +281,10 @@ def retire(connection: Connection, name: str, revision: int) -> None:
 
 
 def assign(
-    connection: Connection, name: str, revision: int, *, location: str, tables: str, takes_over: bool
+    connection: Connection, name: str, revision: int, *, app: str, location: str, tables: str, takes_over: bool
 ) -> Checkpoint:
-    """Give it the location that its tables will be in; a retired one begins anew there."""
-    given = {"location": location, "tables": tables, "takes_over": takes_over}
+    """Give it its app, and the location that its tables will be in; a retired one begins anew there."""
+    given = {"app": app, "location": location, "tables": tables, "takes_over": takes_over}
     begun = _change(connection, BEGIN_ANEW, name, revision, **given, **_NOTHING_READ)
     return begun or _must(connection, ASSIGN, name, revision, **given)
 
@@ -313,6 +317,7 @@ def swap_in(
         live.revision,
         position=own.position,
         event_id=own.event_id,
+        app=own.app,
         log=log,
         tables=tables,
         identities=identities,

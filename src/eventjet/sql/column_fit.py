@@ -23,16 +23,16 @@ class Fit(Enum):
     """It refuses some, or gives them back as others."""
 
 
-def stored(kind: sa.TypeEngine[Any], database: str) -> sa.TypeEngine[Any]:
-    """The type that a database is asked for: of variants its own, of a decorator what that wraps."""
+def stored(kind: sa.TypeEngine[Any], dialect: SqlalchemyDialect) -> sa.TypeEngine[Any]:
+    """The type that a database is asked for: of variants its own, of a decorator what that loads for it."""
     variants: Mapping[str, Any] = getattr(kind, "_variant_mapping", {})
-    own = variants.get(database, kind)
-    return own.impl_instance if isinstance(own, sa.TypeDecorator) else own
+    own = variants.get(dialect.name, kind)
+    return stored(own.type_engine(dialect), dialect) if isinstance(own, sa.TypeDecorator) else own
 
 
 def spoken(kind: sa.TypeEngine[Any], dialect: SqlalchemyDialect) -> str:
     """A type as SQL writes it; an enum of the database with its labels, and one that is kept as another with both."""
-    own = stored(kind, dialect.name)
+    own = stored(kind, dialect)
     if isinstance(own, sa.NullType):
         return "of no type that is known"
     if isinstance(own, sa.Enum) and own.native_enum:

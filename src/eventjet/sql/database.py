@@ -81,6 +81,14 @@ class Database:
         except psycopg.OperationalError as error:
             raise self.unreachable(error) from None
 
+    def check_sessions(self) -> None:
+        """Raise `Unreachable` where a pooler lets connections share their sessions. Blocks."""
+        with self.reaching_sync():
+            try:
+                self.dialect.check_sessions(self._parsed())
+            except psycopg.OperationalError as error:
+                raise self.unreachable(error) from None
+
     def connect_sqlite(self) -> sqlite3.Connection:
         """A blocking sqlite3 connection that begins no transaction by itself; close it. Raises `Unreachable`."""
         try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
-from sqlalchemy import CheckConstraint, Connection, Engine, Table, TextClause, text
+from sqlalchemy import CheckConstraint, ColumnElement, Connection, Engine, Table, TextClause, text
 from sqlalchemy import types as sa
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
@@ -163,6 +163,18 @@ class Dialect(ColumnValues):
     def drop_location(self, connection: Connection, location: str, /) -> None:
         """Remove what `ensure_location` made, unless something else is in it."""
 
+    def name_in_full(self, connection: Connection, name: TableName, /) -> TableName:
+        """A declared name in the form in which the database tells it from others."""
+        return name[0] or connection.dialect.default_schema_name, name[1]
+
+    def schema_statement(self, schema: str, /) -> str:
+        """What makes a schema that a table names; empty where there are none."""
+        return f"create schema {qualified(None, schema)}"
+
+    @abstractmethod
+    def differ(self, one: ColumnElement[Any], other: ColumnElement[Any], /) -> ColumnElement[bool]:
+        """Whether two values are not stored alike, whatever the database calls equal."""
+
     # Tables that are there
 
     @abstractmethod
@@ -270,6 +282,9 @@ class Dialect(ColumnValues):
     def engine(self, url: URL, purpose: str, limits: SessionLimits, /) -> Engine:
         """A blocking engine without a pool, not connected yet."""
 
+    def check_sessions(self, url: URL, /) -> None:
+        """Raise `Unreachable` where connections share their sessions. Blocks."""
+
     @abstractmethod
     def soundness(self, connection: Connection, /) -> Soundness:
         """What it says of its version and its settings; only looks."""
@@ -287,6 +302,10 @@ class Dialect(ColumnValues):
 
         Raises what the driver raises; which of them it was is not known then.
         """
+
+    @abstractmethod
+    def load_all(self, connection: Connection, /) -> None:
+        """From here on values that Python has none for are no errors of this connection's driver."""
 
     @abstractmethod
     def can_be_last(self, cursor: object, /) -> bool:

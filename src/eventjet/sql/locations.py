@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from sqlalchemy import Connection, Engine, MetaData, Table, inspect
+from sqlalchemy import Connection, Engine, MetaData, Table, inspect, select
 
 from eventjet.errors import LocationTaken, NamedByHandlers, TableLost
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
@@ -21,6 +21,7 @@ from eventjet.sql import checkpoint, migrations, table_identity
 from eventjet.sql.checkpoint import DECLARED, RETIRED, UNASSIGNED, Checkpoint, names_of, revisions
 from eventjet.sql.database import unusable
 from eventjet.sql.dialect import Dialect, dialect_of
+from eventjet.sql.own_tables import projections
 from eventjet.sql.table_differences import column_differences
 
 _TOLD_MAX = 5
@@ -56,13 +57,30 @@ def check_tables(connection: Connection, resolved: Iterable[AnyResolved]) -> Non
         check_columns(connection, one, tables)
 
 
+def check_owner(connection: Connection, name: str, app: str) -> None:
+    """Raise `Unreachable` where the checkpoints of a projection of this name belong to another app."""
+    others = select(projections.c.app).where(projections.c.name == name, projections.c.app.not_in(("", app)))
+    owner = connection.scalar(others.limit(1)) if app else None
+    if owner is not None:
+        renamed = f"update eventjet_projection set app = '{app}' where app = '{owner}'"  # noqa: S608 - for a person
+        raise unusable(
+            connection,
+            f"its read model {name!r} belongs to the app {owner!r}, and this is the app {app!r}",
+            f"Give the projection another name and another table, or {app!r} a database of its own. If {owner!r} is "
+            f"called {app!r} now, stop its workers and run: {renamed}.",
+        )
+
+
 def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool = False) -> list[str]:
     """Give a revision its checkpoint, location and tables where they are missing; return the names of the tables made.
 
     The caller holds `Dialect.lock_migrations`. Raises as `create_tables`.
     """
+    check_owner(connection, resolved.name, resolved.app)
     dialect = dialect_of(connection)
     held = checkpoint.read(connection, resolved.name, resolved.revision)
+    if held is None or not held.has_begun:
+        _check_free(connection, resolved)
     if held is None or not _is_assigned(held):
         held = _give(connection, resolved)
     tables = located_tables(resolved, held.location, dialect)
@@ -73,10 +91,19 @@ def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool =
             table_identity.check(connection, held)
     else:
         missing = [table for table in tables if not inspect(connection).has_table(table.name, schema=table.schema)]
-    if not to_rebuild:
-        check_columns(connection, resolved, [table for table in tables if table not in missing])
+    for schema in {table.schema for table in missing if table.schema is not None}:
+        if not inspect(connection).has_schema(schema):
+            make = dialect.schema_statement(schema)
+            remedy = (
+                f"Run: {make}. Or leave it out of the Table."
+                if make
+                else "There are none here: leave it out of the Table."
+            )
+            reason = f"the schema {schema!r}, which projection {resolved.name!r} declares for its table, is not in it"
+            raise unusable(connection, reason, remedy)
     for table in missing:
         table.create(connection)
+    check_columns(connection, resolved, tables, to_rebuild=to_rebuild)
     return [table.fullname for table in missing]
 
 
@@ -102,8 +129,11 @@ def check(connection: Connection, resolved: AnyResolved) -> list[Table]:
     Raises `Unreachable` when a worker would not find them, or other ones than declared, and `NamedByHandlers` when it
     could not work with them where they are.
     """
+    check_owner(connection, resolved.name, resolved.app)
     dialect = dialect_of(connection)
     held = checkpoint.read(connection, resolved.name, resolved.revision)
+    if held is None or not held.has_begun:
+        _check_free(connection, resolved)
     named = f"revision {resolved.revision} of projection {resolved.name!r}"
     if held is not None and held.state == RETIRED:
         raise unusable(connection, f"{named} was retired", "Run `eventjet init` to let it begin anew.")
@@ -130,9 +160,16 @@ def check(connection: Connection, resolved: AnyResolved) -> list[Table]:
     return tables
 
 
-def check_columns(connection: Connection, resolved: AnyResolved, tables: Sequence[Table]) -> None:
-    """Raise `Unreachable` when a column that is there would not give back what is declared for it."""
+def check_columns(
+    connection: Connection, resolved: AnyResolved, tables: Sequence[Table], *, to_rebuild: bool = False
+) -> None:
+    """Raise `Unreachable` when a column that is there would not give back what is declared for it.
+
+    One that is `to_rebuild` is refused for what a rebuild would not mend.
+    """
     wrong = [one for one in column_differences(connection, tables) if one.breaks]
+    if to_rebuild:
+        wrong = [one for one in wrong if one.statement]
     if wrong:
         told = "; ".join(f"{one.what} ({one.cost})" for one in wrong[:_TOLD_MAX])
         more = f"; and {len(wrong) - _TOLD_MAX} more" if len(wrong) > _TOLD_MAX else ""
@@ -141,6 +178,9 @@ def check_columns(connection: Connection, resolved: AnyResolved, tables: Sequenc
             f"Run `eventjet rebuild {resolved.name}`, which makes the table as it is declared while readers have the "
             "old one, or raise the revision and run `eventjet init`. A table that you migrate yourself: alter it."
         )
+        statements = list(dict.fromkeys(one.statement for one in wrong if one.statement))
+        if statements:
+            remedy = f"Run: {'; '.join(statements)}."
         raise unusable(connection, reason, remedy)
 
 
@@ -185,8 +225,10 @@ def check_location(resolved: AnyResolved, location: str, dialect: Dialect) -> No
 def _give(connection: Connection, resolved: AnyResolved, *, may_create: bool = True) -> Checkpoint:
     """Decide on the location and write it into the checkpoint.
 
-    Raises `LocationTaken` when that needs what may not be made.
+    Raises `LocationTaken` when that needs what may not be made, and as `check_owner`.
     """
+    check_owner(connection, resolved.name, resolved.app)
+    _check_free(connection, resolved)
     holder = _holder(connection, resolved)
     dialect = dialect_of(connection)
     location = DECLARED if holder is None else dialect.own_location(resolved.name, resolved.revision)
@@ -197,13 +239,38 @@ def _give(connection: Connection, resolved: AnyResolved, *, may_create: bool = T
         # The holder's own location too, so that whoever exchanges them needs no right to create it.
         for revision in (resolved.revision, holder):
             dialect.ensure_location(connection, dialect.own_location(resolved.name, revision))
-    checkpoint.ensure(connection, resolved.name, resolved.revision)
+    checkpoint.ensure(connection, resolved.name, resolved.revision, resolved.app)
     # A revision older than the one that holds the location does not push it away by itself.
     takes_over = holder is not None and holder < resolved.revision
     tables = recorded(resolved)
     return checkpoint.assign(
-        connection, resolved.name, resolved.revision, location=location, tables=tables, takes_over=takes_over
+        connection,
+        resolved.name,
+        resolved.revision,
+        app=resolved.app,
+        location=location,
+        tables=tables,
+        takes_over=takes_over,
     )
+
+
+def _check_free(connection: Connection, resolved: AnyResolved) -> None:
+    """Raise `Unreachable` where a declared table is that of another projection, of this app or another one."""
+    dialect = dialect_of(connection)
+    own = {dialect.name_in_full(connection, name) for name in names_of(recorded(resolved))}
+    for other, _ in checkpoint.read_all(connection):
+        if other.name == resolved.name or other.state == RETIRED:
+            continue
+        shared = [name for name in names_of(other.tables) if dialect.name_in_full(connection, name) in own]
+        if shared:
+            drop = f"`eventjet db unused --drop {other.name}:{other.revision}` of that app"
+            raise unusable(
+                connection,
+                f"its table {shared[0][1]!r}, which projection {resolved.name!r} declares, belongs to the read model "
+                f"{other.name!r}{f' of the app {other.app!r}' if other.app else ''}",
+                f"Give {resolved.name!r} a table of another name. If {other.name!r} is not declared any more, {drop} "
+                "drops its table; run `eventjet init` then.",
+            )
 
 
 def _holder(connection: Connection, resolved: AnyResolved) -> int | None:

@@ -16,6 +16,7 @@ from eventjet.errors import UsageError
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import FAILED, PAUSED, Checkpoint, ensure, lock
 from eventjet.sql.database import COMMAND, Database
+from eventjet.sql.locations import check_owner
 
 _Change: TypeAlias = Callable[[Connection, Checkpoint], Checkpoint | None]
 
@@ -32,37 +33,44 @@ class Paused:
     """False where it was so already."""
 
 
-async def pause(database: str, chosen: Sequence[tuple[str, int]], *, declared: bool = True) -> list[Paused]:
-    """Pause (name, revision) pairs, all or none; those that are `declared` may never have begun.
+async def pause(
+    database: str, chosen: Sequence[tuple[str, int]], *, app: str = "", declared: bool = True
+) -> list[Paused]:
+    """Pause (name, revision) pairs of an app, all or none; those that are `declared` may never have begun.
 
     Raises `UsageError` for one that failed or is retired, and `Unreachable`.
     """
-    return await _change(database, _pause, chosen, declared=declared)
+    return await _change(database, _pause, chosen, app=app, declared=declared)
 
 
-async def resume(database: str, chosen: Sequence[tuple[str, int]], *, declared: bool = True) -> list[Paused]:
-    """Let (name, revision) pairs go on, all or none.
+async def resume(
+    database: str, chosen: Sequence[tuple[str, int]], *, app: str = "", declared: bool = True
+) -> list[Paused]:
+    """Let (name, revision) pairs of an app go on, all or none.
 
     Raises `UsageError` for one that is not paused, and `Unreachable`.
     """
-    return await _change(database, _resume, chosen, declared=declared)
+    return await _change(database, _resume, chosen, app=app, declared=declared)
 
 
-async def _change(database: str, change: _Change, chosen: Sequence[tuple[str, int]], *, declared: bool) -> list[Paused]:
+async def _change(
+    database: str, change: _Change, chosen: Sequence[tuple[str, int]], *, app: str, declared: bool
+) -> list[Paused]:
     where = Database(database)
     engine = where.engine("eventjet pause", COMMAND)
     try:
         async with where.reaching(), engine.begin() as connection:
             return await connection.run_sync(
-                lambda sync: [_changed(sync, change, *one, declared=declared) for one in sorted(chosen)]
+                lambda sync: [_changed(sync, change, *one, app=app, declared=declared) for one in sorted(chosen)]
             )
     finally:
         await engine.dispose()
 
 
-def _changed(connection: Connection, change: _Change, name: str, revision: int, *, declared: bool) -> Paused:
+def _changed(connection: Connection, change: _Change, name: str, revision: int, *, app: str, declared: bool) -> Paused:
+    check_owner(connection, name, app)
     if declared:
-        ensure(connection, name, revision)
+        ensure(connection, name, revision, app)
     before = lock(connection, name, revision)
     if before is None:
         raise UsageError(f"There is no revision {revision} of projection {name!r}. See `eventjet status`.")

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from datetime import UTC
 from functools import cache
 from ipaddress import ip_address
 from typing import Any, ClassVar, TypeVar
 
 import psycopg
-from sqlalchemy import Connection, Engine, PoolProxiedConnection, Table, create_engine, text
+from sqlalchemy import ColumnElement, Connection, Engine, PoolProxiedConnection, Table, cast, create_engine, event, text
 from sqlalchemy import types as sa
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -26,7 +27,14 @@ from eventjet.domain.parked import Parked
 from eventjet.observability import logs
 from eventjet.projections.columns import canonical, dumps
 from eventjet.projections.row_codec import RowCodec
-from eventjet.sql import postgres_columns, postgres_settings, postgres_statements, postgres_tables, postgres_text_order
+from eventjet.sql import (
+    postgres_columns,
+    postgres_sessions,
+    postgres_settings,
+    postgres_statements,
+    postgres_tables,
+    postgres_text_order,
+)
 from eventjet.sql.column_fit import Fit
 from eventjet.sql.dialect import Dialect, Feature, SessionLimits, TableName, TableRef, qualified, verbatim
 from eventjet.sql.own_tables import Clock
@@ -41,6 +49,8 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5
+_SECOND_S = 15.0
+"""How long a second connection may wait for a session while a first one has one."""
 LOCK_TIMEOUT_MS = 500
 """How long an exchange of tables may make readers queue behind it before it steps back."""
 CHECKPOINT_LOCK_MS = 10_000
@@ -53,6 +63,7 @@ _TRANSIENT = ("08", "40", "53", "55", "57", "58", "XX", "25006", "25P03")
 _LOCKED_OUT = ("55P03", "40P01", "57014", "2BP01")
 """SQLSTATEs of a lock that was not to be had: timeout, deadlock, cancelled statement; and of a dependent
 that came meanwhile, and is seen by the next try."""
+_ONE_FORM = (sa.Integer, sa.Boolean, sa.Date, sa.DateTime, sa.LargeBinary, sa.Uuid)
 _OPTIONS = frozenset(each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults())
 _TOO_LONG = "22001"
 _FORBIDDEN = "42501"
@@ -118,6 +129,15 @@ class Postgres(Dialect):
         target = schema or location or name[0] or str(connection.scalar(text("select current_schema()")))
         quoted = qualified(None, target)
         connection.execute(verbatim(f"alter table {table.quoted()} set schema {quoted}"))
+
+    def differ(self, one: ColumnElement[Any], other: ColumnElement[Any]) -> ColumnElement[bool]:
+        """By their text, but for types that have one form of each value.
+
+        Else a month is thirty days, 1.0 is 1.00 and 0.0 is -0.0, and of JSON as it was written there is no equality.
+        """
+        if isinstance(one.type, _ONE_FORM):
+            return one.is_distinct_from(other)
+        return cast(one, sa.Text).collate("C").is_distinct_from(cast(other, sa.Text).collate("C"))
 
     def inherit(self, connection: Connection, old: TableRef, heir: TableRef) -> None:
         postgres_tables.inherit(connection, old, heir)
@@ -190,11 +210,19 @@ class Postgres(Dialect):
         return None
 
     def async_engine(self, url: URL, purpose: str, limits: SessionLimits, pool: Mapping[str, Any]) -> AsyncEngine:
-        return create_async_engine(_with_psycopg(url), **pool, connect_args=_session_arguments(url, purpose, limits))
+        arguments = _session_arguments(url, purpose, limits)
+        made = create_async_engine(_with_psycopg(url), **pool, connect_args=arguments)
+        event.listen(made.sync_engine, "connect", _proving(url, limits))
+        return made
 
     def engine(self, url: URL, purpose: str, limits: SessionLimits) -> Engine:
         arguments = _session_arguments(url, purpose, limits)
-        return create_engine(_with_psycopg(url), poolclass=NullPool, connect_args=arguments)
+        made = create_engine(_with_psycopg(url), poolclass=NullPool, connect_args=arguments)
+        event.listen(made, "connect", _proving(url, limits))
+        return made
+
+    def check_sessions(self, url: URL) -> None:
+        _check_sessions(url)
 
     def soundness(self, connection: Connection) -> Soundness:
         return postgres_settings.soundness(connection)
@@ -208,17 +236,24 @@ class Postgres(Dialect):
     async def send_together(self, driver: psycopg.AsyncConnection[Any], runs: Sequence[Run], last: Last | None) -> None:
         await pipelined(driver, runs, last)
 
+    def load_all(self, connection: Connection) -> None:
+        postgres_statements.load_all(connection)
+
     def can_be_last(self, cursor: object) -> bool:
         return is_plain_psycopg(cursor)
 
     def lacks_table(self, cause: object) -> bool:
         return isinstance(cause, psycopg.errors.UndefinedTable)
 
-    def remedy(self, cause: object) -> str:  # noqa: ARG002 - the reason says more
+    def remedy(self, cause: object) -> str:
+        if "statement pooling" in str(cause):
+            return postgres_sessions.REMEDY
+        if "unsupported startup parameter" in str(cause):
+            return "A pooler refuses what sessions need: give PgBouncer `ignore_startup_parameters = options`."
         return "Check that it runs, and that EVENTJET_DATABASE names its host, database and user."
 
     def is_about_data(self, error: DBAPIError) -> bool:
-        return _state(error)[:2] in _ABOUT_DATA
+        return _state(error)[:2] in _ABOUT_DATA or postgres_statements.is_of_driver(error)
 
     def is_too_long(self, error: DBAPIError) -> bool:
         return _state(error) == _TOO_LONG
@@ -245,7 +280,9 @@ POSTGRES = Postgres()
 def connect(url: URL, purpose: str, limits: SessionLimits) -> psycopg.Connection[tuple[Any, ...]]:
     """A blocking psycopg connection, for COPY."""
     # By keyword: what has to parse a string tells of what it cannot parse.
-    return psycopg.connect(**{**_given(url), **_session_arguments(url, purpose, limits)}, autocommit=False)
+    made = psycopg.connect(**{**_given(url), **_session_arguments(url, purpose, limits)}, autocommit=False)
+    postgres_sessions.prove(made, url, postgres_sessions.wanted(url, limits))
+    return made
 
 
 def look_first_in(connection: PoolProxiedConnection | DBAPIConnection, schema: str) -> None:
@@ -257,16 +294,47 @@ def look_first_in(connection: PoolProxiedConnection | DBAPIConnection, schema: s
     connection.commit()
 
 
+@cache
+def _check_sessions(url: URL) -> None:
+    """See that two connections have two sessions; once in a process. Blocks."""
+    with closing(connect(url, "eventjet", SessionLimits())) as first:
+        waiting = threading.Timer(_SECOND_S, first.close)
+        session = _session_of(first)
+        waiting.start()
+        try:
+            with closing(connect(url, "eventjet", SessionLimits())) as second:
+                is_shared = _session_of(second) == session
+        finally:
+            waiting.cancel()
+        if first.closed:
+            raise postgres_sessions.too_few(url, _SECOND_S)
+        if is_shared:
+            raise postgres_sessions.shared(url)
+
+
+def _session_of(connection: psycopg.Connection[tuple[Any, ...]]) -> int:
+    (session,) = connection.execute("select pg_backend_pid()").fetchone() or (0,)
+    connection.commit()
+    return int(session)
+
+
+def _proving(url: URL, limits: SessionLimits) -> Callable[[Any, Any], None]:
+    """A listener for each new connection of an engine."""
+    settings = postgres_sessions.wanted(url, limits)
+
+    def prove(connection: Any, _record: Any) -> None:
+        postgres_sessions.prove(connection, url, settings)
+
+    return prove
+
+
 def _session_arguments(url: URL, purpose: str, limits: SessionLimits) -> dict[str, Any]:
     """What a session is connected with; time is UTC in each."""
     _warn_of_trust(_given(url))
     own = url.query.get("options", "")
-    options = (
-        f"-c timezone=UTC -c lock_timeout={limits.lock_ms} -c statement_timeout={limits.statement_ms} "
-        f"-c idle_in_transaction_session_timeout={limits.idle_in_transaction_ms}"
-    )
-    joined = f"{own if isinstance(own, str) else ' '.join(own)} {options}".strip()
-    arguments: dict[str, Any] = {"options": joined, "application_name": purpose}
+    given = own if isinstance(own, str) else " ".join(own)
+    options = f"{given} {postgres_sessions.options_of(postgres_sessions.wanted(url, limits))}".strip()
+    arguments: dict[str, Any] = {"options": options, "application_name": purpose}
     if "connect_timeout" not in url.query:
         arguments["connect_timeout"] = CONNECT_TIMEOUT_S
     return arguments

@@ -11,6 +11,7 @@ from sqlalchemy.dialects import postgresql
 
 from eventjet.sql.column_fit import Fit, stored
 
+_DIALECT = postgresql.dialect()
 _SINGLE_BITS, _DOUBLE_BITS = 24, 53
 _MICROSECONDS = 6
 _INTEGERS = ((sa.SmallInteger, 16), (sa.BigInteger, 64), (sa.Integer, 32))
@@ -41,12 +42,20 @@ class _Room:
 
 def fit(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
     """Of types that are written differently in SQL."""
-    there, wanted = _room(found), _room(stored(declared, "postgresql"))
+    there, wanted = _room(found), _room(stored(declared, _DIALECT))
     if wanted is None:
         return Fit.OTHER
     if there == wanted:
         return Fit.SAME
     return Fit.OTHER if there is not None and there.kind == wanted.kind and there.takes(wanted) else Fit.LOSES
+
+
+def missing_labels(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> list[str]:
+    """The labels that an enum of the database lacks; none of other types."""
+    own = stored(declared, _DIALECT)
+    if not (isinstance(found, sa.Enum) and isinstance(own, sa.Enum) and own.native_enum and found.name == own.name):
+        return []
+    return [label for label in own.enums if label not in found.enums]
 
 
 def _room(kind: sa.TypeEngine[Any]) -> _Room | None:

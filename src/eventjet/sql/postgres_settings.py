@@ -27,11 +27,6 @@ _WARNINGS = {
         "a crash takes back the last commits, rows and checkpoint together; whoever was told of them sees them gone",
         "Set `synchronous_commit = on` for the role of the workers.",
     ),
-    "transaction_isolation": (
-        ("read committed",),
-        "transactions of workers fail where others write beside them, and are tried again",
-        "Set `default_transaction_isolation = 'read committed'` for the role of the workers.",
-    ),
     "server_encoding": (
         ("UTF8",),
         "text that this encoding lacks stops the projection that writes it",

@@ -6,11 +6,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
 from typing import Any, TypeAlias
 
+import psycopg
+from psycopg.abc import Loader
+from psycopg.types.datetime import DateLoader, TimestampLoader, TimestamptzLoader
+from psycopg.types.json import JsonbLoader, JsonLoader
 from sqlalchemy import Column, Connection, Table
 from sqlalchemy import types as sa
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import DBAPIError
 
 from eventjet.domain.parked import Parked
+from eventjet.projections.columns import Unread
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql.checkpoint import ADVANCE
 from eventjet.sql.statements import (
@@ -81,7 +87,15 @@ class PostgresStatements:
         )
 
     def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
-        return by_key(self._codec, connection.exec_driver_sql(self._read, _arrays(keys, self._key_literals)))
+        arrays = _arrays(keys, self._key_literals)
+        try:
+            return by_key(self._codec, connection.exec_driver_sql(self._read, arrays))
+        except (DBAPIError, ValueError, RecursionError) as error:
+            if isinstance(error, DBAPIError) and not is_of_driver(error):
+                raise
+        # Once more, so that the row is named whose value the driver has nothing for.
+        load_all(connection)
+        return by_key(self._codec, connection.exec_driver_sql(self._read, arrays))
 
     def render(self, changes: Changes) -> Rendered:
         dump = self._codec.dump
@@ -106,6 +120,40 @@ class PostgresStatements:
             values += its
         parts.append(" select count(*) from held")
         return connection.exec_driver_sql("".join(parts), tuple(values)).scalar_one() == 1
+
+
+def is_of_driver(error: DBAPIError) -> bool:
+    """Whether psycopg refused a value that the server has."""
+    return isinstance(error.orig, psycopg.DataError) and not error.orig.sqlstate
+
+
+def load_all(connection: Connection) -> None:
+    """From here on what Python has no value for comes as `Unread`, and is no error of the driver's."""
+    driver: Any = connection.connection.driver_connection
+    for name, loader in _LOADERS.items():
+        driver.adapters.register_loader(name, loader)
+
+
+def _total(known: Any) -> type[Loader]:
+    class Total(known):
+        def load(self, data: Any) -> Any:
+            loader: Any = super()
+            try:
+                return loader.load(data)
+            except (psycopg.DataError, ValueError, OverflowError, RecursionError):
+                return Unread(bytes(data).decode(errors="replace"))
+
+    return Total
+
+
+_LOADERS = {
+    "timestamptz": _total(TimestamptzLoader),
+    "timestamp": _total(TimestampLoader),
+    "date": _total(DateLoader),
+    "json": _total(JsonLoader),
+    "jsonb": _total(JsonbLoader),
+}
+"""In Python: those that are compiled cannot be made to give anything else."""
 
 
 def park(connection: Connection, name: str, revision: int, parked: Sequence[Parked]) -> None:

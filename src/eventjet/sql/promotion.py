@@ -23,7 +23,7 @@ from eventjet.sql.checkpoint import DECLARED, Checkpoint, names_of, revisions
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import dialect_of, listed
 from eventjet.sql.exchange import Exchange, Move, NotNow, bounded, dependents, lock_as_workers, retried, undeclared
-from eventjet.sql.locations import holders
+from eventjet.sql.locations import check_owner, holders
 
 TAIL_S = 1.0
 """How long the holder of the declared location may be kept from writing while the other one catches up with it."""
@@ -47,6 +47,7 @@ def freeze(connection: Connection, resolved: AnyResolved) -> int:
     For PostgreSQL, where the revision itself can go on meanwhile. Readers go on too. Raises as `attempt`.
     """
     with _limited(connection, resolved):
+        check_owner(connection, resolved.name, resolved.app)
         found = revisions(connection, resolved.name)
         own, there = _own(found, resolved), holders(found, resolved)
         numbers = [one.revision for one in there]
@@ -67,6 +68,7 @@ def attempt(connection: Connection, resolved: AnyResolved, *, epoch: int | None 
     `CheckpointFenced`; the caller rolls back.
     """
     with _limited(connection, resolved):
+        check_owner(connection, resolved.name, resolved.app)
         found = revisions(connection, resolved.name)
         own = _own(found, resolved)
         if own.location == DECLARED:

@@ -45,6 +45,7 @@ def reset(database: Database, resolved: AnyResolved) -> list[str]:
 def _forget(connection: Connection, resolved: AnyResolved) -> Mapping[TableName, TableRef]:
     """Move the tables out of the way and forget what they hold; where they are now."""
     name, revision = resolved.name, resolved.revision
+    locations.check_owner(connection, name, resolved.app)
     held = checkpoint.read(connection, name, revision)
     if held is None or held.state == RETIRED:
         return {}  # It begins anew anyway.

@@ -37,25 +37,30 @@ class Unused:
     """Why it cannot be dropped now; None when it can."""
 
 
-def unused(connection: Connection, declared: Collection[AnyResolved]) -> list[Unused]:
-    """By name and revision. Revisions made from other logs than the app's are another app's, and left out."""
+def unused(connection: Connection, declared: Collection[AnyResolved], app: str = "") -> list[Unused]:
+    """By name and revision. Those of another app, or made from other logs than the app's, are left out."""
     found = checkpoint.read_all(connection)
     own = {(resolved.name, resolved.revision) for resolved in declared}
     logs = {one.log for one, _ in found if (one.name, one.revision) in own and one.log}
     return [
         _described(connection, one, left_s, declared)
         for one, left_s in found
-        if (one.name, one.revision) not in own and one.state != RETIRED and (not logs or not one.log or one.log in logs)
+        if (one.name, one.revision) not in own
+        and one.state != RETIRED
+        # A row of an older eventjet does not say whose it is.
+        and (one.app == app if one.app and app else (not logs or not one.log or one.log in logs))
     ]
 
 
-def retire(connection: Connection, name: str, revision: int, declared: Collection[AnyResolved]) -> Unused:
+def retire(
+    connection: Connection, name: str, revision: int, declared: Collection[AnyResolved], app: str = ""
+) -> Unused:
     """Drop the tables and the location of a revision, within the caller's transaction; what was there is returned.
 
     Raises `UsageError` for one that is declared, in use, or unknown, or that something depends on. Declared again, it
     begins anew.
     """
-    dropped = _droppable(connection, name, revision, declared)
+    dropped = _droppable(connection, name, revision, declared, app)
     (held,) = [one for one in revisions(connection, name) if one.revision == revision]
     # Tables before checkpoints, as workers lock them.
     dialect = dialect_of(connection)
@@ -68,7 +73,7 @@ def retire(connection: Connection, name: str, revision: int, declared: Collectio
     if locked is None or (locked.location, locked.tables) != (held.location, held.tables):
         raise UsageError(f"{name}:{revision} was moved meanwhile. Look again with `eventjet db unused`.")
     # Once more, now that nobody can take it.
-    _droppable(connection, name, revision, declared)
+    _droppable(connection, name, revision, declared, app)
     dialect.drop_location(connection, dialect.own_location(name, revision))
     of_it = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
     connection.execute(delete(quarantine).where(of_it))
@@ -76,8 +81,8 @@ def retire(connection: Connection, name: str, revision: int, declared: Collectio
     return dropped
 
 
-def _droppable(connection: Connection, name: str, revision: int, declared: Collection[AnyResolved]) -> Unused:
-    known = {(one.projection, one.revision): one for one in unused(connection, declared)}
+def _droppable(connection: Connection, name: str, revision: int, declared: Collection[AnyResolved], app: str) -> Unused:
+    known = {(one.projection, one.revision): one for one in unused(connection, declared, app)}
     one = known.get((name, revision))
     if one is not None and one.in_use is None:
         return one

@@ -20,13 +20,16 @@ from uuid import UUID
 from sqlalchemy import (
     CheckConstraint,
     Column,
+    ColumnElement,
     Connection,
     Engine,
     Table,
     and_,
     create_engine,
     event,
+    func,
     not_,
+    or_,
     text,
     type_coerce,
 )
@@ -42,7 +45,7 @@ from sqlalchemy.sql import quoted_name
 from eventjet.domain.parked import Parked
 from eventjet.projections.columns import Convert, dumps, loads, normaliser, plain
 from eventjet.projections.row_codec import RowCodec
-from eventjet.sql import sqlite_columns, sqlite_settings, sqlite_tables
+from eventjet.sql import sqlite_columns, sqlite_settings, sqlite_statements, sqlite_tables
 from eventjet.sql.column_fit import Fit
 from eventjet.sql.dialect import Dialect, Feature, SessionLimits, TableName, TableRef, qualified, verbatim
 from eventjet.sql.own_tables import Clock
@@ -76,13 +79,27 @@ _INDEXES = text(
     "where type = 'index' and sql is not null and lower(tbl_name) = lower(:name) order by 1"
 )
 
+
+def _float(value: Any) -> float:
+    """What a column of floats keeps as something else, `float` might take for another one."""
+    if not isinstance(value, int | float):
+        raise ValueError(f"it takes floats, not {type(value).__name__}")
+    return float(value)
+
+
+def _truth(value: Any) -> bool:
+    if value not in (0, 1):
+        raise ValueError("it takes 0 or 1")
+    return bool(value)
+
+
 _CONVERSIONS: tuple[tuple[type[Any], Convert, Convert], ...] = (
-    (sa.Float, float, float),
+    (sa.Float, float, _float),
     (sa.Numeric, lambda value: format(value, "f"), Decimal),
     (sa.DateTime, lambda value: value.isoformat(" ", "microseconds"), datetime.fromisoformat),
     (sa.Date, date.isoformat, date.fromisoformat),
     (sa.Uuid, lambda value: value.hex, UUID),
-    (sa.Boolean, int, bool),
+    (sa.Boolean, int, _truth),
     (sa.JSON, dumps, loads),
 )
 """See `Dialect.conversions`."""
@@ -135,6 +152,17 @@ class Sqlite(Dialect):
             for index in table.indexes:
                 # The whole database shares the names of indexes.
                 index.name = quoted_name(f"{index.name}__{table.name}", None)
+
+    def name_in_full(self, connection: Connection, name: TableName) -> TableName:  # noqa: ARG002 - there are no schemas
+        return None, name[1].lower()
+
+    def schema_statement(self, schema: str) -> str:  # noqa: ARG002 - there are none
+        return ""
+
+    def differ(self, one: ColumnElement[Any], other: ColumnElement[Any]) -> ColumnElement[bool]:
+        """By their types and bytes: a collation may call texts equal."""
+        kinds = func.typeof(one).is_distinct_from(func.typeof(other))
+        return or_(kinds, _in_bytes(one).is_distinct_from(_in_bytes(other)))
 
     def find_table(self, connection: Connection, name: TableName, location: str) -> TableRef | None:
         """SQLite does not tell capitals from small letters in names."""
@@ -250,6 +278,9 @@ class Sqlite(Dialect):
     async def send_together(self, driver: Any, runs: Sequence[Run], last: Last | None) -> None:
         await in_one_hop(driver, runs, last)
 
+    def load_all(self, connection: Connection) -> None:
+        sqlite_statements.load_all(connection)
+
     def can_be_last(self, cursor: object) -> bool:
         return isinstance(cursor, OneHopCursor)
 
@@ -264,7 +295,8 @@ class Sqlite(Dialect):
         return "Check that its folder exists and may be written to."
 
     def is_about_data(self, error: DBAPIError) -> bool:
-        return isinstance(error.orig, sqlite3.IntegrityError | sqlite3.DataError | OverflowError)
+        refused = isinstance(error.orig, sqlite3.IntegrityError | sqlite3.DataError | OverflowError)
+        return refused or sqlite_statements.is_of_driver(error)
 
     def is_transient(self, error: DBAPIError) -> bool:
         code = getattr(error.orig, "sqlite_errorcode", None)
@@ -308,6 +340,10 @@ class StoredAsText(sa.TypeDecorator[Any]):
 
     def process_result_value(self, value: Any, dialect: SqlalchemyDialect) -> Any:  # noqa: ARG002 - SQLAlchemy's signature
         return None if value is None else self._load(value)
+
+
+def _in_bytes(column: ColumnElement[Any]) -> ColumnElement[Any]:
+    return type_coerce(column, sa.Text).collate("BINARY")
 
 
 def _exact(column: Column[Any], scale: int) -> CheckConstraint:

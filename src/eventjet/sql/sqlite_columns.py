@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import types as sa
+from sqlalchemy.dialects import sqlite
 
 from eventjet.projections.columns import plain
 from eventjet.sql.column_fit import Fit, stored
 
+_DIALECT = sqlite.dialect()
 _ANY = "any"
 """A column without a type keeps each value as it is given."""
 _KINDS = (
@@ -31,7 +33,7 @@ _ALSO = {"time": "text", "day": "text"}
 
 def fit(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
     """Of types that are written differently in SQL."""
-    there, wanted = _kind(found), _kind(stored(declared, "sqlite"))
+    there, wanted = _kind(found), _kind(stored(declared, _DIALECT))
     if wanted is None:
         return Fit.OTHER
     if there == wanted:

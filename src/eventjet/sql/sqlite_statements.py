@@ -9,6 +9,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Table
 from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
+from sqlalchemy.exc import DBAPIError
 
 from eventjet.projections.columns import Convert
 from eventjet.projections.row_codec import RowCodec
@@ -58,6 +59,13 @@ class SqliteStatements:
     def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
         dumped = self._dumped(keys)
         wanted = json.dumps([key[0] for key in dumped] if self._alone else dumped)
+        try:
+            return by_key(self._codec, connection.exec_driver_sql(self._read, (wanted,)))
+        except DBAPIError as error:
+            if not is_of_driver(error):
+                raise
+        # Once more, so that the row is named whose value the driver has nothing for.
+        load_all(connection)
         return by_key(self._codec, connection.exec_driver_sql(self._read, (wanted,)))
 
     def render(self, changes: Changes) -> Rendered:
@@ -83,6 +91,24 @@ class SqliteStatements:
         return [
             tuple([part if dump is None else dump(part) for dump, part in zip(dumps, key, strict=True)]) for key in keys
         ]
+
+
+def is_of_driver(error: DBAPIError) -> bool:
+    """Whether sqlite3 refused a text that the file has."""
+    return "Could not decode to UTF-8" in str(error.orig)
+
+
+def load_all(connection: Connection) -> None:
+    """From here on a text that is none comes as its bytes, and is no error of the driver's."""
+    driver: Any = connection.connection.driver_connection
+    driver.text_factory = _text
+
+
+def _text(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
 
 
 def write_quarantine(connection: Connection, name: str, revision: int, changes: QuarantineChanges) -> None:

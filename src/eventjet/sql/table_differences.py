@@ -15,7 +15,8 @@ from sqlalchemy import Column, Connection, MetaData, Table, inspect
 from sqlalchemy.exc import NoSuchTableError
 
 from eventjet.sql.column_fit import Fit, spoken, stored
-from eventjet.sql.dialect import dialect_of
+from eventjet.sql.dialect import dialect_of, qualified
+from eventjet.sql.postgres_columns import missing_labels
 
 _CHANGES = "values may be rounded, cut or refused, or come back as others"
 
@@ -28,6 +29,8 @@ class TableDifference:
     cost: str
     breaks: bool
     """Whether rows cannot be written for it, or could come back as others."""
+    statement: str = ""
+    """What mends it, where a rebuild does not."""
 
 
 def differences(connection: Connection, tables: Sequence[Table]) -> list[TableDifference]:
@@ -67,13 +70,16 @@ def _of_table(connection: Connection, table: Table, there: Mapping[str, Any]) ->
 def _of_type(connection: Connection, column: Column[Any], found: Any, named: str) -> Iterator[TableDifference]:
     own = connection.dialect
     is_there = spoken(found, own)
-    if is_there == spoken(stored(column.type, own.name), own):
+    if is_there == spoken(stored(column.type, own), own):
         return
     fit = dialect_of(connection).fit(found, column.type)
     if fit is not Fit.SAME:
         loses = fit is Fit.LOSES
         cost = _CHANGES if loses else "as far as is known it holds every value"
-        yield TableDifference(f"{named} is {is_there}, declared is {spoken(column.type, own)}", cost, breaks=loses)
+        what = f"{named} is {is_there}, declared is {spoken(column.type, own)}"
+        labels = [label.replace("'", "''") for label in missing_labels(found, column.type)]
+        added = "; ".join(f"alter type {qualified(found.schema, found.name)} add value '{label}'" for label in labels)
+        yield TableDifference(what, cost, breaks=loses, statement=added)
 
 
 def _of_null(column: Column[Any], named: str) -> TableDifference:

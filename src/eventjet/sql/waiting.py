@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.codec.subjects import notice_subject, read_notice
 from eventjet.errors import NotCaughtUp, StoreError, Unreachable
-from eventjet.errors.projection import ANOTHER_LOG, LOST_ROWS
+from eventjet.errors.projection import ANOTHER_APP, ANOTHER_LOG, LOST_ROWS
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.checkpoint import FAILED, PAUSED, RETIRED
 from eventjet.sql.database import Database
@@ -52,6 +52,8 @@ class Standing:
     location: str = ""
     log: str = ""
     """What it was made from; empty before its first event."""
+    app: str = ""
+    """Whose it is; empty where nobody knows yet."""
 
 
 def serving(found: Sequence[Standing], revision: int) -> Standing:
@@ -69,6 +71,7 @@ class _Waiter:
     revision: int
     position: int
     timeout_s: float
+    app: str
     log: str = ""
     """Whose position it is, where that is known."""
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
@@ -81,7 +84,9 @@ class _Waiter:
         self.at = at = serving(found, self.revision)
         if self.done.done():
             return
-        if self.log and at.log not in ("", self.log):
+        if self.app and at.app not in ("", self.app):
+            self.fail(self.of_another_app(at))
+        elif self.log and at.log not in ("", self.log):
             self.fail(self.elsewhere(at))
         elif at.position >= self.position and LOST_ROWS not in (at.reason or ""):
             self.done.set_result(None)
@@ -91,6 +96,10 @@ class _Waiter:
     def late(self) -> NotCaughtUp:
         at = self.at or Standing(self.revision)
         return NotCaughtUp(self.projection, self.position, at.position, self.timeout_s, at.state, at.reason)
+
+    def of_another_app(self, at: Standing) -> NotCaughtUp:
+        reason = f"in this database it belongs to the app {at.app!r}, and this is the app {self.app!r}"
+        return NotCaughtUp(self.projection, self.position, at.position, self.timeout_s, ANOTHER_APP, reason)
 
     def elsewhere(self, at: Standing) -> NotCaughtUp:
         reason = f"its table is true for the log {at.log}, and the position is of the log {self.log}"
@@ -132,7 +141,7 @@ class Waiting:
         if self._closed:
             raise _closed()
         await self._subscribe(resolved.name)
-        waiter = _Waiter(resolved.name, resolved.revision, position, timeout_s, log)
+        waiter = _Waiter(resolved.name, resolved.revision, position, timeout_s, resolved.app, log)
         self._waiters.add(waiter)
         self._due.set()
         if self._task is None or self._task.done():
@@ -262,7 +271,7 @@ class Checkpoints:
         return found
 
 
-_QUERY = select(*projections.c["name", "revision", "position", "state", "reason", "location", "log"])
+_QUERY = select(*projections.c["name", "revision", "position", "state", "reason", "location", "log", "app"])
 
 
 def _copied(error: Exception) -> Exception:

@@ -181,7 +181,11 @@ class Pulse:
         if not self._declared:
             return SeenCheckpoints([], {})
 
-        return await self._sources.seen("The database", lambda: self._sources.ask(see_checkpoints), _ANSWER_S)
+        async def look() -> SeenCheckpoints:
+            app, declared = self._app.name, self._declared
+            return await self._sources.ask(lambda connection: see_checkpoints(connection, app, declared))
+
+        return await self._sources.seen("The database", look, _ANSWER_S)
 
     async def _look_at_log(self) -> LogNow:
         async def look() -> LogNow:

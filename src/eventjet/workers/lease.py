@@ -99,6 +99,7 @@ class Lease:
 
         def is_free(connection: Connection) -> bool:
             nonlocal silent
+            locations.check_owner(connection, name, resolved.app)
             silent = watch.saw(checkpoint.read(connection, name, revision))
             return checkpoint.is_free(connection, name, revision, context.owner, stumbled_at=failed_at, silent=silent)
 
@@ -155,11 +156,11 @@ class Lease:
         return await self._change(checkpoint.settle, state, reason)
 
     async def adopt(self, log: str) -> None:
-        """Remember the log, and which tables are made from it."""
+        """Remember whose it is, the log, and which tables are made from it."""
 
         def change(connection: Connection, held: Checkpoint) -> bool:
             known = table_identity.identities(connection, held.tables, held.location)
-            return checkpoint.adopt(connection, held, log, known)
+            return checkpoint.adopt(connection, held, self._resolved.app, log, known)
 
         await self._change(change)
 

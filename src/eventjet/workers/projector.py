@@ -26,6 +26,7 @@ from eventjet.errors import (
     HistoryBroken,
     LogIncomplete,
     LogRolledBack,
+    RowUnreadable,
     StillHeld,
     TableLost,
     TableOccupied,
@@ -67,6 +68,7 @@ _STOPS = (
     LogIncomplete,
     LogRolledBack,
     HistoryBroken,
+    RowUnreadable,
     TableLost,
     TableOccupied,
     StillHeld,
@@ -154,7 +156,7 @@ class Projector:
             # After the durable is made: whoever replaces the stream from here on deletes it too.
             checking = asyncio.to_thread(check_whole_log, context.endpoint, context.stream, held)
             log = await self._renewing(lease, checking)
-            if held.log != log or not await lease.are_tables_noted():
+            if held.log != log or held.app != self.resolved.app or not await lease.are_tables_noted():
                 await lease.adopt(log)
             failpoints.reach("worker.log_checked")
             pipeline = self._pipeline(session, held, reader, blocked)

@@ -191,7 +191,7 @@ class StatusReader:
             self._engine = self._database.engine("eventjet status", COMMAND)
         async with self._database.reaching(), self._engine.connect() as connection:
             await connection.execution_options(**{READ_ONLY: True})
-            return await connection.run_sync(see_checkpoints)
+            return await connection.run_sync(see_checkpoints, self._app.name, self._declared)
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +204,20 @@ class SeenCheckpoints:
     """Events in quarantine, by name and revision."""
 
 
-def see_checkpoints(connection: Connection) -> SeenCheckpoints:
-    """Only looks; what these credentials may not look at counts as it is noted."""
-    held = [(_judged(connection, one), left_s) for one, left_s in checkpoint.read_all(connection)]
-    return SeenCheckpoints(held, parked_counts(connection))
+def see_checkpoints(connection: Connection, app: str, declared: Collection[tuple[str, int]]) -> SeenCheckpoints:
+    """Only looks; what these credentials may not look at counts as it is noted.
+
+    Of another app's checkpoints it says no more than that they keep those which this app has `declared` from beginning.
+    """
+    found = checkpoint.read_all(connection)
+    owners = {one.name: one.app for one, _ in found if one.app not in ("", app)}
+    held = [(_judged(connection, one), left_s) for one, left_s in found if one.name not in owners]
+    for name, revision in sorted(declared):
+        if name in owners:
+            reason = f"in this database its name belongs to the app {owners[name]!r}"
+            held.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, FAILED, reason), 0.0))
+    parked = {key: count for key, count in parked_counts(connection).items() if key[0] not in owners}
+    return SeenCheckpoints(held, parked)
 
 
 def look_at_projections(

@@ -229,6 +229,7 @@ def _when_all(names: Sequence[str], on_ready: Callable[[], None] | None) -> Call
 
 async def _check_tables(database: Database, chosen: Sequence[AnyResolved]) -> None:
     """Fail early, and in words, on what a person has to set up first."""
+    await asyncio.to_thread(database.check_sessions)
     engine = database.engine("eventjet worker").execution_options(**database.dialect.look_options)
     try:
         async with database.reaching(), engine.connect() as connection:

@@ -19,7 +19,7 @@ from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import unusable
 from eventjet.sql.dialect import dialect_of
 
-HEAD = "0001"
+HEAD = "0002"
 """The newest revision, known here so that looking whether a database is current does not import Alembic."""
 VERSION_TABLE = "eventjet_alembic_version"
 

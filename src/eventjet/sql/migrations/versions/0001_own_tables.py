@@ -1,17 +1,81 @@
-"""eventjet's own tables, as `own_tables` declares them.
-
-From the first release on a revision makes what it made on its day, which a test holds: the one that changes
-`own_tables` writes these tables down here as they were.
-"""
+"""eventjet's own tables, as this revision made them: `revision_0001.sql` of the tests has the statements."""
 
 from __future__ import annotations
 
+import sqlalchemy as sa
 from alembic.operations import Operations
-
-from eventjet.sql.own_tables import metadata
 
 revision = "0001"
 down_revision = None
+
+metadata = sa.MetaData()
+
+sa.Table(
+    "eventjet_projection",
+    metadata,
+    sa.Column("name", sa.String(48), primary_key=True),
+    sa.Column("revision", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("generation", sa.Integer, nullable=False, server_default="1"),
+    sa.Column("position", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("event_id", sa.Text, nullable=False, server_default=""),
+    sa.Column("log", sa.Text, nullable=False, server_default=""),
+    sa.Column("epoch", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("owner", sa.Text),
+    sa.Column("lease_until", sa.Double, nullable=False, server_default="0"),
+    sa.Column("lease_s", sa.Double, nullable=False, server_default="0"),
+    sa.Column("state", sa.String(16), nullable=False, server_default="new"),
+    sa.Column("reason", sa.Text),
+    sa.Column("location", sa.Text, nullable=False, server_default=""),
+    sa.Column("tables", sa.Text, nullable=False, server_default="[]"),
+    sa.Column("takes_over", sa.Boolean, nullable=False, server_default=sa.false()),
+    sa.Column("identities", sa.Text, nullable=False, server_default="[]"),
+)
+
+sa.Table(
+    "eventjet_rebuild",
+    metadata,
+    sa.Column("run", sa.String(64), primary_key=True),
+    sa.Column("part", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("projection", sa.String(48), nullable=False),
+    sa.Column("revision", sa.Integer, nullable=False),
+    sa.Column("rows", sa.BigInteger, nullable=False, server_default="0"),
+    sa.Column("lease_until", sa.Double, nullable=False, server_default="0"),
+)
+
+sa.Table(
+    "eventjet_quarantine",
+    metadata,
+    sa.Column("projection", sa.String(48), primary_key=True),
+    sa.Column("revision", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("position", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("aggregate", sa.Text, nullable=False),
+    sa.Column("aggregate_id", sa.Text, nullable=False),
+    sa.Column("event_id", sa.Text, nullable=False, server_default=""),
+    sa.Column("event_type", sa.Text, nullable=False, server_default=""),
+    sa.Column("resolution", sa.String(16), nullable=False),
+    sa.Column("reason", sa.Text, nullable=False, server_default=""),
+    sa.Column("traceback", sa.Text, nullable=False, server_default=""),
+    sa.Column("payload", sa.LargeBinary),
+    sa.Column("parked_at", sa.Double, nullable=False),
+    sa.Column("resolved_at", sa.Double),
+    sa.Index("ix_eventjet_quarantine_aggregate", "projection", "revision", "aggregate", "aggregate_id"),
+)
+
+sa.Table(
+    "eventjet_action",
+    metadata,
+    sa.Column("id", sa.String(32), primary_key=True),
+    sa.Column("app", sa.String(48), nullable=False),
+    sa.Column("actor", sa.Text, nullable=False),
+    sa.Column("at", sa.Double, nullable=False),
+    sa.Column("action", sa.String(16), nullable=False),
+    sa.Column("target", sa.Text, nullable=False),
+    sa.Column("details", sa.Text, nullable=False, server_default="{}"),
+    sa.Column("outcome", sa.String(16), nullable=False),
+    sa.Column("result", sa.Text, nullable=False, server_default=""),
+    sa.Column("ended_at", sa.Double),
+    sa.Index("ix_eventjet_action_at", "app", "at"),
+)
 
 
 def upgrade(op: Operations) -> None:

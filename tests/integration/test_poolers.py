@@ -1,0 +1,124 @@
+"""PostgreSQL behind poolers that drop what sessions ask for, or give each transaction another session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+from sqlalchemy import text
+
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import Unreachable
+from eventjet.rebuild import rebuild, verify
+from eventjet.settings import Settings
+from eventjet.sql.database import WORKER, Database
+from tests.integration.by_hand import QUICK
+from tests.integration.ledger_log import Ledger, history
+from tests.integration.pooler import Pooler
+from tests.integration.projecting import BALANCES, made
+from tests.tables import execute
+
+HOSTILE = {
+    "timezone": "Asia/Tokyo", "datestyle": "German", "intervalstyle": "sql_standard", "extra_float_digits": "-10",
+    "bytea_output": "escape", "client_encoding": "LATIN1", "default_transaction_isolation": "serializable",
+    "standard_conforming_strings": "off",
+}  # fmt: skip
+"""What a role or a database may have otherwise."""
+SETTINGS = (
+    "select current_setting('lock_timeout'), current_setting('statement_timeout'), "
+    "current_setting('idle_in_transaction_session_timeout'), current_setting('timezone'), "
+    "current_setting('datestyle'), current_setting('intervalstyle'), current_setting('extra_float_digits'), "
+    "current_setting('bytea_output'), current_setting('client_encoding'), current_setting('transaction_isolation'), "
+    "current_setting('standard_conforming_strings'), current_setting('search_path')"
+)
+ALWAYS = ("UTC", "ISO, MDY", "postgres", "1", "hex", "UTF8", "read committed", "on")
+
+
+async def by_async(where: Database) -> tuple[object, ...]:
+    engine = where.engine()
+    try:
+        async with engine.connect() as connection:
+            return tuple((await connection.execute(text(SETTINGS))).one())
+    finally:
+        await engine.dispose()
+
+
+async def by_engine(where: Database) -> tuple[object, ...]:
+    with where.sync_engine(limits=WORKER).connect() as connection:
+        return tuple(connection.execute(text(SETTINGS)).one())
+
+
+async def by_copy(where: Database) -> tuple[object, ...]:
+    with closing(where.connect_postgres(limits=WORKER)) as connection:
+        return tuple(connection.execute(SETTINGS).fetchone() or ())
+
+
+@pytest.mark.parametrize("ask", [by_async, by_engine, by_copy])
+@pytest.mark.parametrize("pooled", [False, True])
+async def test_every_session_has_the_settings_it_relies_on_whatever_the_database_and_a_pooler_make_of_them(
+    eventjet_database: str, ask: Callable[[Database], object], pooled: bool
+) -> None:
+    name = eventjet_database.rpartition("/")[2].partition("?")[0]
+    execute(eventjet_database, *(f"alter database {name} set {one} = '{value}'" for one, value in HOSTILE.items()))
+    pooler = Pooler(eventjet_database, by_transaction=False)
+    with pooler.listening() as behind:
+        url = (behind if pooled else eventjet_database) + "?options=-c%20search_path%3D%22shop%5C%20one%22,public"
+        found: object = await ask(Database(url))  # type: ignore[misc]
+    assert found == ("2s", "15s", "2500ms", *ALWAYS, '"shop one",public')
+    assert bool(pooler.asked_for) == pooled
+    assert all("lock_timeout" in one["options"] for one in pooler.asked_for)
+
+
+async def test_a_worker_a_rebuild_and_a_verification_work_behind_a_pool_of_sessions_that_drops_options(
+    nats: NatsServer, eventjet_database: str
+) -> None:
+    with Pooler(eventjet_database, by_transaction=False).listening() as behind:
+        app = Ledger(Settings(servers=(nats.url,), database=behind))
+        made(behind, *app.projections.values())
+        app.create()
+        last = app.append(history(60))
+        async with app.working(options=QUICK):
+            await app.caught_up(last)
+        await rebuild(app, ["balances"], app.settings, engine="local")
+        assert (await verify(app, "balances", app.settings, engine="local")).differences == 0
+
+
+@pytest.mark.parametrize("lifo", [False, True])
+async def test_a_pooler_that_gives_each_transaction_another_session_is_refused_in_words_before_anything_is_written(
+    nats: NatsServer, eventjet_database: str, lifo: bool
+) -> None:
+    """`lifo`: each transaction happens to get the same session, for as long as nobody works beside it."""
+    app = Ledger(Settings(servers=(nats.url,), database=eventjet_database), projections={"balances": BALANCES})
+    app.create()
+    app.init()
+    before = execute(eventjet_database, "select * from eventjet_projection")
+    with Pooler(eventjet_database, by_transaction=True, lifo=lifo).listening() as behind:
+        app.settings = Settings(servers=(nats.url,), database=behind)
+
+        async def worked() -> None:
+            async with app.working(options=QUICK):
+                pass
+
+        async def checked() -> None:
+            await asyncio.to_thread(Database(behind).check_sessions)
+
+        async def rebuilt() -> None:
+            await rebuild(app, ["balances"], app.settings, engine="local")
+
+        for refused in (checked, worked, rebuilt):
+            with pytest.raises(
+                Unreachable, match=r"a pooler gives its transactions several sessions.*pool_mode = session"
+            ):
+                await refused()
+    assert execute(eventjet_database, "select * from eventjet_projection") == before
+
+
+async def test_a_pooler_that_has_one_session_for_all_is_refused_and_not_waited_for(
+    eventjet_database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("eventjet.sql.postgres._SECOND_S", 2.0)
+    pooler = Pooler(eventjet_database, by_transaction=False, sessions_max=1)
+    with pooler.listening() as behind, pytest.raises(Unreachable, match=r"a second connection was given no session"):
+        await asyncio.to_thread(Database(behind).check_sessions)

@@ -1,0 +1,213 @@
+"""Two apps in one database: a read model, its table and all that is decided about it belong to one of them."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import MetaData
+
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import EventjetError, NotCaughtUp, Unreachable
+from eventjet.operations.quarantines import quarantine_of
+from eventjet.operations.tables import tables_seen
+from eventjet.rebuild import preview, rebuild, verify
+from eventjet.settings import Settings
+from eventjet.sql import migrations
+from eventjet.sql.checkpoint import Checkpoint, read_all
+from eventjet.sql.locations import check_tables
+from eventjet.sql.pausing import pause, resume
+from eventjet.sql.promotion import promote
+from eventjet.sql.resetting import reset
+from eventjet.sql.retired_tables import retire, unused
+from eventjet.sql.waiting import Checkpoints, Waiting
+from eventjet.workers.status import status
+from tests.integration.by_hand import QUICK
+from tests.integration.ledger_log import Ledger, history
+from tests.integration.projecting import BALANCES, MOVEMENTS
+from tests.tables import execute, reading
+
+
+def app_over(nats: NatsServer, database: str) -> Ledger:
+    """An app with `balances` and a log of its own."""
+    app = Ledger(Settings(servers=(nats.url,), database=database))
+    app.projections = {"balances": replace(BALANCES, app=app.name)}
+    app.create()
+    return app
+
+
+def checkpoints(database: str) -> list[tuple[Checkpoint, float]]:
+    with reading(database) as connection:
+        return read_all(connection)
+
+
+def row_of(database: str) -> list[tuple[object, ...]]:
+    return [tuple(row) for row in execute(database, "select * from eventjet_projection order by name")]
+
+
+async def initialised(other: Ledger) -> None:
+    await asyncio.to_thread(other.init)
+
+
+async def worked(other: Ledger) -> None:
+    async with other.working():
+        pass
+
+
+async def rebuilt(other: Ledger) -> None:
+    await rebuild(other, ["balances"], other.settings, engine="local")
+
+
+async def verified(other: Ledger) -> None:
+    await verify(other, "balances", other.settings, engine="local")
+
+
+async def previewed(other: Ledger) -> None:
+    (refusal,) = (await preview(other, ["balances"], other.settings, engine="local")).refusals
+    raise EventjetError(refusal)
+
+
+async def promoted(other: Ledger) -> None:
+    await asyncio.to_thread(promote, other.where, replace(other.projections["balances"], revision=2))
+
+
+async def begun_anew(other: Ledger) -> None:
+    await asyncio.to_thread(reset, other.where, other.projections["balances"])
+
+
+async def paused(other: Ledger) -> None:
+    await pause(other.settings.database, [("balances", 1)], app=other.name)
+
+
+async def resumed(other: Ledger) -> None:
+    await resume(other.settings.database, [("balances", 1)], app=other.name)
+
+
+async def quarantine_seen(other: Ledger) -> None:
+    await asyncio.to_thread(lambda: quarantine_of(other, other.settings, "balances").listed(resolved=True))  # type: ignore[arg-type]
+
+
+async def quarantine_retried(other: Ledger) -> None:
+    await asyncio.to_thread(lambda: quarantine_of(other, other.settings, "balances").retry(None))  # type: ignore[arg-type]
+
+
+async def rows_shown(other: Ledger) -> None:
+    with reading(other.settings.database) as connection:
+        tables_seen(connection, other, "balances", 1)  # type: ignore[arg-type]
+
+
+async def waited_for(other: Ledger) -> None:
+    looks = Checkpoints(other.settings.database)
+    waiting = Waiting(other.name, looks)
+    try:
+        await waiting.caught_up(other.projections["balances"], 1, 60)
+    finally:
+        await waiting.close()
+        await looks.close()
+
+
+ALL = [
+    initialised, worked, rebuilt, verified, previewed, promoted, begun_anew, paused, resumed, quarantine_seen,
+    quarantine_retried, rows_shown, waited_for,
+]  # fmt: skip
+
+
+async def test_whatever_another_app_does_with_a_read_model_of_that_name_is_refused_by_the_owners_name(
+    nats: NatsServer, database: str
+) -> None:
+    shop, bank = app_over(nats, database), app_over(nats, database)
+    shop.init()
+    last = shop.append(history(20))
+    async with shop.working(options=QUICK):
+        await shop.caught_up(last)
+    before, rows = row_of(database), execute(database, "select * from balances")
+    for refused in ALL:
+        with pytest.raises((EventjetError, NotCaughtUp), match=f"the app '{shop.name}'"):
+            await refused(bank)
+        assert row_of(database) == before, refused.__name__
+    assert execute(database, "select * from balances") == rows
+    (seen,) = await status(bank, bank.settings)
+    assert (seen.state, seen.position) == ("failed", 0)
+    assert f"belongs to the app '{shop.name}'" in str(seen.reason)
+    last = shop.append(history(20))
+    async with shop.working(options=QUICK):
+        await shop.caught_up(last)
+
+
+async def test_a_standby_of_another_app_never_takes_the_lease_that_becomes_free(
+    nats: NatsServer, database: str
+) -> None:
+    """As where the row was bank's for a moment, by somebody's statement, when bank's worker began to stand by."""
+    shop, bank = app_over(nats, database), app_over(nats, database)
+    shop.init()
+    async with AsyncExitStack() as working:
+        async with shop.working(options=QUICK):
+            await shop.caught_up(shop.append(history(20)))
+            execute(database, f"update eventjet_projection set app = '{bank.name}'")
+            await working.enter_async_context(bank.working(options=QUICK))
+            execute(database, f"update eventjet_projection set app = '{shop.name}'")
+        async with shop.working(options=QUICK):
+            await shop.caught_up(shop.append(history(5)))
+        ((held, _),) = checkpoints(database)
+        assert (held.state, held.app) == ("active", shop.name)
+
+
+@pytest.mark.parametrize("same_app", [False, True])
+def test_the_table_of_another_read_model_is_refused_by_its_name_and_is_free_once_that_is_dropped(
+    nats: NatsServer, database: str, same_app: bool
+) -> None:
+    shop = app_over(nats, database)
+    shop.init()
+    other = shop if same_app else app_over(nats, database)
+    table = BALANCES.table.to_metadata(MetaData(), name="Balances" if database.startswith("sqlite") else "balances")
+    table.schema = None if database.startswith("sqlite") else "public"
+    other.projections = {"sums": replace(BALANCES, name="sums", table=table, app=other.name)}
+    before = row_of(database)
+    with pytest.raises(Unreachable, match=rf"belongs to the read model 'balances' of the app '{shop.name}'.*--drop"):
+        other.init()
+    with pytest.raises(Unreachable, match="belongs to"), reading(database) as connection:
+        check_tables(connection, other.projections.values())
+    assert row_of(database) == before
+    with shop.where.sync_engine().begin() as connection:
+        retire(connection, "balances", 1, [], shop.name)
+    assert other.init() != []
+
+
+async def test_an_app_neither_lists_nor_drops_nor_heeds_what_another_app_keeps(nats: NatsServer, database: str) -> None:
+    shop, bank = app_over(nats, database), app_over(nats, database)
+    bank.projections = {"movements": replace(MOVEMENTS, app=bank.name)}
+    shop.init()
+    bank.init()
+    with reading(database) as connection:
+        assert unused(connection, [], bank.name) != []
+        assert [one.projection for one in unused(connection, [], shop.name)] == ["balances"]
+        assert unused(connection, list(shop.projections.values()), shop.name) == []
+    assert [one.name for one in await status(bank, bank.settings)] == ["movements"]
+
+
+async def test_a_checkpoint_of_an_older_eventjet_is_its_apps_once_the_worker_of_that_log_has_it(
+    nats: NatsServer, database: str
+) -> None:
+    shop = app_over(nats, database)
+    shop.init()
+    last = shop.append(history(20))
+    async with shop.working(options=QUICK):
+        await shop.caught_up(last)
+    execute(
+        database,
+        "alter table eventjet_projection drop column app",
+        "update eventjet_alembic_version set version_num = '0001'",
+    )
+    with pytest.raises(Unreachable, match=r"revision 0001.*Run `eventjet db upgrade`"):
+        await worked(shop)
+    with shop.where.sync_engine().begin() as connection:
+        assert migrations.upgrade(connection).columns == ("eventjet_projection.app",)
+        assert [held.app for held, _ in read_all(connection)] == [""]
+    async with shop.working(options=QUICK):
+        await shop.caught_up(shop.append(history(5)))
+    with reading(database) as connection:
+        assert [held.app for held, _ in read_all(connection)] == [shop.name]
+    with pytest.raises(Unreachable, match=f"the app '{shop.name}'"):
+        app_over(nats, database).init()
