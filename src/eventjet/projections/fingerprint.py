@@ -81,10 +81,11 @@ def _is_noticed_elsewhere(value: Any) -> bool:
 def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
     """Statements that bind names of the module, also below an `if` or a `try`."""
     for statement in body:
-        if isinstance(statement, ast.If | ast.Try):
-            handlers = [each.body for each in getattr(statement, "handlers", ())]
-            for part in (statement.body, statement.orelse, *handlers, getattr(statement, "finalbody", ())):
-                yield from _statements(part)
+        if isinstance(statement, ast.If):
+            yield from _statements([*statement.body, *statement.orelse])
+        elif isinstance(statement, ast.Try):
+            caught = [each for handler in statement.handlers for each in handler.body]
+            yield from _statements([*statement.body, *caught, *statement.orelse, *statement.finalbody])
         elif isinstance(statement, (*_DEFINITIONS, ast.Assign, ast.AnnAssign, ast.AugAssign)):
             yield statement
 
