@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import MetaData, Table
 
@@ -107,7 +107,7 @@ def _reached(name: str, named: dict[str, list[ast.AST]]) -> set[str]:
 def _shape(node: Any) -> Any:
     """A syntax tree as nested tuples that are the same in every version of Python, without docstrings."""
     if isinstance(node, list):
-        return tuple(_shape(each) for each in node)
+        return tuple(map(_shape, cast("list[Any]", node)))
     if not isinstance(node, ast.AST):
         return repr(node)
     parts: list[Any] = [type(node).__name__]
