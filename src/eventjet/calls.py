@@ -36,15 +36,26 @@ async def called(work: Awaitable[T], whose: str = "The application's code") -> T
 
 async def _with_exceptions_only(work: Awaitable[T], whose: str) -> T:
     """Within the task: `SystemExit` and `KeyboardInterrupt` would end the loop itself."""
+    task = asyncio.current_task()
     try:
         return await work
     except BaseException as raised:
-        if is_cancelled(raised):
+        if is_cancelled(raised) or _is_closed(raised, task):
             raise
         error = UnexpectedExit.instead_of(raised, whose)
         if error is raised:
             raise
         raise error from raised
+
+
+def _is_closed(raised: BaseException, task: asyncio.Task[None] | None) -> bool:
+    """Whether it was raised in the coroutine of a task because that is closed: from outside it, or without a loop."""
+    if not isinstance(raised, GeneratorExit):
+        return False
+    try:
+        return asyncio.current_task() is not task
+    except RuntimeError:
+        return True
 
 
 @contextmanager

@@ -320,6 +320,44 @@ def test_what_is_written_as_json_is_read_as_it_is(value: Any) -> None:
     assert repr(read_json(dump_json(value))) == repr(value)
 
 
+@event("edge.numbered")
+class Numbered:
+    integers: dict[int, int]
+    floats: dict[float, int]
+    decimals: dict[Decimal, int]
+    bools: dict[bool, int]
+
+
+NUMBERED = Numbered(
+    integers={1: 1, -5: 2, 0: 3, 2**80: 4},
+    floats={1.5: 1, 1e16: 2, 1e-7: 3, 3.0: 4},
+    decimals={Decimal("1.50"): 1, Decimal("1E+5"): 2},
+    bools={True: 1, False: 2},
+)
+
+
+def test_numbers_that_are_keys_are_read_as_they_were_written() -> None:
+    catalog = Catalog([Numbered])
+    body = catalog.encode(NUMBERED).body
+    assert catalog.resolve("edge.numbered", 1).decode(body) == NUMBERED
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        *(b'{"integers": {"%b": 1}}' % key for key in (b"01", b"1_0", b" 1", b"+1", b"1.0", b"-")),
+        *(b'{"floats": {"%b": 1}}' % key for key in (b"1_0", b" 1", b"1e999", b"nan", b".5")),
+        *(b'{"decimals": {"%b": 1}}' % key for key in (b"1_0", b" 1", b"01", b"1E9999999", b"Infinity")),
+        *(b'{"bools": {"%b": 1}}' % key for key in (b"1", b"yes", b"True")),
+    ],
+)
+def test_a_key_that_no_number_is_written_as_is_refused(body: bytes) -> None:
+    """Else two keys of one object would become one, and one of the values be lost."""
+    whole = {"integers": {}, "floats": {}, "decimals": {}, "bools": {}, **read_json(body)}
+    with pytest.raises(ValueError, match=r"written as|digits alone|true or false"):
+        Catalog([Numbered]).resolve("edge.numbered", 1).decode(dump_json(whole))
+
+
 @pytest.mark.parametrize("value", [float("nan"), {"a": [float("inf")]}, [2**64, float("nan")]])
 def test_what_no_json_number_is_cannot_be_written(value: Any) -> None:
     with pytest.raises(ValueError, match="NaN"):

@@ -32,7 +32,7 @@ class Kind:
     id: str
     amount: Decimal | None
     at: datetime | None
-    tags: list[str] | None
+    tags: tuple[str, ...] | None
 
 
 @projection("kinds", table=table)
@@ -46,7 +46,7 @@ def test_a_declared_table_is_read_on_sqlite_as_it_was_written() -> None:
     make_readable(table)  # a second app of the same table changes nothing more
     codec = RowCodec(resolved.table, resolved.row_type, SQLITE)
     at = datetime(2026, 1, 2, 3, 4, 5, 678_901, tzinfo=timezone(timedelta(hours=2)))
-    rows = [Kind("a", Decimal("1234567890.5"), at, ["x", "12"]), Kind("b", None, None, None)]
+    rows = [Kind("a", Decimal("1234567890.5"), at, ("x", "12")), Kind("b", None, None, None)]
     engine = create_engine("sqlite://")
     with engine.begin() as connection:
         located(table, DECLARED, SQLITE).create(connection)
@@ -54,7 +54,7 @@ def test_a_declared_table_is_read_on_sqlite_as_it_was_written() -> None:
             connection.exec_driver_sql("insert into kinds values (?, ?, ?, ?)", codec.dump(codec.normalise(row)))
         found = connection.execute(select(table).order_by(table.c.id)).all()
         assert [tuple(one) for one in found] == [
-            ("a", Decimal("1234567890.50"), at.astimezone(UTC), ["x", "12"]),
+            ("a", Decimal("1234567890.50"), at.astimezone(UTC), ("x", "12")),
             ("b", None, None, None),
         ]
         dear = select(table.c.id).where(table.c.amount == Decimal("1234567890.50"))

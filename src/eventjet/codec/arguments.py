@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import fields
 from functools import lru_cache
@@ -50,13 +51,23 @@ class Arguments:
         return self._codec.read_back(self._type(**named))[0]
 
     def decode(self, body: bytes) -> dict[str, Any]:
-        """Arguments by name; raises `ValueError` for a body that does not say them."""
+        """Arguments by name; raises `ValueError` for a body that does not say them, or one of them twice."""
+        json.loads(body or b"{}", object_pairs_hook=_check_names)
         told = self._codec.decode(body or b"{}")
         return {one.name: getattr(told, one.name) for one in fields(told)}
 
     def schema(self) -> dict[str, Any]:
         """JSON Schema, with the profile's leaves: a Decimal is a string."""
         return shape_of(self._type)
+
+
+def _check_names(pairs: list[tuple[str, Any]]) -> None:
+    """Readers of JSON do not agree which value of a name counts (RFC 8259, section 4)."""
+    names: set[str] = set()
+    for name, _ in pairs:
+        if name in names:
+            raise ValueError(f"the name {name[:100]!r} comes twice")
+        names.add(name)
 
 
 @lru_cache(maxsize=1_000)

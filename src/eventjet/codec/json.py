@@ -42,6 +42,7 @@ from pydantic_core import (
 
 from eventjet.codec.faults import faults_of
 from eventjet.codec.quick import quick_decoder
+from eventjet.codec.quick_parts import decimal
 from eventjet.domain.aggregate import complete, is_event
 from eventjet.domain.personal import is_private
 from eventjet.errors import DefinitionError, UnencodableEvent
@@ -416,8 +417,11 @@ def _wired(node: Any) -> Any:
     for inner in _INNER.get(kind, ()):
         copied.setdefault(inner, _wired(core_schema.any_schema()))
     keys = schema.get("keys_schema")
-    if isinstance(keys, dict) and (key_kind := cast("dict[str, Any]", keys).get("type")) in _TIMES:
+    key_kind = cast("dict[str, Any]", keys).get("type") if isinstance(keys, dict) else None
+    if key_kind in _TIMES:
         copied["keys_schema"] = _TIMES[key_kind](cast("dict[str, Any]", keys))
+    if key_kind in _KEYS:
+        copied["keys_schema"] = core_schema.no_info_before_validator_function(_KEYS[key_kind], keys)  # type: ignore[arg-type]
     leaf = _LEAVES.get(kind)
     if leaf is None:
         return copied
@@ -498,16 +502,52 @@ def _in_order(value: Any, written: Callable[[Any], Any]) -> Any:
 def _only_text(value: Any) -> Any:
     if not isinstance(value, str):
         raise ValueError("a Decimal travels as a string")
+    if decimal(value) is None:
+        raise ValueError("a Decimal is written as Python writes it: 12.50, -3, 1E+3, exponents up to 999999")
     return value
 
 
 def _integer_from_json(value: Any) -> Any:
     if isinstance(value, str):
         digits = value.removeprefix("-")
-        if not (digits.isascii() and digits.isdigit() and len(digits) < 4_000 and abs(int(value)) > SAFE_INTEGER):
+        is_plain = digits.isascii() and digits.isdigit() and len(digits) < 4_000 and digits[0] != "0"
+        if not (is_plain and abs(int(value)) > SAFE_INTEGER):
             raise ValueError("an integer travels as a string only beyond 2^53")
         return int(value)
     return value
+
+
+def _decimal_key(text: str) -> Decimal:
+    return Decimal(_only_text(text))
+
+
+def _integer_key(text: str) -> int:
+    if not _INTEGER_KEY.fullmatch(text):
+        raise ValueError("an integer that is a key is written with its digits alone")
+    return int(text)
+
+
+def _float_key(text: str) -> float:
+    if not _FLOAT_KEY.fullmatch(text) or not math.isfinite(number := float(text)):
+        raise ValueError("a number that is a key is written as JSON writes it")
+    return number
+
+
+def _bool_key(text: str) -> bool:
+    if text not in ("true", "false"):
+        raise ValueError("a bool that is a key is true or false")
+    return text == "true"
+
+
+_INTEGER_KEY = re.compile(r"-?(?:0|[1-9][0-9]{0,3999})")
+_FLOAT_KEY = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_KEYS: dict[Any, Callable[[Any], Any]] = {
+    "int": _integer_key,
+    "float": _float_key,
+    "bool": _bool_key,
+    "decimal": _decimal_key,
+}
+"""How keys of JSON objects are read: only as they are written, so that no two of them become one."""
 
 
 def _integer_to_json(value: Any) -> Any:

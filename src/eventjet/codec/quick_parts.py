@@ -22,7 +22,18 @@ Expression: TypeAlias = Callable[[str], str]
 _ALWAYS = frozenset({"type", "metadata", "ref", "serialization"})
 _BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 _LENGTHS = ("min_length", "max_length")
+_DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:E[+-]?[0-9]{1,7})?")
+EXPONENT_MAX = 999_999
+"""Of a Decimal: beyond it arithmetic in Python's default context overflows."""
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{6})?Z", re.ASCII)
+
+
+def decimal(text: str) -> Decimal | None:
+    """The number that a text is, as Python writes it: no sign, zero, blank or underscore too many; None for others."""
+    if _DECIMAL.fullmatch(text) is None:
+        return None
+    value = Decimal(text)
+    return value if -EXPONENT_MAX <= value.adjusted() <= EXPONENT_MAX else None
 
 
 class Unproven(Exception):
@@ -83,7 +94,7 @@ def _decimal(scope: Scope, node: Json) -> Piece:
                 raise Unproven
             checks.append(f" and {made} {sign} {scope.name(node[name], 'bound')}")
     fits = "".join(checks)
-    return _read(str, lambda value: f"({made} if ({made} := Decimal({value})).is_finite(){fits} else fail())")
+    return _read(str, lambda value: f"({made} if ({made} := decimal({value})) is not None{fits} else fail())")
 
 
 def _datetime(scope: Scope, node: Json) -> Piece:
@@ -210,7 +221,7 @@ PARTS: Mapping[str, Callable[[Scope, Json], Piece]] = {
 
 KNOWN: Mapping[str, Any] = {
     "fail": _fail,
-    "Decimal": Decimal,
+    "decimal": decimal,
     "is_moment": _MOMENT.fullmatch,
     "moment": datetime.fromisoformat,
     "UTC": UTC,

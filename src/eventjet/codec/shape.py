@@ -21,7 +21,7 @@ from eventjet.codec.json import SAFE_INTEGER, dump_json, readable
 from eventjet.domain.aggregate import is_event
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-DECIMAL_TEXT = r"^-?[0-9]+(\.[0-9]+)?(E[+-]?[0-9]+)?$"
+DECIMAL_TEXT = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?(E[+-]?[0-9]+)?$"
 BASE64_TEXT = "^[A-Za-z0-9+/]*={0,2}$"
 DURATION_TEXT = "^-?P([0-9]+Y)?([0-9]+D)?(T([0-9]+H)?([0-9]+M)?([0-9.]+S)?)?$"
 TIME_TEXT = r"^[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}:[0-9]{2})?$"

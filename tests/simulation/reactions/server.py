@@ -18,6 +18,7 @@ from eventjet.nats.client import Client
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
 from eventjet.settings import Settings
+from eventjet.store.topology import every_config
 from tests.simulation.reactions.loop import VirtualLoop
 from tests.simulation.reactions.streams import NOT_FOUND, Message, Refused, Rules, SimulatedStream, Stored
 from tests.simulation.reactions.weather import Weather
@@ -25,12 +26,15 @@ from tests.simulation.reactions.weather import Weather
 T = TypeVar("T")
 REQUEST_S = 4.0
 _GET, _PURGE, _DIRECT = "$JS.API.STREAM.MSG.GET.", "$JS.API.STREAM.PURGE.", "$JS.API.DIRECT.GET."
+_INFO = "$JS.API.STREAM.INFO."
+_STATE = ("first_seq", "last_seq", "messages", "bytes")
 
 
 class Server:
     """Its streams by name, of which each takes the subjects that begin with its prefix."""
 
-    def __init__(self, streams: Mapping[str, tuple[str, SimulatedStream]]) -> None:
+    def __init__(self, app: str, streams: Mapping[str, tuple[str, SimulatedStream]]) -> None:
+        self._configs = {str(config["name"]): config for config in every_config(app, 1)}
         self._streams = {name: stream for name, (_, stream) in streams.items()}
         self._prefixes = dict(streams.values())
 
@@ -47,6 +51,8 @@ class Server:
                 asked = orjson.loads(payload)
                 stream = self._streams[subject[len(_PURGE) :]]
                 return {"success": True, "purged": stream.purge(asked["filter"], asked["seq"])}
+            if subject.startswith(_INFO):
+                return {"config": self._configs[subject[len(_INFO) :]], "state": dict.fromkeys(_STATE, 0)}
             stream = next(one for prefix, one in self._prefixes.items() if subject.startswith(prefix))
             messages = [Message(to, _pairs(block), body) for to, body, block in (*before, (subject, payload, headers))]
             return {"stream": "", "seq": stream.publish(messages)}

@@ -125,10 +125,11 @@ class ReactionWorld:
         log_rules = Rules(on_time=rules.on_time)
         self.timers = SimulatedStream(loop, random, log_rules, one_each=False, replicas=replicas)
         self.server = Server(
+            app.name,
             {
                 f"KV_{app.name}_cursors": (f"$KV.{app.name}_cursors.", self.cursors),
                 f"EJ_{app.name}_timers": (f"_EJ.{app.name}.", self.timers),
-            }
+            },
         )
         self.truth = Truth(app.name, self.timers.now_ns, compares=rules.log_compares)
         self.truth.on_grown.append(self.work.grown)
