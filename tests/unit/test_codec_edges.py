@@ -320,15 +320,15 @@ def test_what_is_written_as_json_is_read_as_it_is(value: Any) -> None:
     assert repr(read_json(dump_json(value))) == repr(value)
 
 
-@event("edge.numbered")
-class Numbered:
+@event("edge.counted")
+class Counted:
     integers: dict[int, int]
     floats: dict[float, int]
     decimals: dict[Decimal, int]
     bools: dict[bool, int]
 
 
-NUMBERED = Numbered(
+COUNTED = Counted(
     integers={1: 1, -5: 2, 0: 3, 2**80: 4},
     floats={1.5: 1, 1e16: 2, 1e-7: 3, 3.0: 4},
     decimals={Decimal("1.50"): 1, Decimal("1E+5"): 2},
@@ -337,9 +337,9 @@ NUMBERED = Numbered(
 
 
 def test_numbers_that_are_keys_are_read_as_they_were_written() -> None:
-    catalog = Catalog([Numbered])
-    body = catalog.encode(NUMBERED).body
-    assert catalog.resolve("edge.numbered", 1).decode(body) == NUMBERED
+    catalog = Catalog([Counted])
+    body = catalog.encode(COUNTED).body
+    assert catalog.resolve("edge.counted", 1).decode(body) == COUNTED
 
 
 @pytest.mark.parametrize(
@@ -355,7 +355,7 @@ def test_a_key_that_no_number_is_written_as_is_refused(body: bytes) -> None:
     """Else two keys of one object would become one, and one of the values be lost."""
     whole = {"integers": {}, "floats": {}, "decimals": {}, "bools": {}, **read_json(body)}
     with pytest.raises(ValueError, match=r"written as|digits alone|true or false"):
-        Catalog([Numbered]).resolve("edge.numbered", 1).decode(dump_json(whole))
+        Catalog([Counted]).resolve("edge.counted", 1).decode(dump_json(whole))
 
 
 @pytest.mark.parametrize("value", [float("nan"), {"a": [float("inf")]}, [2**64, float("nan")]])
