@@ -117,6 +117,14 @@ SENT: dict[str, tuple[set[str], list[str]]] = {
     ),
     "look at cursors and timers": ({"admin"}, _stream("INFO", "KV_bank_cursors", "EJ_bank_timers")),
     "read cursors and timers": ({"reader", *ACTS}, _stream("MSG.GET", "KV_bank_cursors", "EJ_bank_timers")),
+    "read cursors and timers from any replica": (
+        {"reader", *ACTS},
+        ["$JS.API.DIRECT.GET.KV_bank_cursors", "$JS.API.DIRECT.GET.EJ_bank_timers"],
+    ),
+    "ask who else answers": ({"admin"}, ["$KV.bank_cursors._probe._probe"]),
+    "ask who else answers for snapshots": ({"admin", "snapshots", *WRITERS}, ["$KV.bank_snapshots._probe._probe"]),
+    "ask who else answers for publications": (ACTS, ["public.customers._probe"]),
+    "ask who else answers for aggregates": ({"admin", *WRITERS, "writer_account"}, ["bank.account._probe"]),
     "clear timers": (ACTS, _stream("PURGE", "EJ_bank_timers")),
     "look at public streams": (ACTS, _stream("INFO MSG.GET", "public", "payments")),
     "make or change the streams of others": (NOBODY, _stream("CREATE UPDATE", *_OTHERS)),
@@ -129,7 +137,7 @@ SENT: dict[str, tuple[set[str], list[str]]] = {
     ),
     "other direct reads": (
         NOBODY,
-        [f"$JS.API.DIRECT.GET.{stream}" for stream in (*_OWN[1:], *_OTHERS)]
+        [f"$JS.API.DIRECT.GET.{stream}" for stream in ("KV_bank_snapshots", *_OTHERS)]
         + [
             "$JS.API.DIRECT.GET.KV_bank_cursors.$KV.bank_cursors.c.transfer",
             "$JS.API.DIRECT.GET.other.other.account.a",

@@ -6,6 +6,7 @@ import asyncio
 import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from typing import Any
 
 import pytest
 
@@ -163,7 +164,7 @@ def _bare(headers: bytes) -> bytes:
 
 def test_a_stream_of_other_settings_is_left_alone(url: str, records: list[RawRecord]) -> None:
     make(url, allow_atomic=False)
-    with pytest.raises(Refused, match="bank: allow_atomic is None, declared is True"):
+    with pytest.raises(Refused, match="bank: allow_atomic is False, declared is True"):
         restored(url, records)
 
 
@@ -199,10 +200,10 @@ async def test_an_answer_that_is_lost_is_found_out_by_reading(
     request = NatsConnection.request
 
     def impatient(
-        link: NatsConnection, subject: str, payload: bytes, *, headers: bytes = b"", timeout_s: float = 5.0
+        link: NatsConnection, subject: str, payload: bytes, *, headers: bytes = b"", timeout_s: float = 5.0, **more: Any
     ) -> Frame:
         is_batch = b"Nats-Batch-Commit" in headers
-        return request(link, subject, payload, headers=headers, timeout_s=0.8 if is_batch else timeout_s)
+        return request(link, subject, payload, headers=headers, timeout_s=0.8 if is_batch else timeout_s, **more)
 
     monkeypatch.setattr(NatsConnection, "request", impatient)
 
