@@ -40,7 +40,8 @@ class Server:
 
     def page(self, request: Request[Any]) -> list[Frame]:
         """The answer to a batched direct get."""
-        return _page(self._streams[request.subject[len(_DIRECT) :]], orjson.loads(request.payload))
+        name = request.subject[len(_DIRECT) :]
+        return _page(name, self._streams[name], orjson.loads(request.payload))
 
     def answer(self, subject: str, payload: bytes, headers: bytes, before: Collection[tuple[str, bytes, bytes]]) -> Any:
         """What it answers, as JSON holds it."""
@@ -60,7 +61,7 @@ class Server:
             return {"error": {"code": error.status, "err_code": error.code, "description": "refused"}}
 
 
-def _page(stream: SimulatedStream, asked: Mapping[str, Any]) -> list[Frame]:
+def _page(name: str, stream: SimulatedStream, asked: Mapping[str, Any]) -> list[Frame]:
     """A batched direct get (ADR-31), of a replica that does not lag."""
     found: list[Stored] = []
     while len(found) < asked["batch"]:
@@ -73,12 +74,12 @@ def _page(stream: SimulatedStream, asked: Mapping[str, Any]) -> list[Frame]:
         left = stream.next(found[-1].sequence + 1, asked["next_by_subj"]) is not None
         told = f"Nats-Num-Pending: {int(left)}\r\nNats-Last-Sequence: {found[-1].sequence}"
         ended = f"NATS/1.0 204 EOB\r\n{told}\r\n\r\n".encode()
-    return [*(_direct(record) for record in found), (b"1", b"", b"", ended, b"")]
+    return [*(_direct(name, record) for record in found), (b"1", b"", b"", ended, b"")]
 
 
-def _direct(record: Stored) -> Frame:
+def _direct(name: str, record: Stored) -> Frame:
     told = (
-        f"Nats-Stream: simulated\r\nNats-Subject: {record.subject}\r\nNats-Sequence: {record.sequence}\r\n"
+        f"Nats-Stream: {name}\r\nNats-Subject: {record.subject}\r\nNats-Sequence: {record.sequence}\r\n"
         f"Nats-Time-Stamp: {_message(record)['time']}\r\n\r\n"
     )
     return b"1", b"", b"", (record.block or b"NATS/1.0\r\n\r\n")[:-2] + told.encode(), record.body
