@@ -204,6 +204,7 @@ async def test_a_verification_says_nothing_of_rows_that_a_worker_of_other_code_m
         assert noted(book) == [old.code()]
 
 
+@pytest.mark.slow
 async def test_two_releases_side_by_side_are_both_noted_and_each_tells_it_once(book: Book, warnings: Warnings) -> None:
     old, new = Release(book), Release(book, TENFOLD)
     book.init()

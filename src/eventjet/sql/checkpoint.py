@@ -25,9 +25,10 @@ begins another term.
 | depose      | =        | =        | =      | =      | =        | =       | yes     |
 
 `before` is the state in which it was paused. `active*` is building where the revision still is to take the declared
-location. `renew`, `release`, `adopt` and the advance by a batch are notes: they keep the state. Activate, fail,
-stand back and notes are the owner's, and find their row only in the epoch in which it took the lease; `take` finds it
-only while the lease is free. The position rises with a batch; only beginning anew, a reset and swapping in set it anew.
+location. `renew`, `release`, `adopt`, `note_proof` and the advance by a batch are notes: they keep the state. Activate,
+fail, stand back and notes are the owner's, and find their row only in the epoch in which it took the lease; `take`
+finds it only while the lease is free. The position rises with a batch; only beginning anew, a reset and swapping in set
+it anew.
 """
 
 from __future__ import annotations
