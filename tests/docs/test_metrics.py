@@ -48,7 +48,7 @@ def test_the_page_lists_every_metric_and_span_as_it_is_declared() -> None:
 
 
 def fields_of(event: logs.LogEvent) -> tuple[str, ...]:
-    return tuple(re.findall(r"%\((\w+)\)", event.text))
+    return tuple(dict.fromkeys(re.findall(r"%\((\w+)\)", event.text)))
 
 
 def known_labels() -> dict[str, set[str]]:

@@ -111,6 +111,63 @@ def test_an_owner_takes_its_own_lease_again(engine: Engine) -> None:
     assert held(engine).epoch == 2
 
 
+def taken(engine: Engine, owner: str, code: str) -> Checkpoint:
+    """A term of an owner with this code."""
+    with engine.begin() as connection:
+        found = checkpoint.take(connection, "balances", 1, owner, 30.0, code=code)
+        assert found is not None
+        return found
+
+
+def moved(engine: Engine, first: Checkpoint, position: int) -> None:
+    with engine.begin() as connection:
+        assert checkpoint.advance(connection, first, first.position, position, "e", 30)
+
+
+def test_the_codes_that_made_rows_are_noted_in_order_and_bounded(engine: Engine) -> None:
+    taken(engine, "w-1", "unused")
+    moved(engine, taken(engine, "w-1", "a"), 1)
+    for code in ("b", "c", "b", "", "b"):
+        last = taken(engine, "w-1", code).code
+    assert last == "a,c,b"
+    for number in range(20):
+        last = taken(engine, "w-1", str(number)).code
+    assert last == "a,13,14,15,16,17,18,19"
+    holder = taken(engine, "w-1", "z")
+    with engine.begin() as connection:
+        anew = checkpoint.reset(connection, holder)
+        assert anew is not None
+        assert anew.code == ""
+
+
+def test_a_proof_is_noted_while_nobody_else_can_have_written(engine: Engine) -> None:
+    def proved(seen: Checkpoint, code: str) -> bool:
+        with engine.begin() as connection:
+            return checkpoint.note_proof(connection, seen, code)
+
+    def now() -> Checkpoint:
+        with engine.begin() as connection:
+            found = checkpoint.read(connection, "balances", 1)
+            assert found is not None
+            return found
+
+    first = taken(engine, "w-1", "a")
+    moved(engine, first, 1)
+    second = taken(engine, "w-1", "b")
+    assert not proved(now(), "c"), "the owner has other code"
+    assert not proved(first, "b"), "another owner was there since"
+    seen = now()
+    moved(engine, second, 2)
+    assert proved(seen, "b"), "the owner goes on with the same code"
+    seen = now()
+    moved(engine, seen, 3)
+    with engine.begin() as connection:
+        assert checkpoint.release(connection, seen)
+    assert not proved(seen, "c"), "other code wrote before it let go"
+    assert proved(now(), "c")
+    assert now().code == "c"
+
+
 @pytest.mark.parametrize("state", [PAUSED, RETIRED])
 def test_a_paused_or_retired_projection_cannot_be_taken(engine: Engine, state: str) -> None:
     first = held(engine)

@@ -50,6 +50,7 @@ STEPS: dict[str, tuple[Step, Callable[[Checkpoint], list[Transition]], bool]] = 
     "renew": (lambda c, old, _: checkpoint.renew(c, old, 60.0), lambda _: [checkpoint.NOTE], True),
     "release": (lambda c, old, _: checkpoint.release(c, old), lambda _: [checkpoint.NOTE], True),
     "adopt": (lambda c, old, _: checkpoint.adopt(c, old, "bank", "log", "[]"), lambda _: [checkpoint.NOTE], True),
+    "note proof": (lambda c, old, _: checkpoint.note_proof(c, old, "code"), lambda _: [checkpoint.NOTE], True),
     "advance": (advance, lambda _: [checkpoint.NOTE], True),
     "note": (lambda c, old, _: checkpoint.settle(c, old, None, "why"), lambda _: [checkpoint.NOTE], True),
     "activate": (lambda c, old, _: checkpoint.settle(c, old, ACTIVE), lambda _: [checkpoint.ACTIVATE], True),

@@ -200,6 +200,13 @@ FAULTS = [
         "events",
     ),
     Planted(
+        "other code",
+        sql("update eventjet_projection set code = '0123456789abcdef'"),
+        {("read models", "code", WARNING)},
+        "rows of deposits revision 1 were made by other code than this app has",
+        "events",
+    ),
+    Planted(
         "worker lost",
         sql("update eventjet_projection set owner = 'gone:1', lease_s = 5, lease_until = 1000"),
         {("read models", "lease", WARNING)},

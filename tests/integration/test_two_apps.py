@@ -198,12 +198,13 @@ async def test_a_checkpoint_of_an_older_eventjet_is_its_apps_once_the_worker_of_
     execute(
         database,
         "alter table eventjet_projection drop column app",
+        "alter table eventjet_projection drop column code",
         "update eventjet_alembic_version set version_num = '0001'",
     )
     with pytest.raises(Unreachable, match=r"revision 0001.*Run `eventjet db upgrade`"):
         await worked(shop)
     with shop.where.sync_engine().begin() as connection:
-        assert migrations.upgrade(connection).columns == ("eventjet_projection.app",)
+        assert migrations.upgrade(connection).columns == ("eventjet_projection.app", "eventjet_projection.code")
         assert [held.app for held, _ in read_all(connection)] == [""]
     async with shop.working(options=QUICK):
         await shop.caught_up(shop.append(history(5)))

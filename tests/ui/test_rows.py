@@ -272,7 +272,7 @@ def test_a_page_of_a_large_table_is_found_by_its_index(database: str) -> None:
         "position bigint default 0, event_id text default '', log text default '', epoch bigint default 0, owner text, "
         "lease_until double precision default 0, lease_s double precision default 0, state varchar(16) default 'new', "
         "reason text, location text default '', tables text default '[]', takes_over boolean default false, "
-        "identities text default '[]', primary key (name, revision))",
+        "identities text default '[]', app text default '', code text default '', primary key (name, revision))",
         "insert into eventjet_projection (name, revision) values ('book', 1)",
         "with recursive n (i) as (select 1 union all select i + 1 from n where i < " + str(MANY) + ") "
         "insert into book_lines select 'a-' || (i % 1000), i, 'x' from n",

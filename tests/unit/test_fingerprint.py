@@ -29,6 +29,9 @@ UNUSED = 1
 class Sold:
     pieces: int
 
+    def whole(self) -> int:
+        return self.pieces
+
 
 @event("shop.closed")
 class Closed:
@@ -77,7 +80,7 @@ def unused() -> int:
 def sales(row: Row | None, event: Recorded[Happened]) -> Row:
     # A comment.
     row = row or Row(event.aggregate_id)
-    return row.plus(weighed(event.data.pieces)) if isinstance(event.data, Sold) else row
+    return row.plus(weighed(event.data.whole())) if isinstance(event.data, Sold) else row
 
 
 by_hand = SqlProjection("by_hand", tables=[other])
@@ -119,7 +122,7 @@ SAME = {
     "a helper that it does not use": ("def unused() -> int:\n    return 1", "def unused() -> int:\n    return 2"),
     "a constant that it does not use": ("UNUSED = 1", "UNUSED = 2"),
     "a table": ("String(20)", "String(30)"),
-    "a field of an event": ("    pieces: int\n\n\n@event", "    pieces: int\n    price: int = 0\n\n\n@event"),
+    "a field of an event": ("    pieces: int\n\n    def", "    pieces: int\n    price: int = 0\n\n    def"),
     "an aggregate": ("    sold: int = 0", "    sold: int = 1"),
 }
 OTHER = {
@@ -128,6 +131,7 @@ OTHER = {
     "a helper": ("return doubled(pieces)", "return doubled(pieces) + 1"),
     "a helper's helper": ("return pieces * RATE", "return pieces * RATE * RATE"),
     "a constant of a helper": ("RATE = 2", "RATE = 3"),
+    "a method of an event": ("return self.pieces\n", "return self.pieces + 1\n"),
     "which events it takes": ("Happened = Sold | Closed", "Happened = Closed | Sold"),
 }
 
@@ -160,6 +164,23 @@ def test_a_handler_of_sql_by_hand_is_part_of_it(load: Load) -> None:
     for before, after in (("id=str(event.position)", 'id="x"'), ("return pieces * RATE", "return pieces")):
         second = load(SOURCE.replace(before, after))
         assert fingerprint(first.projections["by_hand"]) != fingerprint(second.projections["by_hand"])
+
+
+def test_code_that_nests_deeper_than_python_recurses_has_one(load: Load) -> None:
+    first, second = (
+        load(SOURCE.replace("return doubled(pieces)", f"return doubled(pieces){' + 1' * count}"))
+        for count in (999, 1_000)
+    )
+    assert "" != fingerprint(first.projections["sales"]) != fingerprint(second.projections["sales"]) != ""
+
+
+@pytest.mark.parametrize("block", ["if RATE", "with suppress(ImportError)", "for _ in range(1)"])
+def test_a_helper_below_a_block_is_part_of_it(load: Load, block: str) -> None:
+    helper = "def doubled(pieces: int) -> int:\n    return pieces * RATE"
+    below = f"from contextlib import suppress\n\n{block}:\n    {helper.replace('    ', ' ' * 8)}"
+    first = SOURCE.replace(helper, below)
+    second = first.replace("pieces * RATE", "pieces")
+    assert fingerprint(load(first).projections["sales"]) != fingerprint(load(second).projections["sales"])
 
 
 def test_code_without_a_source_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

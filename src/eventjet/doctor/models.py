@@ -12,6 +12,7 @@ from eventjet.nats.api import next_message
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.dial import Greeting
 from eventjet.nats.endpoint import Endpoint
+from eventjet.projections.fingerprint import fingerprint
 from eventjet.reactions.following import filters_of
 from eventjet.workers.status import WorkStatus, look_at_projections
 
@@ -40,7 +41,23 @@ def look_at_models(
         for one in statuses:
             if one.declared:
                 tell_work(told, one)
+                _tell_code(installation, told, one, seen)
                 _tell_empty(installation, told, link, one, seen)
+
+
+def _tell_code(installation: Installation, told: Diagnoses, one: WorkStatus, seen: SeenDatabase) -> None:
+    """Rows that were made by other code than that of the app at hand, under the same revision."""
+    code = fingerprint(installation.app.projections[one.name])
+    for held, _ in seen.checkpoints.held:
+        if (held.name, held.revision) == (one.name, one.revision) and held.has_rows_of_other_code(code):
+            told.add(
+                "code",
+                Level.WARNING,
+                f"rows of {one.name} revision {one.revision} were made by other code than this app has under it",
+                "readers see rows of both where they differ",
+                f"`eventjet verify {one.name}` says whether any differ, and ends this warning where none does; else "
+                f"`eventjet rebuild {one.name}`, or declare revision={one.revision + 1}",
+            )
 
 
 def _tell_empty(

@@ -70,6 +70,15 @@ TOOK_LEASE = LogEvent(
     "%(name)s: took the lease at position %(position)d, epoch %(epoch)d",
     "This process works on a read model.",
 )
+CODE_CHANGED = LogEvent(
+    "eventjet.code_changed",
+    _W,
+    "%(name)s revision %(revision)d: rows that are there were made by other code, and this code goes on from them. "
+    "`eventjet verify %(name)s` tells whether any of them differ, and ends this warning where none does. "
+    "`eventjet rebuild %(name)s` makes all of them again by this code; `revision=%(newer)d` in its declaration builds "
+    "them beside, while the old code goes on.",
+    "The code of a projection was changed without a new revision.",
+)
 DIVIDED = LogEvent(
     "eventjet.divided",
     _I,

@@ -8,6 +8,7 @@ import inspect
 import sys
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
+from itertools import chain
 from types import ModuleType
 from typing import Any, cast
 
@@ -27,8 +28,8 @@ def fingerprint(projection: AnyResolved) -> str:
 
     It covers the functions that the projection is declared with and its row class, and whatever they name in their own
     modules: helper functions, classes and constants, and what those name in turn. Comments, docstrings, layout and the
-    order of definitions have no part in it, nor has what is imported from another module; tables and events are left
-    out too, since their changes are noticed elsewhere (the schema of the database, the shapes of events).
+    order of definitions have no part in it, nor has what is imported from another module; tables and fields of events
+    are left out too, since their changes are noticed elsewhere (the schema of the database, the shapes of events).
 
     ```python
     assert fingerprint(bank.projections["balances"]) == fingerprint(bank.projections["balances"])
@@ -52,17 +53,19 @@ def _fingerprint(roots: tuple[Any, ...]) -> str:
         if names is None or path[0] not in names:
             return ""
         for name in sorted(_reached(path[0], names)):
-            digest.update(repr((name, [_shape(node) for node in names[name]])).encode())
+            digest.update(f"{name}\0".encode())
+            for token in chain.from_iterable(map(_tokens, names[name])):
+                digest.update(f"{token}\0".encode())
     return digest.hexdigest()[:16]
 
 
-def _definitions(module: ModuleType) -> dict[str, list[ast.AST]] | None:
+def _definitions(module: ModuleType) -> dict[str, list[ast.stmt]] | None:
     """What a module defines or assigns at its top level, by name; None where its source cannot be read."""
     try:
         tree = ast.parse(inspect.getsource(module))
-    except (OSError, TypeError, SyntaxError):
+    except (OSError, TypeError, SyntaxError, RecursionError):
         return None
-    named: dict[str, list[ast.AST]] = {}
+    named: dict[str, list[ast.stmt]] = {}
     for statement in _statements(tree.body):
         if isinstance(statement, _DEFINITIONS):
             named.setdefault(statement.name, []).append(statement)
@@ -71,26 +74,30 @@ def _definitions(module: ModuleType) -> dict[str, list[ast.AST]] | None:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
                 named.setdefault(node.id, []).append(statement)
     values = vars(module)
-    return {name: statements for name, statements in named.items() if not _is_noticed_elsewhere(values.get(name))}
+    return {name: _counted(statements, values.get(name)) for name, statements in named.items()}
 
 
-def _is_noticed_elsewhere(value: Any) -> bool:
-    return isinstance(value, Table | MetaData) or (isinstance(value, type) and is_event(value))
+def _counted(statements: list[ast.stmt], value: Any) -> list[ast.stmt]:
+    """What counts of a definition: of a table nothing, of an event its methods."""
+    if isinstance(value, Table | MetaData):
+        return []
+    if isinstance(value, type) and is_event(value):
+        bodies = [each.body for each in statements if isinstance(each, ast.ClassDef)]
+        return [each for body in bodies for each in body if isinstance(each, _FUNCTIONS)]
+    return statements
 
 
-def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that bind names of the module, also below an `if` or a `try`."""
+def _statements(body: Iterable[ast.AST]) -> Iterator[ast.stmt]:
+    """Statements that bind names of the module, also below an `if`, a `try` or a `with`."""
     for statement in body:
-        if isinstance(statement, ast.If):
-            yield from _statements([*statement.body, *statement.orelse])
-        elif isinstance(statement, ast.Try):
-            caught = [each for handler in statement.handlers for each in handler.body]
-            yield from _statements([*statement.body, *caught, *statement.orelse, *statement.finalbody])
-        elif isinstance(statement, (*_DEFINITIONS, ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        if isinstance(statement, (*_DEFINITIONS, ast.Assign, ast.AnnAssign, ast.AugAssign)):
             yield statement
+        else:
+            for part in ("body", "handlers", "orelse", "finalbody"):
+                yield from _statements(getattr(statement, part, ()))
 
 
-def _reached(name: str, named: dict[str, list[ast.AST]]) -> set[str]:
+def _reached(name: str, named: dict[str, list[ast.stmt]]) -> set[str]:
     """This name and all that its definition names in its module, and what those name."""
     reached: set[str] = set()
     waiting = [name]
@@ -104,16 +111,22 @@ def _reached(name: str, named: dict[str, list[ast.AST]]) -> set[str]:
     return reached
 
 
-def _shape(node: Any) -> Any:
-    """A syntax tree as nested tuples that are the same in every version of Python, without docstrings."""
-    if isinstance(node, list):
-        return tuple(map(_shape, cast("list[Any]", node)))
-    if not isinstance(node, ast.AST):
-        return repr(node)
-    parts: list[Any] = [type(node).__name__]
-    for name, value in ast.iter_fields(node):
-        if name == "body" and isinstance(node, _DEFINITIONS) and ast.get_docstring(node, clean=False) is not None:
-            value = value[1:]
-        if name not in _OMITTED and value is not None and value != []:
-            parts.append((name, _shape(value)))
-    return tuple(parts)
+def _tokens(tree: ast.AST) -> Iterator[str]:
+    """A syntax tree, without docstrings, as the same tokens in every version of Python, however deep it is."""
+    waiting: list[Any] = [tree]
+    while waiting:
+        node: Any = waiting.pop()
+        children: list[Any] = []
+        if isinstance(node, list):
+            children = cast("list[Any]", node)
+            yield f"{len(children)} of"
+        elif isinstance(node, ast.AST):
+            fields = dict(ast.iter_fields(node))
+            if isinstance(node, _DEFINITIONS) and ast.get_docstring(node, clean=False) is not None:
+                fields["body"] = node.body[1:]
+            fields = {name: value for name, value in fields.items() if name not in _OMITTED and value not in (None, [])}
+            children = list(fields.values())
+            yield f"{type(node).__name__} {' '.join(fields)}"
+        else:
+            yield repr(node)
+        waiting += reversed(children)

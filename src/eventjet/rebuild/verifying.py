@@ -30,7 +30,7 @@ from eventjet.rebuild.shadow import R_co, Shadow, shadow_of
 from eventjet.rebuild.spaces import remove_orphaned
 from eventjet.rebuild.witness import Witness
 from eventjet.settings import Settings
-from eventjet.sql.checkpoint import RETIRED
+from eventjet.sql.checkpoint import RETIRED, Checkpoint
 from eventjet.workers.reader import check_log
 
 NEVER = "never equal"
@@ -64,6 +64,8 @@ async def verify(
     progress: Report | None = None,
 ) -> VerifyReport:
     """Rebuild a read model to a shadow at the live one's position and compare them; the live one is only read.
+
+    Where nothing differs, its checkpoint says from then on that this code made its rows.
 
     `from_archive` is as `rebuild` has it. Raises as that does, and `LogRolledBack` when the live read model was made
     from another past.
@@ -101,7 +103,7 @@ def _verify(job: Job, name: str) -> VerifyReport:
 
 def _verify_rows(job: Job, resolved: ResolvedProjection) -> tuple[Plan, int, int, list[Difference]]:
     """By the fold, on the job's engine."""
-    with _copied(job, resolved) as (shadow, plan):
+    with _copied(job, resolved) as (shadow, plan, at):
         check_loaded(shadow, plan, load(job, plan, [shadow]))
         failpoints.reach("verify.loaded")
         with job.watch.phase("compare"):
@@ -122,25 +124,29 @@ def _verify_rows(job: Job, resolved: ResolvedProjection) -> tuple[Plan, int, int
                 for key, one, other in keyed
             ]
         failpoints.reach("verify.compared")
+        if not differences:
+            shadow.note_proof(at)
         return plan, rows, differences, examples
 
 
 def _verify_tables(job: Job, resolved: ResolvedSql) -> tuple[Plan, int, int, list[Difference]]:
     """By its handlers, sequentially, whatever the engine."""
-    with _copied(job, resolved) as (shadow, plan):
+    with _copied(job, resolved) as (shadow, plan, at):
         job.source.check(plan, job.watch)
         with replaying(shadow, job) as follower:
             follower.replay(plan)
         failpoints.reach("verify.loaded")
         with job.watch.phase("compare"):
-            found = compare_tables(shadow, job.watch)
+            rows, differences, examples = compare_tables(shadow, job.watch)
         failpoints.reach("verify.compared")
-        return plan, *found
+        if not differences:
+            shadow.note_proof(at)
+        return plan, rows, differences, examples
 
 
 @contextmanager
-def _copied(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan]]:
-    """A shadow with a copy of the live rows, and the plan to make them again as of the copy's position."""
+def _copied(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan, Checkpoint]]:
+    """A shadow with a copy of the live rows, the plan to make them again, and the checkpoint of the copy."""
     with shadow_of(job.database, resolved, job.watch, to_swap=False) as shadow:
         with job.watch.phase("copy"):
             at = shadow.copy_live()
@@ -151,7 +157,7 @@ def _copied(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan]]:
                 )
             check_log(job.log.endpoint, job.log.stream, at)
         failpoints.reach("verify.copied")
-        yield shadow, job.plan([resolved], at.position)
+        yield shadow, job.plan([resolved], at.position), at
 
 
 def _since_when(

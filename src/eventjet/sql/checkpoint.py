@@ -25,9 +25,10 @@ begins another term.
 | depose      | =        | =        | =      | =      | =        | =       | yes     |
 
 `before` is the state in which it was paused. `active*` is building where the revision still is to take the declared
-location. `renew`, `release`, `adopt` and the advance by a batch are notes: they keep the state. Activate, fail,
-stand back and notes are the owner's, and find their row only in the epoch in which it took the lease; `take` finds it
-only while the lease is free. The position rises with a batch; only beginning anew, a reset and swapping in set it anew.
+location. `renew`, `release`, `adopt`, `note_proof` and the advance by a batch are notes: they keep the state. Activate,
+fail, stand back and notes are the owner's, and find their row only in the epoch in which it took the lease; `take`
+finds it only while the lease is free. The position rises with a batch; only beginning anew, a reset and swapping in set
+it anew.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ DECLARED = ""
 """The location of a revision whose tables are where they are declared."""
 UNASSIGNED = "[]"
 """The tables of a revision that has not been given a location yet."""
+CODES_MAX = 8
+"""Fingerprints of code that a checkpoint keeps: the first one, and the newest."""
 
 _ENSURE = text(
     "insert into eventjet_projection (name, revision, app) values (:name, :revision, :app) on conflict do nothing"
@@ -96,11 +99,17 @@ class Checkpoint:
     """Which tables it is true for, as JSON: see `table_identity`; empty where that was never noted."""
     app: str = ""
     """The app that it belongs to; empty where an older eventjet made it and nobody has worked on it since."""
+    code: str = ""
+    """Fingerprints of the code that made its rows, separated by commas, the newest last; empty where none is known."""
 
     @property
     def has_begun(self) -> bool:
         """Whether its tables are true for something."""
         return self.position > 0 or self.log != ""
+
+    def has_rows_of_other_code(self, code: str) -> bool:
+        """Whether code with another fingerprint made some of its rows; False where one of them is not known."""
+        return self.position > 0 and code != "" and self.code not in ("", code)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +142,7 @@ SWAP_IN = Transition("swap in", _LIVING | dict.fromkeys((NEW, BUILDING, FAILED),
 SWAP_IN_BESIDE = Transition("swap in", _LIVING | dict.fromkeys((NEW, BUILDING, FAILED), BUILDING), deposes=True)
 DEPOSE = Transition("depose", _ANY, deposes=True)
 
-_NOTHING_READ = {"position": 0, "event_id": "", "log": "", "identities": UNASSIGNED, "reason": None}
+_NOTHING_READ = {"position": 0, "event_id": "", "log": "", "identities": UNASSIGNED, "reason": None, "code": ""}
 
 
 def ensure(connection: Connection, name: str, revision: int, app: str = "") -> None:
@@ -191,21 +200,25 @@ def take(
     owner: str,
     ttl_s: float,
     *,
+    code: str = "",
     stumbled_at: int = -1,
     silent: Checkpoint | None = None,
 ) -> Checkpoint | None:
     """Become the owner if the lease is free. None while another worker holds it.
 
+    The fingerprint of the owner's `code` is noted with it, so that no row is written by code that is not noted.
+
     A row that is locked counts as held. One that failed is tried again, unless the process that asks `stumbled_at` the
     very position or its tables are half written. A lease that still is as the `silent` checkpoint has it counts as
     over, whatever the clock says.
     """
-    candidate = select(projections.c.name).where(_free(name, revision, owner, stumbled_at, silent))
-    if connection.execute(candidate.with_for_update(skip_locked=True)).one_or_none() is None:
+    free = _free(name, revision, owner, stumbled_at, silent)
+    candidate = select(projections.c.position, projections.c.code).where(free)
+    now = connection.execute(candidate.with_for_update(skip_locked=True)).one_or_none()
+    if now is None:
         return None
-    return _change(
-        connection, TAKE, name, revision, owner=owner, lease_until=Clock() + ttl_s, lease_s=ttl_s, reason=None
-    )
+    taken = {"owner": owner, "lease_until": Clock() + ttl_s, "lease_s": ttl_s, "reason": None}
+    return _change(connection, TAKE, name, revision, **taken, code=_with_code(now.code if now.position else "", code))
 
 
 def is_free(
@@ -236,6 +249,19 @@ def release(connection: Connection, held: Checkpoint) -> bool:
 def adopt(connection: Connection, held: Checkpoint, app: str, log: str, identities: str) -> bool:
     """Remember the app, its log, and the tables that are made from it; False when another epoch has begun."""
     return _own(connection, NOTE, held, app=app, log=log, identities=identities) is not None
+
+
+def note_proof(connection: Connection, seen: Checkpoint, code: str) -> bool:
+    """Note that all rows are what this code makes, as they were when the checkpoint was `seen`.
+
+    False, and nothing is noted, when other code may have written since: unless the owner has been the same all the
+    time and has this code, or there is none and nothing was written.
+    """
+    row = projections.c
+    where = [row.epoch == seen.epoch, row.generation == seen.generation, row.code == seen.code]
+    if seen.code.rpartition(",")[2] != code:
+        where += [row.owner.is_(None), row.position == seen.position]
+    return _change(connection, NOTE, seen.name, seen.revision, *where, code=code) is not None
 
 
 def settle(connection: Connection, held: Checkpoint, state: str | None, reason: str | None = None) -> int | None:
@@ -321,6 +347,7 @@ def swap_in(
         log=log,
         tables=tables,
         identities=identities,
+        code=own.code,
         generation=projections.c.generation + 1,
         reason=case((takeable, null()), else_=projections.c.reason),
     )
@@ -329,6 +356,12 @@ def swap_in(
 def depose(connection: Connection, name: str, revision: int) -> None:
     """Begin another term: whoever owns it is fenced, and the next owner looks at everything anew."""
     _must(connection, DEPOSE, name, revision)
+
+
+def _with_code(noted: str, code: str) -> str:
+    """The fingerprints noted, with this one as the last of them; an empty one is not known, and not noted."""
+    codes = [one for one in noted.split(",") if one not in ("", code)] + [code] * bool(code)
+    return ",".join(codes if len(codes) <= CODES_MAX else [codes[0], *codes[1 - CODES_MAX :]])
 
 
 def _free(name: str, revision: int, owner: str, stumbled_at: int, silent: Checkpoint | None) -> ColumnElement[bool]:

@@ -31,6 +31,7 @@ projections = sa.Table(
     sa.Column("takes_over", sa.Boolean, nullable=False, server_default=sa.false()),
     sa.Column("identities", sa.Text, nullable=False, server_default="[]"),
     sa.Column("app", sa.String(48), nullable=False, server_default=""),
+    sa.Column("code", sa.Text, nullable=False, server_default=""),
 )
 """One row for each (name, revision): see `checkpoint.Checkpoint`."""
 

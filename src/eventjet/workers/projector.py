@@ -34,6 +34,7 @@ from eventjet.errors import (
     UnknownEvent,
 )
 from eventjet.observability import logs
+from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine.fold import BlockedAggregates, is_newer
 from eventjet.quarantine.fold import reader as reader_of
@@ -87,6 +88,8 @@ class Projector:
         self._pace = Pace(context.options)
         self._division = Division.of(resolved, context)
         self._failed_at = -1
+        self._code = fingerprint(resolved)  # before a deploy puts other source in the place of what was imported
+        self._has_warned = False
 
     async def run(self, stop: asyncio.Event) -> None:
         """Term after term until `stop`; the batch in hand is finished and the lease let go."""
@@ -99,6 +102,7 @@ class Projector:
             lease = await Lease.acquire(session, self.resolved, self._context, stop, self._on_ready, self._failed_at)
             if lease is None:
                 return
+            self._warn_of_other_code(lease.held)
             failpoints.reach("worker.lease_taken")
             if not by_hand:
                 await session.commit_by_statement()
@@ -113,6 +117,12 @@ class Projector:
                 with suppress(SQLAlchemyError, OSError):
                     failpoints.reach("worker.before_release")
                     await lease.release()
+
+    def _warn_of_other_code(self, held: Checkpoint) -> None:
+        """Say once in a process that other code made some of the rows, without a new revision."""
+        if not self._has_warned and held.has_rows_of_other_code(self._code):
+            self._has_warned = True
+            logs.CODE_CHANGED.tell(_log, name=held.name, revision=held.revision, newer=held.revision + 1)
 
     async def _hold(self, session: Session, lease: Lease, stop: asyncio.Event) -> None:
         """Check the tables, carry out retries; then write, alone or divided, whatever the distance calls for.

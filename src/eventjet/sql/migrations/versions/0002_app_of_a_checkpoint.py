@@ -1,4 +1,4 @@
-"""Each checkpoint says which app it belongs to; empty until the worker or the rebuild of one has taken it."""
+"""Each checkpoint says its app and the code that made its rows; both empty until a worker or a rebuild has it."""
 
 from __future__ import annotations
 
@@ -10,5 +10,6 @@ down_revision = "0001"
 
 
 def upgrade(op: Operations) -> None:
-    """Add the column."""
+    """Add the columns."""
     op.add_column("eventjet_projection", sa.Column("app", sa.String(48), nullable=False, server_default=""))
+    op.add_column("eventjet_projection", sa.Column("code", sa.Text, nullable=False, server_default=""))
