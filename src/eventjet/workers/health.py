@@ -81,7 +81,7 @@ class HealthState:
         return replace(self, fault=fault)
 
     def verdict(self, now: float) -> Verdict:
-        """Healthy when every projection is kept, stands by elsewhere, or is paused; and looks succeed."""
+        """Healthy when each is kept, stands by elsewhere, or is paused, and waits for nothing; and looks succeed."""
         judged = [self._judged(seen, now) for seen in self.seen.values()]
         reasons = [f"{projection['name']}: {projection['fault']}" for projection in judged if projection["fault"]]
         silent_s = now - (self.began_at if self.looked_at is None else self.looked_at)
@@ -110,6 +110,7 @@ class HealthState:
         elif (status.lag_events or status.reason) and self._is_ours(status) and stood_s > self.stalled_s:
             fault = f"{status.lag_events} events behind at position {status.position} without progress for "
             fault += f"{stood_s:.0f} s" + (f": {status.reason}" if status.reason else "")
+            fault = fault if status.lag_events else status.reason
         return {
             "name": status.name,
             "revision": status.revision,
