@@ -15,7 +15,7 @@ from eventjet.cursors.kv import Cursors
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.unique import CLAIMS
-from eventjet.errors import NotCaughtUp, OutcomeUnknown, UnknownAggregate, UsageError
+from eventjet.errors import LogUnusable, NotCaughtUp, OutcomeUnknown, UnknownAggregate, UsageError
 from eventjet.errors.projection import ANOTHER_LOG
 from eventjet.nats.client import Client
 from eventjet.nats.connection import NatsConnection
@@ -212,26 +212,31 @@ class Jet:
 
         A reactor or a process that has no cursor yet gets one, where its `start` says, and the log notes the names of
         the app's aggregates. Neither happens in a log with events of others, which `Topology.unknown` names: first
-        events of aggregates that it does not know are refused there. Raises `UsageError` for a log in memory,
-        `LogUnusable` for a stream that is not eventjet's, and `Forbidden`.
+        events of aggregates that it does not know are refused there. What stands in the way of a publication or an
+        inbox alone is in `Topology.unusable`. Raises `UsageError` for a log in memory, `LogUnusable` for a stream that
+        is not eventjet's, and `Forbidden`.
         """
         if self.client is None:
             raise UsageError("This log is not on a server, so there is nothing to create.")
         follows = declarations_of(self._app)
+        unusable: list[LogUnusable] = []
         for one in self._app.publications.values():
-            await check_public_stream(self.client, one.stream, one.name)
+            try:
+                await check_public_stream(self.client, one.stream, one.name)
+            except LogUnusable as error:
+                unusable.append(error)
         needs = {"cursors": bool(follows), "timers": has_timers(self._app)}
         topology = await declare(self.client, self.name, self.settings.replicas, **needs)
         others = await others_answering(self.client, probes_of(self._app))
         unknown = await asyncio.to_thread(self._unknown_aggregates, self.client.endpoint)
-        topology = replace(topology, others=others, unknown=tuple(unknown))
+        topology = replace(topology, others=others, unknown=tuple(unknown), unusable=tuple(unusable))
         if unknown:
             return topology
         await note_aggregates(self.client, self.name, {*self._catalog.aggregates, CLAIMS})
         if not follows:
             return topology
-        made = await begin(Cursors(self.client, self.name), self.store, self.client, follows.values())
-        return replace(topology, cursors=tuple(made))
+        made, missing = await begin(Cursors(self.client, self.name), self.store, self.client, follows.values())
+        return replace(topology, cursors=tuple(made), unusable=(*unusable, *missing))
 
     def _unknown_aggregates(self, endpoint: Endpoint) -> list[UnknownAggregate]:
         with NatsConnection.open(endpoint.with_name("eventjet init")) as connection:

@@ -301,9 +301,9 @@ async def test_a_worker_does_not_start_and_a_rebuild_mends_it(book: Book) -> Non
     create_tables(book.where.sync_engine(), [one for name, one in book.projections.items() if name != "balances"])
     last = book.fill(200)
     with pytest.raises(Unreachable, match=r"the column balances\.amount is DOUBLE.*declared is NUMERIC"):
-        async with book.working():
+        async with book.working("balances"):
             pass
     await rebuild(book.ref, ["balances"], book.settings, engine=LOCAL)
-    async with book.working():
+    async with book.working("balances"):
         await book.caught_up(last, resolved)
     assert book.rows() == book.folded(last)

@@ -30,6 +30,7 @@ from eventjet.workers.health import Verdict, serving
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Noted, made
 from tests.logs import block
+from tests.tables import execute
 
 QUICK = WorkerOptions(lease_s=1.5, poll_s=0.1, look_s=0.1, stalled_s=1.0)
 STEADY = replace(QUICK, lease_s=30.0, stalled_s=30.0)
@@ -169,6 +170,71 @@ async def test_a_worker_without_its_database_says_so(tmp_path: Path, caplog: pyt
             assert str(make_url(postgres.url).password) not in str(await page.health())
             postgres.start()
             await eventually(page.is_healthy, "health")
+
+
+async def test_a_database_that_takes_no_writes_is_the_reason_of_what_stands_still(
+    eventjet_nats: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with PostgresServer(durable=False) as postgres:
+        made(postgres.url, BALANCES)
+        ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=postgres.url))
+        ledger.create()
+        name = make_url(postgres.url).database
+        ledger.append(history(20))
+
+        async def tells_status() -> bool:
+            return "default_transaction_read_only is on for everybody" in str((await ledger.status()).reason)
+
+        async with ledger.working("balances"):
+            pass
+        ledger.append(history(20))
+        execute(postgres.url, f"alter database {name} set default_transaction_read_only = on")
+        async with telling(ledger, caplog, "balances") as page:
+
+            async def says_why() -> bool:
+                status, verdict = await page.health()
+                return status == 503 and "read_only" in str(verdict["reason"])
+
+            await eventually(says_why, "the reason")
+            await eventually(tells_status, "the reason of the status")
+            execute(
+                postgres.url,
+                "set transaction read write",
+                f"alter database {name} set default_transaction_read_only = off",
+            )
+            await eventually(page.is_healthy, "health")
+            assert (await ledger.status()).reason is None
+
+
+async def test_a_table_that_somebody_keeps_locked_is_the_reason_until_it_is_free(
+    eventjet_nats: NatsServer, eventjet_database: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made(eventjet_database, BALANCES)
+    ledger = Ledger(Settings(servers=(eventjet_nats.url,), database=eventjet_database))
+    ledger.create()
+
+    async def tells_status() -> bool:
+        return str((await ledger.status()).reason).startswith("waiting since")
+
+    async with telling(ledger, caplog, "balances", options=replace(QUICK, backoff_s=(0.02, 0.1))) as page:
+        await ledger.caught_up(ledger.append(history(20)))
+        with ledger.where.sync_engine().begin() as other:
+            other.exec_driver_sql("lock table balances in share mode")
+            last = ledger.append(history(20, seed=8))
+            await eventually(tells_status, "the reason of the status")
+
+            async def says_why() -> bool:
+                status, verdict = await page.health()
+                return status == 503 and "waiting since" in str(verdict["reason"])
+
+            await eventually(says_why, "the reason")
+        await ledger.caught_up(last)
+        await eventually(page.is_healthy, "health")
+
+        async def is_cleared() -> bool:
+            return (await ledger.status()).reason is None
+
+        await eventually(is_cleared, "no reason")
 
 
 class Fixed:

@@ -18,6 +18,7 @@ TRANSITIONS: dict[str, Callable[[Cursor], Cursor]] = {
     "take": lambda one: one.taken("me", 2),
     "move": lambda one: one.moved(9, "e", ((11, 12),)),
     "release": Cursor.released,
+    "wait": lambda one: one.waiting("because"),
     "fail": lambda one: one.failed("because"),
     "pause": Cursor.paused,
     "resume": Cursor.resumed,
@@ -25,7 +26,7 @@ TRANSITIONS: dict[str, Callable[[Cursor], Cursor]] = {
     "set": lambda one: one.set_to("log", 3, "e3"),
     "divide": lambda one: one.divided("receipts-1-of-4", 1, paused=one.state == PAUSED),
 }
-OWNERS_ALONE = {"take", "move", "release", "fail"}
+OWNERS_ALONE = {"take", "move", "release", "wait", "fail"}
 """Those check nothing: whoever has no cursor is refused by the sequence that it expects."""
 
 
@@ -69,6 +70,15 @@ def test_an_owner_moves_releases_and_fails_what_it_took() -> None:
     assert moved.released().owner is None
     assert (moved.failed("because").state, moved.failed("because").reason) == (FAILED, "because")
     assert len(moved.failed("x" * 10_000).reason or "") <= 2_000
+
+
+def test_what_it_waits_for_stays_with_the_next_owner_until_it_moves_or_somebody_decides() -> None:
+    waiting = cursor().taken("me", 1).waiting("the stream is full")
+    assert (waiting.state, waiting.reason) == (ACTIVE, "the stream is full")
+    assert waiting.taken("other", 1).reason == "the stream is full"
+    for after in (waiting.moved(9, "e9", ()), waiting.paused(), waiting.decided(), waiting.set_to("log", 3, "e3")):
+        assert after.reason is None
+    assert len(waiting.waiting("x" * 10_000).reason or "") <= 2_000
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,13 @@ def test_a_worker_that_takes_and_loses_its_lease_again_and_again_is_not_progress
     assert str(health.verdict(31).reason).endswith("without progress for 31 s: an event of a newer schema")
 
 
+def test_what_waits_for_long_is_unhealthy_though_it_is_not_behind() -> None:
+    waits = replace(BEHIND, position=9, lag_events=0, reason="waiting since noon: its timers are not there")
+    assert looked((0, waits), (20, waits)).verdict(20).healthy
+    assert str(looked((0, waits), (31, waits)).verdict(31).reason).endswith("its timers are not there")
+    assert looked((0, waits), (31, waits), (32, replace(waits, reason=None))).verdict(50).healthy
+
+
 @pytest.mark.parametrize(
     "found",
     [

@@ -66,7 +66,7 @@ def init(
     app, drifts = at.app().name, [str(drift) for drift in topology.drifts]
     lines = [f"created  stream {name}" for name in topology.created] + [f"created  table {name}" for name in tables]
     lines += [f"created  cursor {name}, which begins after position {at_:,}" for name, at_ in topology.cursors]
-    wrong = [*map(str, topology.unknown), *repairing.faults(at)]
+    wrong = [*map(str, (*topology.unknown, *topology.unusable)), *repairing.faults(at)]
     if not topology.unknown:
         wrong += asyncio.run(unbuilt(at))
     lines = [f"repaired {one}" for one in healed] + lines

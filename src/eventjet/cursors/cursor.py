@@ -10,6 +10,7 @@ Each cell says what the state becomes: `=` stays, `-` is refused and changes not
 | take       | =      | -      | active | whoever finds it free |
 | move       | =      | -      | -      | the owner's |
 | release    | =      | -      | -      | the owner's |
+| wait       | =      | -      | -      | the owner's: a reason, which goes as soon as it moves |
 | fail       | failed | -      | -      | the owner's |
 | pause      | paused | =      | paused | anybody's; the owner is fenced |
 | resume     | -      | active | -      | anybody's |
@@ -55,7 +56,7 @@ class Cursor:
     """Of the code that took it last; older code stands by."""
     state: str = ACTIVE
     reason: str | None = None
-    """Why it failed."""
+    """Why it failed, or what an active one waits for."""
     waking: tuple[int, int] | None = None
     """Of a process that code of a higher revision has taken: those whose last event is after the first position, and up
     to the second, are still to be looked at; what comes later is followed as ever. None for none."""
@@ -94,7 +95,8 @@ class Cursor:
         """A higher revision of a process may want other steps and deadlines of those that wait: from the first one on,
         whatever an earlier revision had come to."""
         waking = (0, self._reached) if self.kind == PROCESS and revision > self.revision else self.waking
-        return replace(self, owner=owner, revision=revision, state=ACTIVE, reason=None, waking=waking)
+        reason = self.reason if self.state == ACTIVE else None  # only work shows that nothing is in its way any more
+        return replace(self, owner=owner, revision=revision, state=ACTIVE, reason=reason, waking=waking)
 
     @property
     def _reached(self) -> int:
@@ -102,9 +104,20 @@ class Cursor:
         return max([self.position, *(last for _, last in self.done)])
 
     def moved(
-        self, position: int, event_id: str, done: tuple[tuple[int, int], ...], waking: tuple[int, int] | None = None
+        self,
+        position: int,
+        event_id: str,
+        done: tuple[tuple[int, int], ...],
+        waking: tuple[int, int] | None = None,
+        reason: str | None = None,
     ) -> Cursor:
-        return replace(self, position=position, event_id=event_id, done=done, waking=waking)
+        """`reason` is what some of it waits for meanwhile."""
+        moved = replace(self, position=position, event_id=event_id, done=done, waking=waking)
+        return moved.waiting(reason)
+
+    def waiting(self, reason: str | None) -> Cursor:
+        """It goes on by itself once what the reason says is over; None for nothing that it waits for."""
+        return replace(self, reason=None if reason is None else reason[:_REASON_MAX])
 
     def released(self) -> Cursor:
         return replace(self, owner=None)
@@ -113,7 +126,7 @@ class Cursor:
         return replace(self, owner=None, state=FAILED, reason=reason[:_REASON_MAX])
 
     def paused(self) -> Cursor:
-        return replace(self, owner=None, state=PAUSED)
+        return replace(self, owner=None, state=PAUSED, reason=None)
 
     def resumed(self) -> Cursor:
         return replace(self, owner=None, state=ACTIVE, reason=None) if self.state == PAUSED else self

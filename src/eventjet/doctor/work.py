@@ -74,7 +74,7 @@ def _tell_worker(told: Diagnoses, called: str, one: WorkStatus, stale: str) -> N
             stale,
             f"`eventjet worker {one.name}`; a second one beside it takes over within seconds",
         )
-    elif one.reason and one.owner is None:
+    elif one.reason and (one.owner is None or not one.location):
         where = f"at position {one.position:,}, {one.lag_events:,} events behind"
         what = f"{called} waits {where}: {one.reason}"
         fix = f"Do what the reason says; a worker that runs tries again by itself, else `eventjet worker {one.name}`"

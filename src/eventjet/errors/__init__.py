@@ -63,6 +63,7 @@ from eventjet.errors.store import Refused as Refused
 from eventjet.errors.store import SaveTorn as SaveTorn
 from eventjet.errors.store import StoreError as StoreError
 from eventjet.errors.store import StoreUnavailable as StoreUnavailable
+from eventjet.errors.store import StreamFull as StreamFull
 from eventjet.errors.store import StreamMissing as StreamMissing
 from eventjet.errors.store import Unauthorized as Unauthorized
 from eventjet.errors.store import UndecodableEvent as UndecodableEvent

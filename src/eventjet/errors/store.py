@@ -147,6 +147,17 @@ class UniqueNotBuilt(Refused):
         )
 
 
+class StreamFull(Refused):
+    """A limit of a stream, or of its account, is reached: it takes nothing until there is room; nothing is stored."""
+
+    def __init__(self, stream: str, limit: str, remedy: str) -> None:
+        self.stream = stream
+        self.limit = limit
+        """Which one, and how much it allows."""
+        super().__init__(f"A message for the stream {stream!r}", f"the stream is full: {limit}", remedy)
+        self.args = (f"The stream {stream!r} is full ({limit}), so it takes nothing more. {remedy}",)
+
+
 class Forbidden(StoreError):
     """The credentials in use may not do this; nothing is stored."""
 

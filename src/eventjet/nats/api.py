@@ -36,6 +36,16 @@ _NO_CONSUMER = 10014
 _NO_MESSAGE = 10037
 _NO_STREAM = 10059
 _SWITCHED_OFF = (10039, 10076)
+STORE_FAILED = 10077
+"""The generic code of a failed store: definite only when its text is that of a limit."""
+NO_RESOURCES = 10002
+"""The account has used up the storage that it may use."""
+LIMITS = {
+    "maximum bytes exceeded": "max_bytes",
+    "maximum messages exceeded": "max_msgs",
+    "maximum messages per subject exceeded": "max_msgs_per_subject",
+}
+"""Not `disk quota exceeded`: a leader that cannot write does not keep its followers from storing."""
 _PASSING = (10005, 10023)  # no peers for placement, no resources: a cluster that just lost a server says so
 _STREAM = b"Nats-Stream: "
 _SUBJECT = b"\r\nNats-Subject: "
@@ -133,7 +143,8 @@ def answer_in(frame: Frame, subject: str) -> dict[str, Any]:
     description = str(error.get("description", "no description"))
     if err_code in _SWITCHED_OFF:
         raise LogUnusable("JetStream", description, "Switch it on in the server's config and for this account.")
-    if code == 503 or err_code in _PASSING:
+    is_full = err_code == STORE_FAILED and description in LIMITS
+    if (code == 503 and not is_full) or err_code in _PASSING:
         raise StoreUnavailable(subject, f"{description} ({err_code})")
     kind = StreamMissing if err_code == _NO_STREAM else ApiRefused
     raise kind(subject, code, err_code, description)

@@ -118,7 +118,7 @@ def roles_of(
     return (
         role(ADMIN, list(dict.fromkeys((*read, *manage, *lists, *consume, voids))), heard),
         role(WORKER, (*look, *theirs, *(notice_subject(app, name) for name in _projections(durables)))),
-        role(READER, (*read, *look_at_cursors), heard),
+        role(READER, (*read, *look_at_cursors, *(f"{api}.STREAM.INFO.{each}" for each in others)), heard),
         role(REBUILD, (*look, *consume), (), kept),
         role(SNAPSHOTS, (*look, *write_snapshots, *consume), (), kept),
         *([role(ACTOR, (*acting, *snapshots, f"{app}.*.*", f"$KV.{bucket}.*.*"), heard, [voids])] if followers else ()),

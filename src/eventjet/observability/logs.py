@@ -64,6 +64,12 @@ TRY_FAILED = LogEvent(
     "%(name)s: %(whose)s, %(what)s, try %(attempt)d: %(reason)s",
     "One try of a reactor, process, publication or inbox.",
 )
+WAITS = LogEvent(
+    "eventjet.waits",
+    _W,
+    "%(name)s: %(reason)s",
+    "An event or a message that cannot be dealt with yet; it is tried again until it can.",
+)
 TOOK_LEASE = LogEvent(
     "eventjet.took_lease",
     _I,

@@ -18,7 +18,7 @@ from eventjet.errors import CursorFenced, EventjetError, LogUnusable, StreamMiss
 from eventjet.nats.api import delete_consumer, message_at, stream_info
 from eventjet.nats.client import Client
 from eventjet.quarantine.fold import is_of
-from eventjet.reactions.following import Declaration
+from eventjet.reactions.following import Declaration, missing_stream
 from eventjet.reactions.verdicts import RecordAt, give_up_lost, set_position
 from eventjet.store.store import EventStore
 
@@ -30,17 +30,18 @@ _MOVES_MAX = CHANGES_MAX // 2 - 64
 
 async def begin(
     cursors: Cursors, store: EventStore, client: Client, declared: Iterable[Declaration]
-) -> list[tuple[str, int]]:
+) -> tuple[list[tuple[str, int]], list[LogUnusable]]:
     """Make the cursors that are missing, where their declarations start; names and positions.
 
-    Here and once: if the first worker did it, what is new would depend on when that one comes up. Raises `UsageError`
-    where a reactor has another number of partitions than its cursors, and they cannot be divided anew; all others have
-    theirs then.
+    Here and once: if the first worker did it, what is new would depend on when that one comes up. An inbox whose stream
+    does not exist has none yet, and is among the errors returned. Raises `UsageError` where a reactor has another
+    number of partitions than its cursors, and they cannot be divided anew; all others have theirs then.
     """
     wanted: defaultdict[str, list[Declaration]] = defaultdict(list)
     for one in declared:
         wanted[one.declared_as].append(one)
     made: list[tuple[str, int]] = []
+    unusable: list[LogUnusable] = []
     refused: UsageError | None = None
     for name, parts in wanted.items():
         had = await cursors.of(name)
@@ -51,14 +52,21 @@ async def begin(
                 at = _where_they_stand(parts, [(await cursors.read(found.name)).cursor for found in had])
                 fresh = await _divide_anew(cursors, client, had, parts, at)
             else:
-                fresh = await _make(cursors, parts, await cursor_at(store, client, parts[0], parts[0].start))
+                try:
+                    at = await cursor_at(store, client, parts[0], parts[0].start)
+                except LogUnusable as error:
+                    if not parts[0].stream:
+                        raise
+                    unusable.append(error)
+                    continue
+                fresh = await _make(cursors, parts, at)
         except UsageError as error:
             refused = refused or error
         else:
             made += [(one.name, one.position) for one in fresh]
     if refused is not None:
         raise refused
-    return made
+    return made, unusable
 
 
 async def cursor_at(store: EventStore, client: Client, one: Declaration, start: Start) -> Cursor:
@@ -70,8 +78,7 @@ async def cursor_at(store: EventStore, client: Client, one: Declaration, start: 
         try:
             foreign = await client.ask(stream_info(one.stream))
         except StreamMissing:
-            what = f"The stream {one.stream!r} of the inbox {one.name!r}"
-            raise LogUnusable(what, "it does not exist", "Create it first, or name another.") from None
+            raise missing_stream(one.name, one.stream) from None
         log, last, record = foreign.created, foreign.last, None
         position = _position(start, last)
     else:

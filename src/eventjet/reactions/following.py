@@ -15,7 +15,7 @@ from eventjet.domain.process import ProcessInfo
 from eventjet.domain.reactor import Reactor, Start, partition_of
 from eventjet.domain.subscription import folded_events
 from eventjet.domain.unique import CLAIMS
-from eventjet.errors import UsageError
+from eventjet.errors import LogUnusable, UsageError
 from eventjet.projections.app_ref import Application
 
 REACTOR, PUBLICATION, INBOX = "reactor", "publication", "inbox"
@@ -106,6 +106,13 @@ async def opened_deps(app: Application) -> AsyncGenerator[Any]:
     with exceptions_only(f"The deps of the app {app.name!r}"):
         async with cast("AbstractAsyncContextManager[Any]", made) as opened:
             yield opened
+
+
+def missing_stream(inbox: str, stream: str) -> LogUnusable:
+    """The error for an inbox whose stream is not there."""
+    return LogUnusable(
+        f"The stream {stream!r} of the inbox {inbox!r}", "it does not exist", "Create it first, or name another."
+    )
 
 
 def heard_by(info: ProcessInfo) -> tuple[type, ...]:

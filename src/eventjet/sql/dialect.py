@@ -337,6 +337,10 @@ class Dialect(ColumnValues):
         """Whether a lock was not to be had in time."""
         return False
 
+    def refuses_writes(self, connection: Connection, /) -> str:  # noqa: ARG002 - it does not say so
+        """Why the database takes no writes of anybody, as far as it can be asked; empty where it may take them."""
+        return ""
+
     def is_forbidden(self, error: DBAPIError, /) -> bool:  # noqa: ARG002 - there are no rights
         """Whether the session lacks a right."""
         return False

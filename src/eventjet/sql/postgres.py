@@ -270,9 +270,20 @@ class Postgres(Dialect):
     def is_locked_out(self, error: DBAPIError) -> bool:
         return _state(error) in _LOCKED_OUT
 
+    def refuses_writes(self, connection: Connection) -> str:
+        if connection.scalar(text("select pg_is_in_recovery()")):
+            return "the database is a standby, or is being recovered: it takes no writes"
+        setting = connection.execute(_READ_ONLY_FOR_ALL).scalar_one_or_none()
+        return "" if setting is None else f"the database takes no writes: {setting} is on for everybody"
+
     def is_forbidden(self, error: DBAPIError) -> bool:
         return _state(error) == _FORBIDDEN
 
+
+_READ_ONLY_FOR_ALL = text(
+    "select name from pg_settings where name = 'default_transaction_read_only' and setting = 'on' "
+    "and source not in ('client', 'user', 'database user', 'session')"
+)
 
 POSTGRES = Postgres()
 

@@ -28,6 +28,7 @@ from eventjet.errors import (
     SaveTorn,
     StoreError,
     StoreUnavailable,
+    StreamFull,
 )
 from eventjet.nats import api
 from eventjet.nats.answers import AMBIGUOUS_S
@@ -37,7 +38,7 @@ from eventjet.store.known_log import KnownLog
 from eventjet.store.patience import Patience
 from eventjet.store.sending import GRACE_S, Sender
 from eventjet.store.store import Append, EventStore, LogState, check_save
-from eventjet.store.topology import Drift, drifted, identity_of
+from eventjet.store.topology import Drift, drifted, full_stream, identity_of
 from eventjet.store.voids import voids_of
 
 T = TypeVar("T")
@@ -184,7 +185,7 @@ class JetStreamStore(EventStore):
                     drifts = await self.known.drifts(age_s=0)
         if isinstance(step, outcome.Conflicted):
             self.known.check_settings()  # a transformed subject looks like a rival whose event is nowhere
-        raise _error_of(step, subjects, writes, drifts)
+        raise _error_of(step, subjects, writes, drifts, self.app)
 
     async def _answered(
         self, answer: outcome.Answer, save: outcome.Save, subjects: Sequence[str], writes: Sequence[Append]
@@ -423,7 +424,7 @@ class LongReads:
 
 
 def _error_of(
-    failed: outcome.Failed, subjects: Sequence[str], writes: Sequence[Append], drifts: Sequence[Drift]
+    failed: outcome.Failed, subjects: Sequence[str], writes: Sequence[Append], drifts: Sequence[Drift], stream: str
 ) -> Exception:
     """The error that a save ends in; `drifts` are settings of the log that may be the reason."""
     changed = "".join(f" {drift}: {drift.cost}. Run `eventjet init --repair`." for drift in drifts)
@@ -433,6 +434,13 @@ def _error_of(
             return ConcurrencyConflict(
                 subjects[index or 0], writes[index or 0].expected, rival=rival, is_unseen=index is None
             )
+        case outcome.ErrorReply(code=code, text=text) if code in (api.NO_RESOURCES, api.STORE_FAILED):
+            config = {drift.setting: drift.found for drift in drifts}
+            full = full_stream(stream, {"discard": "new", **config}, code, text)
+            assert full is not None  # nothing else is definite
+            if code == api.STORE_FAILED:  # old events are not for anybody to remove
+                return StreamFull(stream, full.limit, "Run `eventjet init --repair`, which takes the limit away.")
+            return full
         case outcome.ErrorReply(code=code, text=text):
             reason = f"the server answered {text!r} ({code})"
             return Refused(f"A save to {shown}", reason, f"Nothing was stored.{changed}")

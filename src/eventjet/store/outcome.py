@@ -28,7 +28,7 @@ from typing import Any
 import orjson
 
 from eventjet.codec.envelope import RawRecord
-from eventjet.nats.api import IN_PROCESS, REPEATED_ID, WRONG_SEQUENCE
+from eventjet.nats.api import IN_PROCESS, LIMITS, REPEATED_ID, STORE_FAILED, WRONG_SEQUENCE
 
 REFUSALS = frozenset(
     {10002, 10054, 10060, 10097, 10109, 10111, 10120, 10165, 10166, 10168, 10170, 10171}
@@ -36,10 +36,6 @@ REFUSALS = frozenset(
 )
 """What the server checks before it stores: the account's limits, the message's size and headers, a sealed stream,
 batches switched off. Any other code leaves the outcome open."""
-STORE_FAILED = 10077
-"""The generic code of a failed store: definite only when its text is that of a limit."""
-LIMITS = frozenset(f"maximum {what} exceeded" for what in ("bytes", "messages", "messages per subject"))
-"""Not `disk quota exceeded`: a leader that cannot write does not keep its followers from storing."""
 
 STALE_LEADER_S = 2.0
 """How long a deposed leader may not have heard of its successor, which beats every second. Who is told 10071 for

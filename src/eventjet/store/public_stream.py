@@ -7,12 +7,11 @@ zombie nor a repeat adds anything twice, and what two publishers add stays in th
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 
 from eventjet.codec.cloud_events import POSITION, PublicMessage
 from eventjet.codec.envelope import EXPECTED, header_block, mark_batch, number_of
 from eventjet.codec.subjects import covers
-from eventjet.errors import ApiRefused, ConcurrencyConflict, LogUnusable, StoreUnavailable, StreamMissing
+from eventjet.errors import ApiRefused, ConcurrencyConflict, LogUnusable, StoreError, StoreUnavailable, StreamMissing
 from eventjet.nats.api import (
     IN_PROCESS,
     REPEATED_ID,
@@ -23,6 +22,7 @@ from eventjet.nats.api import (
     stream_info,
 )
 from eventjet.nats.client import Client
+from eventjet.store.topology import full_stream
 
 EXPECTED_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
 
@@ -37,17 +37,25 @@ class PublicStream:
         self._stream = stream
         self._known: tuple[int, int] | None = None
 
+    async def check(self) -> None:
+        """Raise `LogUnusable` where the stream cannot be used."""
+        await check_public_stream(self._client, self._stream, self._publication)
+
     async def told_until(self) -> int:
-        """The position of the last event that was told, 0 for none; raises `StoreUnavailable` and `StreamMissing`."""
+        """The position of the last event that was told, 0 for none; raises `StoreUnavailable` and `LogUnusable`."""
         if self._known is None:
-            record = await self._client.ask(last_message(self._stream, f"{self.prefix}.>"))
+            try:
+                record = await self._client.ask(last_message(self._stream, f"{self.prefix}.>"))
+            except (ApiRefused, StoreUnavailable) as error:
+                raise await self._explained(error) from error
             self._known = (0, 0) if record is None else (record[0], number_of(record[3], POSITION) or 0)
         return self._known[1]
 
     async def tell(self, messages: Sequence[PublicMessage], position: int) -> None:
         """Publish what one event says, all of it or nothing.
 
-        Raises `ConcurrencyConflict` when somebody else has published, after which `told_until` looks again.
+        Raises `ConcurrencyConflict` when somebody else has published, after which `told_until` looks again;
+        `StreamFull` and `LogUnusable` where the stream takes nothing; and `StoreUnavailable`.
         """
         await self.told_until()
         assert self._known is not None
@@ -66,12 +74,26 @@ class PublicStream:
         except (ApiRefused, StoreUnavailable) as error:
             if isinstance(error, ApiRefused) and error.err_code in (WRONG_SEQUENCE, IN_PROCESS, REPEATED_ID):
                 raise ConcurrencyConflict(f"{self.prefix}.>", last) from None
-            with suppress(StoreUnavailable, ApiRefused):
-                await check_public_stream(self._client, self._stream, self._publication)
-            raise
+            raise await self._explained(error) from error
         if answer.get("duplicate"):
             raise ConcurrencyConflict(f"{self.prefix}.>", last)
         self._known = (int(answer["seq"]), position)
+
+    async def _explained(self, error: ApiRefused | StoreUnavailable) -> StoreError:
+        """What the stream as it is has to do with an error, else the same error."""
+        try:
+            found = await self._client.ask(stream_info(self._stream))
+        except StreamMissing:
+            found = None
+        except StoreError:
+            return error
+        try:
+            check_public(found, self._stream, self._publication)
+        except LogUnusable as unusable:
+            return unusable
+        if found is None or not isinstance(error, ApiRefused):
+            return error
+        return full_stream(self._stream, found.config, error.err_code, error.description) or error
 
 
 async def check_public_stream(client: Client, stream: str, publication: str) -> None:

@@ -60,7 +60,7 @@ class _Known:
 class JetStreamTimers:
     """For any number of tasks of one loop, one at a time for each process.
 
-    Raises `StoreUnavailable`, `StreamMissing` and `Forbidden`.
+    Raises `StoreUnavailable`, `LogUnusable`, `StreamMissing` and `Forbidden`.
     """
 
     def __init__(self, client: Client, app: str) -> None:
@@ -121,7 +121,10 @@ class JetStreamTimers:
         found: list[Due] = []
         subject = due_subject(self._app, process, "*")
         while len(found) < _DUE_MAX:
-            record = await self._client.ask(next_message(self._stream, after + 1, subject))
+            try:
+                record = await self._client.ask(next_message(self._stream, after + 1, subject))
+            except (ApiRefused, StoreUnavailable) as error:
+                raise await explained(self._client, timer_config(self._app, 1), error) from error
             if record is None:
                 break
             after = record[0]

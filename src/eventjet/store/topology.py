@@ -25,10 +25,19 @@ from eventjet.errors import (
     LogDrifted,
     LogUnusable,
     StoreError,
+    StreamFull,
     StreamMissing,
     UnknownAggregate,
 )
-from eventjet.nats.api import NAME_IN_USE, StreamState, create_stream, stream_info, update_stream
+from eventjet.nats.api import (
+    LIMITS,
+    NAME_IN_USE,
+    NO_RESOURCES,
+    StreamState,
+    create_stream,
+    stream_info,
+    update_stream,
+)
 from eventjet.nats.client import Client
 from eventjet.store.wholeness import FIRST
 
@@ -74,6 +83,8 @@ class Topology:
     """Who else answers what is published for them, in words: streams of other JetStream domains, and subscribers."""
     unknown: tuple[UnknownAggregate, ...] = ()
     """What the log has events of and the app does not declare: nothing more was made for it."""
+    unusable: tuple[LogUnusable, ...] = ()
+    """Streams of publications and inboxes that cannot be used as they are; all else was made nevertheless."""
 
 
 _COMMON = {
@@ -376,12 +387,15 @@ def drifted(stream: str, drifts: Sequence[Drift]) -> LogDrifted:
 
 
 async def explained(client: Client, declared: Mapping[str, Any], error: StoreError) -> StoreError:
-    """Return what the settings of a stream have to do with an error that came of it: `LogDrifted`, else the same error.
+    """Return what a stream as it is has to do with an error that came of it: `LogDrifted`, else the same error.
 
-    The stream is asked for its configuration once.
+    The stream is asked for its configuration once. One that does not exist is a `LogUnusable`.
     """
+    name = str(declared["name"])
     try:
-        found = await client.ask(stream_info(str(declared["name"])))
+        found = await client.ask(stream_info(name))
+    except StreamMissing:
+        return missing(name)
     except StoreError:
         return error
     return explained_by(found, declared, error)
@@ -391,6 +405,20 @@ def explained_by(found: StreamState, declared: Mapping[str, Any], error: StoreEr
     """As `explained`, of a stream as it was found."""
     drifts = [drift for drift in compare(declared, found.config) if not drift.is_harmless]
     return drifted(found.name, drifts) if drifts else error
+
+
+def full_stream(stream: str, config: Mapping[str, Any], code: int, text: str) -> StreamFull | None:
+    """The error for an answer which says that a limit of a stream, or of its account, is reached; None for another."""
+    if code == NO_RESOURCES:
+        limit = f"its account has used up the storage that it may use: {text}"
+        return StreamFull(stream, limit, "Raise the account's limit, or remove what nobody needs from its streams.")
+    setting = LIMITS.get(text)
+    if setting is None:
+        return None
+    of_subject = "of one subject " if setting == "max_msgs_per_subject" else ""
+    limit = f"{setting} {config.get(setting, '?'):,}" if isinstance(config.get(setting), int) else text
+    remedy = f"Raise the limit or remove old messages {of_subject}from it."
+    return StreamFull(stream, f"{limit}; discard {config.get('discard', '?')}", remedy)
 
 
 def compare(declared: Mapping[str, Any], found: Mapping[str, Any]) -> list[Drift]:

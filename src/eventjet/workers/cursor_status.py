@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.codec.subjects import cursor_bucket
-from eventjet.cursors.cursor import Cursor
+from eventjet.cursors.cursor import FAILED, Cursor
 from eventjet.cursors.kv import ParkedEntry, values_among
 from eventjet.domain.parked import PARKED, RETRY
-from eventjet.errors import Forbidden, LogIncomplete, LogRolledBack, StreamMissing
+from eventjet.errors import CursorDamaged, Forbidden, LogIncomplete, LogRolledBack, LogUnusable, StreamMissing
 from eventjet.nats.api import StreamState, next_message, server_time, stream_info
 from eventjet.nats.connection import NatsConnection
 from eventjet.projections.app_ref import Application
-from eventjet.reactions.following import INBOX, Declaration, declarations_of, filters_of
+from eventjet.reactions.following import INBOX, REACTOR, Declaration, declarations_of, filters_of
+from eventjet.store.public_stream import check_public
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.reader import log_fault, state_of_log
 
@@ -61,21 +62,30 @@ class CursorLook:
 
 
 def cursors_of(connection: NatsConnection, app: Application) -> list[Cursor]:
-    """All cursors of an app; none where `init` has not made their bucket."""
-    return [Cursor.decoded(record[4]) for record in _cursor_records(connection, app)]
+    """All cursors of an app, as `cursors_seen` has them; none where `init` has not made their bucket."""
+    return [_cursor_in(record, app) for record in _cursor_records(connection, app)]
 
 
 def cursors_seen(connection: NatsConnection, app: Application) -> list[CursorSeen]:
     """As `cursors_of`, with how long each has not been written. No clock of this machine is asked.
 
-    The log's leader tells the time, and the newest cursor where that is ahead of it.
+    The log's leader tells the time, and the newest cursor where that is ahead of it. One that cannot be read has failed
+    for that, and is of no log.
     """
     now = connection.ask(server_time(app.name))
     records = _cursor_records(connection, app)
     now = max([now, *(record[1] / 1e9 for record in records)])
-    return [
-        CursorSeen(Cursor.decoded(body), sequence, now - time_ns / 1e9) for sequence, time_ns, _, _, body in records
-    ]
+    return [CursorSeen(_cursor_in(record, app), record[0], now - record[1] / 1e9) for record in records]
+
+
+def _cursor_in(record: RawRecord, app: Application) -> Cursor:
+    try:
+        return Cursor.decoded(record[4])
+    except CursorDamaged as error:
+        name = record[2].decode().rpartition(".c.")[2]
+        declared = declarations_of(app).get(name)
+        kind = REACTOR if declared is None else declared.kind
+        return Cursor(name, kind, "", state=FAILED, reason=str(error))
 
 
 def _cursor_records(connection: NatsConnection, app: Application) -> list[RawRecord]:
@@ -90,8 +100,10 @@ def _cursor_records(connection: NatsConnection, app: Application) -> list[RawRec
 
 def cursor_fault(
     connection: NatsConnection, identity: str, state: StreamState, cursor: Cursor
-) -> LogRolledBack | LogIncomplete | None:
+) -> LogRolledBack | LogIncomplete | str | None:
     """Why it cannot go on over this log; None if it can, or follows another stream."""
+    if not cursor.log:
+        return cursor.reason
     if cursor.kind == INBOX:
         return None
     if cursor.log != identity:
@@ -108,17 +120,39 @@ def look_at_cursors(connection: NatsConnection, app: Application) -> list[Cursor
     looks: list[CursorLook] = []
     for seen in cursors_seen(connection, app):
         cursor = seen.cursor
-        entries = [ParkedEntry.decoded(record[4]) for record in _values(connection, app.name, f"q.{cursor.name}.*")]
         own = declared.get(cursor.name)
+        try:
+            entries = [ParkedEntry.decoded(record[4]) for record in _values(connection, app.name, f"q.{cursor.name}.*")]
+        except CursorDamaged as error:
+            looks.append(CursorLook(seen, 0, None, 0, str(error)))
+            continue
         if own is not None and own.stream:
             looks.append(_inbox(connection, own, seen, entries))
             continue
         filters = [] if own is None else filters_of(app, own.events)
         lag, age_s = _lag(connection, app.name, cursor, filters, last)
         parked = sum(entry.parked.resolution in (PARKED, RETRY) for entry in entries)
-        fault = cursor_fault(connection, identity, state, cursor)
+        fault = cursor_fault(connection, identity, state, cursor) or _public_fault(connection, app, cursor.name)
         looks.append(CursorLook(seen, lag, age_s, parked, "" if fault is None else str(fault)))
     return looks
+
+
+def _public_fault(connection: NatsConnection, app: Application, name: str) -> LogUnusable | None:
+    """Why the stream of a publication cannot be used; None for anything else, and where nobody may look."""
+    publication = app.publications.get(name)
+    if publication is None:
+        return None
+    try:
+        found = connection.ask(stream_info(publication.stream))
+    except StreamMissing:
+        found = None
+    except Forbidden:
+        return None
+    try:
+        check_public(found, publication.stream, name)
+    except LogUnusable as error:
+        return error
+    return None
 
 
 def _inbox(
@@ -131,6 +165,10 @@ def _inbox(
         state = connection.ask(stream_info(own.stream))
     except StreamMissing:
         return CursorLook(seen, 0, None, parked, f"the stream {own.stream!r} does not exist")
+    except Forbidden:
+        return CursorLook(seen, 0, None, parked)
+    if not cursor.log:
+        return CursorLook(seen, 0, None, parked, cursor.reason or "")
     fault = "" if state.created == cursor.log else f"the stream {own.stream!r} is not the one that it began in"
     return CursorLook(seen, *_lag(connection, own.stream, cursor, [own.subject], state.last), parked, fault)
 

@@ -9,13 +9,13 @@ from eventjet.codec.cloud_events import IncomingDecoder
 from eventjet.codec.envelope import RawRecord
 from eventjet.cursors.cursor import Cursor
 from eventjet.domain.inbox import Inbox
-from eventjet.errors import LogRolledBack, StoreError, UnexpectedExit, Unreachable
+from eventjet.errors import LogRolledBack, StoreError, StreamMissing, UnexpectedExit, Unreachable
 from eventjet.nats.api import message_at, stream_info
 from eventjet.nats.client import Client
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.quarantine.fold import Offered, Offering, Reader, aggregate_key_of
-from eventjet.reactions.following import Declaration, filters_of
+from eventjet.reactions.following import Declaration, filters_of, missing_stream
 from eventjet.repository.repositories import Repositories
 from eventjet.store.earlier import EarlierRecords
 from eventjet.workers.reader import check_running, check_whole_log, learn_voids
@@ -89,6 +89,7 @@ class ForeignFeed:
 
     def __init__(self, inbox: Inbox[Any, Any], client: Client, endpoint: Endpoint) -> None:
         self.stream = inbox.stream
+        self._name = inbox.name
         self.filters: Sequence[str] = (inbox.subject,)
         self._client = client
         self._endpoint = endpoint
@@ -102,7 +103,10 @@ class ForeignFeed:
 
     def _check(self, cursor: Cursor) -> None:
         with NatsConnection.open(self._endpoint) as connection:
-            state = connection.ask(stream_info(self.stream))
+            try:
+                state = connection.ask(stream_info(self.stream))
+            except StreamMissing:
+                raise missing_stream(self._name, self.stream) from None
         if state.created != cursor.log:
             reason = f"the stream {self.stream!r} was made at {state.created}, and it began in one of {cursor.log}"
             raise LogRolledBack(cursor.name, cursor.position, reason, _in_this_one(cursor))

@@ -26,6 +26,7 @@ from eventjet.repository.decisions import recorded_events
 from eventjet.repository.repositories import Repositories
 from eventjet.store.public_stream import PublicStream
 from eventjet.store.timers import Due, JetStreamTimers
+from eventjet.workers.deps import Deps
 from eventjet.workers.feeds import Feed
 
 _INSTANCES = 500
@@ -51,6 +52,9 @@ class Followed:
     def durable(self) -> str:
         """Name of its consumer."""
         return self.declaration.name
+
+    async def check(self) -> None:
+        """Raise where something is missing without which no event could be dealt with."""
 
     def work(self, event: Any) -> tuple[AggregateKey, Try] | None:
         """What to do about an event, or a message, and in whose lane; None for nothing."""
@@ -95,20 +99,24 @@ class FollowedReactor(Followed):
         feed: Feed,
         reactor: Reactor[Any, Any],
         repositories: Repositories,
-        deps: Any,
+        deps: Deps,
     ) -> None:
         super().__init__(declaration, feed, reactor.retry, quarantines=reactor.on_error == "quarantine")
         self._reactor = reactor
         self._repositories = repositories
         self._deps = deps
 
+    async def check(self) -> None:
+        await self._deps.opened()
+
     def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try]:
         reactor = self._reactor
 
         async def handle(attempt: int) -> None:
             cause = Cause.of_event(reactor.name, event)
+            deps = await self._deps.opened()
             with self.handling(attempt, event):
-                await reactor.handle(own_event(event), EventReaction(self._repositories, self._deps, cause, attempt))
+                await reactor.handle(own_event(event), EventReaction(self._repositories, deps, cause, attempt))
 
         return (event.aggregate, event.aggregate_id), handle
 
@@ -163,6 +171,9 @@ class FollowedProcess(Followed):
             with self.handling(1):
                 await self.wake(process_id, position)
 
+    async def check(self) -> None:
+        await self.fired(0)  # whether their stream is there
+
     async def wake(self, process_id: str, position: int = 0, fired: int = 0) -> None:
         await wake(self._runner, self._timers, process_id, position, fired)
 
@@ -182,13 +193,16 @@ class FollowedInbox(Followed):
     """A handler, called with each message of another stream."""
 
     def __init__(
-        self, declaration: Declaration, feed: Feed, inbox: Inbox[Any, Any], repositories: Repositories, deps: Any
+        self, declaration: Declaration, feed: Feed, inbox: Inbox[Any, Any], repositories: Repositories, deps: Deps
     ) -> None:
         super().__init__(declaration, feed, inbox.retry, quarantines=inbox.on_error == "quarantine")
         self.takes_imported = True
         self._inbox = inbox
         self._repositories = repositories
         self._deps = deps
+
+    async def check(self) -> None:
+        await self._deps.opened()
 
     @property
     def durable(self) -> str:
@@ -199,8 +213,9 @@ class FollowedInbox(Followed):
         async def handle(attempt: int) -> None:
             cause = Cause.of_message(self._inbox.name, event)
             own = replace(event, data=own_copy(event.data))
+            deps = await self._deps.opened()
             with self.handling(attempt):
-                await self._inbox.handle(own, EventReaction(self._repositories, self._deps, cause, attempt))
+                await self._inbox.handle(own, EventReaction(self._repositories, deps, cause, attempt))
 
         return aggregate_key_of(event.subject.encode()), handle
 
@@ -214,6 +229,9 @@ class FollowedPublication(Followed):
         self._publication = one
         self._public = Catalog(one.public)
         self._stream = stream
+
+    async def check(self) -> None:
+        await self._stream.check()
 
     def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try]:
         one = self._publication

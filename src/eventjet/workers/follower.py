@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -20,6 +21,7 @@ from eventjet.errors import (
     CodecError,
     CursorDamaged,
     CursorFenced,
+    EventjetError,
     LogIncomplete,
     LogRolledBack,
     ReactionFailed,
@@ -89,13 +91,14 @@ class EventFollower:
         self._share = share
         self._on_ready = on_ready
         self._meter = context.meter(followed)
-        self._pace = Backoff(context.options.backoff_s)
+        self.pace = Backoff(context.options.backoff_s)
         self._failed_at = -1
 
     async def run(self, stop: asyncio.Event) -> None:
         """Term after term until `stop`; what is being dealt with is finished and the cursor let go."""
         private = self._context.repositories.catalog.is_private
-        await run_terms(self.name, self._term, stop, self._meter.terms, self._pace, private=private)
+        ends, ready = self._meter.terms, self._on_ready
+        await run_terms(self.name, self._term, stop, ends, self.pace, on_ready=ready, private=private)
 
     async def _term(self, stop: asyncio.Event) -> None:
         """From the taking of the cursor, as soon as it is free, to its end."""
@@ -143,6 +146,13 @@ class EventFollower:
             await self._context.cursors.write(held, held.cursor.failed(str(error)))
             self._failed_at = held.cursor.position
             self._meter.terms["failed"] += 1
+        except CursorFenced:
+            raise
+        except Exception:
+            if self.pace.waits is not None:  # it was so in the term before as well
+                with suppress(EventjetError):
+                    await self._context.cursors.write(held, held.cursor.waiting(self.pace.waits))
+            raise
 
     async def _follow(self, held: HeldCursor, stop: asyncio.Event, let_go: asyncio.Event) -> None:
         context, cursor, feed = self._context, held.cursor, self._followed.feed
@@ -155,6 +165,7 @@ class EventFollower:
         # However long these take: whoever is next would have to do them as well.
         every_s = context.options.lease_s / 3
         await renewing(asyncio.to_thread(feed.check, cursor), renew, every_s)
+        await renewing(self._followed.check(), renew, every_s)
         parked = await renewing(context.cursors.parked(self.name), renew, every_s)
         source = Source(context.endpoint, feed.stream, self._followed.durable)
         opening = context.open_reader(source, cursor.position, feed.reader, _BATCH_MAX, feed.filters)
@@ -170,7 +181,7 @@ class EventFollower:
         finally:
             await lanes.close()
             await reader.close()
-        self._pace.progressed()
+        self.pace.progressed()
 
     async def _until_ended(
         self,
@@ -208,7 +219,7 @@ class EventFollower:
         while True:
             await asyncio.sleep(_LOOK_S)
             await asyncio.to_thread(self._followed.feed.look, held.cursor)
-            self._pace.progressed()
+            self.pace.progressed()
 
 
 async def _first_of(tasks: Sequence[asyncio.Future[Any]], timeout_s: float | None = None) -> None:

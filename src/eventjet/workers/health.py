@@ -26,6 +26,7 @@ from eventjet.observability.metrics import CONTENT_TYPE, FollowerMeter, Meter, S
 from eventjet.sql.checkpoint import FAILED, PAUSED, RETIRED, STATES
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.status import PROJECTION, StatusReader, WorkStatus
+from eventjet.workers.terms import Backoff
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class HealthState:
             key = status.name, status.revision
             last = self.seen.get(key)
             stands = last is not None and last.status.position == status.position
-            stands = stands and status.lag_events > 0 and self._is_ours(status)
+            stands = stands and (status.lag_events > 0 or bool(status.reason)) and self._is_ours(status)
             seen[key] = _Seen(status, last.moved_at if last is not None and stands else now)
         return replace(self, looked_at=now, fault=None, seen=seen)
 
@@ -80,7 +81,7 @@ class HealthState:
         return replace(self, fault=fault)
 
     def verdict(self, now: float) -> Verdict:
-        """Healthy when every projection is kept, stands by elsewhere, or is paused; and looks succeed."""
+        """Healthy when each is kept, stands by elsewhere, or is paused, and waits for nothing; and looks succeed."""
         judged = [self._judged(seen, now) for seen in self.seen.values()]
         reasons = [f"{projection['name']}: {projection['fault']}" for projection in judged if projection["fault"]]
         silent_s = now - (self.began_at if self.looked_at is None else self.looked_at)
@@ -106,9 +107,10 @@ class HealthState:
         fault: str | None = None
         if status.state == FAILED:
             fault = f"failed: {status.reason or 'without a reason'}"
-        elif status.lag_events and self._is_ours(status) and stood_s > self.stalled_s:
+        elif (status.lag_events or status.reason) and self._is_ours(status) and stood_s > self.stalled_s:
             fault = f"{status.lag_events} events behind at position {status.position} without progress for "
             fault += f"{stood_s:.0f} s" + (f": {status.reason}" if status.reason else "")
+            fault = fault if status.lag_events else status.reason
         return {
             "name": status.name,
             "revision": status.revision,
@@ -156,9 +158,11 @@ class HealthMonitor:
         options: WorkerOptions,
         chosen: Collection[str],
         meters: Sequence[Mapping[str, Meter | FollowerMeter]],
+        paces: Mapping[str, Backoff],
     ) -> None:
-        """`chosen` are the names of what this process works on, `meters` what it counts."""
+        """`chosen` are the names of what this process works on, `meters` what it counts, `paces` by name."""
         self._meters = meters
+        self._paces = paces
         self._reader = reader
         self._options = options
         self._chosen = chosen
@@ -182,9 +186,18 @@ class HealthMonitor:
                         str(error) if isinstance(error, EventjetError) else type(error).__name__
                     )
                 else:
-                    own = [one for one in snapshot.projections if one.declared and one.name in self._chosen]
+                    own = [
+                        self._with_reason(one)
+                        for one in snapshot.projections
+                        if one.declared and one.name in self._chosen
+                    ]
                     self._state = self._state.after(time.monotonic(), own)
                 await asyncio.sleep(self._options.look_s)
+
+    def _with_reason(self, status: WorkStatus) -> WorkStatus:
+        """With what this process knows better: where a reason cannot be written, as in a database that is full."""
+        pace = self._paces.get(status.name)
+        return status if status.reason or pace is None else replace(status, reason=pace.waits)
 
 
 def address_of(text: str) -> tuple[str, int]:

@@ -19,6 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from eventjet import failpoints
 from eventjet.errors import (
+    CheckpointFenced,
     CodecError,
     EventjetError,
     FoldProcessLost,
@@ -38,6 +39,7 @@ from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine.fold import BlockedAggregates, is_newer
 from eventjet.quarantine.fold import reader as reader_of
+from eventjet.sql import locations
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, DECLARED, FAILED, Checkpoint
 from eventjet.workers.context import Session, T, WorkerContext
 from eventjet.workers.divided import DividedPipeline, DividedReader, NotDivided
@@ -85,7 +87,8 @@ class Projector:
         self._context = context
         self._on_ready = on_ready
         self._meter = context.meter(resolved)
-        self._pace = Pace(context.options)
+        self.pace = Pace(context.options)
+        self._tells_waiting = False
         self._division = Division.of(resolved, context)
         self._failed_at = -1
         self._code = fingerprint(resolved)  # before a deploy puts other source in the place of what was imported
@@ -94,7 +97,15 @@ class Projector:
     async def run(self, stop: asyncio.Event) -> None:
         """Term after term until `stop`; the batch in hand is finished and the lease let go."""
         resolved, ends = self.resolved, self._meter.terms
-        await run_terms(resolved.name, self._term, stop, ends, self._pace, private=resolved.is_private)
+        await run_terms(
+            resolved.name,
+            self._term,
+            stop,
+            ends,
+            self.pace,
+            on_ready=self._on_ready,
+            private=resolved.is_private,
+        )
 
     async def _term(self, stop: asyncio.Event) -> None:
         by_hand = isinstance(self.resolved, ResolvedSql)
@@ -108,11 +119,18 @@ class Projector:
                 await session.commit_by_statement()
             elif lease.held.location != DECLARED:
                 await session.look_first_in(lease.held.location)
+            await self._tell_waiting(lease)
             try:
+                await session.read(locations.check_tables, [self.resolved])
                 await self._hold(session, lease, stop)
                 self._meter.terms["drained"] += 1
             except _STOPS as error:
                 await self._stop(lease, error)
+            except CheckpointFenced:
+                raise
+            except Exception:
+                await self._tell_waiting(lease)
+                raise
             finally:
                 with suppress(SQLAlchemyError, OSError):
                     failpoints.reach("worker.before_release")
@@ -123,6 +141,20 @@ class Projector:
         if not self._has_warned and held.has_rows_of_other_code(self._code):
             self._has_warned = True
             logs.CODE_CHANGED.tell(_log, name=held.name, revision=held.revision, newer=held.revision + 1)
+
+    async def _tell_waiting(self, lease: Lease) -> None:
+        """Note what ended the terms before, so that the state does not look as if it went on."""
+        if self.pace.waits is not None:
+            with suppress(SQLAlchemyError, OSError, EventjetError):
+                await lease.settle(None, self.pace.waits)
+                self._tells_waiting = True
+
+    async def _goes_on(self, lease: Lease) -> None:
+        """Something was written: nothing is in its way any more."""
+        self.pace.progressed()
+        if self._tells_waiting:
+            await lease.settle(None)
+            self._tells_waiting = False
 
     async def _hold(self, session: Session, lease: Lease, stop: asyncio.Event) -> None:
         """Check the tables, carry out retries; then write, alone or divided, whatever the distance calls for.
@@ -153,7 +185,7 @@ class Projector:
         # What was blocked, or remembered, before this lease was taken is read anew.
         blocked = await load_blocked(session, self.resolved)
         if division is not None and division.is_called_for:
-            reader = await division.open(held, blocked, self._pace)
+            reader = await division.open(held, blocked, self.pace)
         else:
             source = Source(context.endpoint, context.stream, self.resolved.durable)
             decoder = partial(reader_of, context.catalog, self.resolved, ())
@@ -192,12 +224,12 @@ class Projector:
         else:
             writer = context.fold_writer(resolved, held, blocked)
             if isinstance(reader, DividedReader):
-                return DividedPipeline(resolved, held, reader, (session, writer), self._pace, self._committed)
+                return DividedPipeline(resolved, held, reader, (session, writer), self.pace, self._committed)
             overlaps = context.database.dialect.is_concurrent
             private = resolved.is_private
             committer = FoldCommitter(session, writer, held, reader, overlaps=overlaps, private=private)
         assert isinstance(reader, EventReader)
-        return BatchPipeline(resolved, held, reader, committer, self._pace, self._committed)
+        return BatchPipeline(resolved, held, reader, committer, self.pace, self._committed)
 
     def _committed(self, position: int, events: int, seconds: float) -> None:
         self._meter.committed(events, seconds)
@@ -222,8 +254,12 @@ class Projector:
                 if division is None or not division.goes_on(pipeline.position, error):
                     raise
                 return False
-            if not wrote:
+            if wrote:
+                if self._tells_waiting:
+                    await self._goes_on(lease)
+            else:
                 await lease.renew()
+                await self._goes_on(lease)
                 failpoints.reach("worker.lease_renewed")
             left = reader.left_after(pipeline.position)  # silence does not say that there is no more
             if division is not None and not turning:
@@ -246,7 +282,7 @@ class Projector:
     async def _stop(self, lease: Lease, error: EventjetError) -> None:
         """Stop the projection with its reason; a schema that only a newer deploy knows is left to that one."""
         if isinstance(error, UnknownEvent) and is_newer(self._context.catalog, error):
-            self._pace.hold_off()
+            self.pace.hold_off()
             await lease.settle(None, str(error))
             raise error
         logs.STOPPED.tell(_log, name=self.resolved.name, reason=error)

@@ -202,6 +202,8 @@ class SeenCheckpoints:
     """Every checkpoint, failed where its tables are lost, with the seconds its lease still has."""
     parked: dict[tuple[str, int], int]
     """Events in quarantine, by name and revision."""
+    refusal: str = ""
+    """Why the database takes no writes, where it says so."""
 
 
 def see_checkpoints(connection: Connection, app: str, declared: Collection[tuple[str, int]]) -> SeenCheckpoints:
@@ -217,7 +219,7 @@ def see_checkpoints(connection: Connection, app: str, declared: Collection[tuple
             reason = f"in this database its name belongs to the app {owners[name]!r}"
             held.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, FAILED, reason), 0.0))
     parked = {key: count for key, count in parked_counts(connection).items() if key[0] not in owners}
-    return SeenCheckpoints(held, parked)
+    return SeenCheckpoints(held, parked, dialect_of(connection).refuses_writes(connection))
 
 
 def look_at_projections(
@@ -264,6 +266,9 @@ def _status(
     held: Checkpoint, lease_left_s: float, seen: SeenCheckpoints, declared: Collection[tuple[str, int]], log: SeenLog
 ) -> WorkStatus:
     key = (held.name, held.revision)
+    lives = _lives(held, lease_left_s)
+    # Nobody could note a reason there; whoever has a lease could write it.
+    stuck = seen.refusal if not lives and held.state in (NEW, BUILDING, ACTIVE) else ""
     return WorkStatus(
         name=held.name,
         revision=held.revision,
@@ -272,12 +277,12 @@ def _status(
         log_position=log.last,
         lag_events=max(0, log.last - held.position),
         lag_s=log.ages.get(held.position),
-        owner=held.owner if _lives(held, lease_left_s) else None,
+        owner=held.owner if lives else None,
         generation=held.generation,
-        reason=_cut(log.faults.get(key, held.reason)),
+        reason=_cut(log.faults.get(key) or stuck or held.reason),
         declared=key in declared,
         location=held.location,
-        lost_owner=None if _lives(held, lease_left_s) else held.owner,
+        lost_owner=None if lives else held.owner,
         lost_s=_silent_s(held, lease_left_s),
         parked=seen.parked.get(key, 0),
     )

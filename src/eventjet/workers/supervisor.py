@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from eventjet.calls import called
 from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.cursors.kv import Cursors
-from eventjet.errors import UnexpectedExit, UsageError
+from eventjet.errors import CursorDamaged, CursorMissing, EventjetError, UnexpectedExit, UsageError
 from eventjet.nats.client import Client
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
@@ -21,19 +21,20 @@ from eventjet.observability import logs
 from eventjet.observability.metrics import FollowerMeter, Meter
 from eventjet.projections.app_ref import Application, projections_of
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.reactions.following import Declaration, declarations_of, opened_deps
+from eventjet.reactions.following import Declaration, declarations_of
 from eventjet.reactions.steps import ProcessRunner
 from eventjet.repository.repositories import open_repositories
 from eventjet.settings import Settings
 from eventjet.spelling import listed, meant
 from eventjet.sql import locations
 from eventjet.sql.database import Database
-from eventjet.store.public_stream import PublicStream, check_public_stream
+from eventjet.store.public_stream import PublicStream
 from eventjet.store.strangers import LISTED_MAX, noted_unknown, strangers, unknown_aggregates
 from eventjet.store.timers import JetStreamTimers
 from eventjet.store.topology import drifts_of
 from eventjet.workers.among import Among
 from eventjet.workers.context import WorkerContext, WorkerOptions
+from eventjet.workers.deps import Deps
 from eventjet.workers.feeds import ForeignFeed, LogFeed
 from eventjet.workers.followed import (
     Followed,
@@ -50,6 +51,7 @@ from eventjet.workers.projector import Projector
 from eventjet.workers.reader import state_of_log
 from eventjet.workers.shares import Share
 from eventjet.workers.status import StatusReader
+from eventjet.workers.terms import Backoff
 
 _log = logging.getLogger(__name__)
 
@@ -93,10 +95,12 @@ async def run_workers(
 ) -> None:
     """Work on what is named (none means all that the app has) until `stop` is set, then finish what is in hand.
 
-    `on_ready` is called once, when everything works, waits as a standby, or is stopped by a fault. Raises `UsageError`
-    for a name the app does not have, and `Unreachable` when the server, the stream, a cursor, the database or its
-    tables are missing at the start; later outages are waited out. Without projections no database is needed. At the
-    address `http` health and metrics are told meanwhile.
+    `on_ready` is called once, when everything works, waits as a standby, or is kept from work by a fault. Raises
+    `UsageError` for a name the app does not have, and `Unreachable` when the server, the log, the database or
+    eventjet's tables are missing at the start; later outages are waited out. What is missing for some of it alone, a
+    cursor, a table, another stream, keeps nothing else from work, and is looked for again; where all that was named
+    lacks its cursor or its tables, that is raised. Without projections no database is needed. At the address `http`
+    health and metrics are told meanwhile.
     """
     chosen = chosen_of(app, names)
     if not chosen.names:
@@ -111,9 +115,13 @@ async def run_workers(
             await working.begin_projections(chosen.projections, among, ending)
         if chosen.followers:
             await working.begin_followers(chosen.followers, ending)
+        if len(working.faults) == len(chosen.names):
+            raise next(iter(working.faults.values()))  # nothing of it could do anything
         if http is not None:
             reader = StatusReader(app, settings, chosen.names)
-            monitor = HealthMonitor(reader, working.owner, working.options, set(chosen.names), working.meters)
+            monitor = HealthMonitor(
+                reader, working.owner, working.options, set(chosen.names), working.meters, working.paces
+            )
             await ending.enter_async_context(serving(http, monitor))
         await working.run(stop)
 
@@ -128,6 +136,11 @@ class _Working:
         self.owner = new_owner()
         self.endpoint = Endpoint.of(settings)
         self.meters: list[Mapping[str, Meter | FollowerMeter]] = []
+        self.paces: dict[str, Backoff] = {}
+        """By name, with what each waits for."""
+        self.faults: dict[str, EventjetError] = {}
+        """By name, what keeps it from work at the start: a cursor that is missing, a table that is another."""
+        self._deps: Deps | None = None
         self._app = app
         self._settings = settings
         self._ready = ready
@@ -142,39 +155,48 @@ class _Working:
         context = WorkerContext(
             self._app.name, catalog, database, self.endpoint, self.owner, self.options, notifier, among
         )
-        await _check_tables(database, chosen)
+        self.faults |= await _table_faults(database, chosen)
         ending.push_async_callback(asyncio.to_thread, notifier.close)
         self.meters.append(context.meters)
         for one in chosen:
-            self._tasks[one.durable] = Projector(one, context, partial(self._ready, one.name)).run
+            projector = Projector(one, context, partial(self._ready, one.name))
+            self.paces[one.name] = projector.pace
+            self._tasks[one.durable] = projector.run
 
     async def begin_followers(self, chosen: Sequence[Declaration], ending: AsyncExitStack) -> None:
         app = self._app
         repositories, client = await ending.enter_async_context(open_repositories(app, self._settings))
         cursors = Cursors(client, app.name)
         for one in chosen:
-            await cursors.read(one.name)
+            try:
+                await cursors.read(one.name)
+            except (CursorMissing, CursorDamaged) as error:
+                self.faults[one.name] = error
         handlers = {*app.reactors, *app.inboxes}
-        wanted = any(one.declared_as in handlers for one in chosen)
-        deps = await ending.enter_async_context(opened_deps(app)) if wanted else None
+        if any(one.declared_as in handlers for one in chosen):
+            self._deps = Deps(app, self.options.backoff_s, private=repositories.catalog.is_private)
+            ending.push_async_callback(self._deps.close)
         context = FollowerContext(repositories, cursors, self.endpoint, self.owner, self.options)
         self.meters.append(context.meters)
         shares: dict[str, Share] = {}
         for one in chosen:
-            followed = await self._followed(one, context, client, deps)
+            followed = self._followed(one, context, client)
             share = shares.setdefault(one.declared_as, Share(one.partitions))
-            self._tasks[one.name] = EventFollower(followed, context, share, partial(self._ready, one.name)).run
+            follower = EventFollower(followed, context, share, partial(self._ready, one.name))
+            self.paces[one.name] = follower.pace
+            self._tasks[one.name] = follower.run
             if one.partitions > 1:
                 name = one.declared_as
                 self._tasks[f"{name} share"] = partial(share.keep, cursors, name, self.owner, self.options.lease_s)
 
-    async def _followed(self, one: Declaration, context: FollowerContext, client: Client, deps: Any) -> Followed:
+    def _followed(self, one: Declaration, context: FollowerContext, client: Client) -> Followed:
         """What it does about its events, over this connection."""
         app, repositories = self._app, context.repositories
         if one.name in app.inboxes:
+            assert self._deps is not None
             inbox = app.inboxes[one.name]
             foreign = ForeignFeed(inbox, client, self.endpoint)
-            return FollowedInbox(one, foreign, inbox, repositories, deps)
+            return FollowedInbox(one, foreign, inbox, repositories, self._deps)
         feed = LogFeed(repositories, self.endpoint, one)
         for cls, info in app.processes.items():
             if info.name == one.name:
@@ -182,20 +204,21 @@ class _Working:
                 return FollowedProcess(one, feed, runner, JetStreamTimers(client, app.name))
         if one.name in app.publications:
             publication = app.publications[one.name]
-            await check_public_stream(client, publication.stream, one.name)
             public = PublicStream(client, publication.stream, one.name)
             return FollowedPublication(one, feed, publication, public)
-        return FollowedReactor(one, feed, app.reactors[one.declared_as], repositories, deps)
+        assert self._deps is not None
+        return FollowedReactor(one, feed, app.reactors[one.declared_as], repositories, self._deps)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Until `stop`; raises what ends one of them before: nothing here ends without a word."""
         tasks = [asyncio.create_task(called(run(stop), "A worker"), name=name) for name, run in self._tasks.items()]
         stopped = asyncio.create_task(stop.wait())
         drain_s = self.options.drain_s
+        lasting = [*tasks, stopped] if self._deps is None else [*tasks, self._deps.task, stopped]
         try:
-            await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(lasting, return_when=asyncio.FIRST_COMPLETED)
             if not stop.is_set():
-                _raise_ended(next(task for task in (*tasks, stopped) if task.done()))
+                _raise_ended(next(task for task in lasting if task.done()))
             _, late = await asyncio.wait(tasks, timeout=drain_s)
             for task in late:
                 logs.CUT_OFF.tell(_log, name=task.get_name(), seconds=drain_s)
@@ -227,15 +250,22 @@ def _when_all(names: Sequence[str], on_ready: Callable[[], None] | None) -> Call
     return ready
 
 
-async def _check_tables(database: Database, chosen: Sequence[AnyResolved]) -> None:
-    """Fail early, and in words, on what a person has to set up first."""
+async def _table_faults(database: Database, chosen: Sequence[AnyResolved]) -> dict[str, EventjetError]:
+    """What a person has to set up first of the tables of some, by name; raises where that concerns all."""
     await asyncio.to_thread(database.check_sessions)
     engine = database.engine("eventjet worker").execution_options(**database.dialect.look_options)
+    faults: dict[str, EventjetError] = {}
     try:
         async with database.reaching(), engine.connect() as connection:
-            await connection.run_sync(locations.check_tables, chosen)
+            await connection.run_sync(locations.check_tables, ())
+            for one in chosen:
+                try:
+                    await connection.run_sync(locations.check_tables, [one])
+                except EventjetError as error:
+                    faults[one.name] = error
     finally:
         await engine.dispose()
+    return faults
 
 
 def _check_stream(endpoint: Endpoint, app: Application) -> None:

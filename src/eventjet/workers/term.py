@@ -26,6 +26,7 @@ from eventjet.errors import (
     OutcomeUnknown,
     ReactionFailed,
     StoreUnavailable,
+    StreamFull,
     UnexpectedExit,
     Unreachable,
     UsageError,
@@ -36,6 +37,7 @@ from eventjet.quarantine.fold import Offered, blocked_by, is_of, parked_for
 from eventjet.reactions.lanes import Lanes
 from eventjet.store.timers import Due
 from eventjet.workers.followed import Followed, Try
+from eventjet.workers.terms import now_told, waiting_since
 from eventjet.writers.batch import Batch
 
 if TYPE_CHECKING:
@@ -43,12 +45,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_TRIES_UNTOLD = 2
+"""A try that fails is followed by another one; from so many on the cursor tells of it."""
 WRITE_S = 0.05
 """How often a cursor that moves is written."""
 _LOOKS_AT_ONCE = 16
 _DUE_S = 0.25
 """How often it is looked what has fired: the server itself looks as often."""
-_PASSING = (StoreUnavailable, OutcomeUnknown, ConcurrencyConflict, Unreachable)
+_PASSING = (StoreUnavailable, OutcomeUnknown, ConcurrencyConflict, StreamFull, Unreachable)
 """What ends by itself where it comes from eventjet."""
 _HOPELESS = (UsageError, DefinitionError)
 """What eventjet says of the code itself: it would say so again at once."""
@@ -90,6 +94,8 @@ class Term:
         self._kept: list[ParkedEntry] = []
         self._gone: list[ParkedEntry] = []
         self._writing = asyncio.Lock()
+        self._left = held.cursor.reason
+        self._waits: dict[AggregateKey, str] = {}
 
     async def take(self, reader: Reading) -> None:
         """Hand every event to its lane; first those that are to be tried again. Ends with what ends the reading."""
@@ -113,6 +119,7 @@ class Term:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._context.options.lease_s / 3):
                     await self._lanes.changed.wait()
+            self._left = None  # what ended the terms before has not ended this one
             await self.write()
             await asyncio.sleep(WRITE_S)
 
@@ -169,7 +176,8 @@ class Term:
             lanes = self._lanes
             lanes.changed.clear()
             began = self._context.clock()
-            cursor = self._held.cursor.moved(lanes.position, lanes.event_id, lanes.done_beyond(), self._waking)
+            reason = self._reason_to_wait()
+            cursor = self._held.cursor.moved(lanes.position, lanes.event_id, lanes.done_beyond(), self._waking, reason)
             failpoints.reach("cursor.before_write")
             while len(self._kept) + len(self._gone) > CHANGES_MAX:
                 # Parked before it is passed over: whoever comes next finds both.
@@ -249,8 +257,18 @@ class Term:
         self._lanes.changed.set()
 
     async def _tried(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
-        """How often it was tried, and what the last try raised; None when it is done. Position 0 is a deadline."""
-        retry, number = self._followed.retry, 0
+        """How often it was tried, and what the last try raised; None when it is done. Position 0 is a deadline.
+
+        From the second try that fails on the cursor tells why it waits.
+        """
+        try:
+            return await self._tried_until(attempt, key, position)
+        finally:
+            if self._waits.pop(key, None) is not None:
+                self._lanes.changed.set()
+
+    async def _tried_until(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
+        retry, number, since = self._followed.retry, 0, now_told()
         while True:
             number += 1
             await self._in_time()
@@ -264,6 +282,8 @@ class Term:
                 if not passing and (number >= retry.tries or isinstance(error, _HOPELESS)):
                     return number, error
                 self._say_failed(key, position, number, error)
+                if number >= _TRIES_UNTOLD:
+                    self._tell_waiting(key, position, since, error)
                 await asyncio.sleep(retry.pause_s(number))
             else:
                 self._meter.tries["done"] += 1
@@ -273,6 +293,19 @@ class Term:
         name, what = self._followed.declaration.name, f"position {position}" if position else "its deadline"
         whose = repr(key[1]) if key[0] == name else f"{key[0]} {key[1]!r}"
         logs.TRY_FAILED.tell(_log, name=name, whose=whose, what=what, attempt=number, reason=self._reason(error))
+
+    def _tell_waiting(self, key: AggregateKey, position: int, since: str, error: Exception) -> None:
+        what = f"position {position:,}" if position else f"the deadline of {key[1]!r}"
+        reason = waiting_since(since, f"{what}: {self._reason(error)}")
+        if self._waits.get(key) != reason:
+            self._waits[key] = reason
+            self._lanes.changed.set()
+            logs.WAITS.tell(_log, name=self._followed.declaration.name, reason=reason)
+
+    def _reason_to_wait(self) -> str | None:
+        """What keeps its events from being dealt with: of the one that has waited longest."""
+        first = next(iter(self._waits.values()), self._left)
+        return first if first is None or len(self._waits) < 2 else f"{first} (and {len(self._waits) - 1} more wait)"
 
     @property
     def _is_private(self) -> bool:

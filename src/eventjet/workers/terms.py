@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 from typing import TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -24,16 +25,36 @@ _PASSES = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
 """What is foreseen; anything else is told with its traceback."""
 
 
+_LASTING = 3
+"""Terms in a row that ended in faults, from which on whoever waits for this one to begin waits no longer."""
+
+
 class Backoff:
-    """Pauses between terms that end in faults."""
+    """Pauses between terms that end in faults, and what those were."""
 
     def __init__(self, backoff_s: tuple[float, float]) -> None:
         self._first_s, self._most_s = backoff_s
         self.pause_s = self._first_s
         """How long to wait after the next fault."""
+        self.faults = 0
+        """In a row, without progress between them."""
+        self.waits: str | None = None
+        """What the last of them was, and since when there have been any; None after progress."""
+        self._since = ""
 
     def progressed(self) -> None:
-        self.pause_s = self._first_s
+        self.pause_s, self.faults, self.waits = self._first_s, 0, None
+
+    def failed_term(self, reason: str) -> bool:
+        """A term ended in a fault; whether it is another one than that of the term before."""
+        self._since = self._since if self.faults else now_told()
+        self.faults += 1
+        before, self.waits = self.waits, waiting_since(self._since, reason)
+        return self.waits != before
+
+    @property
+    def is_lasting(self) -> bool:
+        return self.faults >= _LASTING
 
     def hold_off(self) -> None:
         """What ended the term does not pass soon."""
@@ -44,6 +65,16 @@ class Backoff:
         self.pause_s = min(2 * self.pause_s, self._most_s)
 
 
+def now_told() -> str:
+    """This moment, as reasons tell it."""
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def waiting_since(since: str, reason: str) -> str:
+    """The reason of what goes on by itself once something else is as it has to be."""
+    return f"waiting since {since}: {reason}"
+
+
 async def run_terms(
     name: str,
     term: Callable[[asyncio.Event], Awaitable[None]],
@@ -51,9 +82,13 @@ async def run_terms(
     ends: dict[str, int],
     pace: Backoff,
     *,
+    on_ready: Callable[[], None],
     private: bool,
 ) -> None:
-    """Term after term until `stop`; `ends` counts how they ended. `private` where something personal is at hand."""
+    """Term after term until `stop`; `ends` counts how they ended. `private` where something personal is at hand.
+
+    The same fault again is not logged again. `on_ready` is called where faults last: nobody has to wait for this one.
+    """
     while not stop.is_set():
         try:
             await called(term(stop))
@@ -64,7 +99,11 @@ async def run_terms(
             ends["fault"] += 1
             unforeseen = not isinstance(error, _PASSES) or isinstance(error, UnexpectedExit)
             trace = f"\n{traceback_of(error, private=private)}" if unforeseen else ""
-            logs.TRYING_AGAIN.tell(_log, name=name, reason=reason_of(error, private=private), trace=trace)
+            reason = reason_of(error, private=private)
+            if pace.failed_term(reason):
+                logs.TRYING_AGAIN.tell(_log, name=name, reason=reason, trace=trace)
+            if pace.is_lasting:
+                on_ready()
             await pause(stop, pace.pause_s)
             pace.paused()
 

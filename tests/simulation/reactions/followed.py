@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 from eventjet.app import App
 from eventjet.domain.parked import AggregateKey
@@ -12,6 +12,7 @@ from eventjet.reactions.following import Declaration
 from eventjet.reactions.steps import ProcessRunner
 from eventjet.repository.repositories import Repositories
 from eventjet.store.timers import Due, JetStreamTimers
+from eventjet.workers.deps import Deps
 from eventjet.workers.feeds import Feed
 from eventjet.workers.followed import Followed, FollowedProcess, FollowedReactor, Try
 from tests.simulation.reactions.streams import Rules
@@ -28,7 +29,17 @@ def followed_of(
                 return RestsTooSoon(one, feed, runner, timers)
             return (FollowedProcess if rules.clears_last else ClearsFirst)(one, feed, runner, timers)
     kind = FollowedReactor if rules.orders else HasNoOrder
-    return kind(one, feed, app.reactors[one.declared_as], repositories, deps)
+    return kind(one, feed, app.reactors[one.declared_as], repositories, cast("Deps", Given(deps)))
+
+
+class Given:
+    """Deps that are open from the beginning."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    async def opened(self) -> Any:
+        return self._value
 
 
 class RestsTooSoon(FollowedProcess):
