@@ -323,7 +323,7 @@ async def test_unused_tables_are_listed_and_dropped_only_on_request_and_begin_an
         where = "select name from sqlite_master where name like '%!_!_r1' escape '!'"
     assert ledger.execute(where) == []
     with pytest.raises(Unreachable, match="revision 1 of projection 'balances' was retired"):
-        async with ledger.working(options=OPTIONS):
+        async with ledger.working("balances", options=OPTIONS):
             pass
     init(ledger, "old")
     async with ledger.working(options=OPTIONS):
