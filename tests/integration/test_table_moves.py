@@ -577,6 +577,19 @@ async def test_a_rebuild_refuses_an_index_or_default_of_another_definition_and_g
     assert book.rows() == book.folded(last)
 
 
+@pytest.mark.parametrize("what", ["all tables", "tables in schema public"])
+async def test_a_rebuild_swaps_a_table_that_is_published_with_its_schema_or_with_all(
+    postgres_book: Book, what: str
+) -> None:
+    last = postgres_book.fill(200)
+    await again(postgres_book)
+    postgres_book.execute(f"create publication everything for {what}")
+    await again(postgres_book)
+    assert postgres_book.rows() == postgres_book.folded(last)
+    published = postgres_book.execute("select 1 from pg_publication_tables where tablename = 'balances'")
+    assert [tuple(one) for one in published] == [(1,)]
+
+
 @pytest.mark.parametrize("statement", ["create view seen as select * from balances", "create table seen (b balances)"])
 async def test_what_comes_to_depend_on_the_table_while_it_is_rebuilt_keeps_the_old_table(
     postgres_book: Book, statement: str
