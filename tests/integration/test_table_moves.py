@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Connection, Engine, Index, Integer, MetaData, String, Table, UniqueConstraint
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    Column,
+    Computed,
+    Connection,
+    Engine,
+    Enum,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    UniqueConstraint,
+    text,
+)
 from sqlalchemy.exc import DBAPIError
 
 from eventjet.dev.nats import NatsServer
@@ -17,7 +34,7 @@ from eventjet.rebuild import rebuild
 from eventjet.rebuild.spaces import orphaned, remove_orphaned
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import Database
-from eventjet.sql.dialect import TableName, TableRef, dialect_of, verbatim
+from eventjet.sql.dialect import Feature, TableName, TableRef, dialect_of, verbatim
 from eventjet.sql.exchange import dependents, undeclared
 from eventjet.sql.locations import create_tables, located
 from eventjet.sql.promotion import promote
@@ -63,9 +80,7 @@ DEPENDENTS = [
     ("create policy p on plain using (true)", "the policy p"),
     ("alter table plain enable row level security", "row-level security"),
     ("alter table plain force row level security", "row-level security"),
-    ("create publication p for all tables", "the publication p"),
     ("create publication p for table plain", "the publication p"),
-    ("create publication p for tables in schema public", "the publication p"),
     ("create statistics s on a, b from plain", "the statistics object s"),
     (
         (
@@ -156,6 +171,75 @@ SQLITE_UNDECLARED = [
 """(columns of a table, what is named) on SQLite."""
 
 
+REDEFINED = [
+    ("alter table plain alter b set default 2", "the default of the column b", "b default 2", "b default 1"),
+    (
+        "alter table plain drop constraint pair, add constraint pair check (a > 0)",
+        "the constraint pair",
+        "CHECK ((a > 0))",
+        "UNIQUE (a, b)",
+    ),
+    (
+        "alter table plain drop constraint pair, add constraint pair unique (a, b) deferrable",
+        "the constraint pair",
+        "UNIQUE (a, b) DEFERRABLE",
+        "UNIQUE (a, b)",
+    ),
+    (
+        "drop index ix_b; create unique index ix_b on plain (b) where a > 0",
+        "the index ix_b",
+        "CREATE UNIQUE INDEX ix_b ON plain USING btree (b) WHERE a > 0",
+        "CREATE INDEX ix_b ON plain USING btree (b)",
+    ),
+    (
+        "drop index ix_b; create index ix_b on plain (b desc) with (fillfactor = 70)",
+        "the index ix_b",
+        "CREATE INDEX ix_b ON plain USING btree (b DESC)",
+        "CREATE INDEX ix_b ON plain USING btree (b)",
+    ),
+]
+"""(what a user makes, what is named, how it is, how it is declared) on PostgreSQL."""
+
+RULED = Table(
+    "ruled",
+    MetaData(),
+    Column("id", Integer, Identity(), primary_key=True),
+    Column("kind", Enum("small", "large", name="kind_of_ruled"), server_default="small"),
+    Column("n", BigInteger, server_default="1"),
+    Column("word", String(60), CheckConstraint("word in ('a', 'b')", name="known"), server_default="none"),
+    Column("other", Integer, ForeignKey("ruled.id")),
+    Column("more", BigInteger, Computed("n + 1")),
+    Index("ix_word", text("lower(word)"), postgresql_where=text("word <> 'b'")),
+)
+
+SQLITE_RULED = [
+    "id integer not null primary key",
+    "n integer default '1'",
+    "u text unique",
+    "c text check (c > 'A')",
+    "g integer generated always as (n + 1) stored",
+    "other integer references plain (id) on delete cascade",
+]
+"""Columns as they are declared, on SQLite."""
+
+SQLITE_REDEFINED = [
+    (1, "n integer default 2", "the default of the column n", "n default 2"),
+    (2, "u text unique collate nocase", "the constraint UNIQUE (u)", "unique (u collate nocase)"),
+    (3, "c text check (c > 'a')", "the constraint CHECK ( c > 'a' )", ""),
+    (3, "c text constraint c_known check (c > 'a')", "the constraint CHECK ( c > 'a' )", ""),
+    (4, "g integer generated always as (n + 2) stored", "how it generates the column g", "g stored as ( n + 2 )"),
+    (4, "g integer generated always as (n + 1) virtual", "how it generates the column g", "g virtual as ( n + 1 )"),
+    (5, "other integer references plain (id) on delete set null", "the foreign key of the column other", "set null"),
+    (
+        5,
+        "other integer references plain (id) on delete cascade deferrable initially deferred",
+        "DEFERRABLE INITIALLY DEFERRED of the foreign key of other",
+        "",
+    ),
+]
+"""(which column of `SQLITE_RULED`, how it is instead, what is named, its definition)."""
+
+
 @pytest.fixture
 def engine(database: str) -> Iterator[Engine]:
     yield from made(database)
@@ -236,6 +320,111 @@ def test_whatever_a_table_of_sqlite_does_not_declare_is_named(sqlite: Engine) ->
                 f"{option}"
             )
             assert lost(connection) == [named]
+
+
+def test_what_has_another_definition_than_the_declared_is_named_with_both(postgres: Engine) -> None:
+    with postgres.connect() as connection:
+        for statement, named, definition, declared in REDEFINED:
+            with connection.begin_nested() as changed:
+                connection.execute(verbatim(statement))
+                told = f"{named} (its definition `{definition}` differs from the declared `{declared}`)"
+                assert lost(connection) == [told], statement
+                changed.rollback()
+        connection.exec_driver_sql("alter table plain rename constraint pair to other")
+        connection.exec_driver_sql("alter table plain alter b set default '1'")
+        assert lost(connection) == []
+
+
+def test_definitions_are_the_same_in_every_schema_and_whatever_types_the_columns_have(postgres: Engine) -> None:
+    with postgres.connect() as connection:
+        dialect = dialect_of(connection)
+
+        def lost_of_ruled(schema: str) -> list[str]:
+            table = dialect.find_table(connection, (None, "ruled"), DECLARED if schema == "public" else schema)
+            assert table is not None
+            with dialect.modelled(connection, [located(RULED, "ej_model", dialect)]) as model:
+                declared = dialect.find_table(model, (None, "ruled"), "ej_model")
+                assert declared is not None
+                return undeclared(dialect.features(connection, table), dialect.features(model, declared))
+
+        path = connection.exec_driver_sql("show search_path").scalar_one()
+        located(RULED, DECLARED, dialect).create(connection)
+        connection.commit()
+        assert lost_of_ruled("public") == []
+        for statement in (
+            "alter table ruled alter n type integer",
+            "alter table ruled alter n set default 1",
+            "alter table ruled drop constraint known, add constraint known check (word in ('a', 'b')) not valid",
+        ):
+            with connection.begin_nested() as changed:
+                if "type integer" in statement:
+                    connection.exec_driver_sql("alter table ruled drop column more")
+                connection.exec_driver_sql(statement)
+                assert lost_of_ruled("public") == [], statement
+                changed.rollback()
+        with connection.begin_nested() as changed:
+            connection.exec_driver_sql("drop index ix_word")
+            connection.exec_driver_sql("alter table ruled alter word type text")
+            connection.exec_driver_sql("create index ix_word on ruled (lower(word)) where word <> 'b'")
+            assert lost_of_ruled("public") == []
+            connection.exec_driver_sql("alter table ruled alter word set default 'some'")
+            (told,) = lost_of_ruled("public")
+            assert told.startswith("the default of the column word (its definition `word default 'some'::text` differs")
+            changed.rollback()
+        connection.exec_driver_sql("alter sequence ruled_id_seq increment 5")
+        (told,) = lost_of_ruled("public")
+        assert told.startswith("the sequence ruled_id_seq of the column id (its definition")
+        connection.exec_driver_sql("alter sequence ruled_id_seq increment 1")
+        connection.exec_driver_sql('create schema "Apart"')
+        connection.exec_driver_sql('alter table ruled set schema "Apart"')
+        assert lost_of_ruled("Apart") == []
+        assert connection.exec_driver_sql("show search_path").scalar_one() == path
+
+
+def test_a_publication_of_all_tables_or_of_the_schema_goes_on_with_the_table_in_the_same_place(
+    postgres: Engine,
+) -> None:
+    with postgres.connect() as connection:
+        for statement in (
+            "create publication p for all tables",
+            "create publication p for tables in schema public",
+            "create table o (id int); create publication p for tables in schema public, table o",
+        ):
+            with connection.begin_nested() as changed:
+                connection.execute(verbatim(statement))
+                assert dependents(connection, {NAME: there(connection)}) == [], statement
+                changed.rollback()
+
+
+def test_what_has_another_definition_than_the_declared_is_named_on_sqlite(sqlite: Engine) -> None:
+    def features(connection: Connection, columns: Sequence[str], *indexes: str) -> list[Feature]:
+        connection.exec_driver_sql("drop table if exists plain")
+        connection.exec_driver_sql(f"create table plain ({', '.join(columns)})")
+        for index in indexes:
+            connection.exec_driver_sql(index)
+        return dialect_of(connection).features(connection, TableRef(None, None, "plain"))
+
+    index = "create index ix on plain (u) where u <> 'A'"
+    with sqlite.connect() as connection:
+        declared = features(connection, SQLITE_RULED, index)
+        same = ["ID integer NOT NULL primary key", "n integer DEFAULT 1", *SQLITE_RULED[2:]]
+        assert (
+            undeclared(features(connection, same, 'create index IX on "plain" ("U" ASC) WHERE U<>\'A\''), declared)
+            == []
+        )
+        for number, column, named, definition in SQLITE_REDEFINED:
+            columns = [column if at == number else one for at, one in enumerate(SQLITE_RULED)]
+            told = undeclared(features(connection, columns, index), declared)
+            assert [one for one in told if one.startswith(named) and definition in one], (column, told)
+        for other in (
+            "create unique index ix on plain (u) where u <> 'A'",
+            "create index ix on plain (u) where u <> 'a'",
+            "create index ix on plain (u desc) where u <> 'A'",
+            "create index ix on plain (u)",
+        ):
+            (told,) = undeclared(features(connection, SQLITE_RULED, other), declared)
+            assert told.startswith("the index ix (its definition `"), told
+            assert told.endswith("differs from the declared `index ix ( u ) where u < > 'A'`)"), told
 
 
 def test_only_what_goes_with_a_table_of_sqlite_keeps_it_and_what_names_it_keeps_it_from_being_dropped(
@@ -369,6 +558,36 @@ async def test_what_is_declared_is_made_by_a_rebuild(postgres_book: Book) -> Non
     await rebuild(app, ["balances"], postgres_book.settings, engine=LOCAL)
     assert [tuple(one) for one in postgres_book.execute(query)] == before
     assert before[0][:4] == ("u", ["fillfactor=70"], "declared", "its kind")
+
+
+async def test_a_rebuild_refuses_an_index_or_default_of_another_definition_and_goes_on_once_it_is_as_declared(
+    book: Book,
+) -> None:
+    last = book.fill(50)
+    await again(book)
+    app = book.altered(('CheckConstraint("events >= 0"),', 'CheckConstraint("events >= 0"), Index("ix_few", "owner"),'))
+    book.execute("create unique index ix_few on balances (owner, account_id) where events > 3")
+    with pytest.raises(
+        told_as(RebuildRefused), match=r"(?s)the index ix_few \(its definition .*differs from the declared"
+    ):
+        await rebuild(app, ["balances"], book.settings, engine=LOCAL)
+    assert book.rows() == book.folded(last)
+    book.execute("drop index ix_few")
+    await rebuild(app, ["balances"], book.settings, engine=LOCAL)
+    assert book.rows() == book.folded(last)
+
+
+@pytest.mark.parametrize("what", ["all tables", "tables in schema public"])
+async def test_a_rebuild_swaps_a_table_that_is_published_with_its_schema_or_with_all(
+    postgres_book: Book, what: str
+) -> None:
+    last = postgres_book.fill(200)
+    await again(postgres_book)
+    postgres_book.execute(f"create publication everything for {what}")
+    await again(postgres_book)
+    assert postgres_book.rows() == postgres_book.folded(last)
+    published = postgres_book.execute("select 1 from pg_publication_tables where tablename = 'balances'")
+    assert [tuple(one) for one in published] == [(1,)]
 
 
 @pytest.mark.parametrize("statement", ["create view seen as select * from balances", "create table seen (b balances)"])

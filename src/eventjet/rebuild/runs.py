@@ -34,8 +34,6 @@ from eventjet.sql.dialect import qualified, verbatim
 from eventjet.sql.exchange import Exchange
 from eventjet.sql.own_tables import Clock, rebuilds
 
-_log = logging.getLogger(__name__)
-
 PURPOSE = "eventjet rebuild"
 """What a database shows of sessions that are not one run's own, or outlive it."""
 

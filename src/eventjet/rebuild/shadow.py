@@ -23,7 +23,7 @@ from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, names_of, revisions
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import TableName, TableRef, dialect_of, listed, qualified
-from eventjet.sql.exchange import NotNow, dependents, lock_as_workers, undeclared
+from eventjet.sql.exchange import UNDECLARED_REMEDY, NotNow, dependents, lock_as_workers, undeclared
 from eventjet.sql.locations import check_owner, create_tables, located_tables, recorded
 from eventjet.sql.own_tables import projections, quarantine
 from eventjet.sql.table_identity import identities
@@ -283,7 +283,7 @@ class Shadow(Generic[R_co]):
                     self.resolved.name,
                     f"the table {table.name} has "
                     + listed([f"{one}, which the table does not declare" for one in lost]),
-                    "A swap would lose it. Declare it on the table, or drop it.",
+                    f"A swap would lose it. {UNDECLARED_REMEDY}",
                 )
 
 

@@ -71,11 +71,11 @@ class Feature:
     """Something that a table has, and that another table in its place may lack."""
 
     key: str
-    """The same for the same thing of another table, whatever schema that is in."""
+    """Its kind, and its name or its column: the same for another table's, whatever schema that is in."""
     words: str = ""
     """As a refusal names it; empty where nobody would miss it."""
     definition: str = ""
-    """The same for what does the same under another name."""
+    """As the database writes it, wherever the table is; empty where the key says all."""
     carried: str | None = None
     """The statement that gives it to the heir."""
     needs: str = ""

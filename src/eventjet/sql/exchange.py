@@ -6,6 +6,7 @@ rebuilds.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +23,12 @@ from eventjet.sql.dialect import Feature, TableName, TableRef, dialect_of
 T = TypeVar("T")
 
 _PAUSE_S = 0.3
+UNDECLARED_REMEDY = "Declare it on the table as it is, or drop it, or have a migration make it as it is declared."
+_TYPED = re.compile(
+    r"""::(?:"[^"]*"|[a-z_][\w.]*)+(?: varying| precision)?(?:\([\d, ]+\))?(?: with(?:out)? time zone)?(?:\[\])*"""
+    "|[()']"
+)
+"""A cast, and what it has the database put around it."""
 
 
 class NotNow(Exception):
@@ -113,13 +120,30 @@ def dependents(connection: Connection, tables: Mapping[TableName, TableRef], *, 
 
 
 def undeclared(old: Iterable[Feature], new: Iterable[Feature]) -> list[str]:
-    """What a table has that the one in its place lacks and that cannot be carried over, in words."""
-    there = {key for one in new for key in (one.key, one.definition) if key}
+    """What a table has that the one in its place lacks and that cannot be carried over, in words.
+
+    One of the same kind with the same definition stands for it, and one of the same name with another does not. Where
+    columns get other types, the casts that the database writes into definitions do not count.
+    """
+    old, named = list(old), {one.key: one for one in new}
+    retyped = any(one.key.startswith("type ") and one.key not in named for one in old)
+
+    def identity(one: Feature) -> tuple[str, str]:
+        definition = _TYPED.sub("", one.definition) if retyped else one.definition
+        return (one.key.partition(" ")[0], definition) if definition else (one.key, "")
+
+    there = {identity(one) for one in named.values()}
     return [
-        one.words
+        _in_words(one, named.get(one.key))
         for one in old
-        if one.words and one.carried is None and one.key not in there and one.definition not in there
+        if one.words and one.carried is None and identity(one) not in there
     ]
+
+
+def _in_words(one: Feature, declared: Feature | None) -> str:
+    if declared is None:
+        return one.words
+    return f"{one.words} (its definition `{one.definition}` differs from the declared `{declared.definition}`)"
 
 
 def lock_as_workers(

@@ -12,7 +12,7 @@ from eventjet.sql import checkpoint, locations
 from eventjet.sql.checkpoint import RESET, RETIRED, Checkpoint, names_of
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import TableName, TableRef, dialect_of, listed
-from eventjet.sql.exchange import NotNow, bounded, dependents, lock_as_workers, retried, undeclared
+from eventjet.sql.exchange import UNDECLARED_REMEDY, NotNow, bounded, dependents, lock_as_workers, retried, undeclared
 from eventjet.sql.own_tables import quarantine
 
 _ASIDE = "ej_reset"
@@ -82,7 +82,7 @@ def _drop(connection: Connection, resolved: AnyResolved, old: Mapping[TableName,
             lost = undeclared(dialect.features(connection, old[name]), dialect.features(connection, heir))
             if lost:
                 what = f"{listed(lost)} of {heir.name}, which the table does not declare, would be lost"
-                raise UsageError(f"{resolved.name} is not reset: {what}. Declare it on the table, or drop it.")
+                raise UsageError(f"{resolved.name} is not reset: {what}. {UNDECLARED_REMEDY}")
             dialect.inherit(connection, old[name], heir)
     dialect.drop_tables(connection, list(old.values()))
     dialect.drop_location(connection, _ASIDE)

@@ -7,7 +7,7 @@ What SQLite tells in no pragma is read from the statement that made the table, w
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Container, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from sqlalchemy import Connection, Table, create_engine, text
@@ -34,14 +34,18 @@ _INDEXES = text(
     "where type = 'index' and sql is not null and lower(tbl_name) = lower(:name) order by 1"
 )
 _COLUMNS = text('select name, "notnull", dflt_value, pk, hidden from pragma_table_xinfo(:name) order by cid')
-_UNIQUE = text(
-    "select l.name, i.name from pragma_index_list(:name) l join pragma_index_info(l.name) i "
-    "where l.origin = 'u' order by l.name, i.seqno"
+_KEYED = text(
+    "select l.name, l.origin, lower(i.name), case "
+    "when i.coll <> 'BINARY' then ' collate ' || lower(i.coll) else '' end || case when i.desc then ' desc' else '' end "
+    "from pragma_index_list(:name) l join pragma_index_xinfo(l.name) i "
+    "where l.origin in ('u', 'pk') and i.key order by l.name, i.seqno"
 )
 _FOREIGN = text(
-    """select id, lower("from"), lower("table"), lower(coalesce("to", '')), on_update, on_delete """
+    """select lower("from"), case when lower("table") = lower(:name) then 'itself' else lower("table") end, """
+    """lower(coalesce("to", '')), lower(on_update), lower(on_delete) """
     "from pragma_foreign_key_list(:name) order by id, seq"
 )
+_NUMBER = re.compile(r"'(-?[\d.]+)'")
 
 
 def dependents(connection: Connection, name: str, along: Iterable[str], *, for_good: bool) -> list[str]:
@@ -78,7 +82,7 @@ def broken_by_name(connection: Connection) -> set[str]:
 
 def features(connection: Connection, name: str) -> list[Feature]:
     """Everything that makes one table differ from another; nothing of it can be carried over by a statement."""
-    return [Feature(f"{kind} {which}", words) for kind, which, words in _features(connection, name)]
+    return list(_features(connection, name))
 
 
 @contextmanager
@@ -94,58 +98,80 @@ def modelled(tables: Sequence[Table]) -> Generator[Connection]:
         engine.dispose()
 
 
-def _features(connection: Connection, name: str) -> Iterator[tuple[str, str, str]]:
-    """(kind, which of its kind, in words)."""
+def _features(connection: Connection, name: str) -> Iterator[Feature]:
     key: list[tuple[int, str]] = []
-    for column, not_null, default, in_key, hidden in connection.execute(_COLUMNS, {"name": name}):
+    columns: set[str] = set()
+    for column, not_null, default, in_key, _ in connection.execute(_COLUMNS, {"name": name}):
         known = str(column).lower()
-        yield "column", known, f"the column {column}"
+        columns.add(known)
+        yield Feature(f"column {known}", f"the column {column}")
         if not_null and not in_key:
-            yield "not null", known, f"NOT NULL of the column {column}"
+            yield Feature(f"not null {known}", f"NOT NULL of the column {column}")
         if default is not None:
-            yield "default", known, f"the default of the column {column}"
-        if hidden:
-            yield "generated", known, f"how it generates the column {column}"
+            # '1' and 1 are the same to a column.
+            value = _NUMBER.sub(r"\1", str(default)) if _NUMBER.fullmatch(str(default)) else _normal(default, columns)
+            yield Feature(f"default {known}", f"the default of the column {column}", f"{known} default {value}")
         if in_key:
             key.append((in_key, known))
+    keyed: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for index, origin, column, how in connection.execute(_KEYED, {"name": name}):
+        keyed.setdefault((str(origin), str(index)), []).append((str(column), f"{column}{how}"))
     if key:
-        columns = ", ".join(one for _, one in sorted(key))
-        yield "key", columns, f"the primary key ({columns})"
-    uniques: dict[str, list[str]] = {}
-    for index, column in connection.execute(_UNIQUE, {"name": name}):
-        uniques.setdefault(str(index), []).append(str(column).lower())
-    for columns in (", ".join(one) for one in uniques.values()):
-        yield "unique", columns, f"the constraint UNIQUE ({columns})"
-    for number, *what in connection.execute(_FOREIGN, {"name": name}):
-        del number
-        yield "foreign key", " ".join(map(str, what)), f"the foreign key of the column {what[0]}"
-    for index, _ in connection.execute(_INDEXES, {"name": name}):
+        exactly = [", ".join(how for _, how in one) for (origin, _), one in keyed.items() if origin == "pk"]
+        words = ", ".join(one for _, one in sorted(key))
+        yield Feature("key", f"the primary key ({words})", exactly[0] if exactly else words)
+    for unique in (one for (origin, _), one in keyed.items() if origin == "u"):
+        words = ", ".join(column for column, _ in unique)
+        yield Feature(
+            f"unique {words}", f"the constraint UNIQUE ({words})", f"unique ({', '.join(how for _, how in unique)})"
+        )
+    for column, table, to, update, delete in connection.execute(_FOREIGN, {"name": name}):
+        definition = f"{column} references {table} ({to}) on update {update} on delete {delete}"
+        yield Feature(f"foreign {column} {table}", f"the foreign key of the column {column}", definition)
+    for index, made in connection.execute(_INDEXES, {"name": name}):
         # As `Sqlite.relocate` names it in other locations.
         own = str(index).removesuffix(f"__{name}")
-        yield "index", own.lower(), f"the index {own}"
-    yield from _written(str(connection.scalar(_MADE, {"name": name})))
+        tokens = list(_tokens(str(made)))
+        unique = "unique " if tokens[1].lower() == "unique" else ""
+        what = " ".join(one for one in _normal(tokens[tokens.index("(") :], columns).split(" ") if one != "asc")
+        yield Feature(f"index {own.lower()}", f"the index {own}", f"{unique}index {own.lower()} {what}")
+    yield from _written(str(connection.scalar(_MADE, {"name": name})), columns)
 
 
-def _written(made: str) -> Iterator[tuple[str, str, str]]:
-    """What only the statement that made a table says: checks, collations, what conflicts do, options."""
+def _written(made: str, columns: Container[str]) -> Iterator[Feature]:
+    """What only the statement that made a table says: checks, expressions, collations, what conflicts do, options."""
     tokens = list(_tokens(made))
-    depth, of = 0, ""
+    depth, of, referring = 0, "", ""
     for number, token in enumerate(tokens):
         word, after = token.lower(), [one.lower() for one in tokens[number + 1 : number + 3]]
         if depth == 1 and tokens[number - 1] in ("(", ","):
-            of = _plain(token)
+            of = referring = _plain(token)
         if depth == 1 and word == "check":
-            rule = " ".join(_group(tokens[number + 1 :]))
-            yield "check", rule.lower(), f"the constraint CHECK {rule}"
-        elif depth == 1 and word == "collate":
-            yield "collate", f"{of} {_plain(after[0])}", f"the collation of the column {of}"
+            rule = list(_group(tokens[number + 1 :]))
+            named = tokens[number - 2].lower() == "constraint"
+            definition = f"CHECK {_normal(rule, columns)}"
+            key = f"check {_plain(tokens[number - 1]) if named else definition}"
+            yield Feature(key, f"the constraint CHECK {' '.join(rule)}", definition)
+        elif depth == 1 and word == "as":
+            rule = list(_group(tokens[number + 1 :]))
+            stored = [one.lower() for one in tokens[number + 1 + len(rule) :][:1]] == ["stored"]
+            definition = f"{of} {'stored' if stored else 'virtual'} as {_normal(rule, columns)}"
+            yield Feature(f"generated {of}", f"how it generates the column {of}", definition)
+        elif depth == 1 and word == "collate" and _plain(after[0]) != "binary":
+            yield Feature(f"collate {of}", f"the collation of the column {of}", f"{of} collate {_plain(after[0])}")
         elif depth == 1 and word == "on" and after[0] == "conflict":
-            yield "on conflict", f"{of} {after[1]}", f"ON CONFLICT {after[1].upper()} of {of}"
+            yield Feature(f"on conflict {of} {after[1]}", f"ON CONFLICT {after[1].upper()} of {of}")
         elif depth == 1 and word == "autoincrement":
-            yield "autoincrement", of, f"AUTOINCREMENT of the column {of}"
+            yield Feature(f"autoincrement {of}", f"AUTOINCREMENT of the column {of}")
+        elif depth == 1 and word == "foreign":
+            referring = _normal(list(_group(tokens[number + 2 :]))[1:-1], columns)
+        elif depth == 1 and word == "deferrable" and after == ["initially", "deferred"]:
+            if tokens[number - 1].lower() != "not":
+                words = f"DEFERRABLE INITIALLY DEFERRED of the foreign key of {referring}"
+                yield Feature(f"deferred {referring}", words)
         elif depth == 0 and word in ("strict", "without"):
             words = {"strict": "being STRICT", "without": "being WITHOUT ROWID"}[word]
-            yield "option", word, words
+            yield Feature(f"option {word}", words)
         depth += {"(": 1, ")": -1}.get(token, 0)
 
 
@@ -162,6 +188,18 @@ def _group(tokens: Sequence[str]) -> Iterator[str]:
 def _tokens(statement: str) -> Iterator[str]:
     """Without comments."""
     return (one for one in _TOKEN.findall(statement) if not one.startswith(("--", "/*")))
+
+
+def _normal(written: str | Sequence[str], columns: Container[str]) -> str:
+    """SQL in one manner: whatever SQLite takes for the same is the same, and no literal is changed.
+
+    What is in double quotes and names no column is a literal to SQLite.
+    """
+    tokens = _tokens(written) if isinstance(written, str) else written
+    return " ".join(
+        one if one.startswith("'") or (one.startswith('"') and _plain(one) not in columns) else _plain(one)
+        for one in tokens
+    )
 
 
 def _plain(token: str) -> str:
