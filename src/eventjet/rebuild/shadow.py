@@ -24,7 +24,7 @@ from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, nam
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import TableName, TableRef, dialect_of, listed, qualified
 from eventjet.sql.exchange import NotNow, dependents, lock_as_workers, undeclared
-from eventjet.sql.locations import check_owner, create_tables, located_tables, recorded
+from eventjet.sql.locations import check_owner, create_tables, located_tables, making, recorded
 from eventjet.sql.own_tables import projections, quarantine
 from eventjet.sql.table_identity import identities
 
@@ -89,7 +89,8 @@ class Shadow(Generic[R_co]):
                 self.check_swappable(connection)
             runs.open_run(connection, self.run, self.resolved)
         failpoints.reach("rebuild.announced")
-        self.space.create(self.tables, bare=not self._by_hand)
+        with making(self.space.live, self.resolved.name, self.tables):
+            self.space.create(self.tables, bare=not self._by_hand)
         if self._by_hand:
             with self.space.engine().begin() as connection:
                 self.begin(connection)
@@ -119,7 +120,8 @@ class Shadow(Generic[R_co]):
         leaving = dialect.find_tables(connection, self._names, live.location if live else DECLARED)
         with ExitStack() as stack:
             # Tables that are not there have nothing to compare, nor the types that a model would need.
-            model = stack.enter_context(dialect.modelled(connection, self.tables)) if leaving else connection
+            with making(connection, self.resolved.name, self.tables):
+                model = stack.enter_context(dialect.modelled(connection, self.tables)) if leaving else connection
             coming = dialect.find_tables(model, self._names, self.space.location) if leaving else {}
             self._check_carried(connection, leaving, model, coming)
 

@@ -11,16 +11,18 @@ Nothing here moves a table that exists.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 
 from sqlalchemy import Connection, Engine, MetaData, Table, inspect, select
+from sqlalchemy.exc import CompileError, DBAPIError
 
 from eventjet.errors import LocationTaken, NamedByHandlers, TableLost
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.sql import checkpoint, migrations, table_identity
 from eventjet.sql.checkpoint import DECLARED, RETIRED, UNASSIGNED, Checkpoint, names_of, revisions
 from eventjet.sql.database import unusable
-from eventjet.sql.dialect import Dialect, dialect_of
+from eventjet.sql.dialect import Dialect, dialect_of, listed, make_enums
 from eventjet.sql.own_tables import projections
 from eventjet.sql.table_differences import column_differences
 
@@ -120,9 +122,36 @@ def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool =
             reason = f"the schema {schema!r}, which projection {resolved.name!r} declares for its table, is not in it"
             raise unusable(connection, reason, remedy)
     for table in missing:
-        table.create(connection)
+        with making(connection, resolved.name, [table]):
+            make_enums(connection, [table])
+            table.create(connection)
     check_columns(connection, resolved, tables, to_rebuild=to_rebuild)
     return [table.fullname for table in missing]
+
+
+@contextmanager
+def making(database: Connection | Engine, name: str, tables: Sequence[Table]) -> Generator[None]:
+    """Raise `Unreachable` for tables of a projection that the database does not make as they are declared.
+
+    What says nothing about the declaration, a lock or a lost connection or a missing right, is raised as it is.
+    """
+    try:
+        yield
+    except (DBAPIError, CompileError) as error:
+        dialect, cause = dialect_of(database), error
+        if isinstance(error, DBAPIError):
+            cause = error.orig or error
+            others = (dialect.is_transient, dialect.is_locked_out, dialect.is_forbidden)
+            if error.connection_invalidated or any(of_other(error) for of_other in others):
+                raise
+        said = str(cause).strip().partition("\n")[0].rstrip(".")
+        raise unusable(
+            database,
+            f"the table {listed([table.name for table in tables])} of projection {name!r} could not be made as it is "
+            f"declared: {said}",
+            "Make there what it asks for (say an extension, a type, a collation, a function or a tablespace), or "
+            "declare the table otherwise; then run this again.",
+        ) from None
 
 
 def ensure(connection: Connection, resolved: AnyResolved) -> None:
