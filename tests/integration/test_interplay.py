@@ -124,7 +124,7 @@ async def test_a_revision_dropped_while_it_is_rebuilt_does_not_come_back_over_an
     engine = database.sync_engine()
     with (
         open_job(ledger, ledger.settings, Watch(), "local") as job,
-        shadow_of(database, BALANCES, job.watch) as shadow,
+        shadow_of(database, BALANCES, job.log.identity, job.watch) as shadow,
     ):
         shadow.finish()
         with catching_up(shadow, job, 0) as follower:

@@ -318,7 +318,7 @@ async def test_a_run_that_lost_its_lease_does_not_swap(book: Book) -> None:
 
 
 async def test_a_part_that_was_loaded_is_not_loaded_again(book: Book) -> None:
-    with shadow_of(book.where, book.projections["turnover"], Watch()) as shadow:
+    with shadow_of(book.where, book.projections["turnover"], "", Watch()) as shadow:
         rows = [("a", "1.00"), ("b", "2.00")]
         assert shadow.space.load(shadow.target, 0, rows) == 2
         if book.where.dialect.name == "postgresql":

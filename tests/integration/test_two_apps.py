@@ -17,7 +17,7 @@ from eventjet.rebuild import preview, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.sql import migrations
 from eventjet.sql.checkpoint import Checkpoint, read_all
-from eventjet.sql.locations import check_tables
+from eventjet.sql.locations import check_tables, create_tables
 from eventjet.sql.pausing import pause, resume
 from eventjet.sql.promotion import promote
 from eventjet.sql.resetting import reset
@@ -212,3 +212,59 @@ async def test_a_checkpoint_of_an_older_eventjet_is_its_apps_once_the_worker_of_
         assert [held.app for held, _ in read_all(connection)] == [shop.name]
     with pytest.raises(Unreachable, match=f"the app '{shop.name}'"):
         app_over(nats, database).init()
+
+
+async def test_a_checkpoint_that_names_no_app_is_refused_to_the_app_of_another_log_by_that_log(
+    nats: NatsServer, database: str
+) -> None:
+    """As an upgrade leaves it, until a worker of its own app has had it."""
+    shop, bank = app_over(nats, database), app_over(nats, database)
+    shop.init()
+    async with shop.working(options=QUICK):
+        await shop.caught_up(shop.append(history(20)))
+    bank.append(history(20))
+    execute(database, "update eventjet_projection set app = '', code = ''")
+    ((held, _),) = checkpoints(database)
+    before, rows = row_of(database), execute(database, "select * from balances")
+
+    async def initialised_with_its_log(other: Ledger) -> None:
+        engine, resolved = other.where.sync_engine(), other.projections.values()
+        await asyncio.to_thread(create_tables, engine, resolved, log="bank's")
+
+    async def begun_anew_with_its_log(other: Ledger) -> None:
+        await asyncio.to_thread(reset, other.where, other.projections["balances"], "bank's")
+
+    for refused in (initialised_with_its_log, begun_anew_with_its_log, worked, rebuilt, verified, previewed):
+        with pytest.raises(EventjetError, match=f"made from the log {held.log} by an older eventjet"):
+            await refused(bank)
+        assert row_of(database) == before, refused.__name__
+    assert execute(database, "select * from balances") == rows
+    for other in (bank, app_over(nats, database)):
+        with reading(database) as connection:
+            assert unused(connection, [], other.name) == []
+        with pytest.raises(EventjetError, match="no unused revision"), bank.where.sync_engine().begin() as connection:
+            retire(connection, "balances", 1, [], other.name)
+    assert create_tables(shop.where.sync_engine(), shop.projections.values(), log=held.log) == []
+    async with shop.working(options=QUICK):
+        await shop.caught_up(shop.append(history(5)))
+    ((held, _),) = checkpoints(database)
+    assert (held.state, held.app) == ("active", shop.name)
+
+
+async def test_a_standby_never_takes_a_checkpoint_that_names_no_app_and_is_of_another_log(
+    nats: NatsServer, database: str
+) -> None:
+    """As where its other read models keep its worker going, and an old row comes back from a dump."""
+    shop, bank = app_over(nats, database), app_over(nats, database)
+    movements = replace(MOVEMENTS, app=bank.name)
+    shop.init()
+    async with shop.working(options=QUICK):
+        await shop.caught_up(shop.append(history(20)))
+    bank.projections = {"movements": movements}
+    bank.init()
+    bank.projections |= {"balances": replace(BALANCES, app=bank.name)}
+    execute(database, "update eventjet_projection set app = '' where name = 'balances'")
+    before = execute(database, "select * from eventjet_projection where name = 'balances'")
+    async with bank.working(options=QUICK):
+        await bank.caught_up(bank.append(history(20)), movements)
+    assert execute(database, "select * from eventjet_projection where name = 'balances'") == before

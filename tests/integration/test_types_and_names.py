@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import uuid
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlalchemy import Column, Index, MetaData, Table
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import Recorded, SqlProjection
 from eventjet.errors import DefinitionError, Unreachable
 from eventjet.projections.resolve import resolve
 from eventjet.projections.sql_projection import ResolvedSql, resolve_sql
+from eventjet.rebuild.shadow import Shadow
 from eventjet.sql.database import Database
 from eventjet.sql.locations import check_tables, create_tables
 from tests.integration import by_hand
@@ -49,6 +52,20 @@ class Nested(sa.TypeDecorator[Any]):
     cache_ok = True
 
 
+class Letters(sa.TypeDecorator[str]):
+    """An enum of the database that only PostgreSQL's dialect is given."""
+
+    impl = sa.String
+    cache_ok = True
+
+    def __init__(self, *labels: str) -> None:
+        super().__init__(10)
+        self.labels = labels
+
+    def load_dialect_impl(self, dialect: Any) -> Any:
+        return dialect.type_descriptor(sa.Enum(*self.labels, name="letters"))
+
+
 class Span(sa.TypeDecorator[timedelta]):
     impl = sa.Interval
     cache_ok = True
@@ -68,7 +85,9 @@ def by_hand_with(*columns: Column[Any], name: str = "kept", **more: Any) -> Reso
 KINDS: list[Any] = [
     Guid(), Document(), Nested(), Span(), sa.Interval(), Guid().with_variant(sa.Text(), "sqlite"),
     sa.Text().with_variant(Document(), "postgresql"), sa.ARRAY(sa.JSON()).with_variant(sa.Text(), "sqlite"),
-    sa.Enum("a", "b", name="letters"),
+    sa.Enum("a", "b", name="letters"), Letters("a", "b"),
+    sa.ARRAY(sa.Enum("a", "b", name="letters")).with_variant(sa.Text(), "sqlite"),
+    sa.Enum("a", "it's", "%", name="checked", native_enum=False, create_constraint=True),
 ]  # fmt: skip
 
 
@@ -88,13 +107,23 @@ def test_a_decorator_whose_own_type_has_become_another_is_refused(database: str)
         create_tables(engine, [by_hand_with(Column("c", Guid()))])
 
 
+GROWING: dict[str, Any] = {
+    "plain": lambda *labels: sa.Enum(*labels, name="letters"),
+    "in an array": lambda *labels: sa.ARRAY(sa.Enum(*labels, name="letters")),
+    "of a decorator": Letters,
+    "of a decorator in an array": lambda *labels: sa.ARRAY(Letters(*labels)),
+    "of a variant": lambda *labels: sa.Text().with_variant(sa.Enum(*labels, name="letters"), "postgresql"),
+}
+
+
+@pytest.mark.parametrize("grows", GROWING.values(), ids=GROWING)
 @pytest.mark.parametrize("to_rebuild", [False, True])
 def test_an_enum_that_lacks_a_label_is_refused_with_the_statement_that_adds_it_before_anything_is_made(
-    eventjet_database: str, to_rebuild: bool
+    eventjet_database: str, to_rebuild: bool, grows: Any
 ) -> None:
     engine = Database(eventjet_database).sync_engine()
-    create_tables(engine, [by_hand_with(Column("c", sa.Enum("a", "b", name="letters")))])
-    grown = by_hand_with(Column("c", sa.Enum("a", "b", "it's", "d", name="letters")))
+    create_tables(engine, [by_hand_with(Column("c", grows("a", "b")))])
+    grown = by_hand_with(Column("c", grows("a", "b", "it's", "d")))
     with pytest.raises(Unreachable) as caught:
         create_tables(engine, [grown], to_rebuild=to_rebuild)
     statements = "alter type \"letters\" add value 'it''s'; alter type \"letters\" add value 'd'"
@@ -115,6 +144,80 @@ def test_an_enum_that_others_made_with_fewer_labels_is_refused_when_the_table_wo
         )
 
 
+def test_the_check_of_an_enum_that_lacks_a_label_is_refused_until_a_rebuild(database: str) -> None:
+    def kept(*labels: str) -> ResolvedSql:
+        kind = sa.Enum(*labels, name="letters", native_enum=False, create_constraint=True, length=9)
+        return by_hand_with(Column("c", kind))
+
+    engine = Database(database).sync_engine()
+    create_tables(engine, [kept("a", "it's")])
+    assert create_tables(engine, [kept("a")]) == []
+    with pytest.raises(Unreachable, match=r"check letters of kept lacks 'b'.*Run `eventjet rebuild kept`"):
+        create_tables(engine, [kept("a", "it's", "b")])
+    assert create_tables(engine, [kept("a", "it's", "b")], to_rebuild=True) == []
+
+
+def needing(what: str) -> list[Any]:
+    """What a column and what comes with it need of a database that it does not have."""
+    text = sa.Text()
+    made: dict[str, Any] = {
+        "type": [Column("c", postgresql.CITEXT())],
+        "collation": [Column("c", sa.Text(collation="nosuch"))],
+        "operator class": [
+            Column("c", text), Index("x", "c", postgresql_using="gin", postgresql_ops={"c": "gin_trgm_ops"})
+        ],
+        "access method": [Column("c", text), Index("x", "c", postgresql_using="nosuch")],
+        "function": [Column("c", text, sa.CheckConstraint("nosuch(c)"))],
+        "exclusion": [Column("c", text), postgresql.ExcludeConstraint((sa.column("c"), "="))],
+        "name": [Column("c", text), Index("x", "c"), Index("x", "id")],
+        "enum without a name": [Column("c", sa.Enum("a"))],
+    }  # fmt: skip
+    return made[what]
+
+
+WHAT_IS_LACKING = {
+    "type": 'type "citext" does not exist', "collation": 'collation "nosuch"', "operator class": "gin_trgm_ops",
+    "access method": 'access method "nosuch"', "function": r"function nosuch\(text\)",
+    "exclusion": "no default operator class", "name": 'relation "x" already exists',
+    "enum without a name": "requires a name",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("what", "said"), WHAT_IS_LACKING.items())
+def test_a_table_that_the_database_does_not_make_is_refused_by_its_name_and_with_what_the_database_says(
+    eventjet_database: str, what: str, said: str
+) -> None:
+    where = Database(eventjet_database)
+    engine = where.sync_engine()
+    refused = rf"the table kept of projection 'kept' could not be made as it is declared: .*{said}.* Make there"
+    with pytest.raises(Unreachable, match=refused):
+        create_tables(engine, [by_hand_with(*needing(what))])
+    shadow = Shadow(where, by_hand_with(*needing(what)), "")
+    with shadow.space.claimed(), pytest.raises(Unreachable, match=refused):
+        shadow.create(to_swap=False)
+    create_tables(engine, [by_hand_with(Column("c", sa.Text))])
+    with pytest.raises(Unreachable, match=refused), engine.begin() as connection:
+        shadow.check_swappable(connection)
+
+
+@pytest.mark.parametrize("kind", [sa.Text(), sa.ARRAY(sa.Text)])
+def test_a_table_that_sqlite_does_not_make_is_refused_by_its_name(tmp_path: Path, kind: Any) -> None:
+    engine = Database(f"sqlite:///{tmp_path}/read.db").sync_engine()
+    with pytest.raises(Unreachable, match="the table kept of projection 'kept' could not be made as it is declared"):
+        create_tables(engine, [by_hand_with(Column("c", kind), Index("x", sa.text("nosuch(id)")))])
+
+
+def test_a_lock_that_is_not_to_be_had_says_nothing_about_a_declaration(eventjet_database: str) -> None:
+    where, table = Database(eventjet_database), by_hand_with(Column("c", sa.Text))
+    create_tables(where.sync_engine())
+    with where.sync_engine().begin() as other, where.sync_engine().begin() as connection:
+        other.execute(sa.text("create table kept (id text)"))
+        connection.execute(sa.text("set local lock_timeout = '100ms'"))
+        with pytest.raises(OperationalError, match="lock timeout"):
+            create_tables(connection, [table])
+        other.rollback()
+
+
 def test_a_schema_that_is_not_there_is_refused_with_the_statement_that_makes_it(database: str) -> None:
     table = balances_fold.table.to_metadata(MetaData(), schema='some "shop"')
     resolved = resolve(type(balances_fold)(balances_fold.name, table, balances_fold.fold), CATALOG)
@@ -129,6 +232,13 @@ def test_a_schema_that_is_not_there_is_refused_with_the_statement_that_makes_it(
     if not on_sqlite:
         execute(database, 'create schema "some ""shop"""')
         assert create_tables(engine, [resolved])[-1] == 'some "shop".balances'
+
+
+@pytest.mark.parametrize("grows", GROWING.values(), ids=GROWING)
+def test_a_label_that_postgres_would_refuse_by_its_bytes_is_refused_when_it_is_declared(grows: Any) -> None:
+    with pytest.raises(DefinitionError, match=r"kept\.c has the label .* of 64 bytes"):
+        by_hand_with(Column("c", grows("a", "é" * 32)))
+    by_hand_with(Column("c", grows("a", "é" * 31)))
 
 
 LONG, WIDE = "x" * 64, "é" * 32

@@ -113,8 +113,9 @@ async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, l
         return topology, []  # without read models no database is needed, and those of another log would be wrong
     await asyncio.to_thread(where.check_sessions)
     with where.reaching_sync():
-        made = [table for one in chosen for table in begin_anew(where, one)]
-        return topology, made + create_tables(where.sync_engine("eventjet init"), app.projections.values())
+        made = [table for one in chosen for table in begin_anew(where, one, topology.identity)]
+        engine, log = where.sync_engine("eventjet init"), topology.identity
+        return topology, made + create_tables(engine, app.projections.values(), log=log)
 
 
 @db.command()

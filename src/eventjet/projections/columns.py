@@ -20,6 +20,7 @@ from uuid import UUID
 from sqlalchemy import Column
 from sqlalchemy import types as sa
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.engine import Dialect
 
 Convert: TypeAlias = Callable[[Any], Any]
 
@@ -53,6 +54,19 @@ class Unread:
 def plain(kind: sa.TypeEngine[Any]) -> sa.TypeEngine[Any]:
     """The type that a dialect's own one stands for (as its `stands_for` says); any other type is itself."""
     return getattr(kind, "stands_for", kind)
+
+
+def stored(kind: sa.TypeEngine[Any], dialect: Dialect) -> sa.TypeEngine[Any]:
+    """The type that a database is asked for: of variants its own, of a decorator what that loads for it."""
+    variants: Mapping[str, Any] = getattr(kind, "_variant_mapping", {})
+    own = variants.get(dialect.name, kind)
+    return stored(own.type_engine(dialect), dialect) if isinstance(own, sa.TypeDecorator) else own
+
+
+def element(kind: sa.TypeEngine[Any], dialect: Dialect) -> sa.TypeEngine[Any]:
+    """The type that a database keeps: of an array that of its elements."""
+    own = stored(kind, dialect)
+    return stored(cast("Any", own).item_type, dialect) if isinstance(own, sa.ARRAY) else own
 
 
 def unsupported(kind: sa.TypeEngine[Any]) -> str | None:

@@ -19,11 +19,12 @@ from uuid import UUID
 
 from sqlalchemy import Column, Index, Table
 from sqlalchemy import types as sa
+from sqlalchemy.dialects import postgresql
 
 from eventjet.domain.personal import field_hint, is_private
 from eventjet.domain.state import value_faults
 from eventjet.domain.subscription import shown_name, union_members
-from eventjet.projections.columns import plain, unsupported
+from eventjet.projections.columns import element, plain, unsupported
 
 OWN_TABLES = ("eventjet_projection", "eventjet_rebuild", "eventjet_quarantine", "eventjet_action")
 """Tables that eventjet makes for itself: see `eventjet.sql.own_tables`."""
@@ -44,6 +45,7 @@ _TAKEN: tuple[tuple[type[Any], tuple[type, ...]], ...] = (
 _NAMED = {list: Sequence, dict: Mapping}
 """What a message names for a class that can be changed in place."""
 _NAME_BYTES = 63
+_POSTGRES = postgresql.dialect()
 _NOT_ALSO = {bool: int, datetime: date}
 """Classes that are no instance of their base to a column."""
 
@@ -58,6 +60,14 @@ def declaration_faults(table: Table) -> Iterator[str]:
                 f"{what} {name!r} has {len(name.encode())} bytes in its name, and PostgreSQL cuts names after "
                 f"{_NAME_BYTES}; give it a shorter one"
             )
+    for column, kind in _enums(table):
+        for label in kind.enums:
+            size = len(label.encode())
+            if size > _NAME_BYTES:
+                yield (
+                    f"the enum of {table.name}.{column.name} has the label {label!r} of {size} bytes, and PostgreSQL "
+                    f"takes {_NAME_BYTES} at most; give it a shorter one, or declare it with native_enum=False"
+                )
     for index in table.indexes:
         if index.dialect_options["postgresql"]["concurrently"]:
             yield (
@@ -73,12 +83,20 @@ def _names(table: Table) -> Iterator[tuple[str, str]]:
         yield f"the schema of the table {table.name!r},", table.schema
     for column in table.columns:
         yield f"the column of {table.name!r}", column.name
-        kind: Any = getattr(column.type, "impl_instance", column.type)
-        if isinstance(kind, sa.Enum) and kind.native_enum and kind.name is not None:
+    for column, kind in _enums(table):
+        if kind.name is not None:
             yield f"the enum of {table.name}.{column.name}", str(kind.name)
     for item in (*table.indexes, *table.constraints):
         if isinstance(item.name, str):
             yield f"the {'index' if isinstance(item, Index) else 'constraint'} of {table.name!r}", str(item.name)
+
+
+def _enums(table: Table) -> Iterator[tuple[Column[Any], sa.Enum]]:
+    """Columns with the enum that PostgreSQL keeps in them, as a type of its own."""
+    for column in table.columns:
+        kind = element(column.type, _POSTGRES)
+        if isinstance(kind, sa.Enum) and kind.native_enum:
+            yield column, kind
 
 
 def table_faults(table: Table) -> Iterator[str]:

@@ -120,12 +120,14 @@ def _rebuild(job: Job, names: Sequence[str]) -> RebuildReport:
             plan = job.plan(resolved, job.log.last)
             failpoints.reach("rebuild.planned")
             shadows = [
-                stack.enter_context(shadow_of(database, one, watch))
+                stack.enter_context(shadow_of(database, one, job.log.identity, watch))
                 for one in resolved
                 if isinstance(one, ResolvedProjection)
             ]
             by_hand = [
-                stack.enter_context(shadow_of(database, one, watch)) for one in resolved if isinstance(one, ResolvedSql)
+                stack.enter_context(shadow_of(database, one, job.log.identity, watch))
+                for one in resolved
+                if isinstance(one, ResolvedSql)
             ]
             for shadow in shadows:
                 # What was decided about another log says nothing about this one.
@@ -233,7 +235,7 @@ def _preview(job: Job, names: Sequence[str]) -> Preview:
     with database.reaching_sync(), database.read_only(f"{PURPOSE} --dry-run", BULK) as connection:
         current = connection is not None and migrations.version(connection) == migrations.HEAD
         known = connection if current else None
-        candidates = tuple(_candidate(database, one, known) for one in resolved)
+        candidates = tuple(_candidate(database, one, job.log.identity, known) for one in resolved)
         left = () if connection is None else tuple(orphaned(connection, database))
     return Preview(
         plan=plan,
@@ -247,14 +249,14 @@ def _preview(job: Job, names: Sequence[str]) -> Preview:
     )
 
 
-def _candidate(database: Database, resolved: AnyResolved, connection: Connection | None) -> Candidate:
+def _candidate(database: Database, resolved: AnyResolved, log: str, connection: Connection | None) -> Candidate:
     held, refusal = None, None
     if connection is not None:
         held = checkpoint.read(connection, resolved.name, resolved.revision)
         try:
             if held is not None:
                 check_kept(resolved, held)
-            Shadow(database, resolved).check_swappable(connection)
+            Shadow(database, resolved, log).check_swappable(connection)
         except (RebuildError, Unreachable) as error:
             refusal = str(error)
         except DBAPIError as error:

@@ -24,7 +24,7 @@ from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, nam
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import TableName, TableRef, dialect_of, listed, qualified
 from eventjet.sql.exchange import UNDECLARED_REMEDY, NotNow, dependents, lock_as_workers, undeclared
-from eventjet.sql.locations import check_owner, create_tables, located_tables, recorded
+from eventjet.sql.locations import check_owner, create_tables, located_tables, making, recorded
 from eventjet.sql.own_tables import projections, quarantine
 from eventjet.sql.table_identity import identities
 
@@ -48,8 +48,10 @@ class Shadow(Generic[R_co]):
     handlers from the first event on, so its tables are whole, with a checkpoint at 0.
     """
 
-    def __init__(self, database: Database, resolved: R_co) -> None:
+    def __init__(self, database: Database, resolved: R_co, log: str) -> None:
+        """To be made from the log of that identity."""
         self.resolved: R_co = resolved
+        self._log = log
         self.run = runs.new_run()
         self.space = space_kind(database)(database, self.run)
         self.tables = located_tables(resolved, self.space.location, database.dialect)
@@ -80,14 +82,15 @@ class Shadow(Generic[R_co]):
     def create(self, *, to_swap: bool = True) -> None:
         """Announce the run and make the empty shadow; raises `RebuildRefused` for what a swap could not carry."""
         with self.space.live.begin() as connection:
-            create_tables(connection, [self.resolved] if to_swap else (), to_rebuild=True)
+            create_tables(connection, [self.resolved] if to_swap else (), to_rebuild=True, log=self._log)
         with self.space.live.begin() as connection:
-            check_owner(connection, self.resolved.name, self.resolved.app)
+            check_owner(connection, self.resolved.name, self.resolved.app, self._log)
             if to_swap:
                 self.check_swappable(connection)
             runs.open_run(connection, self.run, self.resolved)
         failpoints.reach("rebuild.announced")
-        self.space.create(self.tables, bare=not self._by_hand)
+        with making(self.space.live, self.resolved.name, self.tables):
+            self.space.create(self.tables, bare=not self._by_hand)
         if self._by_hand:
             with self.space.engine().begin() as connection:
                 self.begin(connection)
@@ -101,7 +104,7 @@ class Shadow(Generic[R_co]):
 
     def check_swappable(self, connection: Connection) -> None:
         """Raise `RebuildRefused` for what a swap could not carry; only looks."""
-        check_owner(connection, self.resolved.name, self.resolved.app)
+        check_owner(connection, self.resolved.name, self.resolved.app, self._log)
         dialect = dialect_of(connection)
         tables = () if self._by_hand else self.resolved.tables
         keys = [key for table in tables for key in table.foreign_key_constraints]
@@ -117,7 +120,8 @@ class Shadow(Generic[R_co]):
         leaving = dialect.find_tables(connection, self._names, live.location if live else DECLARED)
         with ExitStack() as stack:
             # Tables that are not there have nothing to compare, nor the types that a model would need.
-            model = stack.enter_context(dialect.modelled(connection, self.tables)) if leaving else connection
+            with making(connection, self.resolved.name, self.tables):
+                model = stack.enter_context(dialect.modelled(connection, self.tables)) if leaving else connection
             coming = dialect.find_tables(model, self._names, self.space.location) if leaving else {}
             self._check_carried(connection, leaving, model, coming)
 
@@ -288,9 +292,11 @@ class Shadow(Generic[R_co]):
 
 
 @contextmanager
-def shadow_of(database: Database, resolved: R_co, watch: Watch, *, to_swap: bool = True) -> Generator[Shadow[R_co]]:
+def shadow_of(
+    database: Database, resolved: R_co, log: str, watch: Watch, *, to_swap: bool = True
+) -> Generator[Shadow[R_co]]:
     """A shadow, claimed and leased, that is gone afterwards, swapped in or not."""
-    shadow = Shadow(database, resolved)
+    shadow = Shadow(database, resolved, log)
     with shadow.space.claimed():
         failpoints.reach("rebuild.claimed")
         try:

@@ -147,7 +147,7 @@ def _verify_tables(job: Job, resolved: ResolvedSql) -> tuple[Plan, int, int, lis
 @contextmanager
 def _copied(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan, Checkpoint]]:
     """A shadow with a copy of the live rows, the plan to make them again, and the checkpoint of the copy."""
-    with shadow_of(job.database, resolved, job.watch, to_swap=False) as shadow:
+    with shadow_of(job.database, resolved, job.log.identity, job.watch, to_swap=False) as shadow:
         with job.watch.phase("copy"):
             at = shadow.copy_live()
             if at is None or at.state == RETIRED:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
 from sqlalchemy import types as sa
 from sqlalchemy.engine import Dialect as SqlalchemyDialect
 
-from eventjet.projections.columns import plain
+from eventjet.projections.columns import element, plain, stored
 from eventjet.shown import cut
 
 
@@ -23,19 +22,13 @@ class Fit(Enum):
     """It refuses some, or gives them back as others."""
 
 
-def stored(kind: sa.TypeEngine[Any], dialect: SqlalchemyDialect) -> sa.TypeEngine[Any]:
-    """The type that a database is asked for: of variants its own, of a decorator what that loads for it."""
-    variants: Mapping[str, Any] = getattr(kind, "_variant_mapping", {})
-    own = variants.get(dialect.name, kind)
-    return stored(own.type_engine(dialect), dialect) if isinstance(own, sa.TypeDecorator) else own
-
-
 def spoken(kind: sa.TypeEngine[Any], dialect: SqlalchemyDialect) -> str:
     """A type as SQL writes it; an enum of the database with its labels, and one that is kept as another with both."""
     own = stored(kind, dialect)
     if isinstance(own, sa.NullType):
         return "of no type that is known"
-    if isinstance(own, sa.Enum) and own.native_enum:
-        return cut(f"{own.name} ENUM ({', '.join(map(repr, own.enums))})")
+    each = element(own, dialect)
+    if isinstance(each, sa.Enum) and each.native_enum:
+        return cut(f"{each.name} ENUM{'' if each is own else '[]'} ({', '.join(map(repr, each.enums))})")
     told = str(own.compile(dialect=dialect))
     return told if plain(kind) is kind else f"{plain(kind)!s}, kept as {told}"

@@ -131,7 +131,7 @@ class Database:
         return make_url(self.url)
 
 
-def unusable(connection: Connection, reason: str, remedy: str) -> Unreachable:
+def unusable(connection: Connection | Engine, reason: str, remedy: str) -> Unreachable:
     """The error for a database that is there and cannot be used as it is."""
     # As a person would have written it: without the driver.
     url = connection.engine.url.set(drivername=connection.dialect.name)

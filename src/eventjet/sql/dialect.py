@@ -29,7 +29,7 @@ from sqlalchemy.schema import (
 
 from eventjet.domain.parked import Parked
 from eventjet.errors import UsageError
-from eventjet.projections.columns import Convert, labels, plain
+from eventjet.projections.columns import Convert, element, labels, plain
 from eventjet.projections.row_codec import ColumnValues, RowCodec
 from eventjet.sql.column_fit import Fit
 from eventjet.sql.soundness import Soundness
@@ -390,6 +390,14 @@ def creation(tables: Iterable[Table]) -> list[ExecutableDDLElement]:
         found.append(CreateTable(table))
         found += [CreateIndex(index) for index in sorted(table.indexes, key=lambda one: str(one.name))]
     return found
+
+
+def make_enums(connection: Connection, tables: Iterable[Table]) -> None:
+    """Create the enum types of columns where those are missing, also what a decorator or a variant loads."""
+    own = connection.dialect
+    for kind in (element(column.type, own) for table in tables for column in table.columns):
+        if isinstance(kind, sa.Enum) and kind.native_enum and getattr(kind.dialect_impl(own), "create_type", True):
+            kind.create(connection, checkfirst=True)
 
 
 def comments(tables: Iterable[Table]) -> list[ExecutableDDLElement]:

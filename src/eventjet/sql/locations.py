@@ -11,16 +11,18 @@ Nothing here moves a table that exists.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager
 
 from sqlalchemy import Connection, Engine, MetaData, Table, inspect, select
+from sqlalchemy.exc import CompileError, DBAPIError
 
 from eventjet.errors import LocationTaken, NamedByHandlers, TableLost
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.sql import checkpoint, migrations, table_identity
 from eventjet.sql.checkpoint import DECLARED, RETIRED, UNASSIGNED, Checkpoint, names_of, revisions
 from eventjet.sql.database import unusable
-from eventjet.sql.dialect import Dialect, dialect_of
+from eventjet.sql.dialect import Dialect, dialect_of, listed, make_enums
 from eventjet.sql.own_tables import projections
 from eventjet.sql.table_differences import column_differences
 
@@ -29,54 +31,72 @@ _TOLD_MAX = 5
 
 
 def create_tables(
-    engine: Engine | Connection, resolved: Iterable[AnyResolved] = (), *, to_rebuild: bool = False
+    engine: Engine | Connection, resolved: Iterable[AnyResolved] = (), *, to_rebuild: bool = False, log: str = ""
 ) -> list[str]:
     """Create what is missing of eventjet's tables and the read models'; return the names made.
 
     A revision that finds its table held by another one gets one of its own. Nothing else changes. Raises `TableLost`
     for a revision that has begun in other tables than are there, and `Unreachable` for tables that are not as declared,
-    unless it is `to_rebuild` them.
+    unless it is `to_rebuild` them, and as `check_owner`.
     """
     if isinstance(engine, Engine):
         with engine.begin() as connection:
-            return create_tables(connection, resolved, to_rebuild=to_rebuild)
+            return create_tables(connection, resolved, to_rebuild=to_rebuild, log=log)
     made = list(migrations.upgrade(engine).tables)
     for one in resolved:
-        made += prepare(engine, one, to_rebuild=to_rebuild)
+        made += prepare(engine, one, to_rebuild=to_rebuild, log=log)
     return made
 
 
-def check_tables(connection: Connection, resolved: Iterable[AnyResolved]) -> None:
+def check_tables(connection: Connection, resolved: Iterable[AnyResolved], log: str = "") -> None:
     """Raise `Unreachable` when a table is not there or not as declared, in what values it takes, or eventjet's are old.
 
-    Raises `NamedByHandlers` as `check`.
+    Raises as `check`, too.
     """
     migrations.check(connection)
     for one in resolved:
-        tables = check(connection, one)
+        tables = check(connection, one, log)
         check_columns(connection, one, tables)
 
 
-def check_owner(connection: Connection, name: str, app: str) -> None:
-    """Raise `Unreachable` where the checkpoints of a projection of this name belong to another app."""
-    others = select(projections.c.app).where(projections.c.name == name, projections.c.app.not_in(("", app)))
-    owner = connection.scalar(others.limit(1)) if app else None
-    if owner is not None:
-        renamed = f"update eventjet_projection set app = '{app}' where app = '{owner}'"  # noqa: S608 - for a person
+def check_owner(connection: Connection, name: str, app: str, log: str = "") -> None:
+    """Raise `Unreachable` where the checkpoints of a projection of this name belong to another app.
+
+    A checkpoint of an older eventjet names no app: where it is of another log than the app's, whose identity is `log`,
+    it is another's too. An empty `log` is not known.
+    """
+    row = projections.c
+    of_another = row.app.not_in(("", app))
+    if log:
+        of_another |= (row.app == "") & row.log.not_in(("", log))
+    others = select(row.app, row.log).where(row.name == name, of_another).order_by(row.app.desc())
+    other = connection.execute(others.limit(1)).one_or_none() if app else None
+    if other is None:
+        return
+    renamed = f"update eventjet_projection set app = '{app}' where app = '{other.app}'"  # noqa: S608 - for a person
+    if not other.app:
         raise unusable(
             connection,
-            f"its read model {name!r} belongs to the app {owner!r}, and this is the app {app!r}",
-            f"Give the projection another name and another table, or {app!r} a database of its own. If {owner!r} is "
-            f"called {app!r} now, stop its workers and run: {renamed}.",
+            f"its read model {name!r} was made from the log {other.log} by an older eventjet, and the app {app!r} has "
+            f"the log {log}: it belongs to another app",
+            f"Run that app's worker, then give the projection another name and another table, or {app!r} a database of "
+            f"its own. If it is {app!r} itself that made it, from a log that was replaced, run: {renamed} and "
+            f"name = '{name}'. Then `eventjet rebuild {name}`.",
         )
+    raise unusable(
+        connection,
+        f"its read model {name!r} belongs to the app {other.app!r}, and this is the app {app!r}",
+        f"Give the projection another name and another table, or {app!r} a database of its own. If {other.app!r} is "
+        f"called {app!r} now, stop its workers and run: {renamed}.",
+    )
 
 
-def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool = False) -> list[str]:
+def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool = False, log: str = "") -> list[str]:
     """Give a revision its checkpoint, location and tables where they are missing; return the names of the tables made.
 
     The caller holds `Dialect.lock_migrations`. Raises as `create_tables`.
     """
-    check_owner(connection, resolved.name, resolved.app)
+    check_owner(connection, resolved.name, resolved.app, log)
     dialect = dialect_of(connection)
     held = checkpoint.read(connection, resolved.name, resolved.revision)
     if held is None or not held.has_begun:
@@ -102,9 +122,36 @@ def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool =
             reason = f"the schema {schema!r}, which projection {resolved.name!r} declares for its table, is not in it"
             raise unusable(connection, reason, remedy)
     for table in missing:
-        table.create(connection)
+        with making(connection, resolved.name, [table]):
+            make_enums(connection, [table])
+            table.create(connection)
     check_columns(connection, resolved, tables, to_rebuild=to_rebuild)
     return [table.fullname for table in missing]
+
+
+@contextmanager
+def making(database: Connection | Engine, name: str, tables: Sequence[Table]) -> Generator[None]:
+    """Raise `Unreachable` for tables of a projection that the database does not make as they are declared.
+
+    What says nothing about the declaration, a lock or a lost connection or a missing right, is raised as it is.
+    """
+    try:
+        yield
+    except (DBAPIError, CompileError) as error:
+        dialect, cause = dialect_of(database), error
+        if isinstance(error, DBAPIError):
+            cause = error.orig or error
+            others = (dialect.is_transient, dialect.is_locked_out, dialect.is_forbidden)
+            if error.connection_invalidated or any(of_other(error) for of_other in others):
+                raise
+        said = str(cause).strip().partition("\n")[0].rstrip(".")
+        raise unusable(
+            database,
+            f"the table {listed([table.name for table in tables])} of projection {name!r} could not be made as it is "
+            f"declared: {said}",
+            "Make there what it asks for (say an extension, a type, a collation, a function or a tablespace), or "
+            "declare the table otherwise; then run this again.",
+        ) from None
 
 
 def ensure(connection: Connection, resolved: AnyResolved) -> None:
@@ -123,13 +170,13 @@ def ensure(connection: Connection, resolved: AnyResolved) -> None:
         _give(connection, resolved, may_create=False)
 
 
-def check(connection: Connection, resolved: AnyResolved) -> list[Table]:
+def check(connection: Connection, resolved: AnyResolved, log: str = "") -> list[Table]:
     """The tables of this revision where they are; none where they are lost, which its worker tells.
 
     Raises `Unreachable` when a worker would not find them, or other ones than declared, and `NamedByHandlers` when it
-    could not work with them where they are.
+    could not work with them where they are. Raises as `check_owner`, too.
     """
-    check_owner(connection, resolved.name, resolved.app)
+    check_owner(connection, resolved.name, resolved.app, log)
     dialect = dialect_of(connection)
     held = checkpoint.read(connection, resolved.name, resolved.revision)
     if held is None or not held.has_begun:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy import types as sa
 from sqlalchemy.dialects import postgresql
 
-from eventjet.sql.column_fit import Fit, stored
+from eventjet.projections.columns import element, stored
+from eventjet.sql.column_fit import Fit
 
 _DIALECT = postgresql.dialect()
 _SINGLE_BITS, _DOUBLE_BITS = 24, 53
@@ -51,15 +52,18 @@ def fit(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
 
 
 def missing_labels(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> list[str]:
-    """The labels that an enum of the database lacks; none of other types."""
-    own = stored(declared, _DIALECT)
-    if not (isinstance(found, sa.Enum) and isinstance(own, sa.Enum) and own.native_enum and found.name == own.name):
+    """The labels that an enum of the database lacks, or that of an array's elements; none of other types."""
+    there, own = element(found, _DIALECT), element(declared, _DIALECT)
+    if not (isinstance(there, sa.Enum) and isinstance(own, sa.Enum) and own.native_enum and there.name == own.name):
         return []
-    return [label for label in own.enums if label not in found.enums]
+    return [label for label in own.enums if label not in there.enums]
 
 
 def _room(kind: sa.TypeEngine[Any]) -> _Room | None:
     """None of a type that eventjet does not know; SQL by hand may declare such, and of a domain no limits are told."""
+    if isinstance(kind, sa.ARRAY):
+        each = _room(element(cast("sa.TypeEngine[Any]", kind), _DIALECT))
+        return each and replace(each, kind=f"array of {each.kind}")
     if isinstance(kind, sa.String):
         return _text(kind)
     if isinstance(kind, sa.Float):

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 
-from sqlalchemy import Connection, Enum, Table, text
+from sqlalchemy import Connection, Table, text
 
-from eventjet.sql.dialect import Feature, TableRef, creation, qualified, verbatim
+from eventjet.sql.dialect import Feature, TableRef, creation, make_enums, qualified, verbatim
 
 
 def dependents(connection: Connection, table: TableRef, along: Sequence[TableRef]) -> list[str]:
@@ -63,9 +63,7 @@ def modelled(connection: Connection, tables: Sequence[Table]) -> Generator[Conne
 
 def make(connection: Connection, tables: Sequence[Table]) -> None:
     """Create tables in a schema that is there, with the enum types of their columns where those are missing."""
-    for column in (column for table in tables for column in table.columns):
-        if isinstance(column.type, Enum) and column.type.native_enum:
-            column.type.create(connection, checkfirst=True)
+    make_enums(connection, tables)
     for statement in creation(tables):
         connection.execute(statement)
 

@@ -19,11 +19,11 @@ _ASIDE = "ej_reset"
 """The location of tables that are about to be dropped; it is there within one transaction."""
 
 
-def reset(database: Database, resolved: AnyResolved) -> list[str]:
+def reset(database: Database, resolved: AnyResolved, log: str = "") -> list[str]:
     """Drop what a revision has made and make its tables anew, for a worker to begin with the first event; blocks.
 
     Returns the names of the tables made. Raises `UsageError` for one that is paused, whose tables something depends
-    on, or that others do not let go of; then nothing has changed.
+    on, or that others do not let go of, and as `check_owner`; then nothing has changed.
     """
     engine = database.sync_engine("eventjet init")
 
@@ -31,6 +31,7 @@ def reset(database: Database, resolved: AnyResolved) -> list[str]:
         with engine.begin() as connection:
             locations.create_tables(connection)
             with bounded(connection):
+                locations.check_owner(connection, resolved.name, resolved.app, log)
                 old = _forget(connection, resolved)
                 made = locations.prepare(connection, resolved)
                 _drop(connection, resolved, old)
@@ -45,7 +46,6 @@ def reset(database: Database, resolved: AnyResolved) -> list[str]:
 def _forget(connection: Connection, resolved: AnyResolved) -> Mapping[TableName, TableRef]:
     """Move the tables out of the way and forget what they hold; where they are now."""
     name, revision = resolved.name, resolved.revision
-    locations.check_owner(connection, name, resolved.app)
     held = checkpoint.read(connection, name, revision)
     if held is None or held.state == RETIRED:
         return {}  # It begins anew anyway.

@@ -38,17 +38,17 @@ class Unused:
 
 
 def unused(connection: Connection, declared: Collection[AnyResolved], app: str = "") -> list[Unused]:
-    """By name and revision. Those of another app, or made from other logs than the app's, are left out."""
+    """By name and revision. Those of another app are left out, and those of no app that are of no log of this one."""
     found = checkpoint.read_all(connection)
     own = {(resolved.name, resolved.revision) for resolved in declared}
-    logs = {one.log for one, _ in found if (one.name, one.revision) in own and one.log}
+    # A row of an older eventjet does not say whose it is; its log does, once a row that does is of that log.
+    logs = {one.log for one, _ in found if (one.app == app if app else (one.name, one.revision) in own)}
     return [
         _described(connection, one, left_s, declared)
         for one, left_s in found
         if (one.name, one.revision) not in own
         and one.state != RETIRED
-        # A row of an older eventjet does not say whose it is.
-        and (one.app == app if one.app and app else (not logs or not one.log or one.log in logs))
+        and (one.app == app if one.app and app else not one.log or one.log in logs)
     ]
 
 

@@ -7,8 +7,8 @@ from typing import Any
 from sqlalchemy import types as sa
 from sqlalchemy.dialects import sqlite
 
-from eventjet.projections.columns import plain
-from eventjet.sql.column_fit import Fit, stored
+from eventjet.projections.columns import plain, stored
+from eventjet.sql.column_fit import Fit
 
 _DIALECT = sqlite.dialect()
 _ANY = "any"

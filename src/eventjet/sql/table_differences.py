@@ -11,10 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, cast
 
-from sqlalchemy import Column, Connection, MetaData, Table, inspect
+from sqlalchemy import Column, Connection, Inspector, MetaData, Table, inspect
+from sqlalchemy import types as sa
 from sqlalchemy.exc import NoSuchTableError
 
-from eventjet.sql.column_fit import Fit, spoken, stored
+from eventjet.projections.columns import element, stored
+from eventjet.sql.column_fit import Fit, spoken
 from eventjet.sql.dialect import dialect_of, qualified
 from eventjet.sql.postgres_columns import missing_labels
 
@@ -46,6 +48,7 @@ def column_differences(connection: Connection, tables: Sequence[Table]) -> list[
         with suppress(NoSuchTableError):
             there = {one["name"]: one for one in inspector.get_columns(table.name, schema=table.schema)}
             found += _of_table(connection, table, there)
+            found += _of_checks(inspector, table)
     return found
 
 
@@ -78,8 +81,23 @@ def _of_type(connection: Connection, column: Column[Any], found: Any, named: str
         cost = _CHANGES if loses else "as far as is known it holds every value"
         what = f"{named} is {is_there}, declared is {spoken(column.type, own)}"
         labels = [label.replace("'", "''") for label in missing_labels(found, column.type)]
-        added = "; ".join(f"alter type {qualified(found.schema, found.name)} add value '{label}'" for label in labels)
+        kind: Any = element(found, own)
+        added = "; ".join(f"alter type {qualified(kind.schema, kind.name)} add value '{label}'" for label in labels)
         yield TableDifference(what, cost, breaks=loses, statement=added)
+
+
+def _of_checks(inspector: Inspector, table: Table) -> Iterator[TableDifference]:
+    """The labels that the CHECK of an enum lacks, which its type does not show."""
+    own = inspector.dialect
+    kinds = (stored(column.type, own) for column in table.columns)
+    checked = [kind for kind in kinds if isinstance(kind, sa.Enum) and kind.create_constraint and kind.name]
+    there = inspector.get_check_constraints(table.name, schema=table.schema) if checked else []
+    for kind in checked:
+        for check in (one for one in there if one["name"] == kind.name):
+            lacking = [label for label in kind.enums if "'" + label.replace("'", "''") + "'" not in check["sqltext"]]
+            if lacking:
+                what = f"the check {kind.name} of {table.name} lacks {', '.join(map(repr, lacking))}"
+                yield TableDifference(what, "rows are refused", breaks=True)
 
 
 def _of_null(column: Column[Any], named: str) -> TableDifference:

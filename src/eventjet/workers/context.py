@@ -59,6 +59,8 @@ class WorkerContext:
     """Made within the loop that runs the projectors."""
 
     stream: str
+    log: str
+    """Its identity when this process began."""
     catalog: Catalog
     database: Database
     endpoint: Endpoint

@@ -101,7 +101,7 @@ class Lease:
 
         def is_free(connection: Connection) -> bool:
             nonlocal silent
-            locations.check_owner(connection, name, resolved.app)
+            locations.check_owner(connection, name, resolved.app, context.log)
             silent = watch.saw(checkpoint.read(connection, name, revision))
             return checkpoint.is_free(connection, name, revision, context.owner, stumbled_at=failed_at, silent=silent)
 

@@ -110,9 +110,9 @@ async def run_workers(
     async with AsyncExitStack() as ending:
         # Before anything starts a thread.
         among = ending.enter_context(Among.given(app, options.processes)) if chosen.projections else None
-        await asyncio.to_thread(_check_stream, working.endpoint, app)
+        log = await asyncio.to_thread(_check_stream, working.endpoint, app)
         if chosen.projections:
-            await working.begin_projections(chosen.projections, among, ending)
+            await working.begin_projections(chosen.projections, log, among, ending)
         if chosen.followers:
             await working.begin_followers(chosen.followers, ending)
         if len(working.faults) == len(chosen.names):
@@ -147,15 +147,15 @@ class _Working:
         self._tasks: dict[str, Callable[[asyncio.Event], Coroutine[Any, Any, None]]] = {}
 
     async def begin_projections(
-        self, chosen: Sequence[AnyResolved], among: Among | None, ending: AsyncExitStack
+        self, chosen: Sequence[AnyResolved], log: str, among: Among | None, ending: AsyncExitStack
     ) -> None:
         notifier = Notifier(self.endpoint, self._app.name)
         database = Database(self._settings.database)
         catalog = self._app.catalog.of_log()
         context = WorkerContext(
-            self._app.name, catalog, database, self.endpoint, self.owner, self.options, notifier, among
+            self._app.name, log, catalog, database, self.endpoint, self.owner, self.options, notifier, among
         )
-        self.faults |= await _table_faults(database, chosen)
+        self.faults |= await _table_faults(database, chosen, log)
         ending.push_async_callback(asyncio.to_thread, notifier.close)
         self.meters.append(context.meters)
         for one in chosen:
@@ -250,7 +250,7 @@ def _when_all(names: Sequence[str], on_ready: Callable[[], None] | None) -> Call
     return ready
 
 
-async def _table_faults(database: Database, chosen: Sequence[AnyResolved]) -> dict[str, EventjetError]:
+async def _table_faults(database: Database, chosen: Sequence[AnyResolved], log: str) -> dict[str, EventjetError]:
     """What a person has to set up first of the tables of some, by name; raises where that concerns all."""
     await asyncio.to_thread(database.check_sessions)
     engine = database.engine("eventjet worker").execution_options(**database.dialect.look_options)
@@ -260,7 +260,7 @@ async def _table_faults(database: Database, chosen: Sequence[AnyResolved]) -> di
             await connection.run_sync(locations.check_tables, ())
             for one in chosen:
                 try:
-                    await connection.run_sync(locations.check_tables, [one])
+                    await connection.run_sync(locations.check_tables, [one], log)
                 except EventjetError as error:
                     faults[one.name] = error
     finally:
@@ -268,10 +268,10 @@ async def _table_faults(database: Database, chosen: Sequence[AnyResolved]) -> di
     return faults
 
 
-def _check_stream(endpoint: Endpoint, app: Application) -> None:
-    """Raises for a log that is not there; says of one what this release cannot read in it, as far as a look tells."""
+def _check_stream(endpoint: Endpoint, app: Application) -> str:
+    """The log's identity; raises for one that is not there, and says what this release cannot read, as a look tells."""
     with NatsConnection.open(endpoint) as connection:
-        _, state = state_of_log(connection, app.name)
+        identity, state = state_of_log(connection, app.name)
         for drift in drifts_of(state):
             logs.LOG_DRIFTED.tell(_log, drift=drift)
         known = app.catalog.aggregates
@@ -281,3 +281,4 @@ def _check_stream(endpoint: Endpoint, app: Application) -> None:
             unknown = noted_unknown(connection, state, known)
         for error in (*unknown, *strangers(connection, state, app.catalog)):
             logs.LOG_UNREADABLE.tell(_log, reason=error)
+    return identity
