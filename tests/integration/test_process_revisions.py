@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from eventjet import App, Deadline, Jet, Step, after, aggregate, do, event, process
+from eventjet import App, Deadline, Imported, Jet, Step, after, aggregate, do, event, process
 from eventjet.cursors.cursor import Cursor
 from eventjet.cursors.kv import Cursors
 from eventjet.dev.nats import NatsServer
@@ -58,6 +58,8 @@ class Code:
     lapses_s: float | None = None
     mails: bool = False
     breaks: bool = False
+    breaks_at: int = 0
+    """It breaks for those that have so many events."""
     asked: Counter[int] = field(default_factory=Counter[int])
     """By how many events a process had."""
 
@@ -81,6 +83,8 @@ class Parcel:
 
     def step(self) -> Step[Parcel, Lapsed] | None:
         code.asked[self.events] += 1
+        if code.breaks_at == self.events:
+            raise ConnectionRefusedError("what it asks is away")
         if code.breaks:
             raise RuntimeError("the new release is broken")
         return do(Mail, "m", Mail.ask).then(Parcel.lapse) if code.mails and not self.lapsed else None
@@ -130,6 +134,10 @@ async def stands_at(jet: Jet, position: int) -> bool:
     assert jet.client is not None
     cursor = (await Cursors(jet.client, jet.name).read("parcel")).cursor
     return cursor.position >= position and cursor.waking is None
+
+
+async def is_lapsed(jet: Jet, parcel: Any, one: str) -> bool:
+    return (await jet.repository(parcel).load(one)).lapsed
 
 
 async def lapsed(jet: Jet, parcel: Any) -> bool:
@@ -198,12 +206,84 @@ async def test_one_that_new_code_breaks_is_parked_and_keeps_nobody_from_what_com
         assert await cursors.parked("parcel") == []  # the next try succeeded
 
 
+async def test_one_that_cannot_be_looked_at_for_long_keeps_no_other_from_being_looked_at(settings: Settings) -> None:
+    name, others = fresh_name(), [f"p-{n}" for n in range(40)]
+    app, parcel = app_of(name, 1, Code())
+    async with app.connect(settings) as jet:
+        await jet.init()
+        async with working(app, settings):
+            for one in ("stuck", *others):
+                await jet.repository(parcel).execute(one, parcel.send)
+                if one == "stuck":
+                    await jet.repository(parcel).execute(one, parcel.note)
+            await eventually(lambda: stands_at(jet, 42))
+    code = Code(mails=True, breaks_at=2)
+    app, parcel = app_of(name, 2, code)
+    async with app.connect(settings) as jet:
+        assert jet.client is not None
+        cursors = Cursors(jet.client, name)
+        async with working(app, settings):
+
+            async def looked_at_others() -> bool:
+                return all([await is_lapsed(jet, parcel, one) for one in others])
+
+            await eventually(looked_at_others)
+            assert code.asked[2] > 0
+            assert not await is_lapsed(jet, parcel, "stuck")
+            waking = (await cursors.read("parcel")).cursor.waking
+            assert waking is not None
+            assert waking[0] < 2, "whoever goes on begins with the one that is left"
+            code.breaks_at = 0
+            await eventually(lambda: is_lapsed(jet, parcel, "stuck"))
+            await eventually(lambda: stands_at(jet, 42))
+
+
 def test_an_interrupted_look_goes_on_where_it_was_and_a_higher_revision_begins_anew() -> None:
-    cursor = Cursor("parcel", "process", "log", 70, "id", ((75, 80),)).taken("one", 2)
+    cursor = Cursor("parcel", "process", "log", 70, "id", ((75, 80),), revision=1).taken("one", 2)
     assert cursor.waking == (0, 80)
     later = Cursor.decoded(cursor.moved(90, "id", (), (40, 80)).encoded())
     assert later.taken("two", 2).waking == (40, 80)
     assert later.taken("two", 3).waking == (0, 90)
-    assert Cursor("letters", "reactor", "log", 70).taken("one", 2).waking is None
-    told = Cursor("parcel", "process", "log", 70).encoded().replace(b',"waking":null', b"")
-    assert Cursor.decoded(told).waking is None
+    assert Cursor("letters", "reactor", "log", 70, revision=1).taken("one", 2).waking is None
+
+
+def test_the_first_code_that_runs_looks_at_nothing_from_before_whatever_its_revision() -> None:
+    first = Cursor("parcel", "process", "log", 70).taken("one", 3)
+    assert (first.waking, first.revision) == (None, 3)
+    assert first.taken("one", 4).waking == (0, 70)
+
+
+async def test_a_process_whose_first_revision_is_a_higher_one_hears_nothing_of_what_happened_before(
+    settings: Settings,
+) -> None:
+    code = Code(mails=True)
+    app, parcel = app_of(fresh_name(), 3, code)
+    async with app.connect(settings) as jet:
+        await jet.init()
+        assert jet.client is not None
+        cursors = Cursors(jet.client, app.name)
+        await cursors.drop(await cursors.read("parcel"), ())
+        await jet.repository(parcel).execute("old", parcel.send)
+        await jet.init()
+        async with working(app, settings):
+            await jet.repository(parcel).execute("new", parcel.send)
+            await eventually(lambda: is_lapsed(jet, parcel, "new"))
+        assert not await is_lapsed(jet, parcel, "old")
+        assert code.asked[1] == 1
+
+
+async def test_a_new_revision_does_nothing_about_what_was_imported(settings: Settings) -> None:
+    name = fresh_name()
+    app, parcel = app_of(name, 1, Code())
+    async with app.connect(settings) as jet:
+        await jet.init()
+        await jet.append_many([Imported(parcel, f"i-{n}", Sent()) for n in range(3)], source="old-shop")
+        await jet.repository(parcel).execute("own", parcel.send)
+        async with working(app, settings):
+            await eventually(lambda: stands_at(jet, 4))
+    app, parcel = app_of(name, 2, Code(mails=True, lapses_s=0.1))
+    async with app.connect(settings) as jet, working(app, settings):
+        await eventually(lambda: is_lapsed(jet, parcel, "own"))
+        await eventually(lambda: stands_at(jet, 4))
+        assert not any([await is_lapsed(jet, parcel, f"i-{n}") for n in range(3)])
+        assert (await jet.repository(Mail).load("m")).count == 1

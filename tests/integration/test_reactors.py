@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,7 +25,21 @@ from eventjet.reactions.following import declarations_of
 from eventjet.settings import Settings
 from eventjet.workers.status import WorkStatus, status
 from eventjet.workers.supervisor import run_workers
-from tests.integration.reacting import QUICK, Bell, Rung, Tower, Town, app_of, counted, eventually, until, working
+from tests.integration.reacting import (
+    PATIENT_S,
+    QUICK,
+    Bell,
+    Rung,
+    Tower,
+    Town,
+    app_of,
+    counted,
+    eventually,
+    until,
+    working,
+)
+
+TENANT: ContextVar[str] = ContextVar("TENANT")
 
 
 @pytest.fixture
@@ -117,6 +135,100 @@ async def test_deps_that_nothing_can_open_are_said_to_be_so(app: App, jet: Jet, 
     app.deps = Town  # type: ignore[assignment,return-value]
     with pytest.raises(UsageError, match="gave a Town, which nothing can open and close"):
         await run_workers(app, settings, stop=asyncio.Event(), options=QUICK)
+
+
+async def test_a_worker_ends_when_it_is_asked_while_its_deps_are_being_opened_again(
+    app: App, jet: Jet, settings: Settings
+) -> None:
+    tries = 0
+
+    @asynccontextmanager
+    async def hang_at_the_second_try() -> AsyncGenerator[Any]:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise ConnectionRefusedError("nobody at the gate")
+        await asyncio.Event().wait()
+        yield
+
+    app.deps = hang_at_the_second_try
+    async with asyncio.timeout(PATIENT_S), working(app, settings):
+        await until(lambda: tries == 2)
+
+
+@pytest.mark.parametrize(
+    ("deps_s", "reason"), [(PATIENT_S, "they are not open yet"), (0.5, "that took longer than 0.5 s")]
+)
+async def test_deps_whose_opening_hangs_are_the_reason_that_reactors_wait(
+    app: App,
+    jet: Jet,
+    settings: Settings,
+    town: Town,
+    deps_s: float,
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is said before the try is given up, and when it is."""
+    opens = asyncio.Event()
+
+    @asynccontextmanager
+    async def hang() -> AsyncGenerator[Town]:
+        await opens.wait()
+        yield town
+
+    async def says_why() -> bool:
+        return reason in str((await cursor_status(app, settings)).reason)
+
+    app.deps = hang
+    caplog.set_level(logging.WARNING, "eventjet")
+    async with working(app, settings, replace(QUICK, lease_s=0.5, deps_s=deps_s)):
+        await ring(jet, "b", 1)
+        await eventually(says_why)
+        assert reason in caplog.text
+        opens.set()
+        await until(lambda: town.heard != [])
+
+
+async def test_a_usage_error_of_the_deps_keeps_their_reactors_waiting_and_ends_nothing(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
+    is_set = False
+
+    @asynccontextmanager
+    async def need_an_address() -> AsyncGenerator[Town]:
+        if not is_set:
+            raise UsageError("the address of the mail server is not set")
+        yield town
+
+    async def says_why() -> bool:
+        return "the address of the mail server is not set" in str((await cursor_status(app, settings)).reason)
+
+    app.deps = need_an_address
+    async with working(app, settings):
+        await ring(jet, "b", 1)
+        await eventually(says_why)
+        is_set = True
+        await until(lambda: town.heard != [])
+
+
+async def test_context_variables_that_the_deps_set_are_set_for_handlers(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
+    seen: list[str] = []
+
+    @asynccontextmanager
+    async def set_it() -> AsyncGenerator[Town]:
+        TENANT.set("shop")
+        yield town
+
+    def see(bell: str, n: int, attempt: int) -> None:
+        seen.append(TENANT.get("nobody"))
+
+    app.deps, town.fails = set_it, see
+    async with working(app, settings):
+        await ring(jet, "b", 1)
+        await until(lambda: seen == ["shop"])
+    assert TENANT.get("nobody") == "nobody"
 
 
 async def test_a_handler_that_fails_is_tried_again_under_the_same_key(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -118,13 +119,22 @@ def test_what_is_done_beyond_the_floor_is_known() -> None:
         event_id=st.text(max_size=20),
         done=st.lists(st.tuples(st.integers(0, 99), st.integers(0, 99)), max_size=3).map(tuple),
         owner=st.none() | st.text(max_size=20),
-        revision=st.integers(1, 99),
+        revision=st.integers(0, 99),
         state=st.sampled_from(STATES),
         reason=st.none() | st.text(max_size=20),
+        waking=st.none() | st.tuples(st.integers(0, 99), st.integers(0, 99)),
     )
 )
 def test_a_cursor_comes_back_as_it_was_written(one: Cursor) -> None:
     assert Cursor.decoded(one.encoded()) == one
+
+
+def test_releases_before_and_after_this_one_read_each_other() -> None:
+    """Those before know no `waking`, and refuse what they do not know."""
+    told = orjson.loads(cursor().encoded())
+    before = ["name", "kind", "log", "position", "event_id", "done", "owner", "revision", "state", "reason"]
+    assert sorted(told) == sorted(before)
+    assert Cursor.decoded(orjson.dumps({**told, "added_later": {"some": 1}})) == cursor()
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b'{"name": 1}', b"\xff", b'{"done": [[1]]}'])

@@ -22,7 +22,7 @@ Each cell says what the state becomes: `=` stays, `-` is refused and changes not
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, cast
 
 import orjson
@@ -52,8 +52,8 @@ class Cursor:
     """Ranges of positions beyond it that are done; between two neighbours may lie what does not concern it."""
     owner: str | None = None
     """The process that works on it, None when nobody does."""
-    revision: int = 1
-    """Of the code that took it last; older code stands by."""
+    revision: int = 0
+    """Of the code that took it last; older code stands by. 0 while none has."""
     state: str = ACTIVE
     reason: str | None = None
     """Why it failed, or what an active one waits for."""
@@ -62,18 +62,22 @@ class Cursor:
     to the second, are still to be looked at; what comes later is followed as ever. None for none."""
 
     def encoded(self) -> bytes:
-        return orjson.dumps(asdict(self))
+        """Without `waking` where there is none: releases that do not know it read what is written meanwhile."""
+        told = asdict(self)
+        if self.waking is None:
+            del told["waking"]
+        return orjson.dumps(told)
 
     @classmethod
     def decoded(cls, body: bytes) -> Cursor:
-        """The cursor in a value; raises `CursorDamaged` for what is none."""
+        """The cursor in a value; raises `CursorDamaged` for what is none. What a later release added is dropped."""
         try:
             told = cast("dict[str, Any]", orjson.loads(body))
             told["done"] = tuple((int(first), int(last)) for first, last in told["done"])
             if told.get("waking") is not None:
                 after, until = told["waking"]
                 told["waking"] = int(after), int(until)
-            return cls(**told)
+            return cls(**{name: told[name] for name in _FIELDS & told.keys()})
         except (ValueError, TypeError, KeyError) as error:
             raise CursorDamaged(body, str(error)) from None
 
@@ -93,8 +97,10 @@ class Cursor:
 
     def taken(self, owner: str, revision: int) -> Cursor:
         """A higher revision of a process may want other steps and deadlines of those that wait: from the first one on,
-        whatever an earlier revision had come to."""
-        waking = (0, self._reached) if self.kind == PROCESS and revision > self.revision else self.waking
+        whatever an earlier revision had come to. Where none has run, nothing waits for anything yet.
+        """
+        is_higher = self.kind == PROCESS and 0 < self.revision < revision
+        waking = (0, self._reached) if is_higher else self.waking
         reason = self.reason if self.state == ACTIVE else None  # only work shows that nothing is in its way any more
         return replace(self, owner=owner, revision=revision, state=ACTIVE, reason=reason, waking=waking)
 
@@ -146,6 +152,9 @@ class Cursor:
         """One of another number of partitions, at this position, where nobody has it."""
         state = PAUSED if paused else ACTIVE
         return replace(self, name=name, revision=revision, owner=None, done=(), state=state, reason=None)
+
+
+_FIELDS = {each.name for each in fields(Cursor)}
 
 
 class OwnerWatch:

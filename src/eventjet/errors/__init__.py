@@ -8,6 +8,7 @@ from eventjet.errors.base import ComponentFailed as ComponentFailed
 from eventjet.errors.base import ComponentMissing as ComponentMissing
 from eventjet.errors.base import DefinitionError as DefinitionError
 from eventjet.errors.base import DemoFailed as DemoFailed
+from eventjet.errors.base import DepsUnusable as DepsUnusable
 from eventjet.errors.base import EventjetError as EventjetError
 from eventjet.errors.base import UnexpectedExit as UnexpectedExit
 from eventjet.errors.base import Unreachable as Unreachable

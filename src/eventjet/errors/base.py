@@ -25,6 +25,19 @@ class UsageError(EventjetError):
     """A call or an option cannot be carried out as given."""
 
 
+class DepsUnusable(UsageError):
+    """What `App(deps=…)` gave is no async context manager."""
+
+    def __init__(self, app: str, kind: str) -> None:
+        self.app = app
+        self.kind = kind
+        """The class of what it gave."""
+        super().__init__(
+            f"The deps of the app {app!r} gave a {kind}, which nothing can open and close. "
+            "Decorate the function with @asynccontextmanager, and yield there what the reactors need."
+        )
+
+
 class UnexpectedExit(EventjetError):
     """Code raised what is not an `Exception`, such as `CancelledError` or `SystemExit`, unasked.
 

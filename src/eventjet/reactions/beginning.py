@@ -193,7 +193,7 @@ async def _divide_anew(
     moved = [(old, _partition_for(entry, parts), entry) for old, entry in parked]
     before = [found.cursor for found in had if found.cursor is not None]
     paused = any(one.state == PAUSED for one in before)
-    revision = max((one.revision for one in before), default=1)
+    revision = max((one.revision for one in before), default=0)
     fresh = [at.divided(one.name, revision, paused=paused) for one in parts]
     try:
         await cursors.divide(had, fresh, moved)

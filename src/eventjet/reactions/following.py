@@ -15,7 +15,7 @@ from eventjet.domain.process import ProcessInfo
 from eventjet.domain.reactor import Reactor, Start, partition_of
 from eventjet.domain.subscription import folded_events
 from eventjet.domain.unique import CLAIMS
-from eventjet.errors import LogUnusable, UsageError
+from eventjet.errors import DepsUnusable, LogUnusable
 from eventjet.projections.app_ref import Application
 
 REACTOR, PUBLICATION, INBOX = "reactor", "publication", "inbox"
@@ -95,14 +95,11 @@ def _partitions(one: Reactor[Any, Any]) -> list[Declaration]:
 async def opened_deps(app: Application) -> AsyncGenerator[Any]:
     """Within the block what reactors need, as `App(deps=…)` opens it; None where the app names nothing.
 
-    Raises `UsageError` for what is no async context manager.
+    Raises `DepsUnusable` for what is no async context manager.
     """
     made: Any = nullcontext() if app.deps is None else app.deps()
     if not isinstance(made, AbstractAsyncContextManager):
-        raise UsageError(
-            f"The deps of the app {app.name!r} gave a {type(made).__name__}, which nothing can open and close. "
-            "Decorate the function with @asynccontextmanager, and yield there what the reactors need."
-        )
+        raise DepsUnusable(app.name, type(made).__name__)
     with exceptions_only(f"The deps of the app {app.name!r}"):
         async with cast("AbstractAsyncContextManager[Any]", made) as opened:
             yield opened

@@ -146,7 +146,7 @@ async def set_position(cursors: Cursors, cursor: Cursor) -> None:
 async def _changed(cursors: Cursors, name: str, change: _Change) -> PausedCursor:
     before = (await cursors.read(name)).cursor
     after = await _written(cursors, name, change)
-    return PausedCursor(name, after.revision, after.state, after.position, before.state != after.state)
+    return PausedCursor(name, max(after.revision, 1), after.state, after.position, before.state != after.state)
 
 
 async def _written(cursors: Cursors, name: str, change: _Change) -> Cursor:

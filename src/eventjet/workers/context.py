@@ -46,6 +46,8 @@ class WorkerOptions:
     """First and longest pause after a transient fault; each is twice the one before."""
     drain_s: float = 10.0
     """How long a stopping worker may take to finish the batches in hand."""
+    deps_s: float = 60.0
+    """How long opening `App(deps=…)` may take before it is given up, and tried again."""
     look_s: float = 5.0
     """How often health and metrics are looked after, where they are served."""
     stalled_s: float = 30.0

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from contextvars import ContextVar, copy_context
 from typing import Any
 
 from eventjet.codec.reasons import reason_of
-from eventjet.errors import Unreachable, UsageError
+from eventjet.errors import DepsUnusable, Unreachable
 from eventjet.observability import logs
 from eventjet.projections.app_ref import Application
 from eventjet.reactions.following import opened_deps
+from eventjet.workers.context import WorkerOptions
 from eventjet.workers.terms import Backoff, pause
 
 _log = logging.getLogger(__name__)
@@ -20,50 +22,72 @@ _log = logging.getLogger(__name__)
 class Deps:
     """`App(deps=…)`, opened by a task of its own and closed by the same one; opened anew until that succeeds."""
 
-    def __init__(self, app: Application, backoff_s: tuple[float, float], *, private: bool) -> None:
+    def __init__(self, app: Application, options: WorkerOptions, *, private: bool) -> None:
         """Begins to open them. `private` where something personal is at hand."""
         self._app = app
-        self._pace = Backoff(backoff_s)
+        self._options = options
+        self._pace = Backoff(options.backoff_s)
         self._private = private
         self._tried, self._closing = asyncio.Event(), asyncio.Event()
+        self._is_open = False
         self._value: Any = None
-        self._fault: Unreachable | None = None
+        self._variables: dict[ContextVar[Any], Any] = {}
+        self._fault = self._closed("they are not open yet")
         self.task = asyncio.create_task(self._keep(), name="deps")
-        """Ends before `close` only where nothing could open them: with the `UsageError` that says so."""
+        """Ends before `close` only where nothing could open them: with the `DepsUnusable` that says so."""
 
     async def opened(self) -> Any:
-        """What they gave, once that was tried; raises `Unreachable` while they cannot be opened."""
-        await self._tried.wait()
-        if self._fault is not None:
+        """What they gave, once they are open; the context variables that they set are set for the caller then.
+
+        Raises `Unreachable` while they cannot be opened, or when the first try takes longer than a lease.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._options.lease_s):
+                await self._tried.wait()
+        if not self._is_open:
             raise self._fault
+        for variable, value in self._variables.items():
+            variable.set(value)
         return self._value
 
     async def close(self) -> None:
         """Close them, or end the opening; raises what closing raises."""
         self._closing.set()
-        if not self._tried.is_set():
+        if not self._is_open:
             self.task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self.task
+        await asyncio.wait({self.task})
+        if not self.task.cancelled():
+            self.task.result()
 
     async def _keep(self) -> None:
-        is_open = False
+        before = copy_context()
         while not self._closing.is_set():
+            limit = asyncio.timeout(self._options.deps_s)
             try:
-                async with opened_deps(self._app) as self._value:
-                    is_open, self._fault = True, None
+                async with limit, opened_deps(self._app) as self._value:
+                    limit.reschedule(None)
+                    self._variables = {
+                        variable: value
+                        for variable, value in copy_context().items()
+                        if variable not in before or before[variable] is not value
+                    }
+                    self._is_open = True
                     self._tried.set()
                     await self._closing.wait()
-            except UsageError:
+            except DepsUnusable:
                 raise
             except Exception as error:
-                if is_open:
+                if self._is_open:
                     raise
-                reason = reason_of(error, private=self._private)
-                what = f"The deps of the app {self._app.name!r}"
-                self._fault = Unreachable(what, f"they could not be opened ({reason})", "See what they need.")
+                is_late = isinstance(error, TimeoutError) and limit.expired()
+                late = f"that took longer than {self._options.deps_s:g} s"
+                reason = late if is_late else reason_of(error, private=self._private)
+                self._fault = self._closed(f"they could not be opened ({reason})")
                 if self._pace.failed_term(reason):
-                    logs.TRYING_AGAIN.tell(_log, name="deps", reason=self._fault, trace="")
+                    logs.TRYING_AGAIN.tell(_log, name="deps", reason=reason_of(self._fault), trace="")
                 self._tried.set()
                 await pause(self._closing, self._pace.pause_s)
                 self._pace.paused()
+
+    def _closed(self, reason: str) -> Unreachable:
+        return Unreachable(f"The deps of the app {self._app.name!r}", reason, "See what they need.")

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 from eventjet import failpoints
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.cloud_events import message_of
+from eventjet.codec.imported import is_imported
 from eventjet.codec.subjects import entity_of
 from eventjet.domain.inbox import Inbox, Incoming
 from eventjet.domain.parked import AggregateKey
@@ -78,7 +79,10 @@ class Followed:
         return {}, until
 
     async def look_at(self, process_id: str, position: int) -> None:
-        """Wake a process whose last event is at that position; one that has gone on is woken by what it recorded."""
+        """Wake a process whose last event is at that position; one that has gone on is woken by what it recorded.
+
+        Not where that was imported: nothing follows from it.
+        """
 
     async def fired(self, after: int) -> Sequence[Due]:
         """Timers that have fired, after a sequence."""
@@ -167,7 +171,7 @@ class FollowedProcess(Followed):
 
     async def look_at(self, process_id: str, position: int) -> None:
         newest = await self._runner.store.tail(self._runner.name, process_id)
-        if newest is not None and newest[0] == position:
+        if newest is not None and newest[0] == position and not is_imported(newest[3]):
             with self.handling(1):
                 await self.wake(process_id, position)
 

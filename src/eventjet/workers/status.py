@@ -305,7 +305,7 @@ def _follower(name: str, declared: Declaration | None, look: CursorLook | None, 
     cursor = look.cursor
     return WorkStatus(
         name=name,
-        revision=cursor.revision,
+        revision=cursor.revision or (1 if declared is None else declared.revision),
         state=FAILED if look.fault and cursor.state == ACTIVE else cursor.state,
         position=cursor.position,
         log_position=last,

@@ -174,7 +174,7 @@ class _Working:
                 self.faults[one.name] = error
         handlers = {*app.reactors, *app.inboxes}
         if any(one.declared_as in handlers for one in chosen):
-            self._deps = Deps(app, self.options.backoff_s, private=repositories.catalog.is_private)
+            self._deps = Deps(app, self.options, private=repositories.catalog.is_private)
             ending.push_async_callback(self._deps.close)
         context = FollowerContext(repositories, cursors, self.endpoint, self.owner, self.options)
         self.meters.append(context.meters)

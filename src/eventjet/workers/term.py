@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from eventjet import failpoints
@@ -134,24 +135,38 @@ class Term:
 
     async def look_again(self) -> None:
         """Look at all processes that wait, once for each revision of the code; the cursor says how far that is."""
-        while self._waking is not None:
-            after, until = self._waking
-            found, reached = await self._followed.instances(after, until)
-            still = list(found.items())
-            while still:
-                each, still = still[:_LOOKS_AT_ONCE], still[_LOOKS_AT_ONCE:]
-                looked = [asyncio.get_running_loop().create_future() for _ in each]
-                for (process_id, position), done in zip(each, looked, strict=True):
-                    key = (self._followed.declaration.name, process_id)
-                    self._lanes.add_due(key, self._looking_at(key, position, done))
-                await asyncio.wait(looked)
-            self._waking = None if reached >= until else (reached, until)
+        if self._waking is not None:
+            await self._look_at_all(*self._waking)
+            self._waking = None
             self._lanes.changed.set()
-            if self._waking is None:
-                logs.LOOKED_AGAIN.tell(_log, name=self._followed.declaration.name, revision=self._before.revision)
-            elif reached == after:
-                await asyncio.sleep(_DUE_S)  # a replica lags
+            logs.LOOKED_AGAIN.tell(_log, name=self._followed.declaration.name, revision=self._before.revision)
         await asyncio.Event().wait()  # nothing of a term ends before it does
+
+    async def _look_at_all(self, after: int, until: int) -> None:
+        """Some at once; one that takes long keeps the others from nothing, and the mark of all below its position."""
+        looking: dict[asyncio.Future[None], int] = {}
+
+        async def one_is_done(reached: int) -> None:
+            done, _ = await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                del looking[each]
+            self._waking = min([reached, *(position - 1 for position in looking.values())]), until
+            self._lanes.changed.set()
+
+        while after < until:
+            found, reached = await self._followed.instances(after, until)
+            for process_id, position in sorted(found.items(), key=itemgetter(1)):
+                while len(looking) >= _LOOKS_AT_ONCE:
+                    await one_is_done(position - 1)
+                done = asyncio.get_running_loop().create_future()
+                looking[done] = position
+                key = (self._followed.declaration.name, process_id)
+                self._lanes.add_due(key, self._looking_at(key, position, done))
+            if reached == after:
+                await asyncio.sleep(_DUE_S)  # a replica lags
+            after = reached
+        while looking:
+            await one_is_done(until)
 
     def _looking_at(self, key: AggregateKey, position: int, done: asyncio.Future[None]) -> Any:
         async def look() -> None:
