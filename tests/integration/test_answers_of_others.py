@@ -25,7 +25,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.dev.server import reserved_port
 from eventjet.doctor.diagnosis import Installation
 from eventjet.doctor.runner import examine
-from eventjet.errors import LogUnusable, NotUnique, OutcomeUnknown, Refused, StoreUnavailable
+from eventjet.errors import LogUnusable, NotUnique, OutcomeUnknown, Refused, StoreUnavailable, Unreachable
 from eventjet.nats.api import create_stream, stream_info, update_stream
 from eventjet.nats.client import Client, connect
 from eventjet.nats.connection import NatsConnection
@@ -429,3 +429,44 @@ async def test_a_restore_into_a_leaf_node_goes_on_whatever_the_hub_answers(pair:
     await client.close()
     restore = Restore(Endpoint((pair.leaf.url,)), archive_of(records, stream=name), timeout_s=20.0)
     assert (await asyncio.to_thread(restore.run)).published == 30
+
+
+# A leaf node whose JetStream is another account's: this account's API is the hub's.
+
+
+@pytest.fixture
+def lodger(tmp_path: Path) -> Iterator[Settings]:
+    """Of an account without JetStream on a leaf node that has one, whose API requests go to the hub."""
+    accounts = """accounts {
+      OWN { jetstream: enabled, users: [ {user: own, password: own} ] }
+      LODGER { users: [ {user: lodger, password: lodger} ], mappings: { "$JS.API.>": "$JS.hub.API.>" } }
+    }"""
+    with reserved_port() as port:
+        remote = f'leafnodes {{ remotes: [ {{ url: "nats://127.0.0.1:{port}", account: LODGER }} ] }}'
+        hub = linked(tmp_path, "hub", "hub", f'leafnodes {{ listen: "127.0.0.1:{port}" }}')
+        leaf = linked(tmp_path, "leaf", "leaf", f"{remote}\n{accounts}")
+        with hub, leaf:
+            yield Settings(servers=(leaf.url.replace("nats://", "nats://lodger:lodger@"),), save_timeout_s=60.0)
+
+
+async def test_an_acknowledgement_is_of_the_domain_that_the_api_tells_and_not_of_the_servers(
+    lodger: Settings, caplog: pytest.LogCaptureFixture
+) -> None:
+    app = App(fresh_name(), aggregates=[User])
+    async with asyncio.timeout(60):
+        while True:
+            try:
+                client = await connect(lodger)
+                break
+            except Unreachable:  # the leaf node has not reached its hub yet
+                await asyncio.sleep(0.05)
+        await client.close()
+    async with app.connect(lodger) as jet:
+        await jet.init()
+        assert await a_save(jet) > 0
+        with NatsConnection.open(Endpoint.of(lodger)) as link:
+            expected, strangers = await asyncio.to_thread(link.probe, [(app.name, f"{app.name}.user.eve")], 0.5)
+            sent = link.request(f"{app.name}.user.eve", b"{}", stream=app.name)
+    assert (expected[0].domain, strangers) == ("hub", ())
+    assert orjson.loads(sent[4])["domain"] == "hub"
+    assert not [one for one in caplog.records if "answers what is published" in one.getMessage()]

@@ -169,6 +169,10 @@ def changes(name: str) -> dict[str, Mapping[str, Any]]:
         "no_ack": {"no_ack": True},
         "subjects": {"subjects": [f"{name}.other.*"]},
         "retention": {"retention": "interest"},
+        "max_age": {"max_age": 10**15},
+        "max_msgs": {"max_msgs": 10_000, "discard": "old"},
+        "max_bytes": {"max_bytes": 10_000_000, "discard": "old"},
+        "max_msgs_per_subject": {"max_msgs_per_subject": 10_000},
         "allow_atomic": {"allow_atomic": False},
         "max_msg_size": {"max_msg_size": 100},
         "sealed": {"sealed": True},
@@ -189,6 +193,17 @@ async def test_a_command_on_a_log_whose_settings_were_changed_ends_and_names_the
                 said = str(error)
                 break
     assert setting in said
+
+
+@pytest.mark.parametrize("limit", ["max_msgs", "max_bytes", "max_msgs_per_subject"])
+async def test_a_limit_that_refuses_new_events_and_drops_none_stops_nothing_before_it_is_reached(
+    limit: str, app: App, jet: Jet, client: Client, eventjet_nats: NatsServer
+) -> None:
+    refusing = {limit: 10_000_000, "discard_new_per_subject": limit == "max_msgs_per_subject"}
+    await edit(client, app.name, refusing)
+    async with app.connect(servers=eventjet_nats.url) as other:
+        assert limit in {drift.setting for drift in (await other.init()).drifts}
+        assert (await other.repository(Tally).execute("old", Tally.add, 1)).state.total == 2
 
 
 async def test_a_transform_that_nobody_noticed_is_no_race_that_others_win(app: App, jet: Jet, client: Client) -> None:

@@ -366,3 +366,39 @@ async def test_a_consumer_that_cannot_be_made_is_the_reason_of_what_needs_it(tow
         await eventually(says_why)
         await town.ask(f"CONSUMER.DELETE.{town.foreign}.theirs")
         await eventually(lambda: town.is_done("post"))
+
+
+async def test_what_cannot_park_an_event_names_the_setting_since_its_first_fault_and_says_nothing_is_parked(
+    eventjet_nats: NatsServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Terms that last longer than a look at the log and move nothing are no progress."""
+
+    @reactor("echo", on_error="quarantine", retry=Retry(tries=3, first_s=1.5, most_s=1.5))
+    async def echo(event: Recorded[Rung], to: Reaction[None]) -> None:
+        raise ValueError("no such bell")
+
+    app = App(fresh_name(), aggregates=[Bell], reactors=[echo])
+    settings = Settings(servers=(eventjet_nats.url,), database=f"sqlite:///{tmp_path}/read.db")
+    caplog.set_level(logging.WARNING, "eventjet")
+
+    async def says_why() -> bool:
+        reason = (await status(app, settings))[0].reason or ""
+        return reason.startswith("waiting since") and "allow_atomic" in reason
+
+    async with app.connect(settings) as jet:
+        await jet.init()
+        bucket = f"KV_{cursor_bucket(app.name)}"
+        found = await jet.client.ask(stream_info(bucket))
+        await jet.client.ask(update_stream({**found.config, "allow_atomic": False}))
+        await jet.repository(Bell).execute("b", Bell.ring, 1)
+        async with working(app, settings):
+            await eventually(says_why)
+            assert "is parked" not in caplog.text
+            await jet.client.ask(update_stream({**found.config, "allow_atomic": True}))
+
+            async def has_parked() -> bool:
+                looked = (await status(app, settings))[0]
+                return looked.parked == 1 and looked.reason is None
+
+            await eventually(has_parked)
+    assert caplog.text.count("is parked") == 1

@@ -143,7 +143,10 @@ class Client:
         self.on_lost: list[Callable[[], object]] = []
         """Called when the connection is lost: what was known of the log may be of another past."""
         self.domain: str | None = None
-        """The JetStream domain, as its API has told, for a server that has no JetStream of its own; None: not known."""
+        """The JetStream domain of what answers this account's API, as it has told; None where it was not asked.
+
+        That may be another than the connected server's: a leaf node can have one of its own for other accounts alone.
+        """
         self.answerers = Answerers()
         """Who else answers what this client publishes."""
         self.on_denied: list[Callable[[Forbidden], object]] = []
@@ -245,7 +248,7 @@ class Client:
             connection.forget(exchange)
 
     def _expected(self, connection: LoopConnection, stream: str, subject: str, messages: int) -> ExpectedAnswer:
-        domain = self.domain if connection.domain is None else connection.domain
+        domain = connection.domain if self.domain is None else self.domain
         return ExpectedAnswer(stream, subject, messages, domain, self.answerers)
 
     async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:

@@ -18,6 +18,7 @@ from typing import Any, Self, TypeVar
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.errors import (
+    ApiRefused,
     ConnectionClosed,
     ConnectionLost,
     Forbidden,
@@ -62,6 +63,8 @@ class NatsConnection:
         self._broken = False
         self._busy = threading.Lock()
         self._answerers = Answerers()
+        self._domain: str | None = None
+        """As `Client.domain`, from the first publish for a stream on."""
         self.max_payload = int(self.info.get("max_payload", 1024 * 1024))
 
     @classmethod
@@ -226,8 +229,17 @@ class NatsConnection:
         return list(asked.values()), self._answerers.strangers
 
     def _expected(self, stream: str, subject: str, messages: int = 1) -> ExpectedAnswer | None:
-        domain = str(self.info.get("domain", "")) if self.info.get("jetstream") else None
-        return ExpectedAnswer(stream, subject, messages, domain, self._answerers) if stream else None
+        if not stream:
+            return None
+        if self._domain is None:
+            self._domain = self._asked_domain()
+        return ExpectedAnswer(stream, subject, messages, self._domain, self._answerers)
+
+    def _asked_domain(self) -> str | None:
+        """The JetStream domain as the API tells it, else that of the server; None where neither does."""
+        with suppress(Forbidden, ApiRefused, StoreUnavailable):
+            return str(self.api("INFO").get("domain", ""))
+        return str(self.info.get("domain", "")) if self.info.get("jetstream") else None
 
     def _answers(
         self,

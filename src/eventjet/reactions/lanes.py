@@ -63,6 +63,11 @@ class Lanes:
         """Work of no position, in a width of its own: it does not wait behind a backlog of other keys."""
         self._queue(key, 0, work)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was added is done."""
+        return not self._open and not self._queues
+
     def done_beyond(self) -> tuple[tuple[int, int], ...]:
         """Ranges of what is done beyond the floor; neighbours among what was added are one range.
 

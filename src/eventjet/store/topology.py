@@ -364,16 +364,24 @@ def drifts_of(found: StreamState) -> tuple[Drift, ...]:
 
 
 _HARMLESS = ("num_replicas", "duplicate_window", "max_consumers")
-_WRONG = ("subject_transform", "sources", "mirror", "no_ack", "retention", "subjects")
-"""Settings by which a log is not what was recorded, or does not say that it was."""
+_WRONG = ("subject_transform", "sources", "mirror", "no_ack", "retention", "subjects", "max_age")
+"""Settings by which a log is not what was recorded, does not say that it was, or forgets it."""
 
 
 def check_settings(found: StreamState) -> None:
-    """Raise `LogDrifted` for a log over which nothing may be recorded or followed. Weaker ones only get a warning."""
+    """Raise `LogDrifted` for a log over which nothing may be recorded or followed. Weaker ones only get a warning.
+
+    A limit that refuses new events is a weaker one; one for which stored events are dropped is not.
+    """
+    drifts, dropping = compare(stream_config(found.name, 1), found.config), ["max_msgs", "max_bytes", "discard"]
+    if found.config.get("discard") != "old" or not {each.setting for each in drifts} & set(dropping[:2]):
+        dropping = []
+    if not (found.config.get("discard") == "new" and found.config.get("discard_new_per_subject")):
+        dropping.append("max_msgs_per_subject")
     wrong = [
         drift
-        for drift in compare(stream_config(found.name, 1), found.config)
-        if drift.setting in _WRONG
+        for drift in drifts
+        if drift.setting in (*_WRONG, *dropping)
         # More subjects than its own bring another program's messages, and take nothing away.
         and not (drift.setting == "subjects" and any(covers(each, f"{found.name}.*") for each in drift.found or ()))
     ]

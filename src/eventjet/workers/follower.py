@@ -175,9 +175,13 @@ class EventFollower:
             term = Term(self._followed, context, held, lanes, parked, self._meter)
             reader.start()
             self._on_ready()
-            keeping = (term.keep(), self._look(held), term.wake(), term.look_again(), _raised(lanes))
+            keeping = (term.keep(), self._look(held, term), term.wake(), term.look_again(), _raised(lanes))
             tasks = [asyncio.ensure_future(one) for one in (term.take(reader), *keeping)]
-            await self._until_ended(term, lanes, tasks, stop, let_go)
+            try:
+                await self._until_ended(term, lanes, tasks, stop, let_go)
+            finally:
+                if term.has_moved():
+                    self.pace.progressed()
         finally:
             await lanes.close()
             await reader.close()
@@ -214,12 +218,13 @@ class EventFollower:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _look(self, held: HeldCursor) -> None:
-        """Raise as soon as the stream is another one, or no longer whole."""
+    async def _look(self, held: HeldCursor, term: Term) -> None:
+        """Raise as soon as the stream is another one, or no longer whole; note whether anything stands in the way."""
         while True:
             await asyncio.sleep(_LOOK_S)
             await asyncio.to_thread(self._followed.feed.look, held.cursor)
-            self.pace.progressed()
+            if term.has_moved() or term.is_idle:
+                self.pace.progressed()
 
 
 async def _first_of(tasks: Sequence[asyncio.Future[Any]], timeout_s: float | None = None) -> None:

@@ -150,7 +150,7 @@ class Projector:
                 self._tells_waiting = True
 
     async def _goes_on(self, lease: Lease) -> None:
-        """Something was written: nothing is in its way any more."""
+        """Something was written, or there is nothing to write: nothing is in its way any more."""
         self.pace.progressed()
         if self._tells_waiting:
             await lease.settle(None)
@@ -254,14 +254,13 @@ class Projector:
                 if division is None or not division.goes_on(pipeline.position, error):
                     raise
                 return False
-            if wrote:
-                if self._tells_waiting:
-                    await self._goes_on(lease)
-            else:
-                await lease.renew()
-                await self._goes_on(lease)
-                failpoints.reach("worker.lease_renewed")
             left = reader.left_after(pipeline.position)  # silence does not say that there is no more
+            if not wrote:
+                await lease.renew()
+            if self._tells_waiting if wrote else not left:
+                await self._goes_on(lease)
+            if not wrote:
+                failpoints.reach("worker.lease_renewed")
             if division is not None and not turning:
                 turning = await division.turns(isinstance(reader, DividedReader), left, pipeline.position)
             if turning:

@@ -68,6 +68,8 @@ class Reading(Protocol):
 
     async def close(self) -> None: ...
 
+    def left_after(self, position: int) -> int: ...
+
 
 class Term:
     """Used within one loop, from the taking of a cursor to its end."""
@@ -97,9 +99,12 @@ class Term:
         self._writing = asyncio.Lock()
         self._left = held.cursor.reason
         self._waits: dict[AggregateKey, str] = {}
+        self._reader: Reading | None = None
+        self._noted = held.cursor
 
     async def take(self, reader: Reading) -> None:
         """Hand every event to its lane; first those that are to be tried again. Ends with what ends the reading."""
+        self._reader = reader
         self._retry_parked()
         while True:
             batch = await reader.take(self._context.options.lease_s)
@@ -120,7 +125,8 @@ class Term:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._context.options.lease_s / 3):
                     await self._lanes.changed.wait()
-            self._left = None  # what ended the terms before has not ended this one
+            if self.is_idle:
+                self._left = None
             await self.write()
             await asyncio.sleep(WRITE_S)
 
@@ -178,6 +184,19 @@ class Term:
 
         return look
 
+    def has_moved(self) -> bool:
+        """Whether it was written, since this was asked last, that more is done than before."""
+        before, self._noted = self._noted, self._held.cursor
+        return _is_further(self._noted, before)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is at the end of the log, with all written that was done, and nothing waits."""
+        lanes, is_written = self._lanes, not (self._kept or self._gone or self._waits)
+        if not (is_written and lanes.is_idle and self._waking is None) or self._reader is None:
+            return False
+        return self._held.cursor.position == lanes.position and not self._reader.left_after(lanes.position)
+
     async def write(self) -> None:
         """Raises `CursorFenced`, and `StoreUnavailable` when it is not known whether it was written."""
         await self._write(owned=True)
@@ -191,8 +210,10 @@ class Term:
             lanes = self._lanes
             lanes.changed.clear()
             began = self._context.clock()
-            reason = self._reason_to_wait()
-            cursor = self._held.cursor.moved(lanes.position, lanes.event_id, lanes.done_beyond(), self._waking, reason)
+            cursor = self._held.cursor.moved(lanes.position, lanes.event_id, lanes.done_beyond(), self._waking)
+            if _is_further(cursor, self._before):
+                self._left = None  # what ended the terms before has not ended this one
+            cursor = cursor.waiting(self._reason_to_wait())
             failpoints.reach("cursor.before_write")
             while len(self._kept) + len(self._gone) > CHANGES_MAX:
                 # Parked before it is passed over: whoever comes next finds both.
@@ -206,6 +227,8 @@ class Term:
         kept = self._kept[:CHANGES_MAX]
         gone = self._gone[: CHANGES_MAX - len(kept)]
         await self._context.cursors.write(self._held, cursor, kept, gone)
+        for one in (each.parked for each in kept if each.parked.resolution == PARKED):
+            logs.PARKED.tell(_log, name=cursor.name, position=one.position, how="is parked", more="", reason=one.reason)
         del self._kept[: len(kept)], self._gone[: len(gone)]
 
     def _add(self, offered: Offered) -> None:
@@ -264,10 +287,8 @@ class Term:
         return self._waiting.get(key, offered.position) < offered.position
 
     def _park(self, parked: Parked, tries: int = 0) -> None:
-        name = self._followed.declaration.name
         if parked.resolution == PARKED:
             self._meter.tries["parked"] += 1
-            logs.PARKED.tell(_log, name=name, position=parked.position, how="is parked", more="", reason=parked.reason)
         self._kept.append(parked_now(parked, tries, self._before.log))
         self._lanes.changed.set()
 
@@ -412,6 +433,11 @@ class Term:
                 return None
             _, error = await self._tried(work[1], work[0], entry.position)
         return None if error is None else offered.failed(error)
+
+
+def _is_further(cursor: Cursor, before: Cursor) -> bool:
+    """Whether more is done than before."""
+    return (cursor.position, cursor.done, cursor.waking) != (before.position, before.done, before.waking)
 
 
 def _of(parked: Parked, key: AggregateKey) -> Parked:

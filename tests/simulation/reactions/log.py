@@ -211,6 +211,10 @@ class SimulatedReader:
             raise self._failure
         return None
 
+    def left_after(self, position: int) -> int:
+        ahead = self._truth.all[self._read :]
+        return max(0, self._position - position) + sum(one[2].startswith(self._prefixes) for one in ahead)
+
     async def close(self) -> None:
         self.fail(ConnectionLost("the durable", "it is closed"))
         if self.grown in self._truth.on_grown:
