@@ -36,8 +36,7 @@ _INDEXES = text(
 _COLUMNS = text('select name, "notnull", dflt_value, pk, hidden from pragma_table_xinfo(:name) order by cid')
 _KEYED = text(
     "select l.name, l.origin, lower(i.name), case "
-    "when i.coll <> 'BINARY' then ' collate ' || lower(i.coll) else '' end || "
-    "case when i.desc then ' desc' else '' end "
+    "when i.coll = 'BINARY' then '' else ' collate ' || lower(i.coll) end || iif(i.desc, ' desc', '') "
     "from pragma_index_list(:name) l join pragma_index_xinfo(l.name) i "
     "where l.origin in ('u', 'pk') and i.key order by l.name, i.seqno"
 )
