@@ -10,7 +10,6 @@ from typing import Any, cast
 import pytest
 
 from eventjet.projections.app_ref import AppRef
-from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import rebuild, verify
 from eventjet.sql.resetting import reset
@@ -64,7 +63,7 @@ class Release(Ledger):
         super().__init__(book.settings, book.name, wired.catalog, dict(wired.projections))
 
     def code(self, name: str = "balances") -> str:
-        return fingerprint(self.projections[name])
+        return self.projections[name].code
 
     async def works(self, last: int, name: str = "balances") -> None:
         """A worker of this release starts, gets as far as this, and is drained."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, make_dataclass, replace
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any
@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from sqlalchemy import JSON, BigInteger, Column, Integer, LargeBinary, MetaData, String, Table
 from sqlalchemy.ext.asyncio import AsyncConnection
+from typing_extensions import TypeAliasType
 
 from eventjet import (
     App,
@@ -33,7 +34,7 @@ from eventjet import (
 )
 from eventjet.domain.recorded import own_event
 from eventjet.domain.state import is_fixed, own_copy
-from eventjet.errors import DefinitionError
+from eventjet.errors import DefinitionError, RowRefused
 from eventjet.jet import Jet
 from eventjet.projections.fold import Fold
 from eventjet.projections.row_codec import RowCodec
@@ -657,3 +658,21 @@ def test_a_copy_takes_no_constructor_and_no_field_that_is_fixed() -> None:
 def test_what_cannot_be_copied_is_refused_with_class_and_field() -> None:
     with pytest.raises(DefinitionError, match=r"Open\.anything holds a lock, which cannot be copied"):
         own_copy(Open(Fixed(), {}, threading.Lock()))
+
+
+@pytest.mark.parametrize(
+    ("hint", "value"),
+    [
+        (tuple[int, int] | tuple[tuple[int, int], ...], ((1, 2), (3, 4))),
+        (tuple[int, ...], ((1, 2),)),
+        (TypeAliasType("Pairs", tuple[tuple[str, int], ...]), (("a", 1),)),
+    ],
+)
+def test_a_row_that_is_said_to_be_fixed_holds_no_list(hint: Any, value: Any) -> None:
+    columns = Column("id", Integer, primary_key=True), Column("v", JSON, nullable=False)
+    row_type: Any = make_dataclass("Row", [("id", int), ("v", hint)], frozen=True)
+    codec = RowCodec(Table("fixed", MetaData(), *columns), row_type)
+    assert codec.normalise(row_type(1, value)).v == codec.normalise(row_type(1, list(value))).v == value
+    assert not codec.is_open
+    with pytest.raises(RowRefused):
+        codec.normalise(row_type(1, ({"a": 1},)))

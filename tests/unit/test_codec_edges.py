@@ -19,7 +19,7 @@ from eventjet import DefinitionError, aggregate, event, upcaster
 from eventjet.codec.catalog import Catalog, EncodedEvent
 from eventjet.codec.cloud_events import IncomingDecoder
 from eventjet.codec.envelope import TYPE, header_block
-from eventjet.codec.json import dump_json, read_json
+from eventjet.codec.json import BodyCodec, dump_json, read_json
 from eventjet.domain.personal import Personal
 from eventjet.errors import UndecodableMessage, UnencodableEvent
 from eventjet.repository.import_check import fields_that_differ
@@ -427,3 +427,70 @@ def test_an_annotation_that_cannot_be_resolved_is_named() -> None:
 
     with pytest.raises(DefinitionError, match="'Nowhere'"):
         Catalog([Lost])
+
+
+class Count(IntEnum):
+    SINGLE = 1
+
+
+OTHERWISE: list[tuple[Any, str]] = [
+    (date, '"1577836800"'),
+    (datetime, '"1577836800"'),
+    (datetime, '"-5"'),
+    (Count, "true"),
+    (Count, "1.0"),
+    (UUID, '"urn:uuid:12345678-1234-5678-1234-567812345678"'),
+    (UUID, '"{12345678-1234-5678-1234-567812345678}"'),
+    (UUID, '"12345678123456781234567812345678"'),
+    (dict[Decimal | None, int], '{"1_0": 1}'),
+    (dict[int | None, int], '{"01": 1}'),
+    (dict[Count, int], '{"01": 1}'),
+    (dict[date, int], '{"1577836800": 1}'),
+    (dict[datetime, int], '{"2026-01-01T02:00:00+02:00": 1}'),
+    (dict[UUID, int], '{"12345678-1234-5678-1234-56781234567A": 1}'),
+    (dict[timedelta, int], '{"PT24H": 1}'),
+]
+"""Texts that stand for a value in pydantic, and are not what it is written as."""
+
+
+@pytest.mark.parametrize(("kind", "text"), OTHERWISE)
+def test_what_only_stands_for_a_value_is_refused_by_both_readings(kind: Any, text: str) -> None:
+    made = event("edge.otherwise")(
+        new_class("Otherwise", exec_body=lambda body: body.update(__annotations__={"v": kind}))
+    )
+    codec = BodyCodec(made)
+    for read in (codec.decode, codec.validate):
+        with pytest.raises(ValueError, match="v"):
+            read(f'{{"v": {text}}}'.encode())
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (dict[Decimal | None, int], {Decimal("1.50"): 1}),
+        (dict[Count, int], {Count.SINGLE: 1}),
+        (dict[date, int], {date(2026, 1, 1): 1}),
+        (dict[time, int], {time(9, 0): 1}),
+        (dict[timedelta, int], {timedelta(days=1): 1}),
+        (dict[UUID, int], {UUID(int=10): 1}),
+        (str | date, "2026-01-01"),
+        (date | str, date(2026, 1, 1)),
+        (UUID, UUID(int=10)),
+        (Count, Count.SINGLE),
+    ],
+)
+def test_what_is_written_is_read_by_both_readings(kind: Any, value: Any) -> None:
+    made: Any = event("edge.written")(
+        new_class("Written", exec_body=lambda body: body.update(__annotations__={"v": kind}))
+    )
+    codec = BodyCodec(made)
+    body, again = codec.read_back(made(v=value))
+    assert codec.validate(body) == again == made(v=value)
+
+
+def test_a_key_that_is_outside_the_years_in_utc_is_refused() -> None:
+    made = event("edge.early")(
+        new_class("Early", exec_body=lambda body: body.update(__annotations__={"v": dict[datetime, int]}))
+    )
+    with pytest.raises(ValueError, match="years 1 to 9999"):
+        BodyCodec(made).decode(b'{"v": {"0001-01-01T00:00:00+02:00": 1}}')

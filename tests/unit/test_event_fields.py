@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 import orjson
 import pytest
 from hypothesis import given, settings
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from pydantic import ValidationError as Invalid
 from pydantic.dataclasses import dataclass as pydantic_dataclass
 from typing_extensions import NotRequired, TypedDict  # noqa: UP035 - pydantic asks for both of there
@@ -277,3 +277,13 @@ class Drawn:
 @settings(max_examples=5)
 def test_drawn_events_leave_out_what_a_constructor_does_not_take(made: Drawn) -> None:
     assert made.made == 7
+
+
+@pytest.mark.parametrize("alias", ["alias", "validation_alias", "serialization_alias"])
+def test_a_field_with_an_alias_is_refused_where_its_event_is_declared(alias: str) -> None:
+    options: Any = {alias: "amt"}
+    with pytest.raises(DefinitionError, match=r"Aliased\.amount has an alias"):
+
+        @event("o.aliased")
+        class Aliased:  # pyright: ignore[reportUnusedClass]
+            amount: int = Field(default=4, **options)

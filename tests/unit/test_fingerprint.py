@@ -11,7 +11,8 @@ from types import ModuleType
 import pytest
 
 from eventjet import App
-from eventjet.projections.fingerprint import fingerprint
+from eventjet.rebuild.shadow import Shadow
+from eventjet.sql.database import Database
 
 SOURCE = '''
 from dataclasses import dataclass, replace
@@ -139,7 +140,7 @@ OTHER = {
 def test_the_same_code_has_the_same_fingerprint(load: Load) -> None:
     first, second = load(SOURCE), load(SOURCE)
     for name in ("sales", "by_hand"):
-        assert fingerprint(first.projections[name]) == fingerprint(second.projections[name]) != ""
+        assert first.projections[name].code == second.projections[name].code != ""
 
 
 @pytest.mark.parametrize("change", SAME)
@@ -148,7 +149,7 @@ def test_a_change_that_makes_the_same_rows_is_passed_over(load: Load, change: st
     assert before in SOURCE
     first, second = load(SOURCE), load(SOURCE.replace(before, after))
     for name in ("sales", "by_hand"):
-        assert fingerprint(first.projections[name]) == fingerprint(second.projections[name])
+        assert first.projections[name].code == second.projections[name].code
 
 
 @pytest.mark.parametrize("change", OTHER)
@@ -156,14 +157,14 @@ def test_a_change_that_may_make_other_rows_is_seen(load: Load, change: str) -> N
     before, after = OTHER[change]
     assert before in SOURCE
     first, second = load(SOURCE), load(SOURCE.replace(before, after))
-    assert fingerprint(first.projections["sales"]) != fingerprint(second.projections["sales"])
+    assert first.projections["sales"].code != second.projections["sales"].code
 
 
 def test_a_handler_of_sql_by_hand_is_part_of_it(load: Load) -> None:
     first = load(SOURCE)
     for before, after in (("id=str(event.position)", 'id="x"'), ("return pieces * RATE", "return pieces")):
         second = load(SOURCE.replace(before, after))
-        assert fingerprint(first.projections["by_hand"]) != fingerprint(second.projections["by_hand"])
+        assert first.projections["by_hand"].code != second.projections["by_hand"].code
 
 
 def test_code_that_nests_deeper_than_python_recurses_has_one(load: Load) -> None:
@@ -171,7 +172,7 @@ def test_code_that_nests_deeper_than_python_recurses_has_one(load: Load) -> None
         load(SOURCE.replace("return doubled(pieces)", f"return doubled(pieces){' + 1' * count}"))
         for count in (999, 1_000)
     )
-    assert "" != fingerprint(first.projections["sales"]) != fingerprint(second.projections["sales"]) != ""
+    assert "" != first.projections["sales"].code != second.projections["sales"].code != ""
 
 
 @pytest.mark.parametrize("block", ["if RATE", "with suppress(ImportError)", "for _ in range(1)"])
@@ -180,11 +181,66 @@ def test_a_helper_below_a_block_is_part_of_it(load: Load, block: str) -> None:
     below = f"from contextlib import suppress\n\n{block}:\n    {helper.replace('    ', ' ' * 8)}"
     first = SOURCE.replace(helper, below)
     second = first.replace("pieces * RATE", "pieces")
-    assert fingerprint(load(first).projections["sales"]) != fingerprint(load(second).projections["sales"])
+    assert load(first).projections["sales"].code != load(second).projections["sales"].code
+
+
+def test_code_that_is_replaced_on_disk_after_its_import_is_not_taken_for_what_runs(load: Load, tmp_path: Path) -> None:
+    app, other = load(SOURCE), load(SOURCE.replace("RATE = 2", "RATE = 3"))
+    imported = {name: app.projections[name].code for name in ("sales", "by_hand")}
+    source = Path(str(sys.modules[app.projections["sales"].row_type.__module__].__file__))
+    source.write_text(SOURCE.replace("RATE = 2", "RATE = 3"), encoding="utf-8")
+    database = Database(f"sqlite:///{tmp_path}/models.db")
+    for name in ("sales", "by_hand"):
+        noted = Shadow(database, app.projections[name]).resolved.code  # as a rebuild in a console that goes on to run
+        assert noted == imported[name] == load(SOURCE).projections[name].code
+        assert noted != other.projections[name].code
+
+
+CHANGES = [
+    'RATES["a"] = 2',
+    "RATES.update(a=2)",
+    "RATES.known = 2",
+    "RATES |= {1: 2}",
+    "del RATES[2]",
+    "fill(RATES, 2)",
+]
+"""Statements of a module that change what a name of it holds."""
+
+
+@pytest.mark.parametrize("statement", CHANGES)
+@pytest.mark.parametrize("block", ["", "if __name__:\n    ", "for _ in range(1):\n    "])
+def test_a_statement_that_changes_what_a_helper_names_is_part_of_it(load: Load, statement: str, block: str) -> None:
+    rates = f"""
+class Rates(dict):
+    pass
+
+def fill(rates: Rates, rate: int) -> None:
+    rates["a"] = rate
+
+RATES = Rates({{2: 1}}, a=1)
+OTHERS = Rates({{2: 1, 3: 1}})
+{block}{statement}
+"""
+    first = SOURCE.replace("RATE = 2\n", f"RATE = 2\n{rates}").replace("pieces * RATE", 'pieces * RATES["a"]')
+    changed = first.replace(statement, statement.replace("2", "3") if "del" not in statement else "pass")
+    other = first.replace(statement, f"{statement}\n{block}{statement.replace('RATES', 'OTHERS')}")
+    before, after, beside = (load(source).projections["sales"].code for source in (first, changed, other))
+    assert before != after
+    assert before == beside
+
+
+def test_what_is_registered_with_a_helper_is_part_of_it(load: Load) -> None:
+    first = SOURCE.replace("def doubled(", "@singledispatch\ndef doubled(").replace(
+        "def unused(", "@doubled.register\ndef _(pieces: int) -> int:\n    return 5\n\n\ndef unused("
+    )
+    first = f"from functools import singledispatch\n{first}"
+    assert (
+        load(first).projections["sales"].code != load(first.replace("return 5", "return 6")).projections["sales"].code
+    )
 
 
 def test_code_without_a_source_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("typed_into_a_console")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec(SOURCE, vars(module))
-    assert fingerprint(module.app.projections["sales"]) == ""
+    assert module.app.projections["sales"].code == ""

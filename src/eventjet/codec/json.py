@@ -33,16 +33,18 @@ from pydantic import BaseModel
 from pydantic.errors import PydanticUndefinedAnnotation
 from pydantic_core import (
     PydanticSerializationError,
+    SchemaError,
     SchemaSerializer,
     SchemaValidator,
     TzInfo,
     ValidationError,
     core_schema,
+    to_jsonable_python,
 )
 
 from eventjet.codec.faults import faults_of
 from eventjet.codec.quick import quick_decoder
-from eventjet.codec.quick_parts import decimal
+from eventjet.codec.quick_parts import UUID_TEXT, decimal
 from eventjet.domain.aggregate import complete, is_event
 from eventjet.domain.personal import is_private
 from eventjet.errors import DefinitionError, UnencodableEvent
@@ -414,14 +416,12 @@ def _wired(node: Any) -> Any:
     kind = schema.get("type")
     if not isinstance(kind, str):
         return copied
+    if kind == "union":
+        copied["choices"] = list(map(_wired_choice, schema["choices"]))
     for inner in _INNER.get(kind, ()):
         copied.setdefault(inner, _wired(core_schema.any_schema()))
-    keys = schema.get("keys_schema")
-    key_kind = cast("dict[str, Any]", keys).get("type") if isinstance(keys, dict) else None
-    if key_kind in _TIMES:
-        copied["keys_schema"] = _TIMES[key_kind](cast("dict[str, Any]", keys))
-    if key_kind in _KEYS:
-        copied["keys_schema"] = core_schema.no_info_before_validator_function(_KEYS[key_kind], keys)  # type: ignore[arg-type]
+    if "keys_schema" in schema:
+        copied["keys_schema"] = _wired_key(schema["keys_schema"])
     leaf = _LEAVES.get(kind)
     if leaf is None:
         return copied
@@ -429,6 +429,38 @@ def _wired(node: Any) -> Any:
     return {**leaf(copied), **ref}
 
 
+def _wired_choice(node: Any) -> Any:
+    """As `_wired`, of a choice of a union, where a check of a text would change which choice pydantic takes."""
+    kind = cast("dict[str, Any]", node).get("type") if isinstance(node, dict) else None
+    if kind in _TIMES:
+        return _TIMES[kind](cast("dict[str, Any]", node))
+    return cast("Any", node) if kind in ("date", "uuid") else _wired(node)
+
+
+def _wired_key(node: dict[str, Any]) -> Any:
+    """As `_wired`, of the keys of JSON objects: they are read only as they are written, so that no two become one."""
+    kind: str = node["type"]
+    if kind in _KEYS:
+        return core_schema.no_info_before_validator_function(_KEYS[kind], cast("core_schema.AnySchema", node))
+    if kind not in _WRITTEN_KEYS or "serialization" in node:
+        return node
+    try:
+        read = SchemaValidator(core_schema.dict_schema(cast("core_schema.AnySchema", node))).validate_json
+    except SchemaError:
+        return node  # it names a definition from elsewhere
+
+    def as_written(text: str) -> Any:
+        (key,) = read(dump_json({text: None}))
+        written = _datetime_to_json(_in_utc(key)) if kind == "datetime" else next(iter(to_jsonable_python({key: None})))
+        if written != text:
+            raise ValueError("a key is read only as it is written")
+        return key
+
+    leaf = cast("core_schema.AnySchema", _TIMES[kind](node) if kind in _TIMES else node)
+    return core_schema.no_info_before_validator_function(as_written, leaf)
+
+
+_WRITTEN_KEYS = frozenset({"date", "datetime", "time", "timedelta", "uuid", "enum", "nullable", "union"})
 _INNER = {
     "list": ("items_schema",),
     "set": ("items_schema",),
@@ -459,6 +491,33 @@ def _datetime(schema: dict[str, Any]) -> Any:
     )
 
 
+def _like(form: re.Pattern[str], reason: str, kind: core_schema.CoreSchema) -> Callable[[dict[str, Any]], Any]:
+    """A leaf whose text has to be of a form: pydantic takes others too, such as a text of the seconds since 1970."""
+    read = SchemaValidator(kind).validate_python
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, str):
+            return value  # which pydantic refuses
+        if form.fullmatch(value) is None:
+            raise ValueError(reason)
+        return read(value)
+
+    return lambda schema: core_schema.no_info_before_validator_function(check, cast("core_schema.AnySchema", schema))
+
+
+def _enum(schema: dict[str, Any]) -> Any:
+    """`true` and `1.0` are equal to 1 in Python, and are not what a member of value 1 is written as."""
+    kinds = {next((kind for kind in _LIKE if isinstance(one.value, kind)), None) for one in schema["members"]}
+    refused = tuple(kind for kind, alike in _LIKE.items() if not kinds & alike)
+
+    def check(value: Any) -> Any:
+        if type(value) in refused:
+            raise ValueError("a member of an enum travels as its value, of the same type")
+        return value
+
+    return core_schema.no_info_before_validator_function(check, cast("core_schema.AnySchema", schema))
+
+
 def _time(schema: dict[str, Any]) -> Any:
     return core_schema.no_info_after_validator_function(_of_fixed_zone, cast("core_schema.AnySchema", schema))
 
@@ -470,6 +529,12 @@ def _anything(schema: dict[str, Any]) -> Any:
 def _set(schema: dict[str, Any]) -> Any:
     serialization = core_schema.wrap_serializer_function_ser_schema(_in_order, when_used="json")
     return {"serialization": serialization, **schema}
+
+
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_DATETIME = re.compile(rf"{_DATE.pattern}[Tt ][0-9]{{2}}:[0-9]{{2}}.*")
+_LIKE: dict[type, set[Any]] = {bool: {bool}, int: {int, float}, float: {float}}
+"""(type of a number of JSON → types of the values that it may be), `bool` first, which is an `int` to Python."""
 
 
 def _in_utc(value: datetime) -> datetime:
@@ -547,7 +612,7 @@ _KEYS: dict[Any, Callable[[Any], Any]] = {
     "bool": _bool_key,
     "decimal": _decimal_key,
 }
-"""How keys of JSON objects are read: only as they are written, so that no two of them become one."""
+"""How keys that are no text to pydantic are read."""
 
 
 def _integer_to_json(value: Any) -> Any:
@@ -576,7 +641,13 @@ _LEAVES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "decimal": _decimal,
     "int": _converted(_integer_from_json, _integer_to_json),
     "float": lambda schema: {**schema, "allow_inf_nan": False},
-    **_TIMES,
+    "time": _time,
+    "datetime": lambda schema: _like(
+        _DATETIME, "a datetime is written as 2026-01-31T12:00:00Z", core_schema.datetime_schema()
+    )(_datetime(schema)),
+    "date": _like(_DATE, "a date is written as 2026-01-31", core_schema.date_schema()),
+    "uuid": _like(UUID_TEXT, "a UUID is written in five groups of hexadecimal digits", core_schema.uuid_schema()),
+    "enum": _enum,
     "set": _set,
     "frozenset": _set,
     "any": _anything,

@@ -27,6 +27,8 @@ EXPONENT_MAX = 999_999
 """Of a Decimal: beyond it arithmetic in Python's default context overflows."""
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\dT(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{6})?Z", re.ASCII)
 
+UUID_TEXT = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
 
 def decimal(text: str) -> Decimal | None:
     """The number that a text is, as Python writes it: no sign, zero, blank or underscore too many; None for others."""
@@ -82,7 +84,7 @@ def _number(_: Scope, node: Json) -> Piece:
 
 def _plain(_: Scope, node: Json) -> Piece:
     only(node)
-    return Piece({"bool": bool, "none": None, "date": date, "uuid": UUID}[node["type"]])
+    return Piece({"bool": bool, "none": None, "date": date}[node["type"]])
 
 
 def _decimal(scope: Scope, node: Json) -> Piece:
@@ -103,6 +105,13 @@ def _datetime(scope: Scope, node: Json) -> Piece:
     made = scope.name(None, "x")
     found = f"moment({made}).replace(tzinfo=UTC)"
     return _read(str, lambda value: f"({found} if is_moment({made} := {value}) else fail())")
+
+
+def _uuid(scope: Scope, node: Json) -> Piece:
+    """Not as msgspec reads it, which takes one without hyphens too."""
+    only(node)
+    made = scope.name(None, "x")
+    return _read(str, lambda value: f"(UUID({made}) if is_uuid({made} := {value}) else fail())")
 
 
 def _bytes(_: Scope, node: Json) -> Piece:
@@ -204,7 +213,7 @@ PARTS: Mapping[str, Callable[[Scope, Json], Piece]] = {
     "bool": _plain,
     "none": _plain,
     "date": _plain,
-    "uuid": _plain,
+    "uuid": _uuid,
     "decimal": _decimal,
     "datetime": _datetime,
     "bytes": _bytes,
@@ -225,5 +234,7 @@ KNOWN: Mapping[str, Any] = {
     "is_moment": _MOMENT.fullmatch,
     "moment": datetime.fromisoformat,
     "UTC": UTC,
+    "UUID": UUID,
+    "is_uuid": UUID_TEXT.fullmatch,
 }
 """What the expressions name, with `from_base64`."""

@@ -12,7 +12,6 @@ from eventjet.nats.api import next_message
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.dial import Greeting
 from eventjet.nats.endpoint import Endpoint
-from eventjet.projections.fingerprint import fingerprint
 from eventjet.reactions.following import filters_of
 from eventjet.workers.status import WorkStatus, look_at_projections
 
@@ -47,7 +46,7 @@ def look_at_models(
 
 def _tell_code(installation: Installation, told: Diagnoses, one: WorkStatus, seen: SeenDatabase) -> None:
     """Rows that were made by other code than that of the app at hand, under the same revision."""
-    code = fingerprint(installation.app.projections[one.name])
+    code = installation.app.projections[one.name].code
     for held, _ in seen.checkpoints.held:
         if (held.name, held.revision) == (one.name, one.revision) and held.has_rows_of_other_code(code):
             told.add(

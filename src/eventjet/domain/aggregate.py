@@ -66,6 +66,9 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
             rebuild_dataclass(made, raise_errors=False, _parent_namespace_depth=3)
         for field, told in made.__pydantic_fields__.items():
             _check_not_generic(told.annotation, "event", f"{cls.__qualname__}.{field}")
+            if told.alias or told.validation_alias or told.serialization_alias:
+                reason = "an event is made, stored and read by the names of its fields: leave the alias out"
+                raise DefinitionError([f"{cls.__qualname__}.{field} has an alias, and {reason}"])
         # A text would become the names of its characters.
         names = (formerly,) if isinstance(formerly, str) else tuple(formerly)  # pyright: ignore[reportUnnecessaryIsInstance]
         setattr(made, _MARK, EventInfo(name, schema, names))

@@ -6,16 +6,14 @@ import ast
 import hashlib
 import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import chain
 from types import ModuleType
 from typing import Any, cast
 
 from sqlalchemy import MetaData, Table
 
 from eventjet.domain.aggregate import is_event
-from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
@@ -23,64 +21,102 @@ _OMITTED = frozenset({"type_comment", "kind", "type_params", "ctx"})
 """Fields of a syntax tree that change with the version of Python, or say what the place of a name says."""
 
 
-def fingerprint(projection: AnyResolved) -> str:
+def fingerprint(roots: tuple[Any, ...]) -> str:
     """Sixteen hex digits for the code of a projection; empty where Python cannot read its source.
 
-    It covers the functions that the projection is declared with and its row class, and whatever they name in their own
-    modules: helper functions, classes and constants, and what those name in turn. Comments, docstrings, layout and the
-    order of definitions have no part in it, nor has what is imported from another module; tables and fields of events
-    are left out too, since their changes are noticed elsewhere (the schema of the database, the shapes of events).
+    `roots` are the functions that the projection is declared with and its row class. It covers whatever they name in
+    their own modules: helper functions, classes and constants, and what those name in turn. Comments, docstrings,
+    layout and the order of definitions have no part in it, nor has what is imported from another module; tables and
+    fields of events are left out too, since their changes are noticed elsewhere (the schema of the database, the shapes
+    of events).
 
-    ```python
-    assert fingerprint(bank.projections["balances"]) == fingerprint(bank.projections["balances"])
-    ```
+    The source is read from its file, so it has to be asked for when the code is imported: a deploy may put another file
+    in its place while the process runs. A resolved projection keeps it as `code`.
     """
-    if isinstance(projection, ResolvedSql):
-        return _fingerprint(tuple(dict.fromkeys(projection.handlers.values())))
-    declared: Any = projection.declared
-    functions = (getattr(declared, name, None) for name in ("fold", "rows", "key", "keys"))
-    return _fingerprint((*(each for each in functions if each is not None), projection.row_type))
-
-
-@lru_cache(maxsize=1_000)
-def _fingerprint(roots: tuple[Any, ...]) -> str:
     digest = hashlib.sha256()
     for root in roots:
         root = inspect.unwrap(root) if callable(root) else root
         module = sys.modules.get(getattr(root, "__module__", ""))
-        names = None if module is None else _definitions(module)
+        named = _definitions_of(module)
         path = str(getattr(root, "__qualname__", "")).split(".")
-        if names is None or path[0] not in names:
+        if path[0] not in named:
             return ""
-        for name in sorted(_reached(path[0], names)):
+        for name, definitions in sorted(_reached(path[0], named, vars(module)).items()):
             digest.update(f"{name}\0".encode())
-            for token in chain.from_iterable(map(_tokens, names[name])):
-                digest.update(f"{token}\0".encode())
+            for definition in definitions:
+                digest.update(_digest_and_names(definition)[0])
     return digest.hexdigest()[:16]
 
 
-def _definitions(module: ModuleType) -> dict[str, list[ast.stmt]] | None:
-    """What a module defines or assigns at its top level, by name; None where its source cannot be read."""
+def _definitions_of(module: ModuleType | None) -> Mapping[str, Sequence[ast.stmt]]:
+    """What a module defines or assigns at its top level, by name; nothing where its source cannot be read."""
     try:
-        tree = ast.parse(inspect.getsource(module))
+        return {} if module is None else _definitions(inspect.getsource(module))
     except (OSError, TypeError, SyntaxError, RecursionError):
-        return None
+        return {}
+
+
+@lru_cache(maxsize=16)
+def _definitions(source: str) -> Mapping[str, Sequence[ast.stmt]]:
+    """Parsed once for all projections of a module."""
     named: dict[str, list[ast.stmt]] = {}
-    for statement in _statements(tree.body):
-        if isinstance(statement, _DEFINITIONS):
-            named.setdefault(statement.name, []).append(statement)
-            continue
-        for node in ast.walk(statement):
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                named.setdefault(node.id, []).append(statement)
-    values = vars(module)
-    return {name: _counted(statements, values.get(name)) for name, statements in named.items()}
+    for statement in _statements(ast.parse(source).body):
+        for name in dict.fromkeys((*_bound(statement), *_changed(statement))):
+            named.setdefault(name, []).append(statement)
+    return named
 
 
-def _counted(statements: list[ast.stmt], value: Any) -> list[ast.stmt]:
-    """What counts of a definition: of a table nothing, of an event its methods."""
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    """The names that a statement defines or assigns."""
+    if isinstance(statement, _DEFINITIONS):
+        yield statement.name
+        return
+    for node in ast.walk(statement):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def _changed(statement: ast.stmt) -> Iterator[str]:
+    """The names whose objects a statement may change: `RATES["a"] = 2`, `RATES.update(…)`, `fill(RATES)`.
+
+    And those that a decorator is taken from, as `@rate.register` is.
+    """
+    is_definition, is_call = isinstance(statement, _DEFINITIONS), isinstance(statement, ast.Expr)
+    for part in statement.decorator_list if isinstance(statement, _DEFINITIONS) else [statement]:
+        for node in ast.walk(part):
+            if isinstance(node, ast.Attribute | ast.Subscript):
+                if is_definition or is_call or not isinstance(node.ctx, ast.Load):
+                    yield from _owner(node)
+            elif is_call and isinstance(node, ast.Call):
+                for given in (*node.args, *(each.value for each in node.keywords)):
+                    yield from _owner(given)
+
+
+def _owner(node: ast.expr) -> Iterator[str]:
+    """The name that an expression begins with: RATES of `RATES["a"].update(…)`."""
+    while not isinstance(node, ast.Name):
+        if isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
+            node = node.value
+        elif isinstance(node, ast.Call):
+            node = node.func
+        else:
+            return
+    yield node.id
+
+
+@lru_cache(maxsize=10_000)
+def _digest_and_names(definition: ast.stmt) -> tuple[bytes, frozenset[str]]:
+    """The digest of a definition, and the names in it: many projections may share it."""
+    digest = hashlib.sha256("\0".join(_tokens(definition)).encode()).digest()
+    return digest, frozenset(node.id for node in ast.walk(definition) if isinstance(node, ast.Name))
+
+
+def _counted(statements: Sequence[ast.stmt], value: Any) -> Sequence[ast.stmt]:
+    """What counts of a definition: of a table nothing, of an event its methods, of an imported module assignments."""
     if isinstance(value, Table | MetaData):
         return []
+    if isinstance(value, ModuleType):
+        return [each for each in statements if not isinstance(each, (*_DEFINITIONS, ast.Expr))]
     if isinstance(value, type) and is_event(value):
         bodies = [each.body for each in statements if isinstance(each, ast.ClassDef)]
         return [each for body in bodies for each in body if isinstance(each, _FUNCTIONS)]
@@ -88,26 +124,28 @@ def _counted(statements: list[ast.stmt], value: Any) -> list[ast.stmt]:
 
 
 def _statements(body: Iterable[ast.AST]) -> Iterator[ast.stmt]:
-    """Statements that bind names of the module, also below an `if`, a `try` or a `with`."""
+    """Statements that bind or change names of the module, also below an `if`, a `try` or a `with`."""
     for statement in body:
-        if isinstance(statement, (*_DEFINITIONS, ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        if isinstance(statement, (*_DEFINITIONS, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Delete, ast.Expr)):
             yield statement
         else:
-            for part in ("body", "handlers", "orelse", "finalbody"):
+            for part in ("body", "handlers", "orelse", "finalbody", "cases"):
                 yield from _statements(getattr(statement, part, ()))
 
 
-def _reached(name: str, named: dict[str, list[ast.stmt]]) -> set[str]:
-    """This name and all that its definition names in its module, and what those name."""
-    reached: set[str] = set()
+def _reached(
+    name: str, named: Mapping[str, Sequence[ast.stmt]], values: Mapping[str, Any]
+) -> dict[str, Sequence[ast.stmt]]:
+    """The definitions of this name and of all that they name in their module, and of what those name."""
+    reached: dict[str, Sequence[ast.stmt]] = {}
     waiting = [name]
     while waiting:
         name = waiting.pop()
-        if name in reached:
+        if name in reached or name not in named:
             continue
-        reached.add(name)
-        for definition in named[name]:
-            waiting += [node.id for node in ast.walk(definition) if isinstance(node, ast.Name) and node.id in named]
+        reached[name] = _counted(named[name], values.get(name))
+        for definition in reached[name]:
+            waiting += _digest_and_names(definition)[1]
     return reached
 
 

@@ -22,6 +22,7 @@ from eventjet.domain.state import is_fixed
 from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name, union_members
 from eventjet.errors import DefinitionError
 from eventjet.projections.columns import Convert, key_check
+from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.projection import Entries, OnError, Projection
 from eventjet.projections.row_type import listed_names, row_faults, table_faults
 from eventjet.shown import shown
@@ -60,6 +61,8 @@ class ResolvedProjection:
     on_error: OnError = "stop"
     app: str = ""
     """The app that declares it; empty where there is none."""
+    code: str = ""
+    """The fingerprint of the code that was imported; empty where its source cannot be read."""
 
     @property
     def tables(self) -> tuple[Table, ...]:
@@ -197,6 +200,8 @@ class _Resolving:
         self._check_on_error()
         if row_type is None or self.faults:
             return None
+        functions = (declared.rows,) if isinstance(declared, Entries) else (declared.fold, declared.key, declared.keys)
+        code = fingerprint((*(each for each in functions if each is not None), row_type))
         self.declared = declared = _guarded(declared, events)
         key_of, keys_of = self._keys()
         return ResolvedProjection(
@@ -212,6 +217,7 @@ class _Resolving:
             keyed_by_aggregate=isinstance(declared, Projection) and declared.key is None and declared.keys is None,
             reads=isinstance(declared, Projection),
             on_error=declared.on_error,
+            code=code,
         )
 
     def _events(self) -> tuple[type, ...]:

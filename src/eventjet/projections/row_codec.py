@@ -63,7 +63,7 @@ class RowCodec:
         self._values = _values_of(names)
         self._dumps = _conversions([values.dumper(column.type) for column in declared] if values else [])
         hints = {name: annotated(row_type, name) for name in names}
-        forms = [json_form(hints[column.key]) if isinstance(column.type, JSON) else None for column in declared]
+        forms = [_form(hints[column.key]) if isinstance(column.type, JSON) else None for column in declared]
         loaders = [values.loader(column.type) if values else None for column in declared]
         self._loaders = list(map(_composed, loaders, forms)) if values else loaders
         self._loads = _conversions(self._loaders)
@@ -228,9 +228,17 @@ def _formed(plain: Convert, form: Convert) -> Convert:
     return check
 
 
+def _form(hint: Any) -> Convert | None:
+    """As `json_form`, and as `is_fixed` says: it holds no list where nothing in it may be changed."""
+    form = json_form(hint)
+    return _fixed if form is not None and is_fixed(hint) else form
+
+
 def json_form(hint: Any) -> Convert | None:
     """What JSON becomes where an annotation says that its lists are tuples; None where it stays as it is."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if type(hint).__name__ == "TypeAliasType":
+        return json_form(hint.__value__)
     if isinstance(hint, typing.NewType):
         return json_form(hint.__supertype__)
     if origin in (typing.Annotated, typing.Final):
@@ -253,6 +261,13 @@ def json_form(hint: Any) -> Convert | None:
         return value
 
     return convert
+
+
+def _fixed(value: Any) -> Any:
+    """JSON of an annotation by which nothing in it can be changed, whichever of its unions' tuples it is."""
+    if isinstance(value, dict):
+        raise ValueError("its annotation has no Mapping, and a dict can be changed in place")
+    return tuple(map(_fixed, cast("list[Any]", value))) if isinstance(value, list) else value
 
 
 def _tuple_form(forms: list[Convert | None], *, is_row: bool) -> Convert:

@@ -176,6 +176,8 @@ def _classes(hint: Any) -> Iterator[type]:
         origin = typing.get_origin(one)
         if isinstance(one, typing.NewType):
             yield from _classes(one.__supertype__)
+        elif type(one).__name__ == "TypeAliasType":
+            yield from _classes(one.__value__)
         elif origin is typing.Literal:
             yield from {type(value) for value in typing.get_args(one) if value is not None}
         elif origin is typing.Final:

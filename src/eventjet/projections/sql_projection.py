@@ -24,6 +24,7 @@ from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.state import is_fixed
 from eventjet.domain.subscription import events_of, recorded_events_of, shown_name
 from eventjet.errors import DefinitionError
+from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.resolve import ResolvedProjection, name_faults
 from eventjet.projections.row_type import declaration_faults
 
@@ -97,6 +98,8 @@ class ResolvedSql:
     handlers: Mapping[type, Handler] = field(repr=False)
     app: str = ""
     """The app that declares it; empty where there is none."""
+    code: str = ""
+    """The fingerprint of the code that was imported; empty where its source cannot be read."""
 
     @property
     def quarantines(self) -> bool:
@@ -126,7 +129,8 @@ def resolve_sql(declared: SqlProjection, catalog: Catalog) -> ResolvedSql:
     if faults:
         raise DefinitionError([f"projection {declared.name!r}: {fault}" for fault in faults])
     guarded = {one: handler if is_fixed(one) else _guarded(handler) for one, handler in handlers.items()}
-    return ResolvedSql(declared.name, declared.revision, tables, tuple(handlers), guarded)
+    code = fingerprint(tuple(dict.fromkeys(handlers.values())))
+    return ResolvedSql(declared.name, declared.revision, tables, tuple(handlers), guarded, code=code)
 
 
 def _guarded(handler: Handler) -> Handler:

@@ -11,7 +11,6 @@ from sqlalchemy import Connection, MetaData, Table, delete, func, insert, select
 from eventjet import failpoints
 from eventjet.domain.parked import RETRIED, VERDICTS
 from eventjet.errors import QuarantineChanged, RebuildRefused, RevisionDropped
-from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine.rows import of
@@ -60,7 +59,6 @@ class Shadow(Generic[R_co]):
         """The shadow's, as connections to the live database find it."""
         self._names = names_of(recorded(resolved))
         self._by_hand = isinstance(resolved, ResolvedSql)
-        self._code = fingerprint(resolved)  # before a deploy puts other source in the place of what was imported
         self._known: Mapping[int, str] = {}
         self._decided: frozenset[tuple[int, str]] | None = None
         """What people had decided about the live quarantine when it was taken over."""
@@ -99,7 +97,7 @@ class Shadow(Generic[R_co]):
         """Write its checkpoint; the connection finds it by its name alone."""
         values = {"position": position, "event_id": event_id, "log": log, "epoch": EPOCH, "state": BUILDING}
         values |= {"name": self.resolved.name, "revision": self.resolved.revision, "generation": 0}
-        values |= {"app": self.resolved.app, "code": self._code}
+        values |= {"app": self.resolved.app, "code": self.resolved.code}
         connection.execute(insert(projections).values(values))
 
     def check_swappable(self, connection: Connection) -> None:
@@ -152,9 +150,9 @@ class Shadow(Generic[R_co]):
 
     def note_proof(self, copied: Checkpoint) -> None:
         """The copied rows are what this code makes: let the live checkpoint say so, unless that may have changed."""
-        if copied.code != self._code and self._code:
+        if copied.code != self.resolved.code and self.resolved.code:
             with self.space.live.begin() as connection:
-                checkpoint.note_proof(connection, copied, self._code)
+                checkpoint.note_proof(connection, copied, self.resolved.code)
 
     def pairs(self) -> list[Pair]:
         """What `copy_live` made, and the shadow's tables."""

@@ -20,7 +20,6 @@ from sqlalchemy import Connection, select
 from eventjet import failpoints
 from eventjet.errors import CheckpointFenced, PromotionRefused, TableOccupied
 from eventjet.observability import logs
-from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint, locations, table_identity
 from eventjet.sql.checkpoint import Checkpoint, revisions
@@ -96,7 +95,6 @@ class Lease:
         `failed_at` the very position in this process, it is not.
         """
         name, revision, ttl_s = resolved.name, resolved.revision, context.options.lease_s
-        code = fingerprint(resolved)
         watch, silent = LeaseWatch(), None
 
         def is_free(connection: Connection) -> bool:
@@ -108,7 +106,14 @@ class Lease:
         def take(connection: Connection) -> Checkpoint | None:
             locations.ensure(connection, resolved)
             return checkpoint.take(
-                connection, name, revision, context.owner, ttl_s, code=code, stumbled_at=failed_at, silent=silent
+                connection,
+                name,
+                revision,
+                context.owner,
+                ttl_s,
+                code=resolved.code,
+                stumbled_at=failed_at,
+                silent=silent,
             )
 
         while not stop.is_set():

@@ -35,7 +35,6 @@ from eventjet.errors import (
     UnknownEvent,
 )
 from eventjet.observability import logs
-from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine.fold import BlockedAggregates, is_newer
 from eventjet.quarantine.fold import reader as reader_of
@@ -91,7 +90,6 @@ class Projector:
         self._tells_waiting = False
         self._division = Division.of(resolved, context)
         self._failed_at = -1
-        self._code = fingerprint(resolved)  # before a deploy puts other source in the place of what was imported
         self._has_warned = False
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -138,7 +136,7 @@ class Projector:
 
     def _warn_of_other_code(self, held: Checkpoint) -> None:
         """Say once in a process that other code made some of the rows, without a new revision."""
-        if not self._has_warned and held.has_rows_of_other_code(self._code):
+        if not self._has_warned and held.has_rows_of_other_code(self.resolved.code):
             self._has_warned = True
             logs.CODE_CHANGED.tell(_log, name=held.name, revision=held.revision, newer=held.revision + 1)
 
