@@ -402,3 +402,25 @@ async def test_what_cannot_park_an_event_names_the_setting_since_its_first_fault
 
             await eventually(has_parked)
     assert caplog.text.count("is parked") == 1
+
+
+@pytest.mark.parametrize("change", [{"allow_direct": False}, {"no_ack": True}], ids=str)
+async def test_a_setting_with_which_no_cursor_moves_is_its_reason_and_hides_nothing_else(
+    town: Town, change: dict[str, bool]
+) -> None:
+    await town.ready()
+    await town.edit(f"KV_{cursor_bucket(town.app.name)}", **change)
+    looked = {one.name: one for one in await status(town.app, town.settings)}
+    assert {"rings", "sums", "echo", "abroad", "post", "nap"} <= looked.keys()
+    for name in ("echo", "abroad", "post", "nap"):
+        assert looked[name].state == "failed"
+        assert next(iter(change)) in str(looked[name].reason)
+    assert looked["rings"].state == "new"
+
+
+async def test_timers_that_cannot_be_set_are_the_reason_of_the_processes_alone(town: Town) -> None:
+    await town.ready()
+    await town.edit(timer_stream(town.app.name), no_ack=True)
+    looked = {one.name: one for one in await status(town.app, town.settings)}
+    assert (looked["nap"].state, "no_ack" in str(looked["nap"].reason)) == ("failed", True)
+    assert (looked["echo"].state, looked["echo"].reason) == ("active", None)

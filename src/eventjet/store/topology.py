@@ -389,6 +389,21 @@ def check_settings(found: StreamState) -> None:
         raise drifted(found.name, wrong)
 
 
+_STANDSTILL = ("allow_direct", "no_ack", "sealed", "subject_transform", "subjects", "mirror", "retention")
+"""Settings by which nothing can be read from a stream of cursors or timers, or is known to be stored in it."""
+
+
+def standstill(found: StreamState, declared: Mapping[str, Any]) -> LogDrifted | None:
+    """The error for settings with which nobody can work with a stream of cursors or timers; None for what can be."""
+    wrong = [
+        drift
+        for drift in compare(declared, found.config)
+        if drift.setting in (*_STANDSTILL, *(["allow_msg_schedules"] if declared.get("allow_msg_schedules") else []))
+        and not (drift.setting == "subjects" and {*drift.declared} <= {*(drift.found or ())})
+    ]
+    return drifted(found.name, wrong) if wrong else None
+
+
 def drifted(stream: str, drifts: Sequence[Drift]) -> LogDrifted:
     """The error for what these settings of a stream stand in the way of."""
     return LogDrifted(stream, {drift.setting: f"{drift.found!r} ({drift.cost})" for drift in drifts})

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.codec.subjects import cursor_bucket
-from eventjet.cursors.cursor import FAILED, Cursor
+from eventjet.cursors.cursor import FAILED, PROCESS, Cursor
 from eventjet.cursors.kv import ParkedEntry, values_among
 from eventjet.domain.parked import PARKED, RETRY
-from eventjet.errors import CursorDamaged, Forbidden, LogIncomplete, LogRolledBack, LogUnusable, StreamMissing
-from eventjet.nats.api import StreamState, next_message, server_time, stream_info
+from eventjet.errors import (
+    CursorDamaged,
+    Forbidden,
+    LogDrifted,
+    LogIncomplete,
+    LogRolledBack,
+    LogUnusable,
+    NoResponders,
+    StreamMissing,
+)
+from eventjet.nats.api import StreamState, last_message, next_message, server_time, stream_info
 from eventjet.nats.connection import NatsConnection
 from eventjet.projections.app_ref import Application
-from eventjet.reactions.following import INBOX, REACTOR, Declaration, declarations_of, filters_of
+from eventjet.reactions.following import INBOX, REACTOR, Declaration, declarations_of, filters_of, has_timers
 from eventjet.store.public_stream import check_public
+from eventjet.store.topology import cursors_config, timer_config
+from eventjet.store.topology import standstill as standstill_of
 from eventjet.workers.context import WorkerOptions
 from eventjet.workers.reader import log_fault, state_of_log
 
@@ -89,9 +101,16 @@ def _cursor_in(record: RawRecord, app: Application) -> Cursor:
 
 
 def _cursor_records(connection: NatsConnection, app: Application) -> list[RawRecord]:
-    """None, too, where the app declares nothing that has a cursor, and its roles may look at none."""
+    """None, too, where the app declares nothing that has a cursor, and its roles may look at none.
+
+    Without direct gets, which list them, there are only those that the app declares.
+    """
     try:
         return _values(connection, app.name, "c.*")
+    except NoResponders:
+        bucket = cursor_bucket(app.name)
+        asked = [last_message(f"KV_{bucket}", f"$KV.{bucket}.c.{name}") for name in sorted(declarations_of(app))]
+        return [record for record in connection.ask_all(asked) if record is not None and record[4]]
     except Forbidden:
         if declarations_of(app):
             raise
@@ -118,23 +137,40 @@ def look_at_cursors(connection: NatsConnection, app: Application) -> list[Cursor
     last = state.last
     declared = declarations_of(app)
     looks: list[CursorLook] = []
+    of_cursors = _standstill(connection, cursors_config(app.name, 1))
+    of_timers = _standstill(connection, timer_config(app.name, 1)) if has_timers(app) else None
     for seen in cursors_seen(connection, app):
         cursor = seen.cursor
         own = declared.get(cursor.name)
+        standstill = of_cursors or (of_timers if cursor.kind == PROCESS else None)
         try:
             entries = [ParkedEntry.decoded(record[4]) for record in _values(connection, app.name, f"q.{cursor.name}.*")]
         except CursorDamaged as error:
             looks.append(CursorLook(seen, 0, None, 0, str(error)))
             continue
+        except NoResponders:
+            if standstill is None:
+                raise
+            entries = []
         if own is not None and own.stream:
-            looks.append(_inbox(connection, own, seen, entries))
+            look = _inbox(connection, own, seen, entries)
+            looks.append(look if standstill is None else replace(look, fault=str(standstill)))
             continue
         filters = [] if own is None else filters_of(app, own.events)
         lag, age_s = _lag(connection, app.name, cursor, filters, last)
         parked = sum(entry.parked.resolution in (PARKED, RETRY) for entry in entries)
-        fault = cursor_fault(connection, identity, state, cursor) or _public_fault(connection, app, cursor.name)
+        fault = standstill or cursor_fault(connection, identity, state, cursor)
+        fault = fault or _public_fault(connection, app, cursor.name)
         looks.append(CursorLook(seen, lag, age_s, parked, "" if fault is None else str(fault)))
     return looks
+
+
+def _standstill(connection: NatsConnection, declared: Mapping[str, Any]) -> LogDrifted | None:
+    """With which settings of this stream no cursor can move; None where it is missing, or nobody may look."""
+    try:
+        return standstill_of(connection.ask(stream_info(str(declared["name"]))), declared)
+    except (StreamMissing, Forbidden):
+        return None
 
 
 def _public_fault(connection: NatsConnection, app: Application, name: str) -> LogUnusable | None:
