@@ -148,10 +148,9 @@ def look_at_cursors(connection: NatsConnection, app: Application) -> list[Cursor
         except CursorDamaged as error:
             looks.append(CursorLook(seen, 0, None, 0, str(error)))
             continue
-        except NoResponders:
-            if standstill is None:
-                raise
-            entries = []
+        except NoResponders as error:
+            # Where nobody may look at the settings, that nothing can be listed is all that is known.
+            standstill, entries = standstill or error, []
         if own is not None and own.stream:
             look = _inbox(connection, own, seen, entries)
             looks.append(look if standstill is None else replace(look, fault=str(standstill)))
