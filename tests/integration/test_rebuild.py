@@ -224,7 +224,6 @@ async def test_hand_made_changes_are_gone_after_a_rebuild(book: Book) -> None:
             "the foreign key own_fk",
         ),
         ("create index by_hand on balances (events)", "the index by_hand"),
-        ("create publication everything for all tables", "the publication everything"),
         ("create policy own on balances using (true)", "the policy own"),
     ],
 )

@@ -37,7 +37,8 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
 
     Fields are strict: an `int` is not a `str`, a `float` is not a `Decimal`. A keyword that is no field raises
     `TypeError`; a field of a stored body that the class does not have is passed over. Nothing is registered; an `App`
-    or a `scenario` finds the event through the annotation of the `evolve` that folds it.
+    or a `scenario` finds the event through the annotation of the `evolve` that folds it. Raises `DefinitionError` for
+    a class that is generic, and for a field with an alias.
 
     ```python
     @event("account.closed")
