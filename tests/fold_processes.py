@@ -8,12 +8,23 @@ from pathlib import Path
 MARK = "EVENTJET_TEST_FOLDED"
 """A variable: with a value that no other test has, it is in every process that is started for this one."""
 ENDS_S = 60.0
+_STARTS_S = 60.0
 _NAMES = ("eventjet fold", "eventjet forks")
 
 
 def fold_processes(value: str) -> list[int]:
     """Process ids of those that live, orphans too."""
     return _found(value, _NAMES[:1])
+
+
+def folded_by(value: str, number: int) -> bool:
+    """Whether so many of them live at once, soon: they are forked one after the other."""
+    deadline = time.monotonic() + _STARTS_S
+    while len(fold_processes(value)) != number:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def fork_servers(value: str) -> list[int]:

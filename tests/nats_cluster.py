@@ -51,15 +51,7 @@ class NatsCluster:
 
     def wait_ready(self, timeout_s: float = 60.0) -> None:
         """Return once all servers are healthy and name the same leader; raises `Unreachable` otherwise."""
-        deadline = time.monotonic() + timeout_s
-        while not self._agreed():
-            if time.monotonic() > deadline:
-                raise Unreachable(
-                    _COMPONENT,
-                    f"its servers did not agree on a JetStream leader within {timeout_s:g} s",
-                    "See that all three run and are not paused, or allow more time.",
-                )
-            time.sleep(_POLL_S)
+        wait_agreed(self.servers, timeout_s)
 
     def leader(self) -> NatsServer | None:
         """The server that leads JetStream's meta group, by what the first one that answers says."""
@@ -140,9 +132,23 @@ class NatsCluster:
             (server.directory / "data").symlink_to(data)
         return made
 
-    def _agreed(self) -> bool:
-        leaders = [_leader_by(server) for server in self.servers if _healthy(server)]
-        return len(leaders) == len(self.servers) and None not in leaders and len(set(leaders)) == 1
+
+def wait_agreed(servers: Sequence[NatsServer], timeout_s: float = 60.0) -> None:
+    """Return once all servers are healthy and name the same leader; raises `Unreachable` otherwise."""
+    deadline = time.monotonic() + timeout_s
+    while not _agreed(servers):
+        if time.monotonic() > deadline:
+            raise Unreachable(
+                _COMPONENT,
+                f"its servers did not agree on a JetStream leader within {timeout_s:g} s",
+                "See that all three run and are not paused, or allow more time.",
+            )
+        time.sleep(_POLL_S)
+
+
+def _agreed(servers: Sequence[NatsServer]) -> bool:
+    leaders = [_leader_by(server) for server in servers if _healthy(server)]
+    return len(leaders) == len(servers) and None not in leaders and len(set(leaders)) == 1
 
 
 def _healthy(server: NatsServer) -> bool:

@@ -13,7 +13,7 @@ from eventjet.nats.endpoint import Endpoint
 from tests import logs
 from tests.acceptance.conftest import Program
 from tests.acceptance.test_commands import Keep
-from tests.fold_processes import MARK, all_ended, fold_processes, fork_servers
+from tests.fold_processes import MARK, all_ended, folded_by, fork_servers
 
 _END_S = 60.0
 MANY = 120_000
@@ -43,7 +43,7 @@ def test_a_worker_divides_what_is_far_behind_and_ends_with_its_processes(
     assert worker.stderr is not None
     said: Iterator[str] = iter(worker.stderr.readline, "")
     assert any("2 processes fold what comes after position" in line for line in said)
-    assert len(fold_processes(stream)) == 2
+    assert folded_by(stream, 2)
     (server,) = fork_servers(stream)
     # A fork of the worker, which had started no thread by then.
     assert Path(f"/proc/{server}/cmdline").read_bytes() == Path(f"/proc/{worker.pid}/cmdline").read_bytes()

@@ -25,6 +25,7 @@ from eventjet.settings import Settings
 from tests.docs.nats_chart import CA, CERTIFICATES, KNOWN, named, nats_conf
 from tests.docs.pages import blocks_of
 from tests.integration.wire_secrets import certificates
+from tests.nats_cluster import wait_agreed
 
 ROOT = Path(__file__).parents[2]
 VALUES: dict[str, Any] = yaml.safe_load((ROOT / "deploy/kubernetes/nats-values.yaml").read_text(encoding="utf-8"))
@@ -107,6 +108,7 @@ def servers(tmp_path: Path) -> Iterator[list[NatsServer]]:
             server = NatsServer(config=f"server_name: nats-{number}\n{own}")
             held.callback(server.close)
             made.append(server.start(60.0))
+        wait_agreed(made, 240.0)
         yield made
 
 

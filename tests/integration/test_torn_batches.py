@@ -8,7 +8,7 @@ import pytest
 
 from eventjet import Settings
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import Refused, SaveTorn, StoreError
+from eventjet.errors import SaveTorn, StoreError, StreamFull
 from eventjet.rebuild import Kind, audit
 from tests.unit.written_logs import APP, Account
 
@@ -44,7 +44,7 @@ async def test_a_save_at_the_limit_is_refused_whole_or_called_torn(limited: str,
                 break
         left = (await jet.store.state()).last - number * events
         assert 0 <= left < events
-        assert type(said) is (SaveTorn if left else Refused)
+        assert type(said) is (SaveTorn if left else StreamFull)
         again = jet.repository(Account).command(f"c-{number}")
         if isinstance(said, SaveTorn):
             with pytest.raises(SaveTorn):

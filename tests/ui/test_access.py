@@ -328,17 +328,13 @@ def test_a_console_that_others_can_reach_asks_the_named_function(tmp_path: Path)
     for options in (("--host", "0.0.0.0"), public, ("--host", "0.0.0.0", *public)):
         options = (*options, "--access", "operations:by_sign_on", "--monitoring", "http://127.0.0.1:1")
         with serving(tmp_path, environ, *options) as url:
-            port = url.rpartition(":")[2]
-            ask = httpx.Client(base_url=f"http://127.0.0.1:{port}", headers={"host": "console.example"})
-            path = "/jobs"
-            if options[0] == "--host" and len(options) == 6:
-                ask.headers["host"] = f"127.0.0.1:{port}"
-            assert ask.get(path).status_code == 403
-            for user, may_act in (("ada", True), ("eve", False)):
-                page = ask.get(
-                    f"{path.replace('jobs', 'actions/new')}?action=pause&name=balances", headers={"x-user": user}
-                )
-                assert (page.status_code == 200, 'method="post"' in page.text) == (may_act, may_act)
+            base = f"http://127.0.0.1:{url.rpartition(':')[2]}"
+            host = "console.example" if "--public-url" in options else base.removeprefix("http://")
+            with httpx.Client(base_url=base, headers={"host": host}) as ask:
+                assert ask.get("/jobs").status_code == 403
+                for user, may_act in (("ada", True), ("eve", False)):
+                    page = ask.get("/actions/new?action=pause&name=balances", headers={"x-user": user})
+                    assert (page.status_code == 200, 'method="post"' in page.text) == (may_act, may_act)
 
 
 @pytest.mark.slow
