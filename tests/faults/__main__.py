@@ -33,7 +33,7 @@ def main() -> int:
     parser.add_argument("--root", action="store_true", help="also what needs disks and networks of its own")
     parser.add_argument("--rounds", type=int, default=3, help="how often each does what it does")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long commands run around each fault")
-    parser.add_argument("--minutes", type=float, default=30.0, help="of steady load")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of steady load")
     parser.add_argument("--list", action="store_true", help="name the scenarios and end")
     given = parser.parse_args()
     chosen = [SCENARIOS[name] for name in given.only] or [

@@ -1,4 +1,4 @@
-"""Clocks that jump, and half an hour of steady load."""
+"""Clocks that jump, and steady load."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def clock_jumps(trial: Trial) -> None:
 
 @scenario("steady-load")
 def steady_load(trial: Trial) -> None:
-    """Half an hour of commands (`MINUTES`); what a client, a worker and the server hold is read each minute."""
+    """Commands for ten minutes (`MINUTES`); what a client, a worker and the server hold is read each minute."""
     server = trial.stack.enter_context(NatsServer())
     with trial.running([server.url], pause_s=0.05, entities=2_000, writers=4) as run, ExitStack() as stack:
         client = stack.enter_context(ForkedWorker("tests.faults.trials.client", [server.url, run.ledger.name])).ready()
