@@ -213,8 +213,8 @@ class Jet:
         A reactor or a process that has no cursor yet gets one, where its `start` says, and the log notes the names of
         the app's aggregates. Neither happens in a log with events of others, which `Topology.unknown` names: first
         events of aggregates that it does not know are refused there. What stands in the way of a publication or an
-        inbox alone is in `Topology.unusable`. Raises `UsageError` for a log in memory, `LogUnusable` for a stream that
-        is not eventjet's, and `Forbidden`.
+        inbox alone, or of the names, is in `Topology.unusable`. Raises `UsageError` for a log in memory, `LogUnusable`
+        for a stream that is not eventjet's, and `Forbidden`.
         """
         if self.client is None:
             raise UsageError("This log is not on a server, so there is nothing to create.")
@@ -225,15 +225,16 @@ class Jet:
                 await check_public_stream(self.client, one.stream, one.name)
             except LogUnusable as error:
                 unusable.append(error)
+        own, replicas = {*self._catalog.aggregates, CLAIMS}, self.settings.replicas
         needs = {"cursors": bool(follows), "timers": has_timers(self._app)}
-        topology = await declare(self.client, self.name, self.settings.replicas, **needs)
+        topology = await declare(self.client, self.name, replicas, **needs, aggregates=own)
         others = await others_answering(self.client, probes_of(self._app))
         unknown = await asyncio.to_thread(self._unknown_aggregates, self.client.endpoint)
+        if not unknown:
+            not_noted = await note_aggregates(self.client, self.name, own)
+            unusable += [] if not_noted is None else [not_noted]
         topology = replace(topology, others=others, unknown=tuple(unknown), unusable=tuple(unusable))
-        if unknown:
-            return topology
-        await note_aggregates(self.client, self.name, {*self._catalog.aggregates, CLAIMS})
-        if not follows:
+        if unknown or not follows:
             return topology
         made, missing = await begin(Cursors(self.client, self.name), self.store, self.client, follows.values())
         return replace(topology, cursors=tuple(made), unusable=(*unusable, *missing))

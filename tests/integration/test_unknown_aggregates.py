@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from typing import Any
 
+import orjson
 import pytest
 
-from eventjet import App, Imported, Reaction, Recorded, Refused, aggregate, event, reactor
+from eventjet import App, Imported, Jet, Reaction, Recorded, Refused, aggregate, event, reactor
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.unique import CLAIMS
-from eventjet.nats.api import stream_info
+from eventjet.nats.api import stream_info, update_stream
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.store.strangers import noted_unknown, unknown_aggregates
+from eventjet.store.topology import AGGREGATES
 from eventjet.workers.supervisor import run_workers
+from tests.faults.proxy import PASS, Fate, NatsProxy, Publish
 from tests.logs import append, block, create, fresh_name
 
 
@@ -166,6 +172,124 @@ async def test_a_worker_names_what_it_does_not_know_and_works(
         async with asyncio.timeout(60):
             await run_workers(unaware, settings, stop=stop, on_ready=stop.set)
     assert "has events of 1 'account'" in caplog.text
+
+
+def updates(name: str, fate: Fate) -> Callable[[Publish], Fate]:
+    """The first update of a stream has a fate."""
+    left = [fate]
+    return lambda publish: left.pop() if left and publish.subject == f"$JS.API.STREAM.UPDATE.{name}" else PASS
+
+
+def through(proxy: NatsProxy, app: App) -> AbstractAsyncContextManager[Jet]:
+    return app.connect(servers=proxy.url, request_timeout_s=60.0)
+
+
+async def test_two_inits_at_once_do_not_lose_each_others_names(eventjet_nats: NatsServer) -> None:
+    """The second one has read what the first one read, and what it sends comes last."""
+    name, (read, first, second) = fresh_name(), (asyncio.Event() for _ in range(3))
+    async with App(name, aggregates=[Account]).connect(servers=eventjet_nats.url) as jet:
+        await jet.init()
+
+    async def first_arrived() -> None:
+        await read.wait()
+
+    async def first_done() -> None:
+        first.set()
+        await second.wait()
+
+    async def second_arrived() -> None:
+        read.set()
+        await first.wait()
+
+    async def second_done() -> None:
+        second.set()
+
+    fates = Fate(first=first_arrived, then=first_done), Fate(first=second_arrived, then=second_done)
+    apps = App(name, aggregates=[Account, Order]), App(name, aggregates=[Account, Refund])
+
+    async def init(app: App, fate: Fate) -> None:
+        async with NatsProxy(eventjet_nats.url, updates(name, fate)) as proxy, through(proxy, app) as jet:
+            assert (await jet.init()).unusable == ()
+
+    async with asyncio.timeout(120):
+        await asyncio.gather(*map(init, apps, fates))
+    assert {"account", "order", "refund"} <= noted_in(eventjet_nats, name)
+
+
+async def test_any_number_of_first_inits_at_once_note_the_names_of_all(eventjet_nats: NatsServer) -> None:
+    name = fresh_name()
+
+    async def init(aggregate: type[Any]) -> None:
+        async with App(name, aggregates=[aggregate]).connect(servers=eventjet_nats.url) as jet:
+            assert (await jet.init()).unusable == ()
+
+    async with asyncio.timeout(120):
+        await asyncio.gather(*map(init, [Account, Renamed, Order, Refund]))
+    assert {"account", "acct", "order", "refund"} <= noted_in(eventjet_nats, name)
+
+
+async def test_an_edit_that_takes_the_names_out_is_kept_and_they_are_noted_again(
+    name: str, eventjet_nats: NatsServer
+) -> None:
+    with NatsConnection.open(Endpoint((eventjet_nats.url,))) as connection:
+        config = connection.ask(stream_info(name)).config
+
+    async def edit() -> None:
+        def send() -> None:
+            with NatsConnection.open(Endpoint((eventjet_nats.url,))) as connection:
+                connection.ask(update_stream({**config, "description": "of the bank"}))
+
+        await asyncio.to_thread(send)
+
+    app = App(name, aggregates=[Account, Order])
+    async with NatsProxy(eventjet_nats.url, updates(name, Fate(then=edit))) as proxy, through(proxy, app) as jet:
+        assert (await jet.init()).unusable == ()
+    assert {"account", "order"} <= noted_in(eventjet_nats, name)
+    with NatsConnection.open(Endpoint((eventjet_nats.url,))) as connection:
+        assert connection.ask(stream_info(name)).config["description"] == "of the bank"
+
+
+async def test_who_may_not_change_the_stream_is_told_which_names_are_not_noted_and_who_may() -> None:
+    name = fresh_name()
+    users = """authorization { users: [
+      { user: may, password: may }
+      { user: not, password: not, permissions: { publish: { deny: "$JS.API.STREAM.UPDATE.>" } } }
+    ] }"""
+    app = App(name, aggregates=[Account, Order], reactors=[greet])
+    with NatsServer(sync_interval="1m", config=users) as server:
+        async with App(name, aggregates=[Account]).connect(servers=server.url, user="may", password="may") as jet:
+            await jet.init()
+        async with app.connect(servers=server.url, user="not", password="not") as jet:
+            topology = await jet.init()
+            assert [one for one, _ in topology.cursors] == ["greetings"]  # all else is made
+        (told,) = map(str, topology.unusable)
+        assert "that order may begin histories" in told
+        assert f"may not use $JS.API.STREAM.UPDATE.{name}" in told
+        assert "the role `admin`" in told
+
+
+async def test_what_the_server_refuses_to_note_is_told_with_its_words(name: str, eventjet_nats: NatsServer) -> None:
+    refusal = {"type": "", "error": {"code": 400, "err_code": 10052, "description": "no room for that"}}
+
+    def refused(publish: Publish) -> Fate:
+        async def answer() -> None:
+            with NatsConnection.open(Endpoint((eventjet_nats.url,))) as connection:
+                connection.publish(publish.reply, orjson.dumps(refusal))
+                connection.api("INFO")
+
+        return Fate("lose", first=answer) if publish.subject == f"$JS.API.STREAM.UPDATE.{name}" else PASS
+
+    app = App(name, aggregates=[Account, Order])
+    async with NatsProxy(eventjet_nats.url, refused) as proxy, through(proxy, app) as jet:
+        (told,) = map(str, (await jet.init()).unusable)
+    assert "that eventjet_unique" not in told  # it is noted already
+    assert "that order may begin histories" in told
+    assert "the server refused it: no room for that (10052)" in told
+
+
+def noted_in(server: NatsServer, name: str) -> set[str]:
+    with NatsConnection.open(Endpoint((server.url,))) as connection:
+        return set(connection.ask(stream_info(name)).metadata[AGGREGATES].split())
 
 
 def test_of_a_long_log_those_are_named_that_init_has_noted(name: str, eventjet_nats: NatsServer) -> None:

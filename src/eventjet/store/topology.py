@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
@@ -21,6 +20,7 @@ from eventjet.codec.subjects import (
 )
 from eventjet.errors import (
     ApiRefused,
+    Forbidden,
     IdentityLost,
     LogDrifted,
     LogUnusable,
@@ -45,6 +45,10 @@ IDENTITY = "eventjet.log"
 """Key of the log's UUID in the stream's metadata; a restore copies it."""
 AGGREGATES = "eventjet.aggregates"
 """Key of the names of all aggregates that `init` was run for over this log, with blanks between them."""
+_NOTES_MAX = 20
+"""So often the names are noted again, where others change the stream at the same time."""
+_SETTLED_S = 0.5
+"""Whoever read the stream before its last change is taken to have sent their own by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,8 @@ class Topology:
     unknown: tuple[UnknownAggregate, ...] = ()
     """What the log has events of and the app does not declare: nothing more was made for it."""
     unusable: tuple[LogUnusable, ...] = ()
-    """Streams of publications and inboxes that cannot be used as they are; all else was made nevertheless."""
+    """Streams of publications and inboxes that cannot be used as they are, and the log where the names of the app's
+    aggregates could not be noted in it; all else was made nevertheless."""
 
 
 _COMMON = {
@@ -248,10 +253,19 @@ def needed_configs(app: str, replicas: int, *, cursors: bool, timers: bool) -> t
     return (log, snapshots, *([of_cursors] if cursors else []), *([of_timers] if timers else []))
 
 
-async def declare(client: Client, app: str, replicas: int, *, cursors: bool = False, timers: bool = False) -> Topology:
+async def declare(
+    client: Client,
+    app: str,
+    replicas: int,
+    *,
+    cursors: bool = False,
+    timers: bool = False,
+    aggregates: Collection[str] = (),
+) -> Topology:
     """Create what is missing and report what differs; nothing that exists is changed. Raises `LogUnusable`.
 
-    What keeps `cursors`, and what `timers` need, is made for an app that has something for them.
+    What keeps `cursors`, and what `timers` need, is made for an app that has something for them. A log that is made
+    has the names of the `aggregates` noted in it from the beginning; for any other see `note_aggregates`.
     """
     created: list[str] = []
     drifts: list[Drift] = []
@@ -260,7 +274,8 @@ async def declare(client: Client, app: str, replicas: int, *, cursors: bool = Fa
         name = str(config["name"])
         found = await _find(client, name)
         if found is None:
-            fresh = {**config, "metadata": {IDENTITY: str(uuid4()), FIRST: "1"}} if name == app else config
+            own = {IDENTITY: str(uuid4()), FIRST: "1", **_with_noted({}, aggregates)}
+            fresh = {**config, "metadata": own} if name == app else config
             found = await _create(client, fresh)
             if name == app and found.last and identity_of(found) == fresh["metadata"][IDENTITY]:
                 raise await _not_new(client, config, found)
@@ -281,15 +296,43 @@ async def others_answering(client: Client, kinds: Iterable[tuple[str, str]]) -> 
     return client.answerers.strangers
 
 
-async def note_aggregates(client: Client, app: str, aggregates: Collection[str]) -> None:
-    """Note in the log's metadata that these may begin histories in it. Raises `LogUnusable` and `Forbidden`."""
-    found = await info(client, app)
-    noted = set(found.metadata.get(AGGREGATES, "").split())
-    if noted >= set(aggregates):
-        return
-    metadata = {**found.metadata, AGGREGATES: " ".join(sorted(noted | set(aggregates)))}
-    with suppress(ApiRefused):  # a stream that cannot be changed takes nothing either, and that is a drift
-        await client.ask(update_stream({**found.config, "metadata": metadata}))
+async def note_aggregates(client: Client, app: str, aggregates: Collection[str]) -> LogUnusable | None:
+    """Note in the log's metadata that these may begin histories in it; return why that could not be done, else None.
+
+    The server compares nothing when it takes a configuration: whoever read an older one and sends theirs later takes
+    the names out again, as this may undo what others changed. So what was read last is sent, at once, and some time
+    later the stream is looked at again, until the names are there. Raises `LogUnusable` for a stream that is missing.
+    """
+    missing, why = set(aggregates), "others change the stream again and again"
+    for _ in range(_NOTES_MAX):
+        found = await info(client, app)
+        missing = set(aggregates) - _noted(found.metadata)
+        if not missing:
+            return None
+        try:
+            await client.ask(update_stream({**found.config, "metadata": _with_noted(found.metadata, aggregates)}))
+        except Forbidden as denied:
+            why = f"these credentials may not use {denied.subject}"
+            break
+        except ApiRefused as refusal:
+            why = f"the server refused it: {refusal.description} ({refusal.err_code})"
+            break
+        await asyncio.sleep(_SETTLED_S)
+    return LogUnusable(
+        f"The stream {app!r}",
+        f"it was not noted in it that {', '.join(sorted(missing))} may begin histories in it: {why}",
+        "First events of these are refused as long as the log is noted to be of others that the app does not declare. "
+        f"Run `eventjet init` again, with credentials that may use $JS.API.STREAM.UPDATE.{app}: the role `admin` may.",
+    )
+
+
+def _noted(metadata: Mapping[str, str]) -> set[str]:
+    return set(metadata.get(AGGREGATES, "").split())
+
+
+def _with_noted(metadata: Mapping[str, str], aggregates: Collection[str]) -> dict[str, str]:
+    names = _noted(metadata) | set(aggregates)
+    return {**metadata, **({AGGREGATES: " ".join(sorted(names))} if names else {})}
 
 
 async def info(client: Client, app: str) -> StreamState:
