@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -34,13 +35,13 @@ from eventjet.nats.protocol import Frame
 from eventjet.observability import logs
 from eventjet.settings import Settings
 from eventjet.snapshots.kv import Bucket, KeyValueSnapshots
-from eventjet.store.known_log import KnownLog
 from eventjet.store.public_stream import PublicStream
 from eventjet.store.timers import JetStreamTimers
 from eventjet.store.topology import declare, stream_config
 from eventjet.store.voids import record_void
 from tests.archives import archive_of
 from tests.contracts.unique_contract import Called, User
+from tests.faults.proxy import PASS, Fate, NatsProxy, Publish
 from tests.logs import block, fresh_name, records_of
 
 Answers: TypeAlias = Callable[[str], Iterable[bytes]]
@@ -74,12 +75,6 @@ def error(code: int) -> Answers:
     ]
 
 
-@pytest.fixture(autouse=True)
-def _unnoticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What mutes or deafens a stream is a setting, with which nothing is sent once it was noticed; here it never is."""
-    monkeypatch.setattr(KnownLog, "check_settings", lambda _: None)
-
-
 @pytest.fixture
 def settings(eventjet_nats: NatsServer) -> Settings:
     return Settings(servers=(eventjet_nats.url,), request_timeout_s=1.0, save_timeout_s=3.0)
@@ -98,14 +93,12 @@ def app() -> App:
 
 
 @asynccontextmanager
-async def rogue(
-    settings: Settings, subjects: str, stream: str, answers: Answers, *, times: int = 1
-) -> AsyncIterator[None]:
+async def rogue(settings: Settings, subjects: str, stream: str, answers: Answers) -> AsyncIterator[None]:
     """A subscriber that answers whatever comes on some subjects."""
     client = await connect(settings)
 
     def heard(frame: Frame) -> None:
-        for answer in list(answers(stream)) * times:
+        for answer in answers(stream) if frame[2] else ():
             client.publish(frame[2].decode(), answer)
 
     try:
@@ -116,16 +109,28 @@ async def rogue(
         await client.close()
 
 
-async def mute(client: Client, stream: str) -> None:
-    """The stream stores what it did before, and answers nothing: whatever is answered is the others'."""
-    state = await client.ask(stream_info(stream))
-    await client.ask(update_stream({**state.config, "no_ack": True}))
+@asynccontextmanager
+async def relayed(settings: Settings) -> AsyncIterator[tuple[NatsProxy, Settings]]:
+    """A relay before the server, and the settings of who is connected through it."""
+    async with NatsProxy(settings.servers[0]) as relay:
+        yield relay, replace(settings, servers=(relay.url,))
 
 
-async def deafen(client: Client, stream: str) -> None:
-    """The stream hears nothing any more: what is published there is stored nowhere."""
-    state = await client.ask(stream_info(stream))
-    await client.ask(update_stream({**state.config, "subjects": [f"{stream}_elsewhere"]}))
+def by_others(
+    prefix: str, stream: str, answers: Answers, client: Client, *, stored: bool, times: int = 1
+) -> Callable[[Publish], Fate]:
+    """What is published below a prefix is stored, or lost on its way; of its answers those of others alone arrive."""
+
+    def choose(publish: Publish) -> Fate:
+        async def answer() -> None:
+            for told in list(answers(stream)) * times if publish.reply else ():
+                client.publish(publish.reply, told)
+
+        if not publish.subject.startswith(prefix):
+            return PASS
+        return Fate(answer="lose", then=answer) if stored else Fate("lose", first=answer)
+
+    return choose
 
 
 async def a_save(jet: Jet) -> int:
@@ -155,16 +160,16 @@ Action: TypeAlias = Callable[[Jet], Coroutine[Any, Any, int]]
 async def test_an_answer_of_another_stream_or_subscriber_is_no_acknowledgement(
     app: App, settings: Settings, client: Client, action: Action
 ) -> None:
-    async with app.connect(settings) as jet, rogue(settings, stream_subjects(app.name), app.name, hostile):
+    async with relayed(settings) as (relay, through), app.connect(through) as jet:
         await jet.init()
-        await mute(client, app.name)
+        relay.choose = by_others(f"{app.name}.", app.name, hostile, client, stored=True)
         assert await action(jet) == (await jet.log()).last
 
 
 async def test_a_unique_value_is_claimed_once_whoever_answers(app: App, settings: Settings, client: Client) -> None:
-    async with app.connect(settings) as jet, rogue(settings, stream_subjects(app.name), app.name, hostile):
+    async with relayed(settings) as (relay, through), app.connect(through) as jet:
         await jet.init()
-        await mute(client, app.name)
+        relay.choose = by_others(f"{app.name}.", app.name, hostile, client, stored=True)
         users = jet.repository(User)
         await users.execute("ada", User.call, "a@bank")
         with pytest.raises(NotUnique):
@@ -175,9 +180,9 @@ async def test_a_unique_value_is_claimed_once_whoever_answers(app: App, settings
 async def test_what_only_another_acknowledges_is_not_taken_for_stored(
     app: App, settings: Settings, client: Client, action: Action
 ) -> None:
-    async with app.connect(settings) as jet, rogue(settings, stream_subjects(app.name), app.name, hostile):
+    async with relayed(settings) as (relay, through), app.connect(through) as jet:
         await jet.init()
-        await deafen(client, app.name)
+        relay.choose = by_others(f"{app.name}.", app.name, hostile, client, stored=False)
         with pytest.raises(OutcomeUnknown, match="answered"):
             await action(jet)
         assert (await jet.log()).last == 0
@@ -188,27 +193,30 @@ async def test_what_only_another_acknowledges_is_not_taken_for_stored(
 async def test_an_error_that_may_be_anothers_does_not_hide_what_is_stored(
     app: App, settings: Settings, client: Client, code: int, times: int
 ) -> None:
-    subjects = stream_subjects(app.name)
-    async with app.connect(settings) as jet, rogue(settings, subjects, app.name, error(code), times=times):
+    async with relayed(settings) as (relay, through), app.connect(through) as jet:
         await jet.init()
-        await mute(client, app.name)
+        relay.choose = by_others(f"{app.name}.", app.name, error(code), client, stored=True, times=times)
         assert await a_save(jet) == (await jet.log()).last
         assert await a_batch(jet) == (await jet.log()).last
 
 
 async def test_answers_without_end_do_not_keep_a_save_from_ending(app: App, settings: Settings, client: Client) -> None:
-    async with app.connect(settings) as jet:
+    chatter: list[asyncio.Task[None]] = []
+
+    async def chat(reply: str) -> None:
+        while reply:
+            client.publish(reply, b'{"seq":1}')
+            await asyncio.sleep(0.05)
+
+    def choose(publish: Publish) -> Fate:
+        if not publish.subject.startswith(f"{app.name}."):
+            return PASS
+        chatter.append(asyncio.ensure_future(chat(publish.reply)))
+        return Fate("lose")
+
+    async with relayed(settings) as (relay, through), app.connect(through) as jet:
         await jet.init()
-        await deafen(client, app.name)
-        chatter: list[asyncio.Task[None]] = []
-
-        async def chat(frame: Frame) -> None:
-            while True:
-                client.publish(frame[2].decode(), b'{"seq":1}')
-                await asyncio.sleep(0.05)
-
-        await client.serve(stream_subjects(app.name), lambda frame: chatter.append(asyncio.ensure_future(chat(frame))))
-        await client.api("INFO")
+        relay.choose = choose
         try:
             async with asyncio.timeout(60):
                 with pytest.raises(OutcomeUnknown):
@@ -216,6 +224,7 @@ async def test_answers_without_end_do_not_keep_a_save_from_ending(app: App, sett
         finally:
             for one in chatter:
                 one.cancel()
+    assert chatter
 
 
 async def a_timer(client: Client, app: str) -> None:
@@ -242,11 +251,11 @@ async def a_void(client: Client, app: str) -> None:
 
 
 WRITES = {
-    a_timer: (timer_stream, lambda app: f"_EJ.{app}.>"),
-    a_cursor: (lambda app: f"KV_{cursor_bucket(app)}", lambda app: f"$KV.{cursor_bucket(app)}.>"),
-    a_publication: (lambda app: f"{app}_public", lambda app: f"{app}_public.>"),
-    a_snapshot: (lambda app: f"KV_{snapshot_bucket(app)}", lambda app: f"$KV.{snapshot_bucket(app)}.>"),
-    a_void: (lambda app: app, lambda app: f"{app}.*.*"),
+    a_timer: (timer_stream, lambda app: f"_EJ.{app}."),
+    a_cursor: (lambda app: f"KV_{cursor_bucket(app)}", lambda app: f"$KV.{cursor_bucket(app)}."),
+    a_publication: (lambda app: f"{app}_public", lambda app: f"{app}_public."),
+    a_snapshot: (lambda app: f"KV_{snapshot_bucket(app)}", lambda app: f"$KV.{snapshot_bucket(app)}."),
+    a_void: (lambda app: app, lambda app: f"{app}."),
 }
 
 
@@ -259,32 +268,36 @@ async def test_nothing_is_taken_for_written_or_contested_on_the_word_of_another(
     await declare(client, app, 1, cursors=True, timers=True)
     public = {"name": f"{app}_public", "subjects": [f"{app}_public.>"], "allow_atomic": True}
     await client.ask(create_stream(public))
-    stream, subjects = (each(app) for each in WRITES[write])
-    await deafen(client, stream)
-    async with rogue(settings, subjects, stream, answers):
-        if write is a_snapshot and answers is not hostile:
-            await write(client, app)  # one that is newer is as good
-        elif write is a_publication and answers is not hostile:
-            with pytest.raises(Exception, match="lights"):  # it looks again
-                await write(client, app)
-        else:
-            with pytest.raises((StoreUnavailable, LogUnusable)):
-                await write(client, app)
+    stream, prefix = (each(app) for each in WRITES[write])
+    async with relayed(settings) as (relay, through):
+        relay.choose = by_others(prefix, stream, answers, client, stored=False)
+        writer = await connect(through)
+        try:
+            if write is a_snapshot and answers is not hostile:
+                await write(writer, app)  # one that is newer is as good
+            elif write is a_publication and answers is not hostile:
+                with pytest.raises(Exception, match="lights"):  # it looks again
+                    await write(writer, app)
+            else:
+                with pytest.raises((StoreUnavailable, LogUnusable)):
+                    await write(writer, app)
+        finally:
+            await writer.close()
 
 
 async def test_a_snapshot_over_a_link_of_its_own_is_not_written_on_the_word_of_another(
-    settings: Settings, client: Client, eventjet_nats: NatsServer
+    settings: Settings, client: Client
 ) -> None:
     app = fresh_name()
     await declare(client, app, 1)
     bucket = snapshot_bucket(app)
-    await deafen(client, f"KV_{bucket}")
+    async with relayed(settings) as (relay, through):
+        relay.choose = by_others(f"$KV.{bucket}.", f"KV_{bucket}", hostile, client, stored=False)
 
-    def write() -> None:
-        with NatsConnection.open(Endpoint((eventjet_nats.url,))) as link:
-            link.ask(Bucket(bucket).write("user.ada", b"{}"), timeout_s=1.0)
+        def write() -> None:
+            with NatsConnection.open(Endpoint.of(through)) as link:
+                link.ask(Bucket(bucket).write("user.ada", b"{}"), timeout_s=1.0)
 
-    async with rogue(settings, f"$KV.{bucket}.>", f"KV_{bucket}", hostile):
         with pytest.raises((StoreUnavailable, LogUnusable)):
             await asyncio.to_thread(write)
 
