@@ -115,7 +115,7 @@ SENT: dict[str, tuple[set[str], list[str]]] = {
             "$JS.API.DIRECT.GET.KV_bank_snapshots.$KV.bank_snapshots.account.a",
         ],
     ),
-    "look at cursors and timers": ({"admin"}, _stream("INFO", "KV_bank_cursors", "EJ_bank_timers")),
+    "look at cursors and timers": ({"reader", *ACTS}, _stream("INFO", "KV_bank_cursors", "EJ_bank_timers")),
     "read cursors and timers": ({"reader", *ACTS}, _stream("MSG.GET", "KV_bank_cursors", "EJ_bank_timers")),
     "read cursors and timers from any replica": (
         {"reader", *ACTS},

@@ -9,16 +9,22 @@ from decimal import Decimal
 import pytest
 
 from eventjet import App, served
+from eventjet.codec.subjects import cursor_bucket, timer_stream
 from eventjet.dev.nats import NatsServer
+from eventjet.errors import LogDrifted, StoreUnavailable
 from eventjet.examples.transfer.accounts import Account
 from eventjet.examples.transfer.app import transfers
 from eventjet.examples.transfer.transfers import Stage, Transfer
+from eventjet.nats.api import stream_info, update_stream
+from eventjet.nats.client import connect
+from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.roles import accounts, roles_of, serving_roles
 from eventjet.reactions.following import declarations_of
 from eventjet.repository.repositories import open_repositories
 from eventjet.serving.service import Service
 from eventjet.settings import Settings
+from eventjet.store.topology import cursors_config, explained, timer_config
 from eventjet.workers.status import status
 from tests.integration.reacting import Bell, Town, app_of, eventually, until, working
 from tests.integration.test_permission_matrix import denied
@@ -59,6 +65,33 @@ async def test_with_its_roles_an_app_does_its_work(server: NatsServer) -> None:
         assert (await held.load("ada")).balance == 9
     found = await status(transfers, settings_of(server, "reader"))
     assert [(one.name, one.state) for one in found] == [("receipts", "active"), ("transfer", "active")]
+
+
+async def test_a_setting_that_stops_cursors_or_timers_is_seen_by_the_roles_that_look_or_work() -> None:
+    passwords = "".join(f"{one.variable}: {one.name}\n" for one in ROLES)
+    config = f"{passwords}SYS_PASSWORD: sys\n{accounts('transfers', ROLES)}"
+    config = config.replace("users: [", "users: [ { user: root, password: root }", 1)
+    kinds = {
+        f"KV_{cursor_bucket('transfers')}": (cursors_config, {"receipts", "transfer"}),
+        timer_stream("transfers"): (timer_config, {"transfer"}),
+    }
+    with NatsServer(sync_interval="1m", config=config) as server:
+        async with transfers.connect(settings_of(server, "admin")) as jet:
+            await jet.init()
+        for stream, (declared, stopped) in kinds.items():
+            with NatsConnection.open(Endpoint((server.url,), user="root", password="root")) as root:
+                state = root.ask(stream_info(stream))
+                root.ask(update_stream({**state.config, "no_ack": True}))
+                for role in ("reader", "actor"):
+                    found = await status(transfers, settings_of(server, role))
+                    assert {one.name for one in found if "no_ack" in str(one.reason)} == stopped
+                    assert {one.name for one in found if one.state != "active"} == stopped
+                client = await connect(settings_of(server, "actor"))
+                error = await explained(client, declared("transfers", 1), StoreUnavailable(stream, "silence"))
+                await client.close()
+                assert isinstance(error, LogDrifted)
+                assert set(error.settings) == {"no_ack"}
+                root.ask(update_stream(state.config))
 
 
 async def test_with_its_roles_the_partitions_of_a_reactor_are_shared() -> None:

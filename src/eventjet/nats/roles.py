@@ -82,7 +82,9 @@ def roles_of(
     kept = (*theirs, *actors, *(f"{api}.CONSUMER.CREATE.{stream}.{name}.>" for name in (*durables, *followers)))
     cursors, timers = cursor_bucket(app), timer_stream(app)
     look_at_cursors = tuple(
-        f"{api}.{verb}.{each}" for each in (f"KV_{cursors}", timers) for verb in ("STREAM.MSG.GET", "DIRECT.GET")
+        f"{api}.{verb}.{each}"
+        for each in (f"KV_{cursors}", timers)
+        for verb in ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
     )
     look_at_cursors = look_at_cursors if followers else ()
     own = tuple(f"$KV.{cursors}.{key}" for key in _keys_of(followers))
