@@ -24,6 +24,7 @@ from tests.integration.doctored import (
     FAULT,
     NEWER,
     NOTE,
+    OK,
     UNKNOWN,
     UNLUCKY,
     WARNING,
@@ -283,6 +284,18 @@ async def test_a_projection_that_waits_for_a_newer_deploy_is_told_with_its_reaso
     assert told.what.startswith("deposits waits at position 0, 1 events behind: ")
     assert "schema 9, which this application does not declare" in told.what
     assert not any("nobody works" in one.what for one in found)
+
+
+async def test_an_event_that_the_app_does_not_declare_is_told_as_init_tells_it(sick: Sick) -> None:
+    await sick.made()
+    (told,) = [one for one in await sick.found() if one.check == "events"]
+    assert told.level == OK
+    at = Endpoint.of(sick.settings)
+    logs.append(at, sick.app.name, [("account.a-1", logs.block("account.paid_in"), b"{}")])
+    (told,) = [one for one in await sick.found() if one.check == "events"]
+    assert told.level == FAULT
+    assert told.what == "the event at position 1 is 'account.paid_in' schema 1, which the app does not declare"
+    assert "`eventjet init`" in told.fix
 
 
 async def test_parked_events_are_told(sick: Sick) -> None:

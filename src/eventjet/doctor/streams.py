@@ -10,8 +10,8 @@ from typing import Any
 from eventjet.codec.subjects import declared_name, snapshot_bucket
 from eventjet.doctor.clocks import tell_clock
 from eventjet.doctor.diagnosis import Diagnoses, Installation, Level, named
-from eventjet.errors import UnknownAggregate
-from eventjet.nats.api import StreamState, server_time
+from eventjet.errors import UnknownAggregate, UnknownEvent
+from eventjet.nats.api import StreamState, server_time, stream_info
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.dial import Greeting
 from eventjet.nats.endpoint import Endpoint
@@ -20,7 +20,7 @@ from eventjet.projections.app_ref import Application
 from eventjet.reactions.following import declarations_of, has_timers, probes_of
 from eventjet.store.public_stream import check_public
 from eventjet.store.repairing import found as find
-from eventjet.store.strangers import unknown_aggregates
+from eventjet.store.strangers import LOOKS, strangers, unknown_aggregates
 from eventjet.store.topology import Drift, compare, identity_of, needed_configs, unknown_settings
 from eventjet.store.wholeness import accepted, loss
 
@@ -73,6 +73,8 @@ def look_at_streams(
             tell_clock(told, "server", "the NATS server", (before, there, before + time.monotonic() - began))
         with told.guarded("aggregates"):
             tell_aggregates(told, unknown_aggregates(link, app.name, app.catalog.aggregates))
+        with told.guarded("events"):
+            tell_events(told, strangers(link, link.ask(stream_info(app.name)), app.catalog))
         with told.guarded("durables"):
             tell_consumers(told, app, _consumers(link, app.name))
 
@@ -199,6 +201,23 @@ def tell_aggregates(told: Diagnoses, unknown: Sequence[UnknownAggregate]) -> Non
             Level.FAULT,
             f"the log has events of {one.histories:,} {one.aggregate!r}, which the app does not declare",
             "of an aggregate that was renamed a second history would begin; new aggregates are refused until then",
+            "`eventjet init` says what to do",
+        )
+
+
+def tell_events(told: Diagnoses, unknown: Sequence[UnknownEvent]) -> None:
+    """Of the events that were looked at, those that the app does not declare."""
+    if not unknown:
+        told.ok(
+            "events", f"the app declares every event that was looked at: a sample of {LOOKS}, the last ones included"
+        )
+    for one in unknown:
+        told.add(
+            "events",
+            Level.FAULT,
+            f"the event at position {one.position:,} is {one.type_name!r} schema {one.schema}, which the app does not "
+            "declare",
+            "its aggregate cannot be loaded, and whatever follows the log waits at it or parks it",
             "`eventjet init` says what to do",
         )
 
