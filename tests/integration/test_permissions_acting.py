@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -11,6 +13,8 @@ import pytest
 from eventjet import App, served
 from eventjet.codec.subjects import cursor_bucket, timer_stream
 from eventjet.dev.nats import NatsServer
+from eventjet.doctor.diagnosis import Installation, Level
+from eventjet.doctor.runner import examine
 from eventjet.errors import LogDrifted, StoreUnavailable
 from eventjet.examples.transfer.accounts import Account
 from eventjet.examples.transfer.app import transfers
@@ -92,6 +96,35 @@ async def test_a_setting_that_stops_cursors_or_timers_is_seen_by_the_roles_that_
                 assert isinstance(error, LogDrifted)
                 assert set(error.settings) == {"no_ack"}
                 root.ask(update_stream(state.config))
+
+
+async def test_who_answers_in_the_account_of_writers_is_seen_by_them_and_not_known_to_admin() -> None:
+    app = App(fresh_name(), aggregates=[Account])
+    roles = roles_of(app.name, ("account",), ())
+    passwords = "".join(f"{one.variable}: {one.name}\n" for one in roles)
+    log, _, clients = accounts(app.name, roles).partition(f"{app.name.upper()}_CLIENTS {{\n    users: [")
+    stranger = "{ user: stranger, password: stranger }"
+    config = f"{passwords}SYS_PASSWORD: sys\n{log}{app.name.upper()}_CLIENTS {{\n    users: [ {stranger}{clients}"
+
+    async def answers(server: NatsServer, role: str) -> list[tuple[Level, str]]:
+        installation = Installation(app, settings_of(server, role), (), 60.0, time.time)
+        found = (await asyncio.to_thread(examine, installation)).found
+        return [(one.level, one.what) for one in found if one.check == "answers"]
+
+    with NatsServer(sync_interval="1m", config=config) as server:
+        async with app.connect(settings_of(server, "admin")) as jet:
+            await jet.init()
+        assert [level for level, _ in await answers(server, "writer")] == [Level.OK]
+        client = await connect(Settings(servers=(server.url,), user="stranger", password="stranger"))
+        await client.serve(f"{app.name}.*.*", lambda frame: client.publish(frame[2].decode(), b"thanks"))
+        await client.api("INFO")  # answered after the subscription
+        ((level, what),) = await answers(server, "admin")
+        assert level is not Level.OK
+        assert "not known who else answers writers" in what
+        ((level, what),) = await answers(server, "writer")
+        assert level is Level.WARNING
+        assert "a subscriber that is no stream" in what
+        await client.close()
 
 
 async def test_with_its_roles_the_partitions_of_a_reactor_are_shared() -> None:

@@ -171,8 +171,12 @@ def _tell_copies(told: Diagnoses, link: NatsConnection, name: str) -> None:
 
 def _tell_answers(told: Diagnoses, link: NatsConnection, installation: Installation, missing: Collection[str]) -> None:
     """Whether anybody but the streams answers what is published for them."""
-    kinds = [kind for kind in probes_of(installation.app) if kind[0] not in missing]
-    asked, others = link.probe(kinds, _LISTEN_S)
+    app = installation.app
+    kinds = [kind for kind in probes_of(app) if kind[0] not in missing]
+    # Of an event that could be one: who may ask and may not write it is not where writers are.
+    events = [(app.name, f"{subject.rpartition('.')[0]}._asked") for stream, subject in kinds if stream == app.name]
+    asked, others = link.probe([*kinds, *events], _LISTEN_S)
+    asked, as_writer = asked[: len(kinds)], asked[len(kinds) :]
     for other in others:
         told.add(
             "answers",
@@ -187,8 +191,17 @@ def _tell_answers(told: Diagnoses, link: NatsConnection, installation: Installat
     if silent:
         what = f"not known who else answers: these credentials may not publish to {named(silent)}"
         told.add("answers", Level.UNKNOWN, what, "it is not looked at", "Use credentials that may write.")
+    elif as_writer and not any(one.is_answered for one in as_writer):
+        told.add(
+            "answers",
+            Level.NOTE,
+            "not known who else answers writers: these credentials may write no event, so writers may be of another "
+            "account, as those of `eventjet nats-config` are, and what subscribes there is not heard here",
+            "a subscriber of that account may answer saves",
+            "`eventjet doctor` with the credentials of `writer`, or of `actor`, hears it",
+        )
     elif not others:
-        told.ok("answers", "nobody but the streams answers what is published for them")
+        told.ok("answers", "nobody but the streams answers what these credentials publish for them")
 
 
 def tell_aggregates(told: Diagnoses, unknown: Sequence[UnknownAggregate]) -> None:
