@@ -33,7 +33,7 @@ def reset(database: Database, resolved: AnyResolved, log: str = "") -> list[str]
             with bounded(connection):
                 locations.check_owner(connection, resolved.name, resolved.app, log)
                 old = _forget(connection, resolved)
-                made = locations.prepare(connection, resolved)
+                made = locations.prepare(connection, resolved, log=log)
                 _drop(connection, resolved, old)
             return made
 
