@@ -433,9 +433,12 @@ def test_only_what_goes_with_a_table_of_sqlite_keeps_it_and_what_names_it_keeps_
     with sqlite.begin() as connection:
         for statement in (
             'create view v as select * from "PLAIN"',
-            "create view other as select 'plain' as kind -- of plain",
-            "create table o (id text references plain)",
+            "create view over_v as select id from v",
+            "create view of_none as select nobodys(id) from main.[Plain]",
+            "create table o (id text references plain, n int, twice int generated always as (n * 2))",
             "create trigger seen after insert on o begin delete from plain; end",
+            "create trigger changed after update of n on o begin insert into `plain` (id) values (new.id); end",
+            "create trigger instead instead of delete on v begin update plain set a = 1; end",
             "create trigger own after insert on plain begin select 1; end",
         ):
             connection.exec_driver_sql(statement)
@@ -443,10 +446,28 @@ def test_only_what_goes_with_a_table_of_sqlite_keeps_it_and_what_names_it_keeps_
         assert dependents(connection, tables) == ["the trigger own on plain"]
         assert dependents(connection, tables, for_good=True) == [
             "the trigger own on plain",
+            "the trigger changed on plain",
+            "the trigger instead on plain",
             "the trigger seen on plain",
+            "the view of_none on plain",
+            "the view over_v on plain",
             "the view v on plain",
             "a foreign key of o on plain",
         ]
+
+
+def test_what_only_has_a_word_that_is_a_table_of_sqlite_does_not_keep_it_from_being_dropped(sqlite: Engine) -> None:
+    with sqlite.begin() as connection:
+        for statement in (
+            "create table o (plain int, n int generated always as (plain + 1))",
+            "create view other as select 'plain' as kind, \"plain\" from o as plain -- of plain",
+            "create view named as with plain as (select 1) select count(*) from plain",
+            "create trigger seen after update on o begin select plain from o where plain = 'plain'; end",
+            "create trigger instead instead of insert on other begin insert into o (plain) values (new.plain); end",
+            "create view broken as select 1 from nowhere",
+        ):
+            connection.exec_driver_sql(statement)
+        assert dependents(connection, {NAME: there(connection)}, for_good=True) == []
 
 
 CARRIED = """
