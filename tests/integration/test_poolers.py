@@ -115,10 +115,8 @@ async def test_a_pooler_that_gives_each_transaction_another_session_is_refused_i
     assert execute(eventjet_database, "select * from eventjet_projection") == before
 
 
-async def test_a_pooler_that_has_one_session_for_all_is_refused_and_not_waited_for(
-    eventjet_database: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("eventjet.sql.postgres._SECOND_S", 2.0)
+@pytest.mark.slow
+async def test_a_pooler_that_has_one_session_for_all_is_refused_and_not_waited_for(eventjet_database: str) -> None:
     pooler = Pooler(eventjet_database, by_transaction=False, sessions_max=1)
     with pooler.listening() as behind, pytest.raises(Unreachable, match=r"a second connection was given no session"):
         await asyncio.to_thread(Database(behind).check_sessions)

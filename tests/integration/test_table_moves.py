@@ -133,6 +133,18 @@ UNDECLARED = [
     ('alter table plain alter column id type varchar(60) collate "C"', "the collation of the column id"),
     ("alter table plain set unlogged", "being UNLOGGED"),
     ("create sequence s owned by plain.a", "the sequence s of the column a"),
+    ("alter table plain rename constraint pair to two; comment on constraint two on plain is 'why'",
+     "the comment of the constraint two"),
+    ("comment on constraint plain_b_not_null on plain is 'why'", "the comment of the constraint plain_b_not_null"),
+    ("alter index plain_pkey rename to own; comment on index own is 'why'", "the comment of the index own"),
+    ("alter index plain_pkey rename to own; alter index own set (fillfactor = 50)",
+     "the option fillfactor=50 of the index own"),
+    ("alter index plain_pkey rename to own; alter table plain cluster on own", "CLUSTER ON the index own"),
+    ("alter index plain_pkey rename to own; alter table plain replica identity using index own",
+     "the replica identity by the index own"),
+    (("grant select on plain to pg_monitor with grant option; set local role pg_monitor; "
+      "grant select on plain to public; reset role"),
+     "the right SELECT of public that pg_monitor has passed on"),
 ]  # fmt: skip
 
 SQLITE_UNDECLARED = [
@@ -433,9 +445,12 @@ def test_only_what_goes_with_a_table_of_sqlite_keeps_it_and_what_names_it_keeps_
     with sqlite.begin() as connection:
         for statement in (
             'create view v as select * from "PLAIN"',
-            "create view other as select 'plain' as kind -- of plain",
-            "create table o (id text references plain)",
+            "create view over_v as select id from v",
+            "create view of_none as select nobodys(id) from main.[Plain]",
+            "create table o (id text references plain, n int, twice int generated always as (n * 2))",
             "create trigger seen after insert on o begin delete from plain; end",
+            "create trigger changed after update of n on o begin insert into `plain` (id) values (new.id); end",
+            "create trigger instead instead of delete on v begin update plain set a = 1; end",
             "create trigger own after insert on plain begin select 1; end",
         ):
             connection.exec_driver_sql(statement)
@@ -443,10 +458,28 @@ def test_only_what_goes_with_a_table_of_sqlite_keeps_it_and_what_names_it_keeps_
         assert dependents(connection, tables) == ["the trigger own on plain"]
         assert dependents(connection, tables, for_good=True) == [
             "the trigger own on plain",
+            "the trigger changed on plain",
+            "the trigger instead on plain",
             "the trigger seen on plain",
+            "the view of_none on plain",
+            "the view over_v on plain",
             "the view v on plain",
             "a foreign key of o on plain",
         ]
+
+
+def test_what_only_has_a_word_that_is_a_table_of_sqlite_does_not_keep_it_from_being_dropped(sqlite: Engine) -> None:
+    with sqlite.begin() as connection:
+        for statement in (
+            "create table o (plain int, n int generated always as (plain + 1))",
+            "create view other as select 'plain' as kind, \"plain\" from o as plain -- of plain",
+            "create view named as with plain as (select 1) select count(*) from plain",
+            "create trigger seen after update on o begin select plain from o where plain = 'plain'; end",
+            "create trigger instead instead of insert on other begin insert into o (plain) values (new.plain); end",
+            "create view broken as select 1 from nowhere",
+        ):
+            connection.exec_driver_sql(statement)
+        assert dependents(connection, {NAME: there(connection)}, for_good=True) == []
 
 
 CARRIED = """
@@ -577,14 +610,34 @@ async def test_a_rebuild_refuses_an_index_or_default_of_another_definition_and_g
     assert book.rows() == book.folded(last)
 
 
+async def test_what_an_event_trigger_gives_to_new_tables_is_refused_by_name(postgres_book: Book) -> None:
+    last = postgres_book.fill(50)
+    await again(postgres_book)
+    postgres_book.execute(
+        "create function guarded() returns event_trigger language plpgsql as $$ declare made record; begin "
+        "for made in select * from pg_event_trigger_ddl_commands() where object_identity like '%.balances' loop "
+        "execute format('alter table %s enable row level security', made.object_identity); end loop; end $$",
+        "create event trigger guarded on ddl_command_end when tag in ('CREATE TABLE') execute function guarded()",
+    )
+    with pytest.raises(told_as(RebuildRefused), match="row-level security on balances would come with the table"):
+        await again(postgres_book)
+    with pytest.raises(UsageError, match="row-level security on balances would come with the table"):
+        reset(postgres_book.where, postgres_book.projections["balances"])
+    assert postgres_book.rows() == postgres_book.folded(last)
+    postgres_book.execute("drop event trigger guarded")
+    await again(postgres_book)
+
+
 @pytest.mark.parametrize("what", ["all tables", "tables in schema public"])
 async def test_a_rebuild_swaps_a_table_that_is_published_with_its_schema_or_with_all(
-    postgres_book: Book, what: str
+    postgres_book: Book, what: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Of all tables, those of the run's own schema are published too: that is told."""
     last = postgres_book.fill(200)
     await again(postgres_book)
     postgres_book.execute(f"create publication everything for {what}")
     await again(postgres_book)
+    assert ("is published by everything FOR ALL TABLES" in caplog.text) == (what == "all tables")
     assert postgres_book.rows() == postgres_book.folded(last)
     published = postgres_book.execute("select 1 from pg_publication_tables where tablename = 'balances'")
     assert [tuple(one) for one in published] == [(1,)]

@@ -11,6 +11,7 @@ from sqlalchemy import MetaData
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import EventjetError, NotCaughtUp, Unreachable
+from eventjet.operations.parked import outcomes_now, parked_event, parked_events
 from eventjet.operations.quarantines import quarantine_of
 from eventjet.operations.tables import tables_seen
 from eventjet.rebuild import preview, rebuild, verify
@@ -23,6 +24,7 @@ from eventjet.sql.promotion import promote
 from eventjet.sql.resetting import reset
 from eventjet.sql.retired_tables import retire, unused
 from eventjet.sql.waiting import Checkpoints, Waiting
+from eventjet.ui.sources import Sources
 from eventjet.workers.status import status
 from tests.integration.by_hand import QUICK
 from tests.integration.ledger_log import Ledger, history
@@ -93,6 +95,22 @@ async def quarantine_retried(other: Ledger) -> None:
     await asyncio.to_thread(lambda: quarantine_of(other, other.settings, "balances").retry(None))  # type: ignore[arg-type]
 
 
+async def quarantine_dropped(other: Ledger) -> None:
+    await asyncio.to_thread(lambda: quarantine_of(other, other.settings, "balances").drop([1]))  # type: ignore[arg-type]
+
+
+async def quarantine_page_seen(other: Ledger) -> None:
+    await parked_events(Sources(other, other.settings), "balances", limit=10)  # type: ignore[arg-type]
+
+
+async def quarantine_event_page_seen(other: Ledger) -> None:
+    await parked_event(Sources(other, other.settings), "balances", 1, limit=10)  # type: ignore[arg-type]
+
+
+async def verdicts_seen(other: Ledger) -> None:
+    await outcomes_now(Sources(other, other.settings), "balances", [1])  # type: ignore[arg-type]
+
+
 async def rows_shown(other: Ledger) -> None:
     with reading(other.settings.database) as connection:
         tables_seen(connection, other, "balances", 1)  # type: ignore[arg-type]
@@ -110,7 +128,8 @@ async def waited_for(other: Ledger) -> None:
 
 ALL = [
     initialised, worked, rebuilt, verified, previewed, promoted, begun_anew, paused, resumed, quarantine_seen,
-    quarantine_retried, rows_shown, waited_for,
+    quarantine_retried, quarantine_dropped, quarantine_page_seen, quarantine_event_page_seen, verdicts_seen, rows_shown,
+    waited_for,
 ]  # fmt: skip
 
 
@@ -234,7 +253,8 @@ async def test_a_checkpoint_that_names_no_app_is_refused_to_the_app_of_another_l
     async def begun_anew_with_its_log(other: Ledger) -> None:
         await asyncio.to_thread(reset, other.where, other.projections["balances"], "bank's")
 
-    for refused in (initialised_with_its_log, begun_anew_with_its_log, worked, rebuilt, verified, previewed):
+    without_their_log = [one for one in ALL if one not in (initialised, waited_for)]
+    for refused in (initialised_with_its_log, begun_anew_with_its_log, *without_their_log):
         with pytest.raises(EventjetError, match=f"made from the log {held.log} by an older eventjet"):
             await refused(bank)
         assert row_of(database) == before, refused.__name__
@@ -245,6 +265,19 @@ async def test_a_checkpoint_that_names_no_app_is_refused_to_the_app_of_another_l
         with pytest.raises(EventjetError, match="no unused revision"), bank.where.sync_engine().begin() as connection:
             retire(connection, "balances", 1, [], other.name)
     assert create_tables(shop.where.sync_engine(), shop.projections.values(), log=held.log) == []
+    # Nor is it proved to its own app, unless a checkpoint names that together with the log.
+    with pytest.raises(
+        EventjetError, match=f"nothing in the database says that this is the log of the app '{shop.name}'"
+    ):
+        await paused(shop)
+    execute(
+        database,
+        "insert into eventjet_projection (name, revision, app, log) "
+        f"values ('movements', 1, '{shop.name}', '{held.log}')",
+    )
+    await paused(shop)
+    await resumed(shop)
+    execute(database, "delete from eventjet_projection where name = 'movements'")
     async with shop.working(options=QUICK):
         await shop.caught_up(shop.append(history(5)))
     ((held, _),) = checkpoints(database)

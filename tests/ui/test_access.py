@@ -399,6 +399,16 @@ async def test_no_more_live_pages_than_the_limit_are_open_at_once(tmp_path: Path
     assert site.state.streams.open == 0
 
 
+async def test_a_live_page_that_is_made_and_never_sent_takes_no_place() -> None:
+    async def parts() -> AsyncGenerator[str]:
+        yield "never"
+
+    streams = live.Streams()
+    for _ in range(live.STREAMS_MAX + 1):
+        live.Stream(streams, Request({"type": "http"})).response(parts())
+    assert streams.open == 0
+
+
 @pytest.mark.slow
 def test_a_page_under_another_name_for_this_machine_gets_nothing(tmp_path: Path) -> None:
     """DNS rebinding: the browser of whoever is here asks, under the name of a site elsewhere."""

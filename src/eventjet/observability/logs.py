@@ -146,6 +146,12 @@ FEATURES_LEFT = LogEvent(
     "%(name)s: %(features)s stay with the table that leaves",
     "The newer revision does not declare them.",
 )
+RUN_PUBLISHED = LogEvent(
+    "eventjet.run_published",
+    _W,
+    "%(name)s, made by a rebuild, is published by %(publications)s FOR ALL TABLES while it catches up",
+    "Subscribers that lack the schema stop, or have to pass over it.",
+)
 REMAINS_LEFT = LogEvent(
     "eventjet.remains_left",
     _W,

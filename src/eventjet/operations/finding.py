@@ -64,7 +64,7 @@ def ids_beginning(app: App, connection: Connection, aggregate: str, prefix: str,
     for resolved in _keyed(app, aggregate):
         dialect = dialect_of(connection)
         held = checkpoint.read(connection, resolved.name, resolved.revision)
-        if held is None or not held.has_begun or held.app not in ("", app.name):
+        if held is None or not held.has_begun or held.app != app.name:
             continue
         table = located(resolved.table, held.location, dialect)
         there = dialect.find_table(connection, (resolved.table.schema, resolved.table.name), held.location)

@@ -17,6 +17,7 @@ from eventjet.operations.quarantines import kind_of, stored_of_follower, stored_
 from eventjet.quarantine import rows
 from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
 from eventjet.reactions import verdicts
+from eventjet.sql.locations import check_owner
 from eventjet.workers.supervisor import chosen_of
 
 T = TypeVar("T")
@@ -79,7 +80,9 @@ async def parked_events(reach: Reach, name: str, *, limit: int, after: int = 0) 
     chosen = chosen_of(reach.app, [name])
     if chosen.projections:
         revision = chosen.projections[0].revision
-        found = await reach.ask(partial(rows.listed, names=[name], after=after, limit=limit + 1))
+        found = await reach.ask(
+            _of_own(reach.app, name, partial(rows.listed, names=[name], after=after, limit=limit + 1))
+        )
         return ParkedEvents(name, revision, found[:limit], len(found) > limit)
     cursors = Cursors((await reach.log()).client, reach.app.name)
     found, is_cut = list[Listed](), False
@@ -96,7 +99,7 @@ async def parked_event(reach: Reach, name: str, position: int, *, limit: int) ->
     app, chosen = reach.app, chosen_of(reach.app, [name])
     if chosen.projections:
         own = chosen.projections[0]
-        seen = await reach.ask(partial(_shown_with, own.name, own.revision, position, limit))
+        seen = await reach.ask(_of_own(app, name, partial(_shown_with, own.name, own.revision, position, limit)))
         if seen is None:
             return None
         found, waiting = seen
@@ -115,6 +118,16 @@ async def parked_event(reach: Reach, name: str, position: int, *, limit: int) ->
     return ParkedEvent(found, stored.type, shown, stored.missing, waiting)
 
 
+def _of_own(app: App, name: str, question: Callable[[Connection], T]) -> Callable[[Connection], T]:
+    """The question, asked where the read model is seen to be this app's; raises as `check_owner` where it is not."""
+
+    def ask(connection: Connection) -> T:
+        check_owner(connection, name, app.name)
+        return question(connection)
+
+    return ask
+
+
 def _shown_with(
     name: str, revision: int, position: int, limit: int, connection: Connection
 ) -> tuple[Shown, list[Listed]] | None:
@@ -127,6 +140,7 @@ async def outcomes_now(reach: Reach, name: str, positions: Sequence[int]) -> lis
     chosen = chosen_of(reach.app, [name])
     if chosen.projections:
         own = chosen.projections[0]
-        return await reach.ask(partial(rows.outcomes, name=own.name, revision=own.revision, positions=positions))
+        asked = partial(rows.outcomes, name=own.name, revision=own.revision, positions=positions)
+        return await reach.ask(_of_own(reach.app, name, asked))
     cursors = Cursors((await reach.log()).client, reach.app.name)
     return [one for each in chosen.followers for one in await verdicts.outcomes(cursors, each.name, positions)]

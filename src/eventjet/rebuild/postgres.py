@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
@@ -16,17 +17,19 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet import failpoints
+from eventjet.observability import logs
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import runs
 from eventjet.rebuild.runs import PURPOSE, RunSpace, Target, refusals, shown
 from eventjet.sql.checkpoint import names_of
 from eventjet.sql.database import BULK, Database
-from eventjet.sql.dialect import comments, qualified, verbatim
+from eventjet.sql.dialect import comments, listed, qualified, verbatim
 from eventjet.sql.exchange import Exchange, Move, bounded
 from eventjet.sql.locations import recorded
 from eventjet.sql.own_tables import projections, quarantine, rebuilds
 from eventjet.sql.postgres_tables import make
 
+_log = logging.getLogger(__name__)
 _STRANGE_WRITES = text(
     "select schemaname || '.' || relname from pg_stat_xact_user_tables "
     "where n_tup_ins + n_tup_upd + n_tup_del > 0 and schemaname <> :schema and schemaname !~ '^pg_temp' order by 1"
@@ -34,6 +37,7 @@ _STRANGE_WRITES = text(
 _COPY = re.compile(r"eventjet_live_[0-9]+")
 _MADE = text("select obj_description(oid, 'pg_namespace') from pg_namespace where nspname = :schema")
 _TABLES = text("select tablename from pg_tables where schemaname = :schema order by 1")
+_ALL_PUBLISHED = text("select pubname from pg_publication where puballtables order by 1")
 _IS_LOGGED = text("select relpersistence = 'p' from pg_class where oid = to_regclass(:name)")
 _RULES = text("""
 select conname, pg_get_constraintdef(oid), case contype when 'c' then pg_get_expr(conbin, conrelid) end
@@ -136,6 +140,9 @@ class PostgresSpace(RunSpace):
             make(connection, tables)
             if bare:
                 self._bare = {table.name: _strip(connection, qualified(self.attached, table.name)) for table in tables}
+            published = connection.scalars(_ALL_PUBLISHED).all()
+            if published:
+                logs.RUN_PUBLISHED.tell(_log, name=self.attached, publications=listed(published))
             # A crash of the server empties them, and the next batch finds that out.
             for name in own:
                 copied = qualified(self.attached, name)

@@ -278,6 +278,13 @@ class Shadow(Generic[R_co]):
                 f"{listed(hanging)} would be lost by a swap, or stay with the table that leaves",
                 "Drop it, and create it again after the rebuild.",
             )
+        added = dependents(model, coming)
+        if added:
+            raise RebuildRefused(
+                self.resolved.name,
+                f"{listed(added)} would come with the table that is made",
+                "Keep from it what gives it to new tables, an event trigger say.",
+            )
         for name, table in leaving.items():
             lost = undeclared(dialect.features(connection, table), dialect.features(model, coming[name]))
             if lost:

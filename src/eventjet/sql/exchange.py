@@ -122,6 +122,7 @@ def dependents(connection: Connection, tables: Mapping[TableName, TableRef], *, 
 def undeclared(old: Iterable[Feature], new: Iterable[Feature]) -> list[str]:
     """What a table has that the one in its place lacks and that cannot be carried over, in words.
 
+    Nor can what needs a thing of a name that it lacks: where a constraint has another name, its comment.
     One of the same kind with the same definition stands for it, and one of the same name with another does not. Where
     columns get other types, the casts that the database writes into definitions do not count.
     """
@@ -136,7 +137,7 @@ def undeclared(old: Iterable[Feature], new: Iterable[Feature]) -> list[str]:
     return [
         _in_words(one, named.get(one.key))
         for one in old
-        if one.words and one.carried is None and identity(one) not in there
+        if one.words and (one.carried is None or (one.needs and one.needs not in named)) and identity(one) not in there
     ]
 
 

@@ -62,26 +62,29 @@ def check_tables(connection: Connection, resolved: Iterable[AnyResolved], log: s
 def check_owner(connection: Connection, name: str, app: str, log: str = "") -> None:
     """Raise `Unreachable` where the checkpoints of a projection of this name belong to another app.
 
-    A checkpoint of an older eventjet names no app: where it is of another log than the app's, whose identity is `log`,
-    it is another's too. An empty `log` is not known.
+    A checkpoint of an older eventjet names no app. Its log proves whose it is: it is this app's where that is the app's
+    `log`, as the caller knows it, or one that a checkpoint names together with the app.
     """
     row = projections.c
-    of_another = row.app.not_in(("", app))
-    if log:
-        of_another |= (row.app == "") & row.log.not_in(("", log))
+    own = select(row.log).where(row.app == app, row.log != "")
+    unproven = (row.app == "") & row.log.not_in(("", log)) & row.log.not_in(own)
+    of_another = row.app.not_in(("", app)) | unproven
     others = select(row.app, row.log).where(row.name == name, of_another).order_by(row.app.desc())
     other = connection.execute(others.limit(1)).one_or_none() if app else None
     if other is None:
         return
     renamed = f"update eventjet_projection set app = '{app}' where app = '{other.app}'"  # noqa: S608 - for a person
     if not other.app:
+        whose = f"the app {app!r} has the log {log}: it belongs to another app"
+        if not log:
+            whose = f"nothing in the database says that this is the log of the app {app!r}"
         raise unusable(
             connection,
-            f"its read model {name!r} was made from the log {other.log} by an older eventjet, and the app {app!r} has "
-            f"the log {log}: it belongs to another app",
-            f"Run that app's worker, then give the projection another name and another table, or {app!r} a database of "
-            f"its own. If it is {app!r} itself that made it, from a log that was replaced, run: {renamed} and "
-            f"name = '{name}'. Then `eventjet rebuild {name}`.",
+            f"its read model {name!r} was made from the log {other.log} by an older eventjet, and {whose}",
+            f"Run the worker of the app that made it, which notes whose it is. Where that is another app, give the "
+            f"projection another name and another table, or {app!r} a database of its own. If it is {app!r} itself, "
+            f"and its log was replaced or the projection is paused, run: {renamed} and name = '{name}'. Where the log "
+            f"was replaced, `eventjet rebuild {name}` then.",
         )
     raise unusable(
         connection,
@@ -102,7 +105,7 @@ def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool =
     if held is None or not held.has_begun:
         _check_free(connection, resolved)
     if held is None or not _is_assigned(held):
-        held = _give(connection, resolved)
+        held = _give(connection, resolved, log)
     tables = located_tables(resolved, held.location, dialect)
     missing: list[Table] = []
     if held.has_begun:
@@ -154,11 +157,11 @@ def making(database: Connection | Engine, name: str, tables: Sequence[Table]) ->
         ) from None
 
 
-def ensure(connection: Connection, resolved: AnyResolved) -> None:
+def ensure(connection: Connection, resolved: AnyResolved, log: str = "") -> None:
     """Make the checkpoint of a revision that has none and whose declared location is free; raises `LocationTaken`.
 
-    Raises `NamedByHandlers` for one that could not work in the location it has. A retired one stays retired: `prepare`
-    lets it begin anew.
+    Raises `NamedByHandlers` for one that could not work in the location it has, and as `check_owner`. A retired one
+    stays retired: `prepare` lets it begin anew.
     """
     held = checkpoint.read(connection, resolved.name, resolved.revision)
     if held is not None and (_is_assigned(held) or held.state == RETIRED):
@@ -167,7 +170,7 @@ def ensure(connection: Connection, resolved: AnyResolved) -> None:
     dialect_of(connection).lock_migrations(connection)
     held = checkpoint.read(connection, resolved.name, resolved.revision)
     if held is None or not _is_assigned(held):
-        _give(connection, resolved, may_create=False)
+        _give(connection, resolved, log, may_create=False)
 
 
 def check(connection: Connection, resolved: AnyResolved, log: str = "") -> list[Table]:
@@ -269,12 +272,12 @@ def check_location(resolved: AnyResolved, location: str, dialect: Dialect) -> No
         raise NamedByHandlers(resolved)
 
 
-def _give(connection: Connection, resolved: AnyResolved, *, may_create: bool = True) -> Checkpoint:
+def _give(connection: Connection, resolved: AnyResolved, log: str, *, may_create: bool = True) -> Checkpoint:
     """Decide on the location and write it into the checkpoint.
 
     Raises `LocationTaken` when that needs what may not be made, and as `check_owner`.
     """
-    check_owner(connection, resolved.name, resolved.app)
+    check_owner(connection, resolved.name, resolved.app, log)
     _check_free(connection, resolved)
     holder = _holder(connection, resolved)
     dialect = dialect_of(connection)

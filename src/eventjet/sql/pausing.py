@@ -38,7 +38,7 @@ async def pause(
 ) -> list[Paused]:
     """Pause (name, revision) pairs of an app, all or none; those that are `declared` may never have begun.
 
-    Raises `UsageError` for one that failed or is retired, and `Unreachable`.
+    Raises `UsageError` for one that failed or is retired, and `Unreachable`, also as `check_owner`.
     """
     return await _change(database, _pause, chosen, app=app, declared=declared)
 
@@ -48,13 +48,13 @@ async def resume(
 ) -> list[Paused]:
     """Let (name, revision) pairs of an app go on, all or none.
 
-    Raises `UsageError` for one that is not paused, and `Unreachable`.
+    Raises `UsageError` for one that is not paused, and `Unreachable`, also as `check_owner`.
     """
     return await _change(database, _resume, chosen, app=app, declared=declared)
 
 
 async def _change(
-    database: str, change: _Change, chosen: Sequence[tuple[str, int]], *, app: str, declared: bool
+    database: str, change: _Change, chosen: Sequence[tuple[str, int]], *, app: str = "", declared: bool
 ) -> list[Paused]:
     where = Database(database)
     engine = where.engine("eventjet pause", COMMAND)
@@ -67,7 +67,9 @@ async def _change(
         await engine.dispose()
 
 
-def _changed(connection: Connection, change: _Change, name: str, revision: int, *, app: str, declared: bool) -> Paused:
+def _changed(
+    connection: Connection, change: _Change, name: str, revision: int, *, app: str = "", declared: bool
+) -> Paused:
     check_owner(connection, name, app)
     if declared:
         ensure(connection, name, revision, app)

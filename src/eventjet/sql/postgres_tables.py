@@ -203,7 +203,8 @@ union all
 select 'toast ' || split_part(o, '=', 1), '', '', format('alter table %s set (toast.%s)', heir, o), ''
   from its join pg_class s on s.oid = its.reltoastrelid cross join unnest(s.reloptions) o
 union all
-select 'option ' || i.relname || ' ' || split_part(o, '=', 1), '', '',
+select 'option ' || i.relname || ' ' || split_part(o, '=', 1),
+       format('the option %s of the index %s', o, i.relname), '',
        format('alter index %s.%I set (%s)', schema, i.relname, o), 'index ' || i.relname
   from its cross join indexes i cross join unnest(i.reloptions) o
 union all
@@ -218,12 +219,14 @@ select 'comment ' || attname, '', '', format('comment on column %s.%I is %L', he
   from its cross join columns
   join pg_description on classoid = 'pg_class'::regclass and objoid = :oid and objsubid = attnum
 union all
-select 'comment of constraint ' || conname, '', '',
+-- Only what has a name of its own in the declaration is found again by its name.
+select 'comment of constraint ' || conname, 'the comment of the constraint ' || conname, '',
        format('comment on constraint %I on %s is %L', conname, heir, description), 'constraint ' || conname
-  from its cross join rules k join pg_description on classoid = 'pg_constraint'::regclass and objoid = k.oid
+  from its join pg_constraint k on k.conrelid = its.oid
+  join pg_description on classoid = 'pg_constraint'::regclass and objoid = k.oid
 union all
-select 'comment of index ' || i.relname, '', '', format('comment on index %s.%I is %L', schema, i.relname, description),
-       'index ' || i.relname
+select 'comment of index ' || i.relname, 'the comment of the index ' || i.relname, '',
+       format('comment on index %s.%I is %L', schema, i.relname, description), 'index ' || i.relname
   from its cross join indexes i join pg_description on classoid = 'pg_class'::regclass and objoid = i.oid
 union all
 select 'comment of sequence ' || s.relname, '', '',
@@ -254,12 +257,21 @@ select 'replica identity', '', '',
        format('alter table %s replica identity %s', heir, case relreplident when 'f' then 'full' else 'nothing' end), ''
   from its where relreplident in ('f', 'n')
 union all
-select 'replica identity', '', '', format('alter table %s replica identity using index %I', heir, i.relname),
-       'index ' || i.relname
+select 'replica identity', 'the replica identity by the index ' || i.relname, '',
+       format('alter table %s replica identity using index %I', heir, i.relname), 'index ' || i.relname
   from its cross join indexes i where indisreplident and relreplident = 'i'
 union all
-select 'clustered', '', '', format('alter table %s cluster on %I', heir, i.relname), 'index ' || i.relname
+select 'clustered', 'CLUSTER ON the index ' || i.relname, '',
+       format('alter table %s cluster on %I', heir, i.relname), 'index ' || i.relname
   from its cross join indexes i where indisclustered
+union all
+-- A statement grants in the owner's name, and what that grants outlives the right to pass it on.
+select concat_ws(' ', 'right', r.grantor, r.grantee, privilege_type),
+       format('the right %s of %s that %s has passed on', privilege_type,
+              case r.grantee when 0 then 'public' else pg_get_userbyid(r.grantee) end, pg_get_userbyid(r.grantor)),
+       '', null, ''
+  from its cross join (select relacl from its union all select attacl from columns) a(acl)
+ cross join lateral aclexplode(acl) r where r.grantor <> relowner
 """)
 
 _OWNER = text("""

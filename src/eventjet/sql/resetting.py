@@ -33,7 +33,7 @@ def reset(database: Database, resolved: AnyResolved, log: str = "") -> list[str]
             with bounded(connection):
                 locations.check_owner(connection, resolved.name, resolved.app, log)
                 old = _forget(connection, resolved)
-                made = locations.prepare(connection, resolved)
+                made = locations.prepare(connection, resolved, log=log)
                 _drop(connection, resolved, old)
             return made
 
@@ -77,7 +77,14 @@ def _drop(connection: Connection, resolved: AnyResolved, old: Mapping[TableName,
     held = checkpoint.read(connection, resolved.name, resolved.revision)
     assert held is not None, "the caller has prepared it"
     dialect = dialect_of(connection)
-    for name, heir in dialect.find_tables(connection, names_of(held.tables), held.location).items():
+    made = dialect.find_tables(connection, names_of(held.tables), held.location)
+    added = dependents(connection, made)
+    if added:
+        what = f"{listed(added)} would come with the table that is made"
+        raise UsageError(
+            f"{resolved.name} is not reset: {what}. Keep from it what gives it to new tables, an event trigger say."
+        )
+    for name, heir in made.items():
         if name in old:
             lost = undeclared(dialect.features(connection, old[name]), dialect.features(connection, heir))
             if lost:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from sqlalchemy import Connection, Table, create_engine, text
 from sqlalchemy.exc import DBAPIError
@@ -23,6 +23,10 @@ _MADE = text("select sql from sqlite_master where type = 'table' and lower(name)
 _TRIGGERS = text(
     "select 'the trigger ' || name from sqlite_master "
     "where type = 'trigger' and lower(tbl_name) = lower(:name) and name not glob 'eventjet_identity_*' order by 1"
+)
+_SCHEMA = text(
+    "select sql from sqlite_master where sql is not null and name not like 'sqlite!_%' escape '!' "
+    "order by instr('table index view trigger', type), rowid"
 )
 _NAMING = text("select type, name, tbl_name, sql from sqlite_master where type in ('view', 'trigger') order by 1, 2")
 _REFERRING = text(
@@ -52,11 +56,7 @@ def dependents(connection: Connection, name: str, along: Iterable[str], *, for_g
     """The table's own triggers; where no other table takes the name, whatever names it."""
     found = [str(one) for one in connection.scalars(_TRIGGERS, {"name": name})]
     if for_good:
-        found += [
-            f"the {kind} {its}"
-            for kind, its, of, made in connection.execute(_NAMING)
-            if str(of).lower() != name.lower() and name.lower() in map(_plain, _tokens(str(made)))
-        ]
+        found += _broken_without(connection, name)
         together = {f"a foreign key of {one}".lower() for one in along}
         found += [one for one in connection.scalars(_REFERRING, {"name": name}) if one.lower() not in together]
     return found
@@ -65,19 +65,41 @@ def dependents(connection: Connection, name: str, along: Iterable[str], *, for_g
 def broken_by_name(connection: Connection) -> set[str]:
     """Views and triggers that SQLite cannot prepare: nothing is read or written."""
     broken: set[str] = set()
-    for kind, name, of, _ in connection.execute(_NAMING).all():
-        table = qualified(None, str(of))
-        statements = [f"select * from {qualified(None, str(name))}"]  # noqa: S608 - of a known view
-        if kind == "trigger":
-            columns = [str(one[0]) for one in connection.execute(_COLUMNS, {"name": str(of)})]
-            statements = [f"insert into {table} default values", f"delete from {table}"]  # noqa: S608 - as above
-            statements += [f"update {table} set {qualified(None, one)} = null" for one in columns]  # noqa: S608 - as above
-        for statement in statements:
-            try:
-                connection.exec_driver_sql(f"explain {statement}").close()
-            except DBAPIError:
-                broken.add(f"the {kind} {name}")
+    for kind, name, of, made in connection.execute(_NAMING).all():
+        try:
+            connection.exec_driver_sql(f"explain {_use(connection, str(kind), str(of), str(made))}").close()
+        except DBAPIError:
+            broken.add(f"the {kind} {name}")
     return broken
+
+
+def _broken_without(connection: Connection, name: str) -> list[str]:
+    """Views and triggers that SQLite could not prepare without the table, as a copy of the schema in memory shows.
+
+    What it cannot prepare there with the table, say for a function of the application's, counts where it names that.
+    """
+    with modelled(()) as copy:
+        for made in connection.scalars(_SCHEMA):
+            with suppress(DBAPIError):
+                copy.exec_driver_sql(made)
+        before = broken_by_name(copy)
+        copy.exec_driver_sql(f"drop table if exists {qualified(None, name)}")
+        after = broken_by_name(copy)
+        naming = {f"the {kind} {its}": str(made) for kind, its, _, made in copy.execute(_NAMING)}
+    return sorted(one for one in after if one not in before or name.lower() in map(_plain, _tokens(naming[one])))
+
+
+def _use(connection: Connection, kind: str, of: str, made: str) -> str:
+    """A statement that cannot be prepared where the view, or the trigger on `of`, names what is not there."""
+    table = qualified(None, of)
+    if kind == "view":
+        return f"select * from {table}"  # noqa: S608 - of a known view
+    event = next(one for one in map(str.lower, _tokens(made)) if one in ("insert", "update", "delete"))
+    if event == "update":
+        columns = connection.execute(_COLUMNS, {"name": of})
+        sets = ", ".join(f"{qualified(None, str(one.name))} = null" for one in columns if not one.hidden)
+        return f"update {table} set {sets}"  # noqa: S608 - of a known table
+    return f"insert into {table} default values" if event == "insert" else f"delete from {table}"  # noqa: S608 - as above
 
 
 def features(connection: Connection, name: str) -> list[Feature]:
@@ -88,7 +110,8 @@ def features(connection: Connection, name: str) -> list[Feature]:
 @contextmanager
 def modelled(tables: Sequence[Table]) -> Generator[Connection]:
     """Empty tables as they are declared, in memory."""
-    engine = create_engine("sqlite://", poolclass=StaticPool)
+    # What is only explained is prepared once and kept, whatever becomes of the tables.
+    engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"cached_statements": 0})
     try:
         with engine.begin() as connection:
             for statement in creation(tables):

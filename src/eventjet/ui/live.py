@@ -42,9 +42,7 @@ class Stream:
         self._until += _LASTS_S
 
     def response(self, parts: AsyncIterator[str]) -> StreamingResponse:
-        """Sends each part as one message. Raises `HTTPException` 503 where too many are open."""
-        if self._streams.open >= STREAMS_MAX:
-            raise HTTPException(503, f"{STREAMS_MAX} live pages are open at once; close one and load this one again.")
+        """Sends each part as one message; answers 503 where too many are open."""
         return _LiveResponse(self._streams, self._sent(parts))
 
     async def pause(self, seconds: float) -> bool:
@@ -73,15 +71,17 @@ class Stream:
 
 
 class _LiveResponse(StreamingResponse):
-    """Counts from when it is made, so that requests of the same moment cannot all pass the limit."""
+    """Counts while it is sent: one that is made, and never sent, takes no place."""
 
     def __init__(self, streams: Streams, parts: AsyncIterator[str]) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
         super().__init__(parts, media_type="text/event-stream", headers=headers)
         self._streams = streams
-        streams.open += 1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._streams.open >= STREAMS_MAX:
+            raise HTTPException(503, f"{STREAMS_MAX} live pages are open at once; close one and load this one again.")
+        self._streams.open += 1
         try:
             await super().__call__(scope, receive, send)
         finally:

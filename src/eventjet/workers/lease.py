@@ -104,7 +104,7 @@ class Lease:
             return checkpoint.is_free(connection, name, revision, context.owner, stumbled_at=failed_at, silent=silent)
 
         def take(connection: Connection) -> Checkpoint | None:
-            locations.ensure(connection, resolved)
+            locations.ensure(connection, resolved, context.log)
             return checkpoint.take(
                 connection,
                 name,

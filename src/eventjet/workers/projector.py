@@ -119,7 +119,7 @@ class Projector:
                 await session.look_first_in(lease.held.location)
             await self._tell_waiting(lease)
             try:
-                await session.read(locations.check_tables, [self.resolved])
+                await session.read(locations.check_tables, [self.resolved], self._context.log)
                 await self._hold(session, lease, stop)
                 self._meter.terms["drained"] += 1
             except _STOPS as error:
