@@ -340,7 +340,7 @@ def _check_snapshots(aggregates: Mapping[Any, AggregateInfo], faults: list[str])
         if info.snapshot_every < 1:
             faults.append(f"snapshot_every of {info.name!r} is {info.snapshot_every}; give 1 or more, or leave it out")
         try:
-            SnapshotCodec[Any](cls)
+            faults.extend(SnapshotCodec[Any](cls).faults())
         except DefinitionError as error:
             faults.extend(error.faults)
 

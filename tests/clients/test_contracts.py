@@ -77,7 +77,7 @@ class Made:
     named: dict[int, Decimal]
     coloured: dict[Colour, bool]
     paid: Annotated[Card | Cash, Field(discriminator="kind")]
-    maybe: int | str | None = None
+    maybe: bool | str | None = None
     exact: Annotated[Decimal, Field(gt=0, decimal_places=2)] = Decimal("0.01")
     first: Line = Line(price=Decimal(1))
 
@@ -145,7 +145,7 @@ MADE = [
     made(),
     made(count=2**53 + 1, took=-timedelta(milliseconds=1), when=time(1, 2, tzinfo=UTC), paid=Cash(kind="cash")),
     made(count=-(2**90), maybe="text", lines=(), seen=frozenset(), named={}, exact=Decimal("12.34")),
-    made(maybe=2**60, amount=Decimal("1E-30"), took=timedelta(0), ratio=-1e-300, at=datetime(1, 1, 1, tzinfo=UTC)),
+    made(maybe=True, amount=Decimal("1E-30"), took=timedelta(0), ratio=-1e-300, at=datetime(1, 1, 1, tzinfo=UTC)),
 ]
 
 

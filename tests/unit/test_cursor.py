@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import orjson
 import pytest
@@ -12,6 +13,8 @@ from hypothesis import strategies as st
 
 from eventjet.cursors import cursor as module
 from eventjet.cursors.cursor import ACTIVE, FAILED, PAUSED, Cursor, OwnerWatch
+from eventjet.cursors.kv import ParkedEntry
+from eventjet.domain.parked import PARKED, Parked
 from eventjet.errors import CursorDamaged
 
 STATES = (ACTIVE, PAUSED, FAILED)
@@ -135,6 +138,19 @@ def test_releases_before_and_after_this_one_read_each_other() -> None:
     before = ["name", "kind", "log", "position", "event_id", "done", "owner", "revision", "state", "reason"]
     assert sorted(told) == sorted(before)
     assert Cursor.decoded(orjson.dumps({**told, "added_later": {"some": 1}})) == cursor()
+
+
+def test_an_entry_of_a_quarantine_that_a_later_release_wrote_is_read() -> None:
+    entry = ParkedEntry(Parked(7, "account", "ada", "e", "account.opened", PARKED, "why"), 1.5, tries=2, log="log")
+    told = orjson.loads(entry.encoded())
+    told["parked"] |= {"added_later": 1}
+    assert ParkedEntry.decoded(orjson.dumps({**told, "added_later": {"some": 1}}), 9) == replace(entry, sequence=9)
+
+
+@pytest.mark.parametrize("body", [b"", b"null", b"[]", b"{}", b'{"parked": 1}', b'{"parked": "position"}', b"\xff"])
+def test_what_is_no_entry_of_a_quarantine_is_said_to_be_none(body: bytes) -> None:
+    with pytest.raises(CursorDamaged, match=re.escape(repr(body[:60]))):
+        ParkedEntry.decoded(body)
 
 
 @pytest.mark.parametrize("body", [b"", b"null", b"[]", b'{"name": 1}', b"\xff", b'{"done": [[1]]}'])

@@ -37,6 +37,12 @@ def test_what_was_written_is_read_in_the_order_of_positions() -> None:
     assert [one.name for one in archive.segments] == sorted(one.name for one in archive.segments)
 
 
+def test_what_a_later_release_adds_to_a_line_is_passed_over() -> None:
+    told = orjson.loads(dump_segment(SEALED[1]))
+    files = [{**each, "added_later": 1} for each in told["files"]]
+    assert load_archive("a", [altered(files=files, added_later=1)]).segments == SEALED[1:2]
+
+
 def test_an_archive_without_lines_is_empty() -> None:
     archive = load_archive("a", [])
     assert (archive.first, archive.last, archive.events, archive.files(1, archive.last)) == (0, 0, 0, ())

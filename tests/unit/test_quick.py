@@ -22,7 +22,7 @@ from eventjet import event, upcaster
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.json import (
     BodyCodec,
-    _bytes_from_json,  # pyright: ignore[reportPrivateUsage]
+    bytes_from_json,
     dump_json,
     read_json,
     readable,
@@ -210,7 +210,7 @@ def test_a_stored_body_is_read_without_pydantic(name: str, data: st.DataObject) 
     def refused(body: bytes) -> Any:
         raise AssertionError(body)
 
-    quick = quick_decoder(readable(cls), refused, _bytes_from_json)
+    quick = quick_decoder(readable(cls), refused, bytes_from_json)
     assert spelled(quick(body)) == spelled(codec.validate(body))
 
 
@@ -364,7 +364,7 @@ def test_a_log_of_an_older_form_is_read_without_trying_each_body() -> None:
         return full(body)
 
     full = BodyCodec(Grown).validate
-    decode = quick_decoder(readable(Grown), reading, _bytes_from_json)
+    decode = quick_decoder(readable(Grown), reading, bytes_from_json)
     usual, older = b'{"amount":"1","note":""}', b'{"amount":"1","note":"","gone":1}'
     for body in (usual, older, *[usual] * RESTS, usual):
         assert decode(body) == Grown(amount=Decimal(1), note="")

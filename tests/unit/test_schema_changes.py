@@ -214,7 +214,7 @@ CHANGES = {
         shape(lines=tuple[Line, ...]), shape(lines=tuple[LineWithNote, ...]), SAFE, ""
     ),
     "union widened": Change(shape(n=int), shape(n=int | bool), READERS, "true or false", False, True),
-    "union narrowed": Change(shape(n=int | str), shape(n=int), EVENTS, "text", True),
+    "union narrowed": Change(shape(n=bool | str), shape(n=bool), EVENTS, "text", True),
     "constraint tightened": Change(shape(n=int), shape(n=Annotated[int, Field(ge=0)]), EVENTS, "minimum 0", True),
     "constraint loosened": Change(
         shape(n=Annotated[int, Field(le=9)]), shape(n=Annotated[int, Field(le=99)]), READERS, "maximum 9", False, True

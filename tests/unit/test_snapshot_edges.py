@@ -60,7 +60,7 @@ class Tally:
     days: frozenset[datetime] = frozenset()
     by_time: Mapping[datetime, int] = field(default_factory=dict[datetime, int])
     nested: tuple[Span, ...] = ()
-    tone: Tone | str = ""
+    tone: Any = ""
     anything: Any = None
 
     def add(self, n: int) -> Added:

@@ -144,7 +144,9 @@ def _segment(url: str, line: str) -> Segment:
             reason = f"its manifest has the format {found['format']!r}, and this eventjet reads {FORMAT}"
             raise ArchiveBroken(url, reason)
         names = ("stream", "log", "first", "last", "first_time_ns", "last_time_ns", "last_id")
-        files = tuple(ArchivedFile(**each) for each in found["files"])
+        files = tuple(
+            ArchivedFile(**{one.name: each[one.name] for one in fields(ArchivedFile)}) for each in found["files"]
+        )
         segment = Segment(**{name: found[name] for name in names}, files=files)
         for one in (segment, *files):
             _check_kinds(one)

@@ -14,6 +14,7 @@ from pydantic.errors import PydanticUserError
 
 from eventjet.codec.json import BodyCodec
 from eventjet.codec.shape import shape_of
+from eventjet.codec.unions import union_faults
 from eventjet.domain.subscription import resolved_hint, shown_name
 from eventjet.errors import DefinitionError
 
@@ -43,6 +44,8 @@ class Arguments:
         except (PydanticUserError, TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
             raise DefinitionError([f"{shown_name(decide)} cannot be served: {reason}"]) from None
+        if faults := union_faults(self._codec.schema, shown_name(decide)):
+            raise DefinitionError(faults)
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """A call's arguments; raises `TypeError`, `ValueError` and `UnencodableEvent` for what does not fit."""

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from eventjet.codec.json import BodyCodec, dump_json, read_json
+from eventjet.codec.unions import union_faults
 from eventjet.domain.aggregate import EventInfo, event_info, field_faults
 from eventjet.domain.personal import is_private, masked, masked_whole
 
@@ -188,7 +189,7 @@ class Catalog:
         found: list[str] = []
         owner: dict[str, type] = {}
         for cls, kind in self._types.items():
-            found += field_faults(cls)
+            found += [*field_faults(cls), *union_faults(kind.codec.schema, cls.__qualname__)]
             if not _NAME.fullmatch(kind.info.name):
                 found.append(f"the wire name {kind.info.name!r} of {cls.__qualname__} is not {_NAME.pattern}")
             if kind.info.schema < 1:

@@ -98,15 +98,16 @@ def _checked_numbers(value: Any) -> Any:
 class BodyCodec:
     """Encodes and decodes the fields of one class: an event's, or a state's by its own core schema."""
 
-    __slots__ = ("_is_proven", "_serializer", "decode", "validate")
+    __slots__ = ("_is_proven", "_serializer", "decode", "schema", "validate")
 
     def __init__(self, event_type: type, core: core_schema.CoreSchema | None = None) -> None:
         """Raises `DefinitionError` for a class with an annotation that cannot be resolved."""
-        told = readable(event_type, core)
+        self.schema = told = readable(event_type, core)
+        """pydantic's own of the class, without the wire's leaves."""
         schema = _wired(told)
         self.validate: Callable[[bytes], Any] = SchemaValidator(schema, _use_prebuilt=False).validate_json
         """As `decode`, by pydantic alone."""
-        self.decode: Callable[[bytes], Any] = quick_decoder(told, self.validate, _bytes_from_json)
+        self.decode: Callable[[bytes], Any] = quick_decoder(told, self.validate, bytes_from_json)
         """The object of a body; raises `ValueError` (pydantic's `ValidationError` is one)."""
         self._serializer = SchemaSerializer(schema, _use_prebuilt=False)
         self._is_proven = _quick_proof(told, {})
@@ -417,7 +418,8 @@ def _wired(node: Any) -> Any:
     if not isinstance(kind, str):
         return copied
     if kind == "union":
-        copied["choices"] = list(map(_wired_choice, schema["choices"]))
+        is_text = any(cast("Any", each).get("type") == "str" for each in schema["choices"] if isinstance(each, dict))
+        copied["choices"] = list(map(_wired_choice if is_text else _wired, schema["choices"]))
     for inner in _INNER.get(kind, ()):
         copied.setdefault(inner, _wired(core_schema.any_schema()))
     if "keys_schema" in schema:
@@ -430,7 +432,7 @@ def _wired(node: Any) -> Any:
 
 
 def _wired_choice(node: Any) -> Any:
-    """As `_wired`, of a choice of a union, where a check of a text would change which choice pydantic takes."""
+    """As `_wired`, of a choice beside a text, where a check of the text would change which choice pydantic takes."""
     kind = cast("dict[str, Any]", node).get("type") if isinstance(node, dict) else None
     if kind in _TIMES:
         return _TIMES[kind](cast("dict[str, Any]", node))
@@ -531,8 +533,10 @@ def _set(schema: dict[str, Any]) -> Any:
     return {"serialization": serialization, **schema}
 
 
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-_DATETIME = re.compile(rf"{_DATE.pattern}[Tt ][0-9]{{2}}:[0-9]{{2}}.*")
+DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+DATETIME = re.compile(rf"{DATE.pattern}[Tt ][0-9]{{2}}:[0-9]{{2}}.*")
+TIME = re.compile(r"[0-9]{2}:[0-9]{2}.*")
+DURATION = re.compile(r"-?P.*")
 _LIKE: dict[type, set[Any]] = {bool: {bool}, int: {int, float}, float: {float}}
 """(type of a number of JSON → types of the values that it may be), `bool` first, which is an `int` to Python."""
 
@@ -627,7 +631,7 @@ def _datetime_to_json(value: datetime) -> str:
     return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
-def _bytes_from_json(value: Any) -> Any:
+def bytes_from_json(value: Any) -> Any:
     if not isinstance(value, str):
         raise ValueError("bytes travel as base64")
     try:
@@ -641,15 +645,16 @@ _LEAVES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "decimal": _decimal,
     "int": _converted(_integer_from_json, _integer_to_json),
     "float": lambda schema: {**schema, "allow_inf_nan": False},
-    "time": _time,
+    "time": lambda schema: _like(TIME, "a time is written as 09:30:00", core_schema.time_schema())(_time(schema)),
+    "timedelta": _like(DURATION, "a timedelta is written as P1DT2H", core_schema.timedelta_schema()),
     "datetime": lambda schema: _like(
-        _DATETIME, "a datetime is written as 2026-01-31T12:00:00Z", core_schema.datetime_schema()
+        DATETIME, "a datetime is written as 2026-01-31T12:00:00Z", core_schema.datetime_schema()
     )(_datetime(schema)),
-    "date": _like(_DATE, "a date is written as 2026-01-31", core_schema.date_schema()),
+    "date": _like(DATE, "a date is written as 2026-01-31", core_schema.date_schema()),
     "uuid": _like(UUID_TEXT, "a UUID is written in five groups of hexadecimal digits", core_schema.uuid_schema()),
     "enum": _enum,
     "set": _set,
     "frozenset": _set,
     "any": _anything,
-    "bytes": _converted(_bytes_from_json, lambda value: base64.b64encode(value).decode()),
+    "bytes": _converted(bytes_from_json, lambda value: base64.b64encode(value).decode()),
 }

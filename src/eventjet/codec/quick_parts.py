@@ -32,10 +32,13 @@ UUID_TEXT = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 def decimal(text: str) -> Decimal | None:
     """The number that a text is, as Python writes it: no sign, zero, blank or underscore too many; None for others."""
-    if _DECIMAL.fullmatch(text) is None:
+    try:
+        value = Decimal(text)
+    except ArithmeticError:
         return None
-    value = Decimal(text)
-    return value if -EXPONENT_MAX <= value.adjusted() <= EXPONENT_MAX else None
+    if str(value) != text and _DECIMAL.fullmatch(text) is None:  # `1E3` is another spelling of `1E+3`
+        return None
+    return value if -EXPONENT_MAX <= value.adjusted() <= EXPONENT_MAX and value.is_finite() else None
 
 
 class Unproven(Exception):
@@ -108,10 +111,10 @@ def _datetime(scope: Scope, node: Json) -> Piece:
 
 
 def _uuid(scope: Scope, node: Json) -> Piece:
-    """Not as msgspec reads it, which takes one without hyphens too."""
+    """msgspec takes one without hyphens, too, and no other form than these two."""
     only(node)
     made = scope.name(None, "x")
-    return _read(str, lambda value: f"(UUID({made}) if is_uuid({made} := {value}) else fail())")
+    return _read(str, lambda value: f"(convert({made}, UUID) if len({made} := {value}) == 36 else fail())")
 
 
 def _bytes(_: Scope, node: Json) -> Piece:
@@ -235,6 +238,6 @@ KNOWN: Mapping[str, Any] = {
     "moment": datetime.fromisoformat,
     "UTC": UTC,
     "UUID": UUID,
-    "is_uuid": UUID_TEXT.fullmatch,
+    "convert": msgspec.convert,
 }
 """What the expressions name, with `from_base64`."""

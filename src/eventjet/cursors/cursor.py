@@ -21,7 +21,7 @@ Each cell says what the state becomes: `=` stays, `-` is refused and changes not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, cast
 
@@ -77,7 +77,7 @@ class Cursor:
             if told.get("waking") is not None:
                 after, until = told["waking"]
                 told["waking"] = int(after), int(until)
-            return cls(**{name: told[name] for name in _FIELDS & told.keys()})
+            return cls(**known_fields(cls, told))
         except (ValueError, TypeError, KeyError) as error:
             raise CursorDamaged(body, str(error)) from None
 
@@ -154,7 +154,9 @@ class Cursor:
         return replace(self, name=name, revision=revision, owner=None, done=(), state=state, reason=None)
 
 
-_FIELDS = {each.name for each in fields(Cursor)}
+def known_fields(cls: Any, told: Mapping[str, Any]) -> dict[str, Any]:
+    """What a class has fields for, of what was stored, perhaps by a later release."""
+    return {one.name: told[one.name] for one in fields(cls) if one.name in told}
 
 
 class OwnerWatch:

@@ -19,7 +19,7 @@ import orjson
 
 from eventjet.codec.envelope import EXPECTED, RawRecord, header_block, mark_batch
 from eventjet.codec.subjects import cursor_bucket, declared_name
-from eventjet.cursors.cursor import Cursor
+from eventjet.cursors.cursor import Cursor, known_fields
 from eventjet.domain.identity import encode_id
 from eventjet.domain.parked import BLOCKING, AggregateKey, Parked
 from eventjet.errors import ApiRefused, CursorDamaged, CursorFenced, CursorMissing, StoreUnavailable, StreamMissing
@@ -74,10 +74,11 @@ class ParkedEntry:
 
     @classmethod
     def decoded(cls, body: bytes, sequence: int = 0) -> ParkedEntry:
-        """The entry in a value; raises `CursorDamaged` for what is none."""
+        """The entry in a value; raises `CursorDamaged` for what is none. What a later release added is dropped."""
         try:
             told = cast("dict[str, Any]", orjson.loads(body))
-            return cls(Parked(**told.pop("parked")), **told, sequence=sequence)
+            told |= {"parked": Parked(**known_fields(Parked, told["parked"])), "sequence": sequence}
+            return cls(**known_fields(cls, told))
         except (ValueError, TypeError, KeyError) as error:
             raise CursorDamaged(body, str(error)) from None
 

@@ -6,10 +6,19 @@ import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 
 class EventjetError(Exception):
     """The root: catch it to catch whatever eventjet itself raises."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has the message and the attributes: the constructor takes other arguments than the message."""
+        return _copied, (type(self), self.args), vars(self)
+
+
+def _copied(cls: type[EventjetError], args: tuple[object, ...]) -> EventjetError:
+    return cls.__new__(cls, *args)
 
 
 class DefinitionError(EventjetError):

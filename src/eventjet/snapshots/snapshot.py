@@ -14,6 +14,7 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
 from eventjet.codec.json import BodyCodec, dump_json, read_json
+from eventjet.codec.unions import union_faults
 from eventjet.domain.aggregate import aggregate_info, event_info
 from eventjet.domain.history import Commands, FoldedState
 from eventjet.domain.subscription import folded_events
@@ -42,6 +43,11 @@ class SnapshotCodec(Generic[S]):
         events = sorted((event_info(one).name, event_info(one).schema) for one in folded_events(cls))
         told = dump_json([FORMAT, info.name, info.revision, shape, events], orjson.OPT_SORT_KEYS)
         self.fingerprint = _digest(told)
+        self._name = cls.__qualname__
+
+    def faults(self) -> list[str]:
+        """Fields of which a snapshot would not tell what they were, each as a sentence."""
+        return [f"{fault}; or leave out snapshot_every" for fault in union_faults(self._codec.schema, self._name)]
 
     def encode(self, held: FoldedState[S]) -> bytes | None:
         """The value; None for a state that would not come back as it is."""

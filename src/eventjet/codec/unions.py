@@ -1,0 +1,252 @@
+"""Which unions JSON tells apart: a value of one member must not be read back as a value of another. PURE."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from itertools import combinations, product
+from typing import Any, TypeAlias, cast
+
+from eventjet.codec.json import DATE, DATETIME, DURATION, SAFE_INTEGER, TIME, bytes_from_json
+from eventjet.codec.quick_parts import UUID_TEXT, decimal
+
+Node: TypeAlias = dict[str, Any]
+_APART, _ALIKE, _CONFUSED = range(3)
+"""Two parts have no JSON in common; both read what is common as the same; one may read the other's JSON as its own."""
+
+
+def union_faults(schema: Any, name: str) -> list[str]:
+    """Unions in the core schema of a class, called `name`, of which JSON does not tell the members apart."""
+    return list(dict.fromkeys(_Unions(schema).faults(schema, name)))
+
+
+class _Unions:
+    def __init__(self, schema: Any) -> None:
+        self._definitions: Mapping[str, Node] = {each["ref"]: each for each in schema.get("definitions", ())}
+        self._seen: set[str] = set()
+        self._above: set[tuple[int, int]] = set()
+
+    def faults(self, part: Any, path: str) -> Iterator[str]:
+        """Each as a sentence."""
+        if isinstance(part, list):
+            for each in cast("list[Any]", part):
+                yield from self.faults(_unlabelled(each), path)
+        if not isinstance(part, dict) or "type" not in part:
+            return
+        node = cast("Node", part)
+        kind = node["type"]
+        if kind == "definition-ref" and node["schema_ref"] not in self._seen:
+            self._seen.add(node["schema_ref"])
+            yield from self.faults(self._definitions.get(node["schema_ref"]), path)
+        elif kind in _CLASSES:
+            for name, field in _fields(node).items():
+                yield from self.faults(field["schema"], f"{path}.{name}")
+        elif kind in ("union", "nullable"):
+            members = list(map(_unlabelled, node.get("choices") or ({"type": "none"}, node["schema"])))
+            for one, other in combinations(members, 2):
+                for left, right in product(self._forms(one), self._forms(other)):
+                    if self._of_forms(left, right, is_choice=node.get("mode", "smart") == "smart") == _CONFUSED:
+                        yield f"{path} holds {_name(left)} | {_name(right)}, {_REASON}{_way_of(left, right)}"
+            yield from self.faults(members, path)
+        elif kind == "tagged-union":
+            yield from self.faults(list(node["choices"].values()), path)
+        else:
+            for key in _INNER:
+                yield from self.faults(node.get(key), path)
+
+    def _forms(self, node: Node) -> list[Node]:
+        """What a value of a part may be, with unions and references resolved."""
+        kind = node["type"]
+        if kind == "definition-ref" and node["schema_ref"] in self._definitions:
+            return self._forms(self._definitions[node["schema_ref"]])
+        if kind in ("default", "function-after", "definitions", "nullable") and "serialization" not in node:
+            return [{"type": "none"}] * (kind == "nullable") + self._forms(node["schema"])
+        if kind in ("union", "tagged-union"):
+            choices = node["choices"] if kind == "union" else node["choices"].values()
+            return [form for each in choices for form in self._forms(_unlabelled(each))]
+        return [node]
+
+    def _relation(self, one: Node, other: Node) -> int:
+        pair = (id(one), id(other))
+        if one == other or pair in self._above:
+            return _ALIKE
+        self._above.add(pair)
+        try:
+            told = {self._of_forms(*each) for each in product(self._forms(one), self._forms(other))}
+        finally:
+            self._above.discard(pair)
+        return _CONFUSED if _CONFUSED in told else _APART if told == {_APART} else _ALIKE
+
+    def _of_forms(self, one: Node, other: Node, *, is_choice: bool = False) -> int:
+        if "none" in (one["type"], other["type"]):
+            some = other if one["type"] == "none" else one
+            is_none = some["type"] == "enum" and any(each.value is None for each in some["members"])
+            return _CONFUSED if is_none else _APART if _group(some) else _ALIKE
+        groups = _group(one), _group(other)
+        if "" in groups:
+            return _CONFUSED
+        if groups[0] != groups[1]:
+            return _APART
+        if groups[0] == "scalar":
+            return _of_scalars(one, other)
+        if groups[0] == "object":
+            return self._of_objects(one, other, is_choice=is_choice)
+        if one["type"] != other["type"]:
+            return _CONFUSED
+        items: Any = one.get("items_schema", _ANY), other.get("items_schema", _ANY)
+        if isinstance(items[0], dict):
+            return self._relation(items[0], items[1]) or _ALIKE  # both may be empty
+        told = [self._relation(*pair) for pair in zip(*items, strict=False)]
+        if "variadic_item_index" in {**one, **other}:
+            is_same = len(items[0]) == len(items[1]) == 1 and "variadic_item_index" in one.keys() & other.keys()
+            return (told[0] or _ALIKE) if is_same else _CONFUSED
+        return _APART if _APART in told or len(items[0]) != len(items[1]) else max(told, default=_ALIKE)
+
+    def _of_objects(self, one: Node, other: Node, *, is_choice: bool) -> int:
+        if one["type"] == other["type"] == "dict":
+            is_same = one.get("keys_schema") == other.get("keys_schema")
+            values = one.get("values_schema", _ANY), other.get("values_schema", _ANY)
+            return (self._relation(*values) or _ALIKE) if is_same else _CONFUSED
+        if "dict" in (one["type"], other["type"]):
+            return _CONFUSED
+        is_confused = self._takes(one, other, is_choice) or self._takes(other, one, is_choice)
+        return _CONFUSED if is_confused else _APART
+
+    def _takes(self, reader: Node, written: Node, is_choice: bool) -> bool:
+        """Whether an object of one class may be read as one of the other."""
+        needs, has = _fields(reader), _fields(written)
+        required = {name for name, field in needs.items() if _is_required(field)}
+        always = {name for name, field in has.items() if field.get("required", True)}
+        told = {name: self._relation(needs[name]["schema"], has[name]["schema"]) for name in needs.keys() & has.keys()}
+        if required - has.keys() or any(told[name] == _APART for name in (required | always) & told.keys()):
+            return False
+        # Of choices that fit pydantic takes the one with most of the fields; those of what a field holds count, too.
+        is_counted = is_choice and all(
+            form["type"] == "none" or _group(form) == "scalar"
+            for name in told
+            for form in (*self._forms(needs[name]["schema"]), *self._forms(has[name]["schema"]))
+        )
+        return not (is_counted and _CONFUSED not in told.values() and always - needs.keys())
+
+
+def _of_scalars(one: Node, other: Node) -> int:
+    left, right = _constants(one), _constants(other)
+    if left is None and right is None:
+        kinds = {one["type"], other["type"]}
+        if len(kinds) == 1:
+            return _ALIKE
+        if "int" in kinds and _is_short(one if one["type"] == "int" else other):
+            return _APART
+        return _CONFUSED if any(kinds <= pair for pair in _CONFUSABLE) else _APART
+    if left is not None and right is not None:
+        common = left.keys() & right.keys()
+        return (_ALIKE if all(left[key] is right[key] for key in common) else _CONFUSED) if common else _APART
+    table, kind = (left or {}, other["type"]) if right is None else (right, one["type"])
+    common = [value for (_, written), value in table.items() if _is_read(kind, written)]
+    if not common:
+        return _APART
+    return _ALIKE if all(type(value).__name__ == kind for value in common) else _CONFUSED
+
+
+def _is_read(kind: str, written: Any) -> bool:
+    """Whether a scalar reads the JSON of a constant."""
+    if isinstance(written, str):
+        try:
+            return bool(kind in _TEXTS and _TEXTS[kind](written))
+        except ValueError:
+            return False
+    return written is not None and kind in (("bool",) if isinstance(written, bool) else ("int", "float"))
+
+
+def _constants(node: Node) -> Mapping[tuple[type, Any], Any] | None:
+    """Values of an enum or a literal, by their JSON; None for other parts."""
+    if node["type"] not in ("enum", "literal"):
+        return None
+    values: list[Any] = node["members"] if node["type"] == "enum" else node["expected"]
+    told = [(each.value if isinstance(each, Enum) else each, each) for each in values]
+    return {(type(value), value): each for value, each in told}
+
+
+def _group(node: Node) -> str:
+    """What JSON a part is; empty for what only its own code can tell."""
+    kind = node["type"]
+    if "serialization" in node or any(node.get(word) for word in _REWRITING):
+        return ""
+    if (told := _constants(node)) is not None:
+        return "scalar" if all(key[0] in (str, int, bool, type(None)) for key in told) else ""
+    if kind in _CLASSES:
+        inner = node.get("schema", node)
+        is_plain = inner["type"] in ("dataclass-args", "model-fields", "typed-dict") and not inner.get(
+            "computed_fields"
+        )
+        is_open = "allow" in (inner.get("extra_behavior"), node.get("config", {}).get("extra_fields_behavior"))
+        is_told = all(each.get("init", True) and not any(map(each.get, _HIDING)) for each in _fields(node).values())
+        return "object" if is_plain and is_told and not is_open and not node.get("root_model") else ""
+    return _GROUPS.get(kind, "")
+
+
+def _fields(node: Node) -> dict[str, Node]:
+    """The fields of a dataclass, a model or a TypedDict; none where their schema is not seen."""
+    told = cast("list[Node] | dict[str, Node]", node.get("schema", node).get("fields") or {})
+    return told if isinstance(told, dict) else {str(each["name"]): each for each in told}
+
+
+def _is_required(field: Node) -> bool:
+    return bool(field.get("required", True)) and field["schema"]["type"] != "default"
+
+
+def _is_short(node: Node) -> bool:
+    low: int | None = node.get("ge", node.get("gt"))
+    high: int | None = node.get("le", node.get("lt"))
+    return low is not None and high is not None and -SAFE_INTEGER <= low <= high <= SAFE_INTEGER
+
+
+def _unlabelled(choice: Any) -> Any:
+    return cast("Any", choice)[0] if isinstance(choice, tuple) else choice
+
+
+def _name(node: Node) -> str:
+    kind = node["type"]
+    if kind == "literal":
+        return f"Literal[{', '.join(map(repr, node['expected']))}]"
+    return str(getattr(node.get("cls"), "__name__", "") or _NAMES.get(kind, kind))
+
+
+def _way_of(one: Node, other: Node) -> str:
+    is_long = "int" in (one["type"], other["type"]) and {one["type"], other["type"]} <= {
+        "int",
+        "str",
+        "decimal",
+        "bytes",
+    }
+    return "; or bound the int by Field(ge=-2**53, le=2**53), beyond which it travels as text" if is_long else ""
+
+
+_REASON = (
+    "which JSON does not tell apart, so that a value might come back as the other type; "
+    "take one of them, or for each a class with a Literal field that says which it is"
+)
+_ANY: Node = {"type": "any"}
+_CLASSES = ("dataclass", "model", "typed-dict")
+_INNER = ("schema", "items_schema", "keys_schema", "values_schema", "steps", "strict_schema", "python_schema")
+_NAMES = {"decimal": "Decimal", "uuid": "UUID", "none": "None", "any": "Any"}
+_REWRITING = ("to_lower", "to_upper", "strip_whitespace", "coerce_numbers_to_str", "missing")
+_HIDING = ("init_only", "validation_alias", "serialization_alias", "serialization_exclude")
+_TEXTS: Mapping[str, Callable[[str], object]] = {
+    "str": lambda _: True,
+    "int": lambda text: text.removeprefix("-").isdecimal(),
+    "decimal": lambda text: decimal(text) is not None,
+    "bytes": lambda text: bytes_from_json(text) is not None,
+    "date": DATE.fullmatch,
+    "datetime": DATETIME.fullmatch,
+    "time": TIME.fullmatch,
+    "timedelta": DURATION.fullmatch,
+    "uuid": UUID_TEXT.fullmatch,
+}
+"""Scalars that travel as text, an integer beyond 2^53 among them, and what tells whether a text may be one."""
+_CONFUSABLE = (*({"str", kind} for kind in _TEXTS), {"int", "decimal", "bytes"}, {"bytes", "timedelta"})
+"""Kinds of which some text is of two."""
+_GROUPS = dict.fromkeys((*_TEXTS, "float", "bool"), "scalar") | dict.fromkeys(
+    ("list", "tuple", "set", "frozenset"), "array"
+)
+_GROUPS["dict"] = "object"

@@ -1,0 +1,282 @@
+"""A union is refused, or every value of its members comes back with its type."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
+from typing import Annotated, Any, Literal, Optional, Union
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel, Field
+
+from eventjet import App, aggregate, event, served
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.json import dump_json, read_json
+from eventjet.errors import DefinitionError
+
+
+class Colour(Enum):
+    RED = "red"
+    LONG = "9007199254740993"
+    DAY = "2026-01-01"
+
+
+class Tone(StrEnum):
+    HIGH = "high"
+    RED = "red"
+
+
+class Rank(IntEnum):
+    ONE = 1
+
+
+class Odd(Enum):
+    NOTHING = None
+
+
+@dataclass(frozen=True)
+class Cash:
+    amount: Decimal
+
+
+@dataclass(frozen=True)
+class Card:
+    amount: Decimal
+    number: str
+
+
+@dataclass(frozen=True)
+class Cheque:
+    amount: Decimal
+    number: str = ""
+
+
+class Paid(BaseModel):
+    kind: Literal["paid"] = "paid"
+    by: Cash | None = None
+
+
+class Owed(BaseModel):
+    kind: Literal["owed"] = "owed"
+    by: Cash | None = None
+
+
+texts = st.sampled_from(
+    ["", "x", "1", "9007199254740993", "2026-01-01", "2026-01-01T00:00:00Z", "09:00:00", "P1D", "red"]
+)
+moments = st.datetimes(timezones=st.just(UTC)).map(lambda at: at.replace(fold=0)) | st.dates().map(
+    lambda day: datetime(day.year, day.month, day.day, tzinfo=UTC)
+)
+whole = st.integers() | st.sampled_from([1, 2**60, -(2**53) - 1])
+decimals = st.decimals(allow_nan=False, allow_infinity=False) | st.sampled_from(
+    [Decimal(2**60), Decimal(1), Decimal(86400)]
+)
+cash, card, cheque = st.builds(Cash, decimals), st.builds(Card, decimals, texts), st.builds(Cheque, decimals, texts)
+LEAVES: dict[Any, st.SearchStrategy[Any]] = {
+    bool: st.booleans(),
+    int: whole,
+    Annotated[int, Field(ge=-(2**53), le=2**53)]: st.integers(-(2**53), 2**53),
+    float: st.floats(allow_nan=False, allow_infinity=False) | st.integers().map(float),
+    str: texts,
+    bytes: st.binary(max_size=9) | texts.filter(lambda one: one.isalnum() and not len(one) % 4).map(base64.b64decode),
+    Decimal: decimals,
+    UUID: st.uuids(),
+    date: st.dates(),
+    datetime: moments,
+    time: st.times().map(lambda at: at.replace(fold=0)),
+    timedelta: st.timedeltas(),
+    Colour: st.sampled_from(Colour),
+    Tone: st.sampled_from(Tone),
+    Rank: st.sampled_from(Rank),
+    Odd: st.sampled_from(Odd),
+    Literal["red", "2026-01-01"]: st.sampled_from(["red", "2026-01-01"]),
+    Literal[1, True]: st.sampled_from([1, True]),
+    None: st.none(),
+    Cash: cash,
+    Card: card,
+    Cheque: cheque,
+    Paid: st.builds(Paid, by=st.none() | cash),
+    Owed: st.builds(Owed, by=st.none() | cash),
+}
+
+
+def members() -> st.SearchStrategy[tuple[Any, st.SearchStrategy[Any]]]:
+    leaves = st.sampled_from(list(LEAVES.items()))
+
+    def container(leaf: tuple[Any, st.SearchStrategy[Any]]) -> st.SearchStrategy[tuple[Any, st.SearchStrategy[Any]]]:
+        kind, values = leaf
+        return st.sampled_from(
+            [
+                (list[kind], st.lists(values, max_size=3)),
+                (tuple[kind, ...], st.lists(values, max_size=3).map(tuple)),
+                (tuple[kind, kind], st.tuples(values, values)),
+                (dict[str, kind], st.dictionaries(texts, values, max_size=2)),
+            ]
+        )
+
+    return leaves | leaves.flatmap(container)
+
+
+def declared(kind: Any) -> Any:
+    return event("union.made")(type("Made", (), {"__annotations__": {"given": kind}, "__module__": __name__}))
+
+
+@settings(max_examples=400)
+@given(st.lists(members(), min_size=2, max_size=3, unique_by=lambda one: str(one[0])), st.data())
+def test_a_union_is_refused_or_each_value_comes_back_with_its_type(
+    union: list[tuple[Any, st.SearchStrategy[Any]]], data: st.DataObject
+) -> None:
+    check(*union, data=data)
+
+
+def check(*union: tuple[Any, st.SearchStrategy[Any]], data: st.DataObject) -> None:
+    made = declared(Union[tuple(kind for kind, _ in union)])  # noqa: UP007  of any number
+    catalog = Catalog([made])
+    if catalog.faults():
+        return
+    resolved = catalog.resolve("union.made", 1)
+    assert resolved is not None
+    for _, values in union:
+        given_value = data.draw(values)
+        body = catalog.encode(made(given=given_value)).body
+        for text in (body, dump_json(read_json(body))):
+            assert shown(resolved.decode(text).given) == shown(given_value)
+
+
+def shown(value: Any) -> str:
+    return f"{type(value)} {value!r}"
+
+
+@st.composite
+def classes(draw: st.DrawFn) -> tuple[Any, st.SearchStrategy[Any]]:
+    """A dataclass, or a model that is laxer, of up to three fields."""
+    names = sorted(draw(st.lists(st.sampled_from("abc"), min_size=1, unique=True)))
+    told = {name: draw(st.sampled_from(list(LEAVES.items()))) for name in names}
+    bare = dict.fromkeys(names, draw(st.booleans()))
+    annotations = {name: kind if bare[name] else Optional[kind] for name, (kind, _) in told.items()}  # noqa: UP045  of any kind
+    body = {"__annotations__": annotations, "__module__": __name__}
+    body |= {name: None for name in names if not bare[name]}
+    is_model = draw(st.booleans())
+    made: Any = type("Made", (BaseModel,) if is_model else (), body)
+    made = made if is_model else dataclass(frozen=True)(made)
+    given = {name: values if bare[name] else st.none() | values for name, (_, values) in told.items()}
+    return made, st.fixed_dictionaries(given).map(lambda values: made(**values))
+
+
+@settings(max_examples=200)
+@given(classes(), classes(), st.data())
+def test_a_union_of_classes_is_refused_or_each_object_comes_back_as_one_of_its_class(
+    one: tuple[Any, st.SearchStrategy[Any]], other: tuple[Any, st.SearchStrategy[Any]], data: st.DataObject
+) -> None:
+    check(one, other, data=data)
+
+
+CLEAR: list[Any] = [
+    int | None,
+    int | float,
+    bool | Decimal | None,
+    date | int,
+    date | datetime,
+    date | datetime | time | timedelta | UUID,
+    Decimal | date | UUID,
+    Annotated[int, Field(ge=0, le=100)] | str,
+    Literal["all"] | int,
+    Literal["all"] | str,
+    Rank | str,
+    Cash | Card,
+    Cash | Decimal | list[Cash],
+    Paid | Owed,
+    list[Paid | Owed],
+    list[int] | int,
+    list[int] | list[date],
+    Annotated[Paid | Owed, Field(discriminator="kind")],
+]
+
+
+@pytest.mark.parametrize("kind", CLEAR, ids=str)
+def test_a_union_whose_members_json_tells_apart_is_taken(kind: Any) -> None:
+    assert Catalog([declared(kind)]).faults() == []
+
+
+CONFUSED: list[Any] = [
+    UUID | str,
+    date | str,
+    Decimal | str,
+    int | str,
+    int | Decimal,
+    Colour | str,
+    Colour | Tone,
+    Colour | date,
+    Rank | int,
+    Rank | float,
+    Odd | None,
+    bytes | Decimal,
+    list[int] | tuple[int, ...],
+    list[date | str],
+    dict[str, date | str],
+    list[date] | list[str],
+    Cash | Cheque,
+    Cash | dict[str, Any],
+    Union[Any, int],  # noqa: UP007
+]
+
+
+@pytest.mark.parametrize("kind", CONFUSED, ids=str)
+def test_a_union_whose_members_json_does_not_tell_apart_is_refused(kind: Any) -> None:
+    (fault, *_) = Catalog([declared(kind)]).faults()
+    assert fault.startswith("Made.given holds ")
+
+
+@dataclass(frozen=True)
+class Place:
+    name: str
+    since: date | str
+
+
+@event("account.moved")
+class Moved:
+    places: tuple[Place, ...]
+    by: UUID | str
+
+
+@event("limit.raised")
+class Raised:
+    pass
+
+
+@aggregate("limit", snapshot_every=10)
+class Limited:
+    limit: Decimal | str = ""
+
+    def evolve(self, event: Raised) -> Limited:
+        return self
+
+
+@aggregate("account")
+class Account:
+    def move(self, at: date | str) -> Moved:
+        return Moved(places=(Place("a", at),), by="x")
+
+    def evolve(self, event: Moved) -> Account:
+        return self
+
+
+def test_an_app_names_field_and_members_of_unions_in_events_in_states_with_snapshots_and_in_arguments() -> None:
+    with pytest.raises(DefinitionError) as caught:
+        App("bank", aggregates=[Account], served=[served(Account, Account.move)])
+    told = [fault.partition(", which JSON")[0] for fault in caught.value.faults]
+    with pytest.raises(DefinitionError) as caught:
+        App("bank", aggregates=[Limited])
+    told += [fault.partition(", which JSON")[0] for fault in caught.value.faults]
+    assert sorted(told) == [
+        "Account.move.at holds date | str",
+        "Limited.limit holds Decimal | str",
+        "Moved.by holds UUID | str",
+        "Moved.places.since holds date | str",
+    ]
