@@ -321,6 +321,23 @@ async def test_an_outage_outside_parks_nothing(app: App, jet: Jet, settings: Set
     assert await counted(jet) == [("b", 1)]
 
 
+async def test_events_that_fail_passingly_keep_those_of_no_other_aggregate_from_being_handled(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
+    town.fails = lambda bell, n, attempt: None if bell == "free" else ConnectionRefusedError("the mail server is away")
+    async with working(app, settings):
+        for bell in (*(f"b-{n}" for n in range(40)), "free"):
+            await jet.repository(Bell).execute(bell, Bell.ring, 1)
+        await eventually(lambda: counted(jet))
+        assert await counted(jet) == [("free", 1)]
+        town.fails = lambda bell, n, attempt: None
+
+        async def all_counted() -> bool:
+            return len(await counted(jet)) == 41
+
+        await eventually(all_counted)
+
+
 async def test_a_handler_that_hangs_is_cut_off_and_that_counts(settings: Settings, town: Town) -> None:
     app = app_of(town, retry=Retry(tries=2, first_s=0.01, timeout_s=0.1))
     town.gate.clear()

@@ -51,6 +51,8 @@ _TRIES_UNTOLD = 2
 WRITE_S = 0.05
 """How often a cursor that moves is written."""
 _LOOKS_AT_ONCE = 16
+_LOOKS_MAX = 1_000
+"""Those included that are tried again and again."""
 _DUE_S = 0.25
 """How often it is looked what has fired: the server itself looks as often."""
 _PASSING = (StoreUnavailable, OutcomeUnknown, ConcurrencyConflict, StreamFull, Unreachable)
@@ -149,35 +151,52 @@ class Term:
         await asyncio.Event().wait()  # nothing of a term ends before it does
 
     async def _look_at_all(self, after: int, until: int) -> None:
-        """Some at once; one that takes long keeps the others from nothing, and the mark of all below its position."""
+        """Some at once; one that fails or takes long keeps the others from nothing, and the mark below its position."""
         looking: dict[asyncio.Future[None], int] = {}
+        places = asyncio.Semaphore(_LOOKS_AT_ONCE)
 
-        async def one_is_done(reached: int) -> None:
-            done, _ = await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
-            for each in done:
-                del looking[each]
+        def note(reached: int) -> None:
+            for done in [each for each in looking if each.done()]:
+                del looking[done]
             self._waking = min([reached, *(position - 1 for position in looking.values())]), until
             self._lanes.changed.set()
 
         while after < until:
             found, reached = await self._followed.instances(after, until)
             for process_id, position in sorted(found.items(), key=itemgetter(1)):
-                while len(looking) >= _LOOKS_AT_ONCE:
-                    await one_is_done(position - 1)
+                await places.acquire()
+                note(position - 1)
+                while len(looking) >= _LOOKS_MAX:
+                    await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
+                    note(position - 1)
                 done = asyncio.get_running_loop().create_future()
                 looking[done] = position
                 key = (self._followed.declaration.name, process_id)
-                self._lanes.add_due(key, self._looking_at(key, position, done))
+                self._lanes.add_due(key, self._looking_at(key, position, places, done))
             if reached == after:
                 await asyncio.sleep(_DUE_S)  # a replica lags
             after = reached
         while looking:
-            await one_is_done(until)
+            await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
+            note(until)
 
-    def _looking_at(self, key: AggregateKey, position: int, done: asyncio.Future[None]) -> Any:
+    def _looking_at(
+        self, key: AggregateKey, position: int, places: asyncio.Semaphore, done: asyncio.Future[None]
+    ) -> Any:
+        """Its place is another's from its first try on, whatever came of that."""
+
+        async def attempt(number: int) -> None:
+            try:
+                await self._followed.look_at(key[1], position)
+            finally:
+                if number == 1:
+                    places.release()
+
         async def look() -> None:
-            if key not in self._waiting:  # what is parked comes first; its retry wakes the process
-                _, error = await self._tried(lambda _: self._followed.look_at(key[1], position), key, position)
+            if key in self._waiting:  # what is parked comes first; its retry wakes the process
+                places.release()
+            else:
+                _, error = await self._tried(attempt, key, position)
                 if error is not None:
                     await self._unasked_failed(key[1], error)
             done.set_result(None)
@@ -320,7 +339,7 @@ class Term:
                 self._say_failed(key, position, number, error)
                 if number >= _TRIES_UNTOLD:
                     self._tell_waiting(key, position, since, error)
-                await asyncio.sleep(retry.pause_s(number))
+                await self._lanes.pause(retry.pause_s(number))
             else:
                 self._meter.tries["done"] += 1
                 return number, None
