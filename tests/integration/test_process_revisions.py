@@ -282,9 +282,41 @@ def test_an_interrupted_look_goes_on_where_it_was_and_a_higher_revision_begins_a
 
 
 def test_the_first_code_that_runs_looks_at_nothing_from_before_whatever_its_revision() -> None:
-    first = Cursor("parcel", "process", "log", 70).taken("one", 3)
+    first = Cursor("parcel", "process", "log", 70, began=70).taken("one", 3)
     assert (first.waking, first.revision) == (None, 3)
-    assert first.taken("one", 4).waking == (0, 70)
+
+
+def test_a_higher_revision_looks_at_nothing_that_no_revision_ever_followed() -> None:
+    first = Cursor("parcel", "process", "log", 70, began=70).taken("one", 3)
+    later = Cursor.decoded(first.moved(90, "id", ()).encoded())
+    assert later.taken("one", 4).waking == (70, 90)
+    assert later.set_to("log", 80, "id").taken("one", 4).waking == (70, 80)
+    assert later.set_to("log", 50, "id").moved(90, "id", ()).taken("one", 4).waking == (50, 90)
+    assert later.taken("one", 4).set_to("restored", 80, "id").waking == (70, 80)
+
+
+async def test_processes_from_before_the_first_start_are_not_woken_by_a_higher_revision(settings: Settings) -> None:
+    name = fresh_name()
+    app, parcel = app_of(name, 1, Code())
+    async with app.connect(settings) as jet:
+        await jet.init()
+        assert jet.client is not None
+        cursors = Cursors(jet.client, name)
+        await cursors.drop(await cursors.read("parcel"), ())
+        for one in ("old", "both"):
+            await jet.repository(parcel).execute(one, parcel.send)
+        await jet.init()
+        async with working(app, settings):
+            for one in ("both", "new"):
+                await jet.repository(parcel).execute(one, parcel.note)
+            await eventually(lambda: stands_at(jet, 4))
+    code = Code(mails=True)
+    app, parcel = app_of(name, 2, code)
+    async with app.connect(settings) as jet, working(app, settings):
+        await eventually(lambda: are_lapsed(jet, parcel, ("both", "new")))
+        await eventually(lambda: stands_at(jet, 4))
+        assert not await is_lapsed(jet, parcel, "old")
+        assert (await jet.repository(Mail).load("m")).count == 2
 
 
 async def test_a_process_whose_first_revision_is_a_higher_one_hears_nothing_of_what_happened_before(
