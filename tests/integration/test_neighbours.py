@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger, Column, MetaData, String, Table, text
+from sqlalchemy import BigInteger, Column, MetaData, String, Table, make_url, text
 
 from eventjet import (
     App,
@@ -35,7 +35,7 @@ from eventjet.nats.api import call, create_stream, stream_info, update_stream
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
-from eventjet.workers.status import WorkStatus, status
+from eventjet.workers.status import StatusReader, WorkStatus, status
 from tests.integration.reacting import Bell, Counted, Rung, Tower, eventually, working
 from tests.logs import fresh_name
 from tests.tables import execute, reading
@@ -284,6 +284,57 @@ async def test_what_is_wrong_with_one_at_the_start_keeps_nothing_else_from_work_
         if wrong.name != "post":  # one that was made again is another
             await wrong.mend(town)
             await eventually(lambda: town.is_done(wrong.name))
+
+
+async def is_done_without_sql(town: Town, name: str) -> bool:
+    async with StatusReader(town.app, town.settings, [name]) as reader:
+        found = (await reader.read()).projections[0]
+    return found.state == "active" and not found.lag_events and found.reason is None
+
+
+@pytest.mark.parametrize("lacks", ["connections", "eventjet's tables"])
+async def test_a_database_that_is_away_at_the_start_keeps_nothing_from_work_that_needs_none(
+    town: Town, database: str, lacks: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, away = make_url(database), Path(f"{make_url(database).database}.away")
+    maintained = url.set(database="postgres").render_as_string(hide_password=False)
+
+    def take_away(is_away: bool) -> None:
+        if url.get_backend_name() == "sqlite":
+            file = away.with_suffix("")
+            if is_away:
+                file.rename(away)
+                file.mkdir()  # which no database opens
+            else:
+                file.rmdir()
+                away.rename(file)
+        else:
+            execute(maintained, f'alter database "{url.database}" allow_connections {not is_away}')
+
+    def make_tables() -> None:
+        create_tables(Database(database).sync_engine(), town.app.projections.values())
+
+    town.settings = replace(town.settings, database=database)
+    if lacks == "connections":
+        await town.ready()
+        await asyncio.to_thread(take_away, True)
+    else:
+        await town.make(town.public, allow_atomic=True)
+        await town.make(town.foreign)
+        await town.jet.init()
+    caplog.set_level(logging.WARNING, "eventjet")
+    async with working(town.app, town.settings):
+        await town.jet.repository(Bell).execute("b", Bell.ring, 1)
+        await town.jet.repository(Nap).execute("n", Nap.begin)
+        for name in ("echo", "abroad", "post", "nap"):
+            await eventually(lambda name=name: is_done_without_sql(town, name))
+        told = [one.getMessage() for one in caplog.records if getattr(one, "event", "") == "eventjet.trying_again"]
+        assert len(told) == 2
+        assert all("The database " in one for one in told), told
+        await asyncio.to_thread(take_away, False) if lacks == "connections" else await asyncio.to_thread(make_tables)
+        for name in ("rings", "sums"):
+            await eventually(lambda name=name: town.is_done(name))
+    assert town.rows() == 1
 
 
 FULL = {

@@ -107,7 +107,9 @@ class Projector:
 
     async def _term(self, stop: asyncio.Event) -> None:
         by_hand = isinstance(self.resolved, ResolvedSql)
+        await asyncio.to_thread(self._context.database.check_sessions)
         async with Session.open(self._context, f"worker {self.resolved.durable}", by_hand=by_hand) as session:
+            await session.read(locations.check_tables, ())
             lease = await Lease.acquire(session, self.resolved, self._context, stop, self._on_ready, self._failed_at)
             if lease is None:
                 return
