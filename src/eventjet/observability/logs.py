@@ -127,6 +127,13 @@ HANDLER_CUT_OFF = LogEvent(
     "%(name)s: what was being handled is cut off; its next worker does it again",
     "A handler took too long to end.",
 )
+GIVEN_UP = LogEvent(
+    "eventjet.given_up",
+    _W,
+    "%(name)s: it was to end, has not within %(seconds)g s, and is given up. Give what the application does on its way "
+    "out, in `finally` or behind the `yield` of its deps, a timeout.",
+    "Code of the application hangs where its worker ends, which ends without it.",
+)
 SHARES_UNKNOWN = LogEvent(
     "eventjet.shares_unknown",
     _W,

@@ -51,7 +51,7 @@ from eventjet.workers.projector import Projector
 from eventjet.workers.reader import state_of_log
 from eventjet.workers.shares import Share
 from eventjet.workers.status import StatusReader
-from eventjet.workers.terms import Backoff
+from eventjet.workers.terms import Backoff, end
 
 _log = logging.getLogger(__name__)
 
@@ -219,9 +219,7 @@ class _Working:
             for task in late:
                 logs.CUT_OFF.tell(_log, name=task.get_name(), seconds=drain_s)
         finally:
-            for task in (stopped, *tasks):
-                task.cancel()
-            await asyncio.gather(stopped, *tasks, return_exceptions=True)
+            await end([stopped, *tasks])
 
 
 def _raise_ended(task: asyncio.Task[Any]) -> NoReturn:
