@@ -457,6 +457,41 @@ async def test_what_cannot_park_an_event_names_the_setting_since_its_first_fault
     assert caplog.text.count("is parked") == 1
 
 
+@pytest.mark.slow
+async def test_a_consumer_that_is_paused_at_the_server_is_the_reason_of_all_that_read_one(
+    town: Town, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its heartbeats go on, so that it looks as if nothing came."""
+    await town.ready()
+    until, log = "2999-01-01T00:00:00Z", town.app.name
+    durables = {"rings": "rings-r1", "echo": "echo", "nap": "nap", "abroad": "abroad", "post": f"{log}-post"}
+    caplog.set_level(logging.WARNING, "eventjet")
+
+    async def says_why(name: str) -> bool:
+        reason = str((await town.of(name)).reason)
+        return reason.startswith("waiting since") and f"is paused at the server until {until}" in reason
+
+    async with working(town.app, town.settings):
+        for name in durables:
+            await eventually(lambda name=name: town.is_done(name))
+        for name, durable in durables.items():
+            stream = town.foreign if name == "post" else log
+            await town.ask(f"CONSUMER.PAUSE.{stream}.{durable}", {"pause_until": until})
+        await town.jet.repository(Bell).execute("b", Bell.ring, 1)
+        await town.jet.repository(Nap).execute("n", Nap.begin)
+        for name in durables:
+            await eventually(lambda name=name: says_why(name))
+        await eventually(lambda: town.is_done("sums"))
+        assert town.rows() == 0
+        told = [one for one in caplog.records if getattr(one, "event", "") == "eventjet.waits"]
+        assert len(told) == len(durables)
+        for name, durable in durables.items():
+            await town.ask(f"CONSUMER.PAUSE.{town.foreign if name == 'post' else log}.{durable}", {})
+        for name in durables:
+            await eventually(lambda name=name: town.is_done(name))
+    assert town.rows() == 1
+
+
 @pytest.mark.parametrize("change", [{"allow_direct": False}, {"no_ack": True}], ids=str)
 async def test_a_setting_with_which_no_cursor_moves_is_its_reason_and_hides_nothing_else(
     town: Town, change: dict[str, bool]

@@ -68,7 +68,7 @@ WAITS = LogEvent(
     "eventjet.waits",
     _W,
     "%(name)s: %(reason)s",
-    "An event or a message that cannot be dealt with yet; it is tried again until it can.",
+    "An event or a message that cannot be dealt with yet, and is tried again until it can; or a paused consumer.",
 )
 TOOK_LEASE = LogEvent(
     "eventjet.took_lease",

@@ -101,6 +101,7 @@ class Term:
         self._writing = asyncio.Lock()
         self._left = held.cursor.reason
         self._waits: dict[AggregateKey, str] = {}
+        self._pause: str | None = None
         self._reader: Reading | None = None
         self._noted = held.cursor
 
@@ -203,6 +204,15 @@ class Term:
 
         return look
 
+    def tell_pause(self, reason: str | None) -> None:
+        """Why nothing comes, since somebody has paused its consumer at the server; None where nobody has."""
+        if (reason is None) == (self._pause is None):
+            return
+        self._pause = None if reason is None else waiting_since(now_told(), reason)
+        self._lanes.changed.set()
+        if self._pause is not None:
+            logs.WAITS.tell(_log, name=self._followed.declaration.name, reason=self._pause)
+
     def has_moved(self) -> bool:
         """Whether it was written, since this was asked last, that more is done than before."""
         before, self._noted = self._noted, self._held.cursor
@@ -211,7 +221,7 @@ class Term:
     @property
     def is_idle(self) -> bool:
         """Whether it is at the end of the log, with all written that was done, and nothing waits."""
-        lanes, is_written = self._lanes, not (self._kept or self._gone or self._waits)
+        lanes, is_written = self._lanes, not (self._kept or self._gone or self._waits or self._pause)
         if not (is_written and lanes.is_idle and self._waking is None) or self._reader is None:
             return False
         return self._held.cursor.position == lanes.position and not self._reader.left_after(lanes.position)
@@ -359,7 +369,7 @@ class Term:
 
     def _reason_to_wait(self) -> str | None:
         """What keeps its events from being dealt with: of the one that has waited longest."""
-        first = next(iter(self._waits.values()), self._left)
+        first = next(iter(self._waits.values()), self._pause or self._left)
         return first if first is None or len(self._waits) < 2 else f"{first} (and {len(self._waits) - 1} more wait)"
 
     @property
