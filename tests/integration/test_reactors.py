@@ -189,7 +189,13 @@ async def test_deps_whose_opening_hangs_are_the_reason_that_reactors_wait(
         await until(lambda: town.heard != [])
 
 
-@pytest.mark.parametrize("heeds", [True, False], ids=["until it is cancelled", "whatever is cancelled"])
+@pytest.mark.parametrize(
+    "heeds",
+    [
+        pytest.param(True, id="until it is cancelled"),
+        pytest.param(False, id="whatever is cancelled", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("where", ["deps", "handler"])
 async def test_what_hangs_on_its_way_out_is_named_and_holds_up_no_stop(
     app: App, jet: Jet, settings: Settings, town: Town, where: str, heeds: bool, caplog: pytest.LogCaptureFixture

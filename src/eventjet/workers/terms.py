@@ -25,8 +25,8 @@ _PASSES = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
 """What is foreseen; anything else is told with its traceback."""
 
 
-END_S = 2.0
-"""How long what was cancelled may take to end."""
+END_S = 5.0
+"""How long what was cancelled may take to end, to roll back and to let go."""
 _LASTING = 3
 """Terms in a row that ended in faults, from which on whoever waits for this one to begin waits no longer."""
 
