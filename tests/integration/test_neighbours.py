@@ -160,7 +160,9 @@ class Town:
 
     async def init(self) -> None:
         await self.jet.init()
-        create_tables(Database(self.settings.database).sync_engine(), self.app.projections.values())
+        # In a thread: a worker of this loop may have the file's write lock, and has to go on to let go of it.
+        engine = Database(self.settings.database).sync_engine()
+        await asyncio.to_thread(create_tables, engine, self.app.projections.values())
 
     async def of(self, name: str) -> WorkStatus:
         return next(one for one in await status(self.app, self.settings) if one.name == name)
