@@ -21,6 +21,7 @@ import pytest
 
 from eventjet.jet import Jet
 from tests.acceptance.conftest import Program
+from tests.logs import fresh_name
 
 _END_S = 60.0
 Keep = Callable[[subprocess.Popen[str]], None]
@@ -193,6 +194,52 @@ def test_a_worker_keeps_the_table_until_it_is_told_to_stop(
     assert "Traceback" not in errors
     (status,) = json.loads(bank("status", "--json").out)
     assert status["owner"] is None
+
+
+BLOCKING = """
+import asyncio, time
+from contextlib import asynccontextmanager
+from eventjet import App, Reaction, Recorded, aggregate, event, reactor
+
+@event("bell.rung")
+class Rung:
+    pass
+
+@aggregate("bell")
+class Bell:
+    def evolve(self, event: Rung) -> "Bell":
+        return self
+
+@reactor("echo")
+async def echo(event: Recorded[Rung], to: Reaction[object]) -> None:
+    pass
+
+@asynccontextmanager
+async def deps():
+    yield
+    WAIT
+
+bells = App("NAME", aggregates=[Bell], reactors=[echo], deps=deps)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wait", ["time.sleep(3600)", "await asyncio.to_thread(time.sleep, 3600)"])
+def test_a_worker_whose_deps_block_their_closing_ends_all_the_same(
+    bank: Program, wait: str, ended_processes: Keep
+) -> None:
+    source = BLOCKING.replace("NAME", fresh_name("bells")).replace("WAIT", wait)
+    (bank.folder / "blocking.py").write_text(source, encoding="utf-8")
+    assert bank("init", EVENTJET_APP="blocking:bells").status == 0
+    process = bank.start("worker", EVENTJET_APP="blocking:bells")
+    ended_processes(process)
+    assert process.stderr is not None
+    while "ready: echo" not in process.stderr.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=3 * _END_S)
+    assert "not over within 25 s: ended" in errors
+    assert ("the deps of the app" in errors) == ("to_thread" in wait)
 
 
 def test_status_says_how_far_behind_a_read_model_is(bank: Program, ready: Bank) -> None:

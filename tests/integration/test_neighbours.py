@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import BigInteger, Column, MetaData, String, Table, text
+from sqlalchemy import BigInteger, Column, MetaData, String, Table, make_url, text
 
 from eventjet import (
     App,
@@ -35,7 +35,7 @@ from eventjet.nats.api import call, create_stream, stream_info, update_stream
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
-from eventjet.workers.status import WorkStatus, status
+from eventjet.workers.status import StatusReader, WorkStatus, status
 from tests.integration.reacting import Bell, Counted, Rung, Tower, eventually, working
 from tests.logs import fresh_name
 from tests.tables import execute, reading
@@ -160,7 +160,9 @@ class Town:
 
     async def init(self) -> None:
         await self.jet.init()
-        create_tables(Database(self.settings.database).sync_engine(), self.app.projections.values())
+        # In a thread: a worker of this loop may have the file's write lock, and has to go on to let go of it.
+        engine = Database(self.settings.database).sync_engine()
+        await asyncio.to_thread(create_tables, engine, self.app.projections.values())
 
     async def of(self, name: str) -> WorkStatus:
         return next(one for one in await status(self.app, self.settings) if one.name == name)
@@ -286,6 +288,57 @@ async def test_what_is_wrong_with_one_at_the_start_keeps_nothing_else_from_work_
             await eventually(lambda: town.is_done(wrong.name))
 
 
+async def is_done_without_sql(town: Town, name: str) -> bool:
+    async with StatusReader(town.app, town.settings, [name]) as reader:
+        found = (await reader.read()).projections[0]
+    return found.state == "active" and not found.lag_events and found.reason is None
+
+
+@pytest.mark.parametrize("lacks", ["connections", "eventjet's tables"])
+async def test_a_database_that_is_away_at_the_start_keeps_nothing_from_work_that_needs_none(
+    town: Town, database: str, lacks: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    url, away = make_url(database), Path(f"{make_url(database).database}.away")
+    maintained = url.set(database="postgres").render_as_string(hide_password=False)
+
+    def take_away(is_away: bool) -> None:
+        if url.get_backend_name() == "sqlite":
+            file = away.with_suffix("")
+            if is_away:
+                file.rename(away)
+                file.mkdir()  # which no database opens
+            else:
+                file.rmdir()
+                away.rename(file)
+        else:
+            execute(maintained, f'alter database "{url.database}" allow_connections {not is_away}')
+
+    def make_tables() -> None:
+        create_tables(Database(database).sync_engine(), town.app.projections.values())
+
+    town.settings = replace(town.settings, database=database)
+    if lacks == "connections":
+        await town.ready()
+        await asyncio.to_thread(take_away, True)
+    else:
+        await town.make(town.public, allow_atomic=True)
+        await town.make(town.foreign)
+        await town.jet.init()
+    caplog.set_level(logging.WARNING, "eventjet")
+    async with working(town.app, town.settings):
+        await town.jet.repository(Bell).execute("b", Bell.ring, 1)
+        await town.jet.repository(Nap).execute("n", Nap.begin)
+        for name in ("echo", "abroad", "post", "nap"):
+            await eventually(lambda name=name: is_done_without_sql(town, name))
+        told = [one.getMessage() for one in caplog.records if getattr(one, "event", "") == "eventjet.trying_again"]
+        assert len(told) == 2
+        assert all("The database " in one for one in told), told
+        await asyncio.to_thread(take_away, False) if lacks == "connections" else await asyncio.to_thread(make_tables)
+        for name in ("rings", "sums"):
+            await eventually(lambda name=name: town.is_done(name))
+    assert town.rows() == 1
+
+
 FULL = {
     "bytes": ({"max_bytes": 1}, "max_bytes 1; discard new"),
     "messages": ({"max_msgs": 1}, "max_msgs 1; discard new"),
@@ -404,6 +457,41 @@ async def test_what_cannot_park_an_event_names_the_setting_since_its_first_fault
 
             await eventually(has_parked)
     assert caplog.text.count("is parked") == 1
+
+
+@pytest.mark.slow
+async def test_a_consumer_that_is_paused_at_the_server_is_the_reason_of_all_that_read_one(
+    town: Town, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its heartbeats go on, so that it looks as if nothing came."""
+    await town.ready()
+    until, log = "2999-01-01T00:00:00Z", town.app.name
+    durables = {"rings": "rings-r1", "echo": "echo", "nap": "nap", "abroad": "abroad", "post": f"{log}-post"}
+    caplog.set_level(logging.WARNING, "eventjet")
+
+    async def says_why(name: str) -> bool:
+        reason = str((await town.of(name)).reason)
+        return reason.startswith("waiting since") and f"is paused at the server until {until}" in reason
+
+    async with working(town.app, town.settings):
+        for name in durables:
+            await eventually(lambda name=name: town.is_done(name))
+        for name, durable in durables.items():
+            stream = town.foreign if name == "post" else log
+            await town.ask(f"CONSUMER.PAUSE.{stream}.{durable}", {"pause_until": until})
+        await town.jet.repository(Bell).execute("b", Bell.ring, 1)
+        await town.jet.repository(Nap).execute("n", Nap.begin)
+        for name in durables:
+            await eventually(lambda name=name: says_why(name))
+        await eventually(lambda: town.is_done("sums"))
+        assert town.rows() == 0
+        told = [one for one in caplog.records if getattr(one, "event", "") == "eventjet.waits"]
+        assert len(told) == len(durables)
+        for name, durable in durables.items():
+            await town.ask(f"CONSUMER.PAUSE.{town.foreign if name == 'post' else log}.{durable}", {})
+        for name in durables:
+            await eventually(lambda name=name: town.is_done(name))
+    assert town.rows() == 1
 
 
 @pytest.mark.parametrize("change", [{"allow_direct": False}, {"no_ack": True}], ids=str)

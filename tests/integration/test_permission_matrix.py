@@ -159,6 +159,15 @@ SENT: dict[str, tuple[set[str], list[str]]] = {
         [f"$JS.API.CONSUMER.CREATE.bank.{name}.bank.account.a" for name in (*DURABLES, *FOLLOWERS)],
     ),
     "durables of inboxes": ({"actor"}, _consumer("payments.bank-payments")),
+    "whether durables of projections are paused": (
+        {"worker"},
+        _consumer(*(f"bank.{n}" for n in DURABLES), verbs=["INFO"]),
+    ),
+    "whether those of what follows the log are": (
+        {"actor"},
+        _consumer(*(f"bank.{n}" for n in FOLLOWERS), verbs=["INFO"]),
+    ),
+    "whether those of inboxes are": ({"actor"}, _consumer("payments.bank-payments", verbs=["INFO"])),
     "list consumers": ({"admin"}, ["$JS.API.CONSUMER.LIST.bank"]),
     "consumers of other streams": (
         NOBODY,
@@ -170,8 +179,9 @@ SENT: dict[str, tuple[set[str], list[str]]] = {
         NOBODY,
         _consumer(
             *("bank.mine", "bank.balances-r1", "bank.transfer", "payments.bank-payments", "other.x"),
-            verbs=("INFO", "RESET", "PAUSE", "UNPIN", "LEADER.STEPDOWN", "DURABLE.CREATE"),
+            verbs=("RESET", "PAUSE", "UNPIN", "LEADER.STEPDOWN", "DURABLE.CREATE"),
         )
+        + _consumer("bank.mine", "other.x", verbs=["INFO"])
         + [f"$JS.API.CONSUMER.{verb}.{each}" for verb in ("CREATE", "NAMES") for each in ("bank", *_OTHERS)]
         + [f"$JS.API.CONSUMER.LIST.{each}" for each in (*_OWN[1:], *_OTHERS)]
         + ["$JS.API.CONSUMER.CREATE.bank.mine.other.account.a"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -60,6 +61,8 @@ class Code:
     breaks: bool = False
     breaks_at: int = 0
     """It breaks for those that have so many events."""
+    cannot_lapse_at: int = 0
+    """Those that have so many events cannot, for a while."""
     asked: Counter[int] = field(default_factory=Counter[int])
     """By how many events a process had."""
 
@@ -79,6 +82,8 @@ class Parcel:
         return Noted()
 
     def lapse(self) -> Lapsed:
+        if code.cannot_lapse_at == self.events:
+            raise ConnectionRefusedError("what it needs is away")
         return Lapsed()
 
     def step(self) -> Step[Parcel, Lapsed] | None:
@@ -140,8 +145,12 @@ async def is_lapsed(jet: Jet, parcel: Any, one: str) -> bool:
     return (await jet.repository(parcel).load(one)).lapsed
 
 
+async def are_lapsed(jet: Jet, parcel: Any, those: Sequence[str]) -> bool:
+    return all([await is_lapsed(jet, parcel, one) for one in those])
+
+
 async def lapsed(jet: Jet, parcel: Any) -> bool:
-    return all([(await jet.repository(parcel).load(one)).lapsed for one in ("a", "b", "c")])
+    return await are_lapsed(jet, parcel, ("a", "b", "c"))
 
 
 @pytest.mark.parametrize("code", [Code(lapses_s=0.5), Code(mails=True)], ids=["a deadline", "a step"])
@@ -206,36 +215,61 @@ async def test_one_that_new_code_breaks_is_parked_and_keeps_nobody_from_what_com
         assert await cursors.parked("parcel") == []  # the next try succeeded
 
 
-async def test_one_that_cannot_be_looked_at_for_long_keeps_no_other_from_being_looked_at(settings: Settings) -> None:
-    name, others = fresh_name(), [f"p-{n}" for n in range(40)]
+@pytest.mark.parametrize("stuck", [1, 20])
+async def test_those_that_cannot_be_looked_at_for_long_keep_no_other_from_being_looked_at(
+    settings: Settings, stuck: int
+) -> None:
+    name, held, others = fresh_name(), [f"s-{n}" for n in range(stuck)], [f"p-{n}" for n in range(40)]
+    last = 2 * len(held) + len(others)
     app, parcel = app_of(name, 1, Code())
     async with app.connect(settings) as jet:
         await jet.init()
         async with working(app, settings):
-            for one in ("stuck", *others):
+            for one in held:
                 await jet.repository(parcel).execute(one, parcel.send)
-                if one == "stuck":
-                    await jet.repository(parcel).execute(one, parcel.note)
-            await eventually(lambda: stands_at(jet, 42))
+                await jet.repository(parcel).execute(one, parcel.note)
+            for one in others:
+                await jet.repository(parcel).execute(one, parcel.send)
+            await eventually(lambda: stands_at(jet, last))
     code = Code(mails=True, breaks_at=2)
     app, parcel = app_of(name, 2, code)
     async with app.connect(settings) as jet:
         assert jet.client is not None
         cursors = Cursors(jet.client, name)
         async with working(app, settings):
-
-            async def looked_at_others() -> bool:
-                return all([await is_lapsed(jet, parcel, one) for one in others])
-
-            await eventually(looked_at_others)
+            await eventually(lambda: are_lapsed(jet, parcel, others))
             assert code.asked[2] > 0
-            assert not await is_lapsed(jet, parcel, "stuck")
+            assert not await are_lapsed(jet, parcel, held)
             waking = (await cursors.read("parcel")).cursor.waking
             assert waking is not None
-            assert waking[0] < 2, "whoever goes on begins with the one that is left"
+            assert waking[0] < 2, "whoever goes on begins with the first one that is left"
             code.breaks_at = 0
-            await eventually(lambda: is_lapsed(jet, parcel, "stuck"))
-            await eventually(lambda: stands_at(jet, 42))
+            await eventually(lambda: are_lapsed(jet, parcel, held))
+            await eventually(lambda: stands_at(jet, last))
+
+
+async def test_deadlines_that_fail_passingly_keep_those_of_no_other_process_from_coming(settings: Settings) -> None:
+    code = Code(lapses_s=0.05, cannot_lapse_at=1)
+    app, parcel = app_of(fresh_name(), 1, code)
+    stuck = [f"p-{n}" for n in range(20)]
+    async with app.connect(settings) as jet:
+        await jet.init()
+        async with working(app, settings):
+            for one in stuck:
+                await jet.repository(parcel).execute(one, parcel.send)
+            assert jet.client is not None
+            cursors = Cursors(jet.client, app.name)
+
+            async def all_wait() -> bool:
+                return "(and 19 more wait)" in str((await cursors.read("parcel")).cursor.reason)
+
+            await eventually(all_wait)
+            await jet.repository(parcel).execute("free", parcel.send)
+            await jet.repository(parcel).execute("free", parcel.note)
+            await eventually(lambda: is_lapsed(jet, parcel, "free"))
+            assert not await are_lapsed(jet, parcel, stuck[:1])
+            code.cannot_lapse_at = 0
+            await eventually(lambda: are_lapsed(jet, parcel, stuck))
 
 
 def test_an_interrupted_look_goes_on_where_it_was_and_a_higher_revision_begins_anew() -> None:
@@ -248,9 +282,41 @@ def test_an_interrupted_look_goes_on_where_it_was_and_a_higher_revision_begins_a
 
 
 def test_the_first_code_that_runs_looks_at_nothing_from_before_whatever_its_revision() -> None:
-    first = Cursor("parcel", "process", "log", 70).taken("one", 3)
+    first = Cursor("parcel", "process", "log", 70, began=70).taken("one", 3)
     assert (first.waking, first.revision) == (None, 3)
-    assert first.taken("one", 4).waking == (0, 70)
+
+
+def test_a_higher_revision_looks_at_nothing_that_no_revision_ever_followed() -> None:
+    first = Cursor("parcel", "process", "log", 70, began=70).taken("one", 3)
+    later = Cursor.decoded(first.moved(90, "id", ()).encoded())
+    assert later.taken("one", 4).waking == (70, 90)
+    assert later.set_to("log", 80, "id").taken("one", 4).waking == (70, 80)
+    assert later.set_to("log", 50, "id").moved(90, "id", ()).taken("one", 4).waking == (50, 90)
+    assert later.taken("one", 4).set_to("restored", 80, "id").waking == (70, 80)
+
+
+async def test_processes_from_before_the_first_start_are_not_woken_by_a_higher_revision(settings: Settings) -> None:
+    name = fresh_name()
+    app, parcel = app_of(name, 1, Code())
+    async with app.connect(settings) as jet:
+        await jet.init()
+        assert jet.client is not None
+        cursors = Cursors(jet.client, name)
+        await cursors.drop(await cursors.read("parcel"), ())
+        for one in ("old", "both"):
+            await jet.repository(parcel).execute(one, parcel.send)
+        await jet.init()
+        async with working(app, settings):
+            for one in ("both", "new"):
+                await jet.repository(parcel).execute(one, parcel.note)
+            await eventually(lambda: stands_at(jet, 4))
+    code = Code(mails=True)
+    app, parcel = app_of(name, 2, code)
+    async with app.connect(settings) as jet, working(app, settings):
+        await eventually(lambda: are_lapsed(jet, parcel, ("both", "new")))
+        await eventually(lambda: stands_at(jet, 4))
+        assert not await is_lapsed(jet, parcel, "old")
+        assert (await jet.repository(Mail).load("m")).count == 2
 
 
 async def test_a_process_whose_first_revision_is_a_higher_one_hears_nothing_of_what_happened_before(

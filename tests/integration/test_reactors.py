@@ -189,6 +189,57 @@ async def test_deps_whose_opening_hangs_are_the_reason_that_reactors_wait(
         await until(lambda: town.heard != [])
 
 
+@pytest.mark.parametrize(
+    "heeds",
+    [
+        pytest.param(True, id="until it is cancelled"),
+        pytest.param(False, id="whatever is cancelled", marks=pytest.mark.slow),
+    ],
+)
+@pytest.mark.parametrize("where", ["deps", "handler"])
+async def test_what_hangs_on_its_way_out_is_named_and_holds_up_no_stop(
+    app: App, jet: Jet, settings: Settings, town: Town, where: str, heeds: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    over = asyncio.Event()
+
+    async def hang() -> None:
+        while not over.is_set():
+            try:
+                await over.wait()
+            except asyncio.CancelledError:
+                if heeds:
+                    raise
+
+    class Gate(asyncio.Event):
+        async def wait(self) -> bool:  # type: ignore[override]
+            try:
+                return await super().wait() if where == "deps" else await asyncio.Event().wait()
+            finally:
+                await hang()
+
+    @asynccontextmanager
+    async def opened() -> AsyncGenerator[Town]:
+        try:
+            yield town
+        finally:
+            await (hang() if where == "deps" else asyncio.sleep(0))
+
+    app.deps = opened
+    if where == "handler":
+        town.gate = Gate()
+    caplog.set_level(logging.WARNING, "eventjet")
+    async with working(app, settings, replace(QUICK, drain_s=0.4)):
+        await ring(jet, "b", 1)
+        await until(lambda: "b" in town.begun)
+    over.set()
+    told = {(getattr(one, "event", ""), one.__dict__.get("fields", {}).get("name")) for one in caplog.records}
+    if where == "deps":
+        assert told == {("eventjet.given_up", f"the deps of the app {app.name!r}")}
+    else:
+        ends = set() if heeds else {("eventjet.given_up", "echo")}
+        assert told == {("eventjet.handler_cut_off", "echo"), ("eventjet.cut_off", "echo"), *ends}
+
+
 async def test_a_usage_error_of_the_deps_keeps_their_reactors_waiting_and_ends_nothing(
     app: App, jet: Jet, settings: Settings, town: Town
 ) -> None:
@@ -319,6 +370,23 @@ async def test_an_outage_outside_parks_nothing(app: App, jet: Jet, settings: Set
         await until(lambda: any(attempt == 6 for *_, attempt in town.heard))
     assert await cursors_of(jet).parked("echo", resolved=True) == []
     assert await counted(jet) == [("b", 1)]
+
+
+async def test_events_that_fail_passingly_keep_those_of_no_other_aggregate_from_being_handled(
+    app: App, jet: Jet, settings: Settings, town: Town
+) -> None:
+    town.fails = lambda bell, n, attempt: None if bell == "free" else ConnectionRefusedError("the mail server is away")
+    async with working(app, settings):
+        for bell in (*(f"b-{n}" for n in range(40)), "free"):
+            await jet.repository(Bell).execute(bell, Bell.ring, 1)
+        await eventually(lambda: counted(jet))
+        assert await counted(jet) == [("free", 1)]
+        town.fails = lambda bell, n, attempt: None
+
+        async def all_counted() -> bool:
+            return len(await counted(jet)) == 41
+
+        await eventually(all_counted)
 
 
 async def test_a_handler_that_hangs_is_cut_off_and_that_counts(settings: Settings, town: Town) -> None:

@@ -126,6 +126,7 @@ def test_what_is_done_beyond_the_floor_is_known() -> None:
         state=st.sampled_from(STATES),
         reason=st.none() | st.text(max_size=20),
         waking=st.none() | st.tuples(st.integers(0, 99), st.integers(0, 99)),
+        began=st.integers(0, 99),
     )
 )
 def test_a_cursor_comes_back_as_it_was_written(one: Cursor) -> None:
@@ -133,7 +134,7 @@ def test_a_cursor_comes_back_as_it_was_written(one: Cursor) -> None:
 
 
 def test_releases_before_and_after_this_one_read_each_other() -> None:
-    """Those before know no `waking`, and refuse what they do not know."""
+    """Those before know no `waking` and `began`, and refuse what they do not know."""
     told = orjson.loads(cursor().encoded())
     before = ["name", "kind", "log", "position", "event_id", "done", "owner", "revision", "state", "reason"]
     assert sorted(told) == sorted(before)

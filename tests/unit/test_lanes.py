@@ -43,6 +43,29 @@ async def test_drained_lanes_finish_what_has_begun_and_begin_nothing_more() -> N
     await lanes.close()
 
 
+async def test_what_pauses_leaves_its_place_to_other_keys_and_keeps_its_own_waiting() -> None:
+    lanes, done = Lanes(1, 1_000), list[str]()
+
+    def work(name: str, pause_s: float | None) -> Work:
+        async def run() -> None:
+            if pause_s is not None:
+                await lanes.pause(pause_s)
+            done.append(name)
+
+        return run
+
+    lanes.add(1, "", [("a", work("a", 0.05))])
+    lanes.add(2, "", [("a", work("a again", None))])
+    lanes.add(3, "", [("b", work("b", None))])
+    lanes.add_due("c", work("c", 0.05))
+    lanes.add_due("d", work("d", None))
+    await idle(lanes)
+    assert done[:2] == ["b", "d"]
+    assert done.index("a") < done.index("a again")
+    assert lanes.position == 3
+    await lanes.close()
+
+
 async def test_work_of_one_key_is_done_in_order_and_never_two_at_once() -> None:
     lanes = Lanes(8, 1_000)
     begun: defaultdict[int, list[int]] = defaultdict(list)

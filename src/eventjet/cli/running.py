@@ -32,6 +32,8 @@ T = TypeVar("T")
 
 STOP_S = 20.0
 """How long workers may take to end, which give up their batches long before."""
+_CUT_OFF_S = 5.0
+"""How much longer, once they were told that it is over."""
 CLEARED_S = 60.0
 """How long bulk work may take to clear away what it has begun."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -78,9 +80,7 @@ class Interruption:
     """
 
     def __init__(self, bound_s: float) -> None:
-        self._bound_s = bound_s
-        self._bound = threading.Timer(bound_s, self._cut_off)
-        self._bound.daemon = True
+        self._bound = _bound(bound_s)
         self._asked = False
         self._task: asyncio.Task[Any] | None = None
 
@@ -119,10 +119,17 @@ class Interruption:
         """What was to be ended has ended."""
         self._bound.cancel()
 
-    def _cut_off(self) -> None:
-        """Servers and JVMs end by themselves when this process is gone."""
-        note(f"not over within {self._bound_s:g} s: ended")
+
+def _bound(seconds: float) -> threading.Timer:
+    """Ends this process so long after its start, whatever the loop does; servers and JVMs end by themselves then."""
+
+    def cut_off() -> None:
+        note(f"not over within {seconds:g} s: ended")
         os._exit(INTERRUPTED)
+
+    bound = threading.Timer(seconds, cut_off)
+    bound.daemon = True
+    return bound
 
 
 @contextmanager
@@ -158,7 +165,8 @@ async def run_until_stopped(
 ) -> None:
     """Run workers of the named projections until a signal drains them; a second one ends them at once.
 
-    Raises what stops them. Their log goes to standard error.
+    Raises what stops them. Their log goes to standard error. Where code of the application blocks the way out, the
+    process is ended.
     """
     from eventjet.workers.context import WorkerOptions
     from eventjet.workers.supervisor import run_workers
@@ -174,7 +182,7 @@ async def run_until_stopped(
             on_ready()
             await stop.wait()
 
-    running = asyncio.ensure_future(work())
+    running, bound = asyncio.ensure_future(work()), _bound(STOP_S + _CUT_OFF_S)
 
     def cut_off() -> None:
         note(f"not done within {STOP_S:g} s: ended; what was not committed is read again by the next worker")
@@ -188,7 +196,12 @@ async def run_until_stopped(
         stop.set()
         loop.call_later(STOP_S, cut_off)
 
-    with _handling(lambda _number, _frame: loop.call_soon_threadsafe(asked)):
+    def hear(_number: int, _frame: FrameType | None) -> None:
+        if bound.ident is None:
+            bound.start()  # here, as the loop may be blocked; it lasts until the process is gone, with all its threads
+        loop.call_soon_threadsafe(asked)
+
+    with _handling(hear):
         try:
             await running
         except asyncio.CancelledError as error:

@@ -60,12 +60,12 @@ class Cursor:
     waking: tuple[int, int] | None = None
     """Of a process that code of a higher revision has taken: those whose last event is after the first position, and up
     to the second, are still to be looked at; what comes later is followed as ever. None for none."""
+    began: int = 0
+    """The first position that it was put at: it never followed anything up to there."""
 
     def encoded(self) -> bytes:
-        """Without `waking` where there is none: releases that do not know it read what is written meanwhile."""
-        told = asdict(self)
-        if self.waking is None:
-            del told["waking"]
+        """Without `waking` and `began` where there are none: releases that do not know them read the rest."""
+        told = {name: value for name, value in asdict(self).items() if value or name not in ("waking", "began")}
         return orjson.dumps(told)
 
     @classmethod
@@ -96,11 +96,11 @@ class Cursor:
     # Transitions.
 
     def taken(self, owner: str, revision: int) -> Cursor:
-        """A higher revision of a process may want other steps and deadlines of those that wait: from the first one on,
-        whatever an earlier revision had come to. Where none has run, nothing waits for anything yet.
+        """A higher revision of a process may want other steps and deadlines of those that wait: from the first one on
+        that was followed, whatever an earlier revision had come to. Where none has run, nothing waits for anything yet.
         """
         is_higher = self.kind == PROCESS and 0 < self.revision < revision
-        waking = (0, self._reached) if is_higher else self.waking
+        waking = (self.began, self._reached) if is_higher else self.waking
         reason = self.reason if self.state == ACTIVE else None  # only work shows that nothing is in its way any more
         return replace(self, owner=owner, revision=revision, state=ACTIVE, reason=reason, waking=waking)
 
@@ -144,8 +144,9 @@ class Cursor:
 
     def set_to(self, log: str, position: int, event_id: str) -> Cursor:
         state = self.state if self.state == PAUSED else ACTIVE
-        waking = self.waking if log == self.log or self.waking is None else (0, position)
-        moved = replace(self, log=log, position=position, event_id=event_id, done=(), waking=waking)
+        began = min(self.began, position)
+        waking = self.waking if log == self.log or self.waking is None else (began, position)
+        moved = replace(self, log=log, position=position, event_id=event_id, done=(), waking=waking, began=began)
         return replace(moved, owner=None, state=state, reason=None)
 
     def divided(self, name: str, revision: int, *, paused: bool) -> Cursor:

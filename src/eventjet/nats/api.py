@@ -239,6 +239,15 @@ def delete_consumer(stream: str, name: str) -> Request[bool]:
     return _unless(_NO_CONSUMER, False, _call(f"CONSUMER.DELETE.{stream}.{name}", None, lambda _: True))
 
 
+def paused_until(stream: str, name: str) -> Request[str]:
+    """Until when somebody has paused a consumer, as the server writes it; empty where it is not, or there is none."""
+
+    def read(info: dict[str, Any]) -> str:
+        return str(info["config"].get("pause_until", "")) if info.get("paused") else ""
+
+    return _unless(_NO_CONSUMER, "", _call(f"CONSUMER.INFO.{stream}.{name}", None, read))
+
+
 def waiting_consumers(stream: str) -> Request[list[str]]:
     """The names of the consumers at which pulls wait."""
     return _call(

@@ -77,8 +77,9 @@ def roles_of(
     heard = (f"$JS.EVENT.ADVISORY.STREAM.*.{stream}", notice_subject(app, "*"))
     verbs = ("CREATE", "MSG.NEXT", "DELETE")
     # A wildcard would let a reader take a worker's consumer over, or move it.
-    theirs = tuple(f"{api}.CONSUMER.{verb}.{stream}.{name}" for verb in verbs for name in durables)
-    actors = tuple(f"{api}.CONSUMER.{verb}.{stream}.{name}" for verb in verbs for name in followers)
+    of_own = (*verbs, "INFO")
+    theirs = tuple(f"{api}.CONSUMER.{verb}.{stream}.{name}" for verb in of_own for name in durables)
+    actors = tuple(f"{api}.CONSUMER.{verb}.{stream}.{name}" for verb in of_own for name in followers)
     kept = (*theirs, *actors, *(f"{api}.CONSUMER.CREATE.{stream}.{name}.>" for name in (*durables, *followers)))
     cursors, timers = cursor_bucket(app), timer_stream(app)
     look_at_cursors = tuple(
@@ -90,7 +91,7 @@ def roles_of(
     own = tuple(f"$KV.{cursors}.{key}" for key in _keys_of(followers))
     set_timers = (timer_subject(app, "*", "*"), f"{api}.STREAM.PURGE.{timers}") if followers else ()
     tell = tuple(f"{public}.{name}.*" for public, name in published)
-    tell += tuple(f"{api}.CONSUMER.{verb}.{each}.{durable}" for each, durable in received for verb in verbs)
+    tell += tuple(f"{api}.CONSUMER.{verb}.{each}.{durable}" for each, durable in received for verb in of_own)
     others = [each for each, _ in (*published, *received)]
     look_at_public = tuple(f"{api}.STREAM.{verb}.{each}" for verb in ("INFO", "MSG.GET") for each in others)
     acting = (*read, *look_at_cursors, *own, *set_timers, *actors, *tell, *look_at_public)

@@ -68,7 +68,7 @@ WAITS = LogEvent(
     "eventjet.waits",
     _W,
     "%(name)s: %(reason)s",
-    "An event or a message that cannot be dealt with yet; it is tried again until it can.",
+    "An event or a message that cannot be dealt with yet, and is tried again until it can; or a paused consumer.",
 )
 TOOK_LEASE = LogEvent(
     "eventjet.took_lease",
@@ -126,6 +126,13 @@ HANDLER_CUT_OFF = LogEvent(
     _W,
     "%(name)s: what was being handled is cut off; its next worker does it again",
     "A handler took too long to end.",
+)
+GIVEN_UP = LogEvent(
+    "eventjet.given_up",
+    _W,
+    "%(name)s: it was to end, has not within %(seconds)g s, and is given up. Give what the application does on its way "
+    "out, in `finally` or behind the `yield` of its deps, a timeout.",
+    "Code of the application hangs where its worker ends, which ends without it.",
 )
 SHARES_UNKNOWN = LogEvent(
     "eventjet.shares_unknown",

@@ -91,7 +91,7 @@ async def cursor_at(store: EventStore, client: Client, one: Declaration, start: 
             f"{one.name!r} cannot stand at position {position}: the log ends at {last}. Give one that is in it."
         )
     event_id = "" if record is None else header(record[3], MSG_ID) or ""
-    return Cursor(one.name, one.kind, log, position, event_id)
+    return Cursor(one.name, one.kind, log, position, event_id, began=position)
 
 
 async def where(cursors: Cursors, parts: Sequence[Declaration]) -> tuple[int, int] | None:

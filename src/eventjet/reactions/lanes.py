@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable, Sequence
+from contextvars import ContextVar
 from typing import TypeAlias
 
 from eventjet.errors import UnexpectedExit
 
 Work: TypeAlias = Callable[[], Awaitable[None]]
+
+_place: ContextVar[asyncio.Semaphore] = ContextVar("place")
+"""Of the work under way: one of the places of its width."""
 
 
 class Lanes:
@@ -63,6 +67,13 @@ class Lanes:
         """Work of no position, in a width of its own: it does not wait behind a backlog of other keys."""
         self._queue(key, 0, work)
 
+    async def pause(self, seconds: float) -> None:
+        """For work under way, before it tries again: other keys have its place meanwhile, and its own key waits."""
+        place = _place.get()
+        place.release()
+        await asyncio.sleep(seconds)  # only `close` cancels this, after which nothing needs a place
+        await place.acquire()
+
     @property
     def is_idle(self) -> bool:
         """Whether all that was added is done."""
@@ -115,7 +126,9 @@ class Lanes:
         while queue:
             position, work = queue[0]
             try:
-                async with self._width if position else self._urgent:
+                place = self._width if position else self._urgent
+                _place.set(place)
+                async with place:
                     if self._draining:
                         return
                     await work()

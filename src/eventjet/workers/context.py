@@ -103,7 +103,7 @@ class Session:
     @classmethod
     @asynccontextmanager
     async def open(cls, context: WorkerContext, purpose: str, *, by_hand: bool = False) -> AsyncGenerator[Session]:
-        """A new connection: what an older one has prepared may not fit the tables any more.
+        """A new connection, or `Unreachable`: what an older one has prepared may not fit the tables any more.
 
         `by_hand` is for the statements of an application, which may rely upon its foreign keys.
         """
@@ -111,7 +111,8 @@ class Session:
         if by_hand:
             context.database.dialect.prepare_for_handlers(engine.sync_engine)
         try:
-            session = cls(await engine.connect(), context)
+            async with context.database.reaching():
+                session = cls(await engine.connect(), context)
             try:
                 yield session
             finally:

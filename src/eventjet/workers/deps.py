@@ -14,7 +14,7 @@ from eventjet.observability import logs
 from eventjet.projections.app_ref import Application
 from eventjet.reactions.following import opened_deps
 from eventjet.workers.context import WorkerOptions
-from eventjet.workers.terms import Backoff, pause
+from eventjet.workers.terms import Backoff, end, pause
 
 _log = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ class Deps:
         self._value: Any = None
         self._variables: dict[ContextVar[Any], Any] = {}
         self._fault = self._closed("they are not open yet")
-        self.task = asyncio.create_task(self._keep(), name="deps")
+        self.task = asyncio.create_task(self._keep(), name=f"the deps of the app {app.name!r}")
         """Ends before `close` only where nothing could open them: with the `DepsUnusable` that says so."""
 
     async def opened(self) -> Any:
@@ -51,12 +51,15 @@ class Deps:
         return self._value
 
     async def close(self) -> None:
-        """Close them, or end the opening; raises what closing raises."""
+        """Close them, or end the opening; raises what closing raises. What hangs there is named, and given up."""
         self._closing.set()
-        if not self._is_open:
-            self.task.cancel()
-        await asyncio.wait({self.task})
-        if not self.task.cancelled():
+        late_s = self._options.drain_s / 2 if self._is_open else 0.0
+        await asyncio.wait({self.task}, timeout=late_s)
+        if not self.task.done():
+            if self._is_open:
+                logs.GIVEN_UP.tell(_log, name=self.task.get_name(), seconds=late_s)
+            await end([self.task])
+        elif not self.task.cancelled():
             self.task.result()
 
     async def _keep(self) -> None:

@@ -18,7 +18,7 @@ from eventjet.quarantine.fold import Offered, Offering, Reader, aggregate_key_of
 from eventjet.reactions.following import Declaration, filters_of, missing_stream
 from eventjet.repository.repositories import Repositories
 from eventjet.store.earlier import EarlierRecords
-from eventjet.workers.reader import check_running, check_whole_log, learn_voids
+from eventjet.workers.reader import Source, check_running, check_whole_log, learn_voids, pause_of
 
 
 class Feed(Protocol):
@@ -33,8 +33,11 @@ class Feed(Protocol):
         """Raise when a cursor cannot go on over it."""
         ...
 
-    def look(self, cursor: Cursor) -> None:
-        """As `check`, for what may change while it is read; a server that is away is no fault."""
+    def look(self, cursor: Cursor, durable: str) -> str | None:
+        """As `check`, for what may change while it is read, and why nothing comes from its durable, if that is paused.
+
+        A server that is away is no fault.
+        """
         ...
 
     def reader(self, earlier: EarlierRecords) -> Reader:
@@ -68,8 +71,9 @@ class LogFeed:
             raise LogRolledBack(cursor.name, cursor.position, f"it is of the log {cursor.log} and this is {identity}")
         learn_voids(self._endpoint, self.stream, self._repositories.catalog)
 
-    def look(self, cursor: Cursor) -> None:
+    def look(self, cursor: Cursor, durable: str) -> str | None:
         check_running(self._endpoint, self.stream, cursor, cursor.log)
+        return pause_of(Source(self._endpoint, self.stream, durable))
 
     def reader(self, earlier: EarlierRecords) -> Reader:
         whole = Offering(self._repositories.catalog, self._declaration.events, (), earlier)
@@ -114,11 +118,12 @@ class ForeignFeed:
             reason = f"the stream {self.stream!r} ends at {state.last}"
             raise LogRolledBack(cursor.name, cursor.position, reason, _in_this_one(cursor))
 
-    def look(self, cursor: Cursor) -> None:
+    def look(self, cursor: Cursor, durable: str) -> str | None:
         try:
             self._check(cursor)
         except (StoreError, Unreachable, OSError):
-            return
+            return None
+        return pause_of(Source(self._endpoint, self.stream, durable))
 
     def reader(self, earlier: EarlierRecords) -> Reader:
         del earlier

@@ -222,7 +222,8 @@ class EventFollower:
         """Raise as soon as the stream is another one, or no longer whole; note whether anything stands in the way."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            await asyncio.to_thread(self._followed.feed.look, held.cursor)
+            followed = self._followed
+            term.tell_pause(await asyncio.to_thread(followed.feed.look, held.cursor, followed.durable))
             if term.has_moved() or term.is_idle:
                 self.pace.progressed()
 

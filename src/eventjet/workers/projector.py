@@ -52,9 +52,10 @@ from eventjet.workers.reader import (
     check_whole_log,
     learn_voids,
     left_in_log,
+    pause_of,
 )
 from eventjet.workers.retries import carry_out_retries, load_blocked
-from eventjet.workers.terms import renewing, run_terms
+from eventjet.workers.terms import now_told, renewing, run_terms, waiting_since
 from eventjet.writers.sql_writer import SqlWriter
 
 _log = logging.getLogger(__name__)
@@ -107,7 +108,9 @@ class Projector:
 
     async def _term(self, stop: asyncio.Event) -> None:
         by_hand = isinstance(self.resolved, ResolvedSql)
+        await asyncio.to_thread(self._context.database.check_sessions)
         async with Session.open(self._context, f"worker {self.resolved.durable}", by_hand=by_hand) as session:
+            await session.read(locations.check_tables, ())
             lease = await Lease.acquire(session, self.resolved, self._context, stop, self._on_ready, self._failed_at)
             if lease is None:
                 return
@@ -146,6 +149,11 @@ class Projector:
             with suppress(SQLAlchemyError, OSError, EventjetError):
                 await lease.settle(None, self.pace.waits)
                 self._tells_waiting = True
+
+    async def _tell_pause(self, lease: Lease, reason: str) -> None:
+        logs.WAITS.tell(_log, name=self.resolved.name, reason=reason)
+        await lease.settle(None, reason)
+        self._tells_waiting = True
 
     async def _goes_on(self, lease: Lease) -> None:
         """Something was written, or there is nothing to write: nothing is in its way any more."""
@@ -241,10 +249,14 @@ class Projector:
         promotion = Promotion(self.resolved, context, lease, session)
         building = lease.held.state == BUILDING and not promotion.wanted
         looked_at, turning = time.monotonic(), False
+        source, pause = Source(context.endpoint, context.stream, self.resolved.durable), None
         while not stop.is_set():
             if time.monotonic() - looked_at > _LOOK_S:
                 await lease.check_tables()
                 await asyncio.to_thread(check_running, context.endpoint, context.stream, lease.held, log)
+                before, pause = pause, await asyncio.to_thread(pause_of, source)
+                if pause is not None and before is None:
+                    await self._tell_pause(lease, waiting_since(now_told(), pause))
                 looked_at = time.monotonic()
             try:
                 wrote = await pipeline.step(context.options.lease_s / 3)
@@ -255,7 +267,7 @@ class Projector:
             left = reader.left_after(pipeline.position)  # silence does not say that there is no more
             if not wrote:
                 await lease.renew()
-            if self._tells_waiting if wrote else not left:
+            if pause is None and (self._tells_waiting if wrote else not left):
                 await self._goes_on(lease)
             if not wrote:
                 failpoints.reach("worker.lease_renewed")
@@ -269,7 +281,7 @@ class Projector:
             is_alone = not turning and not isinstance(reader, DividedReader)
             if is_alone and promotion.is_due(left) and await promotion.attempt(pipeline.step):
                 return True
-            if building and not left:
+            if building and not left and pause is None:
                 failpoints.reach("worker.before_settle")
                 await lease.settle(ACTIVE)
                 failpoints.reach("worker.after_settle")

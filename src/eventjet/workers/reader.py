@@ -17,6 +17,7 @@ from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import (
     CodecError,
+    EventjetError,
     IdentityLost,
     LogIncomplete,
     LogRolledBack,
@@ -24,7 +25,7 @@ from eventjet.errors import (
     StreamMissing,
     Unreachable,
 )
-from eventjet.nats.api import StreamState, message_at, stream_info
+from eventjet.nats.api import StreamState, message_at, paused_until, stream_info
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.consumer import DurablePull
 from eventjet.nats.endpoint import Endpoint
@@ -270,6 +271,20 @@ def check_running(endpoint: Endpoint, stream: str, held: Stand, log: str) -> Non
         raise LogRolledBack(held.name, held.position, _other(log, stream, identity))
     check_whole(state)
     check_settings(state)
+
+
+def pause_of(source: Source) -> str | None:
+    """Why nothing comes where somebody has paused the durable at the server, whose heartbeats go on; None else. Blocks.
+
+    Nor is anything known where the server is away, or does not let us ask.
+    """
+    try:
+        with NatsConnection.open(source.endpoint) as connection:
+            until = connection.ask(paused_until(source.stream, source.durable))
+    except (EventjetError, OSError):
+        return None
+    what = f"its consumer {source.durable!r} of the stream {source.stream!r} is paused at the server until {until}"
+    return f"{what}. Run `nats consumer resume {source.stream} {source.durable}`" if until else None
 
 
 def log_fault(

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from eventjet.calls import called
 from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.cursors.kv import Cursors
-from eventjet.errors import CursorDamaged, CursorMissing, EventjetError, UnexpectedExit, UsageError
+from eventjet.errors import EventjetError, UnexpectedExit, Unreachable, UsageError
 from eventjet.nats.client import Client
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
@@ -51,7 +51,7 @@ from eventjet.workers.projector import Projector
 from eventjet.workers.reader import state_of_log
 from eventjet.workers.shares import Share
 from eventjet.workers.status import StatusReader
-from eventjet.workers.terms import Backoff
+from eventjet.workers.terms import Backoff, end
 
 _log = logging.getLogger(__name__)
 
@@ -96,11 +96,10 @@ async def run_workers(
     """Work on what is named (none means all that the app has) until `stop` is set, then finish what is in hand.
 
     `on_ready` is called once, when everything works, waits as a standby, or is kept from work by a fault. Raises
-    `UsageError` for a name the app does not have, and `Unreachable` when the server, the log, the database or
-    eventjet's tables are missing at the start; later outages are waited out. What is missing for some of it alone, a
-    cursor, a table, another stream, keeps nothing else from work, and is looked for again; where all that was named
-    lacks its cursor or its tables, that is raised. Without projections no database is needed. At the address `http`
-    health and metrics are told meanwhile.
+    `UsageError` for a name the app does not have, and `Unreachable` when the server or the log is missing at the
+    start; later outages are waited out. What is missing for some of it alone, a cursor, the database, a table, another
+    stream, keeps nothing else from work, and is looked for again; where all that was named lacks its cursor or its
+    tables, that is raised. At the address `http` health and metrics are told meanwhile.
     """
     chosen = chosen_of(app, names)
     if not chosen.names:
@@ -139,7 +138,7 @@ class _Working:
         self.paces: dict[str, Backoff] = {}
         """By name, with what each waits for."""
         self.faults: dict[str, EventjetError] = {}
-        """By name, what keeps it from work at the start: a cursor that is missing, a table that is another."""
+        """By name, what keeps it from work at the start: a cursor, a database or a table that is missing."""
         self._deps: Deps | None = None
         self._app = app
         self._settings = settings
@@ -167,11 +166,8 @@ class _Working:
         app = self._app
         repositories, client = await ending.enter_async_context(open_repositories(app, self._settings))
         cursors = Cursors(client, app.name)
-        for one in chosen:
-            try:
-                await cursors.read(one.name)
-            except (CursorMissing, CursorDamaged) as error:
-                self.faults[one.name] = error
+        faults = await asyncio.gather(*(_cursor_fault(cursors, one.name) for one in chosen))
+        self.faults |= {one.name: fault for one, fault in zip(chosen, faults, strict=True) if fault is not None}
         handlers = {*app.reactors, *app.inboxes}
         if any(one.declared_as in handlers for one in chosen):
             self._deps = Deps(app, self.options, private=repositories.catalog.is_private)
@@ -223,9 +219,7 @@ class _Working:
             for task in late:
                 logs.CUT_OFF.tell(_log, name=task.get_name(), seconds=drain_s)
         finally:
-            for task in (stopped, *tasks):
-                task.cancel()
-            await asyncio.gather(stopped, *tasks, return_exceptions=True)
+            await end([stopped, *tasks])
 
 
 def _raise_ended(task: asyncio.Task[Any]) -> NoReturn:
@@ -250,12 +244,20 @@ def _when_all(names: Sequence[str], on_ready: Callable[[], None] | None) -> Call
     return ready
 
 
+async def _cursor_fault(cursors: Cursors, name: str) -> EventjetError | None:
+    try:
+        await cursors.read(name)
+    except EventjetError as error:
+        return error
+    return None
+
+
 async def _table_faults(database: Database, chosen: Sequence[AnyResolved], log: str) -> dict[str, EventjetError]:
-    """What a person has to set up first of the tables of some, by name; raises where that concerns all."""
-    await asyncio.to_thread(database.check_sessions)
+    """What keeps some from their tables, or all, where that is the database, by name."""
     engine = database.engine("eventjet worker").execution_options(**database.dialect.look_options)
     faults: dict[str, EventjetError] = {}
     try:
+        await asyncio.to_thread(database.check_sessions)
         async with database.reaching(), engine.connect() as connection:
             await connection.run_sync(locations.check_tables, ())
             for one in chosen:
@@ -263,6 +265,8 @@ async def _table_faults(database: Database, chosen: Sequence[AnyResolved], log: 
                     await connection.run_sync(locations.check_tables, [one], log)
                 except EventjetError as error:
                     faults[one.name] = error
+    except Unreachable as error:
+        return {one.name: error for one in chosen}
     finally:
         await engine.dispose()
     return faults

@@ -51,6 +51,8 @@ _TRIES_UNTOLD = 2
 WRITE_S = 0.05
 """How often a cursor that moves is written."""
 _LOOKS_AT_ONCE = 16
+_LOOKS_MAX = 1_000
+"""Those included that are tried again and again."""
 _DUE_S = 0.25
 """How often it is looked what has fired: the server itself looks as often."""
 _PASSING = (StoreUnavailable, OutcomeUnknown, ConcurrencyConflict, StreamFull, Unreachable)
@@ -99,6 +101,7 @@ class Term:
         self._writing = asyncio.Lock()
         self._left = held.cursor.reason
         self._waits: dict[AggregateKey, str] = {}
+        self._pause: str | None = None
         self._reader: Reading | None = None
         self._noted = held.cursor
 
@@ -149,40 +152,66 @@ class Term:
         await asyncio.Event().wait()  # nothing of a term ends before it does
 
     async def _look_at_all(self, after: int, until: int) -> None:
-        """Some at once; one that takes long keeps the others from nothing, and the mark of all below its position."""
+        """Some at once; one that fails or takes long keeps the others from nothing, and the mark below its position."""
         looking: dict[asyncio.Future[None], int] = {}
+        places = asyncio.Semaphore(_LOOKS_AT_ONCE)
 
-        async def one_is_done(reached: int) -> None:
-            done, _ = await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
-            for each in done:
-                del looking[each]
+        def note(reached: int) -> None:
+            for done in [each for each in looking if each.done()]:
+                del looking[done]
             self._waking = min([reached, *(position - 1 for position in looking.values())]), until
             self._lanes.changed.set()
 
         while after < until:
             found, reached = await self._followed.instances(after, until)
             for process_id, position in sorted(found.items(), key=itemgetter(1)):
-                while len(looking) >= _LOOKS_AT_ONCE:
-                    await one_is_done(position - 1)
+                await places.acquire()
+                note(position - 1)
+                while len(looking) >= _LOOKS_MAX:
+                    await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
+                    note(position - 1)
                 done = asyncio.get_running_loop().create_future()
                 looking[done] = position
                 key = (self._followed.declaration.name, process_id)
-                self._lanes.add_due(key, self._looking_at(key, position, done))
+                self._lanes.add_due(key, self._looking_at(key, position, places, done))
             if reached == after:
                 await asyncio.sleep(_DUE_S)  # a replica lags
             after = reached
         while looking:
-            await one_is_done(until)
+            await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
+            note(until)
 
-    def _looking_at(self, key: AggregateKey, position: int, done: asyncio.Future[None]) -> Any:
+    def _looking_at(
+        self, key: AggregateKey, position: int, places: asyncio.Semaphore, done: asyncio.Future[None]
+    ) -> Any:
+        """Its place is another's from its first try on, whatever came of that."""
+
+        async def attempt(number: int) -> None:
+            try:
+                await self._followed.look_at(key[1], position)
+            finally:
+                if number == 1:
+                    places.release()
+
         async def look() -> None:
-            if key not in self._waiting:  # what is parked comes first; its retry wakes the process
-                _, error = await self._tried(lambda _: self._followed.look_at(key[1], position), key, position)
+            if key in self._waiting:  # what is parked comes first; its retry wakes the process
+                places.release()
+            else:
+                _, error = await self._tried(attempt, key, position)
                 if error is not None:
                     await self._unasked_failed(key[1], error)
             done.set_result(None)
 
         return look
+
+    def tell_pause(self, reason: str | None) -> None:
+        """Why nothing comes, since somebody has paused its consumer at the server; None where nobody has."""
+        if (reason is None) == (self._pause is None):
+            return
+        self._pause = None if reason is None else waiting_since(now_told(), reason)
+        self._lanes.changed.set()
+        if self._pause is not None:
+            logs.WAITS.tell(_log, name=self._followed.declaration.name, reason=self._pause)
 
     def has_moved(self) -> bool:
         """Whether it was written, since this was asked last, that more is done than before."""
@@ -192,7 +221,7 @@ class Term:
     @property
     def is_idle(self) -> bool:
         """Whether it is at the end of the log, with all written that was done, and nothing waits."""
-        lanes, is_written = self._lanes, not (self._kept or self._gone or self._waits)
+        lanes, is_written = self._lanes, not (self._kept or self._gone or self._waits or self._pause)
         if not (is_written and lanes.is_idle and self._waking is None) or self._reader is None:
             return False
         return self._held.cursor.position == lanes.position and not self._reader.left_after(lanes.position)
@@ -320,7 +349,7 @@ class Term:
                 self._say_failed(key, position, number, error)
                 if number >= _TRIES_UNTOLD:
                     self._tell_waiting(key, position, since, error)
-                await asyncio.sleep(retry.pause_s(number))
+                await self._lanes.pause(retry.pause_s(number))
             else:
                 self._meter.tries["done"] += 1
                 return number, None
@@ -340,7 +369,7 @@ class Term:
 
     def _reason_to_wait(self) -> str | None:
         """What keeps its events from being dealt with: of the one that has waited longest."""
-        first = next(iter(self._waits.values()), self._left)
+        first = next(iter(self._waits.values()), self._pause or self._left)
         return first if first is None or len(self._waits) < 2 else f"{first} (and {len(self._waits) - 1} more wait)"
 
     @property

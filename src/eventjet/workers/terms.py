@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -25,6 +25,8 @@ _PASSES = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
 """What is foreseen; anything else is told with its traceback."""
 
 
+END_S = 5.0
+"""How long what was cancelled may take to end, to roll back and to let go."""
 _LASTING = 3
 """Terms in a row that ended in faults, from which on whoever waits for this one to begin waits no longer."""
 
@@ -123,6 +125,19 @@ async def renewing(work: Awaitable[T], renew: Callable[[], Awaitable[object]], e
             await asyncio.wait({task})
         if not task.cancelled():
             task.exception()  # raised above, or of no interest any more
+
+
+async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait for their ends, whatever they raise, for `END_S`; what hangs is named, and given up.
+
+    Code of the application may take no notice of a cancellation, and nothing can force it to.
+    """
+    for task in tasks:
+        task.cancel()
+        task.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
+    _, late = await asyncio.wait(tasks, timeout=END_S)
+    for task in late:
+        logs.GIVEN_UP.tell(_log, name=task.get_name(), seconds=END_S)
 
 
 async def pause(stop: asyncio.Event, seconds: float) -> None:

@@ -158,7 +158,7 @@ class SimulatedFeed(LogFeed):
         if record is None or header(record[3], MSG_ID) != cursor.event_id:
             raise LogRolledBack(cursor.name, cursor.position, "the event there is another")
 
-    def look(self, cursor: Cursor) -> None:
+    def look(self, cursor: Cursor, durable: str) -> None:
         if cursor.log != self.truth.identity:
             raise LogRolledBack(cursor.name, cursor.position, "it is another log")
 
