@@ -406,9 +406,11 @@ async def test_what_cannot_park_an_event_names_the_setting_since_its_first_fault
     assert caplog.text.count("is parked") == 1
 
 
-@pytest.mark.parametrize("change", [{"allow_direct": False}, {"no_ack": True}], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"allow_direct": False}, {"no_ack": True}, {"max_bytes": 1}, {"max_msgs": 1}], ids=str
+)
 async def test_a_setting_with_which_no_cursor_moves_is_its_reason_and_hides_nothing_else(
-    town: Town, change: dict[str, bool]
+    town: Town, change: dict[str, Any]
 ) -> None:
     await town.ready()
     await town.edit(f"KV_{cursor_bucket(town.app.name)}", **change)
@@ -420,9 +422,12 @@ async def test_a_setting_with_which_no_cursor_moves_is_its_reason_and_hides_noth
     assert looked["rings"].state == "new"
 
 
-async def test_timers_that_cannot_be_set_are_the_reason_of_the_processes_alone(town: Town) -> None:
+@pytest.mark.parametrize(("setting", "value"), [("no_ack", True), ("max_bytes", 100)])
+async def test_timers_that_cannot_be_set_are_the_reason_of_the_processes_alone(
+    town: Town, setting: str, value: object
+) -> None:
     await town.ready()
-    await town.edit(timer_stream(town.app.name), no_ack=True)
+    await town.edit(timer_stream(town.app.name), **{setting: value})
     looked = {one.name: one for one in await status(town.app, town.settings)}
-    assert (looked["nap"].state, "no_ack" in str(looked["nap"].reason)) == ("failed", True)
+    assert (looked["nap"].state, setting in str(looked["nap"].reason)) == ("failed", True)
     assert (looked["echo"].state, looked["echo"].reason) == ("active", None)
