@@ -406,9 +406,7 @@ async def test_what_cannot_park_an_event_names_the_setting_since_its_first_fault
     assert caplog.text.count("is parked") == 1
 
 
-@pytest.mark.parametrize(
-    "change", [{"allow_direct": False}, {"no_ack": True}, {"max_bytes": 1}, {"max_msgs": 1}], ids=str
-)
+@pytest.mark.parametrize("change", [{"allow_direct": False}, {"no_ack": True}, {"max_bytes": 1}], ids=str)
 async def test_a_setting_with_which_no_cursor_moves_is_its_reason_and_hides_nothing_else(
     town: Town, change: dict[str, Any]
 ) -> None:
@@ -420,6 +418,13 @@ async def test_a_setting_with_which_no_cursor_moves_is_its_reason_and_hides_noth
         assert looked[name].state == "failed"
         assert next(iter(change)) in str(looked[name].reason)
     assert looked["rings"].state == "new"
+
+
+async def test_a_limit_with_which_cursors_move_is_no_reason(town: Town) -> None:
+    await town.ready()
+    await town.edit(f"KV_{cursor_bucket(town.app.name)}", max_msgs=1)
+    looked = {one.name: one for one in await status(town.app, town.settings)}
+    assert (looked["echo"].state, looked["echo"].reason) == ("active", None)
 
 
 @pytest.mark.parametrize(("setting", "value"), [("no_ack", True), ("max_bytes", 100)])
