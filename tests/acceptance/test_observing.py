@@ -61,8 +61,9 @@ def test_a_projection_is_paused_and_goes_on(bank: Program, ready: Bank, worker: 
     assert "not paused. Nothing to resume." in refused.said()
     stranger = bank("pause", "nope")
     assert (stranger.status, "has no 'nope'" in stranger.said()) == (2, True)
-    other = bank("pause", "balances", "--revision", "9")
-    assert (other.status, "no revision 9" in other.said()) == (2, True)
+    for command in ("pause", "resume"):
+        other = bank(command, "balances", "--revision", "9")
+        assert (other.status, "no revision 9" in other.said()) == (2, True)
 
 
 def test_status_measures_the_pace_where_something_lags(bank: Program, ready: Bank) -> None:

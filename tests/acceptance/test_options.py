@@ -40,25 +40,55 @@ def options() -> Iterator[tuple[tuple[str, ...], str]]:
 
 @cache
 def words_of_tests() -> list[set[str]]:
-    """The words of all text in each function of the tests, and of the command that a helper runs."""
-    functions: list[set[str]] = []
-    for file in TESTS.rglob("*.py"):
-        for function in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-                nodes = list(ast.walk(function))
-                texts = (node.value for node in nodes if isinstance(node, ast.Constant))
-                helpers = {HELPERS[node.id] for node in nodes if isinstance(node, ast.Name) and node.id in HELPERS}
-                functions.append({word for text in texts if isinstance(text, str) for word in text.split()} | helpers)
-    return functions
+    """The words that each statement of the tests gives to something, where an option is among them."""
+    files = (file.read_text(encoding="utf-8") for file in TESTS.rglob("*.py"))
+    statements = (given for text in files if "--" in text for given in words_given(text))
+    return [given for given in statements if any(word.startswith("--") for word in given)]
+
+
+def words_given(source: str) -> Iterator[set[str]]:
+    """Of each statement in a function, with the command that a helper runs; a loop is one statement.
+
+    What a docstring says, or a text that is compared with, gives nothing to anybody.
+    """
+    nodes = ast.walk(ast.parse(source))
+    functions = (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    for statement in (node for function in functions for node in ast.walk(function) if isinstance(node, STATEMENTS)):
+        given: set[str] = set()
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Name) and node.id in HELPERS:
+                given.add(HELPERS[node.id])
+            elif not isinstance(node, ast.Compare | ast.Expr):
+                texts = (part.value for part in ast.iter_child_nodes(node) if isinstance(part, ast.Constant))
+                given.update(word for text in texts if isinstance(text, str) for word in text.split())
+        yield given
+
+
+STATEMENTS = (ast.For, ast.Assign, ast.Assert, ast.Return, ast.Expr, ast.withitem)
+
+
+def is_used(words: tuple[str, ...], option: str, given: list[set[str]]) -> bool:
+    return any(option in each and (option in SHARED or each.issuperset(words)) for each in given)
 
 
 def test_every_option_of_every_command_is_used_by_a_test() -> None:
-    unused = [
-        " ".join([*words, option])
-        for words, option in options()
-        if not any(option in used and (option in SHARED or used.issuperset(words)) for used in words_of_tests())
-    ]
+    assert (("rebuild",), "--engine") in options()
+    unused = [" ".join([*words, name]) for words, name in options() if not is_used(words, name, words_of_tests())]
     assert unused == []
+
+
+@pytest.mark.parametrize(
+    ("body", "is_use"),
+    [
+        ('bank("pause", "balances", "--revision", "9")', True),
+        ('for options in [("--revision", "9")]: bank("pause", *options)', True),
+        ('"""Uses `pause --revision 9`."""', False),
+        ('assert "eventjet pause --revision 9" in bank("status").err', False),
+        ('bank("pause", "balances"); bank("resume", "balances", "--revision", "9")', False),
+    ],
+)
+def test_an_option_is_used_where_it_is_given_to_its_command(body: str, is_use: bool) -> None:
+    assert is_used(("pause",), "--revision", list(words_given(f"def test() -> None:\n    {body}"))) == is_use
 
 
 def amounts(program: Program) -> Bank:

@@ -176,7 +176,7 @@ async def test_a_unique_value_is_claimed_once_whoever_answers(app: App, settings
             await users.execute("eve", User.call, "a@bank")
 
 
-@pytest.mark.parametrize("action", [a_save, a_batch])
+@pytest.mark.parametrize("action", [a_save, a_batch, an_import])
 async def test_what_only_another_acknowledges_is_not_taken_for_stored(
     app: App, settings: Settings, client: Client, action: Action
 ) -> None:

@@ -494,9 +494,9 @@ async def test_a_consumer_that_is_paused_at_the_server_is_the_reason_of_all_that
     assert town.rows() == 1
 
 
-@pytest.mark.parametrize("change", [{"allow_direct": False}, {"no_ack": True}], ids=str)
+@pytest.mark.parametrize("change", [{"allow_direct": False}, {"no_ack": True}, {"max_bytes": 1}], ids=str)
 async def test_a_setting_with_which_no_cursor_moves_is_its_reason_and_hides_nothing_else(
-    town: Town, change: dict[str, bool]
+    town: Town, change: dict[str, Any]
 ) -> None:
     await town.ready()
     await town.edit(f"KV_{cursor_bucket(town.app.name)}", **change)
@@ -508,9 +508,19 @@ async def test_a_setting_with_which_no_cursor_moves_is_its_reason_and_hides_noth
     assert looked["rings"].state == "new"
 
 
-async def test_timers_that_cannot_be_set_are_the_reason_of_the_processes_alone(town: Town) -> None:
+async def test_a_limit_with_which_cursors_move_is_no_reason(town: Town) -> None:
     await town.ready()
-    await town.edit(timer_stream(town.app.name), no_ack=True)
+    await town.edit(f"KV_{cursor_bucket(town.app.name)}", max_msgs=1)
     looked = {one.name: one for one in await status(town.app, town.settings)}
-    assert (looked["nap"].state, "no_ack" in str(looked["nap"].reason)) == ("failed", True)
+    assert (looked["echo"].state, looked["echo"].reason) == ("active", None)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("no_ack", True), ("max_bytes", 100)])
+async def test_timers_that_cannot_be_set_are_the_reason_of_the_processes_alone(
+    town: Town, setting: str, value: object
+) -> None:
+    await town.ready()
+    await town.edit(timer_stream(town.app.name), **{setting: value})
+    looked = {one.name: one for one in await status(town.app, town.settings)}
+    assert (looked["nap"].state, setting in str(looked["nap"].reason)) == ("failed", True)
     assert (looked["echo"].state, looked["echo"].reason) == ("active", None)

@@ -191,7 +191,9 @@ def test_code_that_is_replaced_on_disk_after_its_import_is_not_taken_for_what_ru
     source.write_text(SOURCE.replace("RATE = 2", "RATE = 3"), encoding="utf-8")
     database = Database(f"sqlite:///{tmp_path}/models.db")
     for name in ("sales", "by_hand"):
-        noted = Shadow(database, app.projections[name], "").resolved.code  # as a rebuild in a console that goes on to run
+        noted = Shadow(
+            database, app.projections[name], ""
+        ).resolved.code  # as a rebuild in a console that goes on to run
         assert noted == imported[name] == load(SOURCE).projections[name].code
         assert noted != other.projections[name].code
 

@@ -241,7 +241,7 @@ class LogDrifted(LogUnusable):
         super().__init__(
             f"The stream {stream!r}",
             f"it is not as eventjet declared it, and that stands in the way: {changed}",
-            "Run `eventjet init --repair`, which sets it back.",
+            "Run `eventjet init --repair`, which sets back whatever the server lets it.",
         )
 
 

@@ -434,14 +434,22 @@ def check_settings(found: StreamState) -> None:
 
 _STANDSTILL = ("allow_direct", "no_ack", "sealed", "subject_transform", "subjects", "mirror", "retention")
 """Settings by which nothing can be read from a stream of cursors or timers, or is known to be stored in it."""
+_ROOM_BYTES = 1024
+"""A stream that drops what is oldest drops some for the next, where it has less room than this."""
 
 
 def standstill(found: StreamState, declared: Mapping[str, Any]) -> LogDrifted | None:
     """The error for settings with which nobody can work with a stream of cursors or timers; None for what can be."""
+    # One that drops nothing takes another value of a key that it has, however many there are, within its bytes.
+    sizes = {"max_bytes": found.bytes}
+    if found.config.get("discard") == "old":
+        sizes = {"max_msgs": found.messages, "max_bytes": found.bytes + _ROOM_BYTES}
+    reached = [limit for limit, size in sizes.items() if size >= found.config.get(limit, 0)]
+    timers = ["allow_msg_schedules"] if declared.get("allow_msg_schedules") else []
     wrong = [
         drift
         for drift in compare(declared, found.config)
-        if drift.setting in (*_STANDSTILL, *(["allow_msg_schedules"] if declared.get("allow_msg_schedules") else []))
+        if drift.setting in (*_STANDSTILL, *timers, *reached)
         and not (drift.setting == "subjects" and {*drift.declared} <= {*(drift.found or ())})
     ]
     return drifted(found.name, wrong) if wrong else None
