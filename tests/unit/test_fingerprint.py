@@ -184,6 +184,25 @@ def test_a_helper_below_a_block_is_part_of_it(load: Load, block: str) -> None:
     assert load(first).projections["sales"].code != load(second).projections["sales"].code
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("from decimal import ROUND_UP as RATE", "from decimal import ROUND_DOWN as RATE"),
+        ("if (RATE := 2) > 1:\n    pass", "if (RATE := 3) > 1:\n    pass"),
+        ("for RATE in (1, 2):\n    pass", "for RATE in (1, 3):\n    pass"),
+    ],
+)
+def test_whatever_gives_a_name_its_value_is_part_of_it(load: Load, before: str, after: str) -> None:
+    first, second = (load(SOURCE.replace("RATE = 2", each)).projections["sales"].code for each in (before, after))
+    assert "" != first != second != ""
+
+
+def test_what_an_import_takes_by_its_own_name_may_come_from_elsewhere(load: Load) -> None:
+    first = load(SOURCE.replace("RATE = 2", "from math import inf as RATE"))
+    second = load(SOURCE.replace("RATE = 2", "from cmath import inf as RATE"))
+    assert first.projections["sales"].code == second.projections["sales"].code
+
+
 def test_code_that_is_replaced_on_disk_after_its_import_is_not_taken_for_what_runs(load: Load, tmp_path: Path) -> None:
     app, other = load(SOURCE), load(SOURCE.replace("RATE = 2", "RATE = 3"))
     imported = {name: app.projections[name].code for name in ("sales", "by_hand")}

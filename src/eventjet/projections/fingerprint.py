@@ -17,6 +17,8 @@ from eventjet.domain.aggregate import is_event
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
+_BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
+"""Parts of a statement with statements of their own."""
 _OMITTED = frozenset({"type_comment", "kind", "type_params", "ctx"})
 """Fields of a syntax tree that change with the version of Python, or say what the place of a name says."""
 
@@ -26,7 +28,7 @@ def fingerprint(roots: tuple[Any, ...]) -> str:
 
     `roots` are the functions that the projection is declared with and its row class. It covers whatever they name in
     their own modules: helper functions, classes and constants, and what those name in turn. Comments, docstrings,
-    layout and the order of definitions have no part in it, nor has what is imported from another module; tables and
+    layout and the order of definitions have no part in it, nor has the code of another module; tables and
     fields of events are left out too, since their changes are noticed elsewhere (the schema of the database, the shapes
     of events).
 
@@ -128,9 +130,18 @@ def _statements(body: Iterable[ast.AST]) -> Iterator[ast.stmt]:
     for statement in body:
         if isinstance(statement, (*_DEFINITIONS, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Delete, ast.Expr)):
             yield statement
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            # An alias counts as an assignment of what it stands for, wherever that is imported from.
+            for each in statement.names:
+                if each.asname is not None:
+                    yield ast.Assign([ast.Name(each.asname, ast.Store())], ast.Name(each.name, ast.Load()))
         else:
-            for part in ("body", "handlers", "orelse", "finalbody", "cases"):
-                yield from _statements(getattr(statement, part, ()))
+            # What `if (rate := 2) > 1:`, `for rate in rates:` and `with opened() as rate:` bind in their first line.
+            inner = [each for part in _BLOCKS for each in getattr(statement, part, ())]
+            header = [each for each in ast.iter_child_nodes(statement) if each not in inner]
+            if any(isinstance(getattr(node, "ctx", None), ast.Store) for each in header for node in ast.walk(each)):
+                yield ast.Expr(ast.List(cast("list[ast.expr]", header), ast.Load()))
+            yield from _statements(inner)
 
 
 def _reached(
