@@ -163,10 +163,19 @@ class WorkerProcess:
             time.sleep(0.01)
 
 
-def await_it(found: Callable[[], bool], what: Callable[[], str], timeout_s: float = FIRES_S) -> float:
-    """Wait until it holds; returns the seconds it took."""
-    started = time.monotonic()
+def await_it(
+    found: Callable[[], bool],
+    what: Callable[[], str],
+    timeout_s: float = FIRES_S,
+    reached: Callable[[], int] = lambda: 0,
+) -> float:
+    """Wait until it holds; returns the seconds it took. The time begins anew whenever what is `reached` grows."""
+    started = grown_at = time.monotonic()
+    most = reached()
     while not found():
-        assert time.monotonic() - started < timeout_s, f"not within {timeout_s} s: {what()}"
+        now, at = time.monotonic(), reached()
+        if at > most:
+            grown_at, most = now, at
+        assert now - grown_at < timeout_s, f"not within {timeout_s} s: {what()}"
         time.sleep(0.02)
     return time.monotonic() - started

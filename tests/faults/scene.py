@@ -105,13 +105,16 @@ class Scene:
         return verdict
 
     def caught_up(self, position: int, timeout_s: float = 60.0) -> float:
-        """Wait until the projections are there; returns the seconds it took."""
+        """Wait until the projections are there, for as long as they come nearer; returns the seconds it took."""
 
         def there() -> bool:
             found = self.places()
             return all(name in found and found[name].position >= position for name in self.names)
 
-        return await_it(there, lambda: f"position {position}: {self.places()}", timeout_s)
+        def reached() -> int:
+            return sum(place.position for place in self.places().values())
+
+        return await_it(there, lambda: f"position {position}: {self.places()}", timeout_s, reached)
 
     def is_held(self) -> bool:
         """Whether a stopped process holds the whole database, as one can only on SQLite."""
