@@ -129,6 +129,12 @@ async def test_a_code_file_that_was_changed_has_it_go_on_alone(
     async with stage.ledger.working("balances", options=OPTIONS):
         (tmp_path / f"{name}.py").write_text("OLD = False\n")
         stage.fill(2_000)
+        with stage.growing():
+
+            async def says_so() -> bool:
+                return bool(stage.events(logs.FOLDED_ALONE))
+
+            await eventually(says_so, "that it goes on alone")
         await stage.ledger.caught_up(stage.last)
     assert stage.rows() == folded(stage.ledger.recorded(stage.last))
     assert stage.divisions == []

@@ -151,7 +151,7 @@ class SimulatedFeed(LogFeed):
     def check(self, cursor: Cursor) -> None:
         if self.link.network.weather.is_out(self.link.network.loop.now):
             raise Unreachable("The server", "it is away", "Wait.")
-        self.look(cursor)
+        self.look(cursor, cursor.name)
         if not cursor.position:
             return
         record = at_once(self.truth.at(cursor.position))
