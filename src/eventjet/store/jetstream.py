@@ -33,6 +33,7 @@ from eventjet.errors import (
 from eventjet.nats import api
 from eventjet.nats.answers import AMBIGUOUS_S
 from eventjet.nats.client import Client
+from eventjet.nats.loop_reader import LoopReader
 from eventjet.store import outcome
 from eventjet.store.known_log import KnownLog
 from eventjet.store.patience import Patience
@@ -71,7 +72,7 @@ class JetStreamStore(EventStore):
         self._aggregates = frozenset(aggregates)
         self._client = client
         self.known = KnownLog(app, client)
-        reader = Client(client.endpoint.with_name("eventjet histories"), client.timeout_s)
+        reader = LoopReader(replace(client.endpoint.with_name("eventjet histories"), shuffle=True), client.timeout_s)
         self._save_timeout_s = save_timeout_s
         self._long_reads = LongReads(app, reader, self._patience)
         self._sender = Sender(app, client)
@@ -360,10 +361,10 @@ class LongReads:
     What a save waits for does not stand behind a long history there, and the pages are folded while they travel.
     """
 
-    def __init__(self, stream: str, client: Client, patience: Callable[[], Patience]) -> None:
+    def __init__(self, stream: str, reader: LoopReader, patience: Callable[[], Patience]) -> None:
         self._patience = patience
         self._stream = stream
-        self._client = client
+        self._reader = reader
         self._room = asyncio.Semaphore(REQUESTS_MAX)
 
     async def pages(
@@ -386,7 +387,7 @@ class LongReads:
             fault: StoreUnavailable | None = None
             async with self._room:
                 patience = patience or self._patience()  # it begins with the first request, however many go before
-                parts = self._client.stream(request)
+                parts = self._reader.stream(request)
                 try:
                     async for frames in parts:
                         final = frames.pop() if frames[-1][3].startswith(api.STATUS) else None
@@ -420,7 +421,7 @@ class LongReads:
 
     async def close(self) -> None:
         """End the connection, and whoever waits for an answer."""
-        await self._client.close()
+        await self._reader.close()
 
 
 def _error_of(
