@@ -11,14 +11,14 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from nats.aio.client import Client as Nats
-from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
@@ -41,8 +41,10 @@ from eventjet.nats.answers import PROBE, Answerers, ExpectedAnswer
 from eventjet.nats.api import CONFLICTS, LAG_S, STATUS, Request, call, is_page, reading_records
 from eventjet.nats.dial import check_files, dial, tls_context
 from eventjet.nats.endpoint import Endpoint, is_file
+from eventjet.nats.exchange import Exchange, Exchanges
 from eventjet.nats.protocol import Frame, nobody_listens, server_fault
 from eventjet.nats.requirements import check_server
+from eventjet.nats.tap import PAUSE_S, Tap, Watcher, loop_of, send
 from eventjet.observability import logs
 from eventjet.settings import Settings
 
@@ -52,18 +54,15 @@ _log = logging.getLogger(__name__)
 
 _CONNECT_S = 3.0
 """For each server of the cluster."""
-_PAUSE_S = 0.2
-"""Between two tries to connect."""
-_PING_S = 10.0
+_CLOSE_S = 2.0
+"""So long a closing waits for what is still to be sent."""
+_PING_S, _PINGS = 5.0, 2
+"""A server that leaves so many pings without an answer is left."""
 _PONG_S = 4.0
 """How long a server that let a request wait may take for a sign of life, before another connection is made."""
 _ROOM_BYTES = 1 << 20
 """What may wait for the socket before those who send wait with it: half of what nats-py lets wait by default."""
 _ROOM_PAUSE_S = 0.001
-_STILL_S = 0.1
-"""A loop that is later than this stood still, while something else had the process (ADR 0043)."""
-_ANSWERED_MAX = 1_000
-"""So many publishes are remembered after their answer: a second one says that somebody else answers, too."""
 _REFUSED_S = 0.25
 """So long after an error that refuses a publish an acknowledgement is waited for: no error says whose it is."""
 _INBOX = re.compile(rb"[^\x00-\x20\x7f-\xff.*>]+(\.[^\x00-\x20\x7f-\xff.*>]+)+")
@@ -128,109 +127,14 @@ async def _check_jetstream(where: str, client: Client) -> None:
         ) from None
 
 
-class _Nats(Nats):
-    """nats-py's client, which tells of each INFO: the account's and the user's limits come after the login."""
-
-    def __init__(self, on_info: Callable[[dict[str, Any]], object]) -> None:
-        super().__init__()
-        self._on_info = on_info
-
-    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        self._on_info(info)
-        await super()._process_info(info, initial_connection)
-
-
 @dataclass(slots=True, eq=False)
 class Listening:
     """One subscription, which outlives connections."""
 
     subject: str
-    heard: Callable[[Frame], object]
+    take: Callable[[Frame], object]
     queue: str = ""
     subscription: Subscription | None = None
-
-
-class _Exchange:
-    """One request, and what has come in answer to it."""
-
-    __slots__ = (
-        "_frames",
-        "_grace_s",
-        "_loop",
-        "_timer",
-        "_wake",
-        "accepts",
-        "fault",
-        "late",
-        "patience_s",
-        "reply",
-        "subjects",
-    )
-
-    def __init__(
-        self,
-        reply: str,
-        subjects: Collection[str],
-        patience_s: float,
-        accepts: Callable[[Frame], bool] | None,
-        late: Callable[[], object],
-    ) -> None:
-        self.reply = reply
-        self.subjects = subjects
-        """What was published for it: a violation on any of them ends it."""
-        self.patience_s = patience_s
-        """How long its answer, or the next part of it, may take."""
-        self.accepts = accepts
-        """Whether a frame is of whoever was asked, None where nobody else answers; others' frames give no more time."""
-        self.late = late
-        self.fault: Exception | None = None
-        self._frames: list[Frame] = []
-        self._wake: asyncio.Future[None] | None = None
-        self._loop = asyncio.get_running_loop()
-        self._grace_s = patience_s
-        self._timer = self._loop.call_later(patience_s, self._look)
-
-    async def came(self) -> list[Frame]:
-        """The next frames of the answer, at least one; raises what ended the exchange."""
-        if not self._frames and self.fault is None:
-            self._wake = self._loop.create_future()
-            await self._wake
-        if not self._frames and self.fault is not None:
-            raise self.fault
-        frames, self._frames = self._frames, []
-        return frames
-
-    def arrived(self, frame: Frame) -> None:
-        """Take a part of the answer; what comes after the end is not one."""
-        if self.fault is None and (self.accepts is None or self.accepts(frame)):
-            self._frames.append(frame)
-            self._timer.cancel()
-            self._timer = self._loop.call_later(self.patience_s, self._look)
-            self._wake_up()
-
-    def end(self, fault: Exception) -> None:
-        """There will be no more."""
-        if self.fault is None:
-            self.fault = fault
-            self._wake_up()
-        self._timer.cancel()
-
-    def forget(self) -> None:
-        self._timer.cancel()
-
-    def _look(self) -> None:
-        still_s = min(self._loop.time() - self._timer.when(), self._grace_s)
-        if still_s > _STILL_S:
-            # The loop could not have heard an answer: what has come meanwhile is read first.
-            self._grace_s -= still_s
-            self._timer = self._loop.call_later(still_s, self._look)
-            return
-        self.end(StoreUnavailable(next(iter(self.subjects)), f"no answer within {self.patience_s:g} s"))
-        self.late()
-
-    def _wake_up(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
 
 
 class Client:
@@ -239,7 +143,8 @@ class Client:
     Between two connections, requests wait for the next one, for as long as they may take.
     """
 
-    def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
+    def __init__(self, endpoint: Endpoint, timeout_s: float, nats: Nats | None = None) -> None:
+        """`nats` is an open client that somebody else closes; without one, `connect` opens one."""
         self.endpoint = endpoint
         self.timeout_s = timeout_s
         """How long a request may take unless it sets a time of its own."""
@@ -247,8 +152,6 @@ class Client:
         """Called when the connection is lost: what was known of the log may be of another past."""
         self.on_denied: list[Callable[[Forbidden], object]] = []
         """Called for what the server denies that nobody waits for: an answer, or a subscription."""
-        self.info: dict[str, Any] = {}
-        """The server's newest INFO, with the limits of the account and the user."""
         self.domain: str | None = None
         """The JetStream domain of what answers this account's API, as it has told; None where it was not asked.
 
@@ -256,27 +159,56 @@ class Client:
         """
         self.answerers = Answerers()
         """Who else answers what this client publishes."""
-        self._nats: Nats | None = None
+        self._exchanges = Exchanges(f"{endpoint.inbox_prefix}.{secrets.token_hex(11)}", self._doubt)
+        self._nats = nats
+        self._is_own = nats is None
+        self._tap: Tap | None = None
+        self._watcher = Watcher(
+            self._exchanges.inbox.encode(), self._failed, self._lost, self._reconnected, self._ended
+        )
         self._usable = asyncio.Event()
-        self._inbox = f"{endpoint.inbox_prefix}.{secrets.token_hex(11)}"
-        self._mute: Forbidden | None = None
-        """Why no answer would ever come."""
-        self._number = 0
-        self._waiting: dict[str, _Exchange] = {}
-        self._answered: dict[str, Callable[[Frame], bool]] = {}
+        self._unfit: Exception | None = None
+        """Why nothing can be asked over this connection: no answer would come, or the server is too old."""
+        self._answers: Subscription | None = None
         self._listening: list[Listening] = []
         self._opening: asyncio.Task[None] | None = None
         self._doubting: asyncio.Task[None] | None = None
         self._fault: Exception | None = None
         self._closed = False
 
+    @property
+    def info(self) -> dict[str, Any]:
+        """The server's newest INFO, with the limits of the account and the user; empty before the first."""
+        return {} if self._tap is None else self._tap.info
+
     async def connect(self) -> dict[str, Any]:
-        """Connect at once; the server's INFO. Raises `Unauthorized`, `Unreachable` and `UsageError`."""
-        nats = _Nats(self._learn)
+        """Connect at once, or take the client that was given; the server's INFO.
+
+        Raises `Unauthorized`, `Unreachable` and `UsageError`.
+        """
+        nats = await self._dialled() if self._nats is None or self._is_own else self._given(self._nats)
+        tap = self._tap = Tap.of(nats)
+        self._nats, self._unfit = nats, None
+        tap.watchers.append(self._watcher)
+        try:
+            self._answers = await tap.subscribe(f"{self._exchanges.inbox}.*", self._exchanges.arrived)
+            for each in self._listening:
+                await self._subscribe(tap, each)
+        except NatsError as error:
+            raise Unreachable("NATS", f"it ended the connection at once ({reason_of(error)})", "Try again.") from None
+        if nats.is_closed:  # nobody else opens another one
+            raise Unreachable("NATS", "it ended the connection at once", "Try again.")
+        self.endpoint = self.endpoint.with_discovered(self.info.get("connect_urls") or ())
+        self._usable.set()
+        return self.info
+
+    async def _dialled(self) -> Nats:
+        nats = Nats()
+        tap = Tap.of_new(nats, needs_tls=any(each.tls for each in self.endpoint.addresses()))
         bound_s = _CONNECT_S * (len(self.endpoint.servers) + 1)
         try:
             async with asyncio.timeout(bound_s):
-                await nats.connect(**self._options())
+                await nats.connect(**self._options(), error_cb=tap.failed)
         except (OSError, NatsError, TimeoutError) as error:
             await nats.close()
             # nats-py does not say which server said what. The same servers are asked one after the other.
@@ -285,38 +217,36 @@ class Client:
             raise Unreachable("NATS", reason_of(error), "Try again.") from None
         # Only from now on: the first connection is not to be waited for.
         nats.options |= {"allow_reconnect": True, "max_reconnect_attempts": -1}
-        self._nats = nats
-        self._mute = None
-        await nats.subscribe(f"{self._inbox}.*", cb=self._answer, pending_msgs_limit=0, pending_bytes_limit=0)
-        for each in self._listening:
-            each.subscription = await self._subscribed(nats, each)
-        self._usable.set()
-        return self.info
+        return nats
+
+    def _given(self, nats: Nats) -> Nats:
+        """The client that was handed over, if it can be used here."""
+        loop = loop_of(nats)
+        if loop is not None and loop is not asyncio.get_running_loop():
+            raise UsageError("The NATS client that was given is of another loop. Connect one in this loop.")
+        if nats.is_closed or nats.is_draining or not nats.is_connected:
+            state = "closed" if nats.is_closed else "draining" if nats.is_draining else "not connected"
+            raise UsageError(f"The NATS client that was given is {state}. Give one that is connected.")
+        return nats
 
     def _options(self) -> dict[str, Any]:
         endpoint = self.endpoint
-        servers = [f"{'tls' if each.tls else 'nats'}://{each.host}:{each.port}" for each in endpoint.addresses()]
         options: dict[str, Any] = {
-            "servers": servers,
+            "servers": [each.url for each in endpoint.addresses()],
             "name": endpoint.name,
             "inbox_prefix": endpoint.inbox_prefix,
             "allow_reconnect": False,
             "max_reconnect_attempts": 1,
-            "reconnect_time_wait": _PAUSE_S,
+            "reconnect_time_wait": PAUSE_S,
             "connect_timeout": _CONNECT_S,
             "ping_interval": _PING_S,
-            "max_outstanding_pings": 2,
+            "max_outstanding_pings": _PINGS,
             "user": endpoint.user,
-            "password": endpoint.password,
+            "password": endpoint.password if endpoint.user is None else endpoint.password or "",
             "token": endpoint.token,
             "nkeys_seed": None if endpoint.nkey is None else str(endpoint.nkey),
             "user_credentials": None if endpoint.credentials is None else str(endpoint.credentials),
             "tls_handshake_first": endpoint.tls_first,
-            "skip_subject_validation": True,
-            "error_cb": self._failed,
-            "disconnected_cb": self._lost,
-            "reconnected_cb": self._reconnected,
-            "closed_cb": self._ended,
         }
         if any(each.tls for each in endpoint.addresses()):
             options["tls"] = tls_context(endpoint)
@@ -328,14 +258,28 @@ class Client:
             raise ConnectionClosed
 
     async def close(self) -> None:
-        """End the connection and all that waits for it; any number of times."""
+        """End all that goes over the connection, and the connection unless it was given; any number of times."""
         self._closed = True
         for task in (self._opening, self._doubting):
             if task is not None:
                 task.cancel()
-        self._end_all(ConnectionClosed())
-        if self._nats is not None:
-            await self._nats.close()
+        self._exchanges.end_all(ConnectionClosed())
+        nats, tap = self._nats, self._tap
+        if nats is None or tap is None:
+            return
+        if self._watcher in tap.watchers:
+            tap.watchers.remove(self._watcher)
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                if self._is_own:
+                    await nats.close()
+                    return
+                for each in (self._answers, *(served.subscription for served in self._listening)):
+                    if each is not None:
+                        await tap.unsubscribe(each)
+        except TimeoutError:
+            if self._is_own:
+                tap.abort()
 
     # Requests.
 
@@ -363,20 +307,20 @@ class Client:
         What is to be stored names its `stream`: answers of others are passed over, and one that may be another's is
         none, so it raises `StoreUnavailable` as well.
         """
-        subjects = {subject, *(each[0] for each in before)} if before else (subject,)
-        wait_s = timeout_s or self.timeout_s
+        wait_s = self.timeout_s if timeout_s is None else timeout_s
         until = asyncio.get_running_loop().time() + wait_s
         nats = await self._with_room(subject, until)
+        subjects = (*(each[0] for each in before), subject)
         expected = self._expected(stream, subject, 1 + len(before)) if stream else None
-        exchange = self._exchange(subjects, wait_s, expected and expected.accepts)
+        exchange = self._exchanges.begin(subjects, wait_s, expected and expected.accepts)
         try:
             for each in before:
-                self._send(nats, *each)
+                send(nats, *each)
                 if nats.pending_data_size > _ROOM_BYTES:
                     await self._with_room(subject, until)
                 if exchange.fault is not None:
                     raise exchange.fault
-            self._send(nats, subject, payload, headers, exchange.reply)
+            send(nats, subject, payload, headers, exchange.reply.decode())
             frames = await exchange.came()
             frame = frames[0] if expected is None else await _answer_of_stream(exchange, expected, frames)
         except StoreUnavailable as error:
@@ -384,7 +328,7 @@ class Client:
                 raise
             raise StoreUnavailable(error.what, f"{error.reason}; {expected.stranger} answered") from None
         finally:
-            self._forget(exchange)
+            self._exchanges.forget(exchange)
         if nobody_listens(frame):
             raise NoResponders(subject)
         return frame
@@ -396,23 +340,24 @@ class Client:
         """
         nats = self._nats
         if nats is not None and nats.is_connected and nats.pending_data_size <= _ROOM_BYTES:
-            exchange = self._exchange((subject,), self.timeout_s, self._expected(stream, subject, 1).accepts)
-            self._send(nats, subject, b"", PROBE, exchange.reply)
-            self._forget(exchange)
+            accepts = self._expected(stream, subject, 1).accepts
+            exchange = self._exchanges.begin((subject,), self.timeout_s, accepts)
+            send(nats, subject, b"", PROBE, exchange.reply.decode())
+            self._exchanges.forget(exchange)
 
     async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
         """The parts of a long answer as they come, for as long as whoever asks wants more; raises as `request`."""
         nats = await self._with_room(request.subject, asyncio.get_running_loop().time() + self.timeout_s)
-        exchange = self._exchange((request.subject,), self.timeout_s)
+        exchange = self._exchanges.begin((request.subject,), self.timeout_s)
         try:
-            self._send(nats, request.subject, request.payload, request.headers, exchange.reply)
+            send(nats, request.subject, request.payload, request.headers, exchange.reply.decode())
             while True:
                 frames = await exchange.came()
                 if nobody_listens(frames[-1]):
                     raise NoResponders(request.subject)
                 yield frames
         finally:
-            self._forget(exchange)
+            self._exchanges.forget(exchange)
 
     async def records(self, stream: str, subject: str, limit: int | None = None) -> list[RawRecord]:
         """All records whose subject matches: see `reading_records`. None where there is no stream."""
@@ -431,43 +376,19 @@ class Client:
 
     async def _page(self, request: Request[Any]) -> list[Frame]:
         """All messages of a long answer, the last of which is the status that ends it."""
-        found: list[Frame] = []
+        page: list[Frame] = []
         async with aclosing(self.stream(request)) as parts:
             async for part in parts:
-                found += part
+                page += part
                 if part[-1][3].startswith(STATUS):
                     break
-        return found
+        return page
 
     def _expected(self, stream: str, subject: str, messages: int) -> ExpectedAnswer:
         domain = self.domain
         if domain is None and self.info.get("jetstream"):
             domain = str(self.info.get("domain", ""))
         return ExpectedAnswer(stream, subject, messages, domain, self.answerers)
-
-    def _exchange(
-        self, subjects: Collection[str], patience_s: float, accepts: Callable[[Frame], bool] | None = None
-    ) -> _Exchange:
-        self._number += 1
-        exchange = _Exchange(f"{self._inbox}.{self._number}", subjects, patience_s, accepts, self._doubt)
-        self._waiting[exchange.reply] = exchange
-        return exchange
-
-    def _forget(self, exchange: _Exchange) -> None:
-        """Ignore whatever still comes in answer to it, but for who it is that answers."""
-        exchange.forget()
-        del self._waiting[exchange.reply]
-        if exchange.accepts is not None:
-            self._answered[exchange.reply] = exchange.accepts
-            if len(self._answered) > _ANSWERED_MAX:
-                del self._answered[next(iter(self._answered))]
-
-    async def _answer(self, message: Msg) -> None:
-        exchange = self._waiting.get(message.subject)
-        if exchange is not None:
-            exchange.arrived(frame_of(message))
-        elif message.subject in self._answered:
-            self._answered[message.subject](frame_of(message))
 
     # What is published and heard.
 
@@ -482,34 +403,31 @@ class Client:
     async def serve(self, subject: str, heard: Callable[[Frame], object], queue: str = "") -> Listening:
         """As `listen`, with whole messages, and as a member of a queue group where one is named."""
         self.check_open()
-        listening = Listening(subject, heard, queue)
+        # In a turn of its own: what it raises is no matter of those who wait for answers.
+        listening = Listening(subject, partial(asyncio.get_running_loop().call_soon, heard), queue)
         self._listening.append(listening)
-        if self._nats is not None and not self._nats.is_closed:
-            listening.subscription = await self._subscribed(self._nats, listening)
+        if self._tap is not None and self._nats is not None and not self._nats.is_closed:
+            await self._subscribe(self._tap, listening)
         return listening
 
-    async def _subscribed(self, nats: Nats, listening: Listening) -> Subscription:
-        async def hear(message: Msg) -> None:
-            listening.heard(frame_of(message))
-
-        return await nats.subscribe(
-            listening.subject, listening.queue, hear, pending_msgs_limit=0, pending_bytes_limit=0
-        )
+    async def _subscribe(self, tap: Tap, listening: Listening) -> None:
+        listening.subscription = await tap.subscribe(listening.subject, listening.take, listening.queue)
 
     async def unsubscribe(self, served: Collection[Listening]) -> None:
         """Hear nothing of these any more; returns when the server knows."""
+        tap, subscriptions = self._tap, [each.subscription for each in served if each.subscription is not None]
         for each in served:
             self._listening.remove(each)
-            if each.subscription is not None:
-                with suppress(NatsError):
-                    await each.subscription.unsubscribe()
-        with suppress(StoreError, ApiRefused):
-            await self.api("INFO")  # answered after what was sent before it
+        if tap is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self.timeout_s):
+                    await asyncio.gather(*map(tap.unsubscribe, subscriptions))
 
     def publish(self, subject: str, payload: bytes, headers: bytes = b"") -> None:
         """Send one message and wait for nothing; it is lost where there is no connection."""
-        if self._nats is not None and self._nats.is_connected:
-            self._send(self._nats, subject, payload, headers)
+        if self._nats is not None:
+            with suppress(StoreUnavailable):
+                send(self._nats, subject, payload, headers)
 
     def may_answer(self, reply: bytes) -> bool:
         """Whether an answer may go to the reply subject of a request, which whoever asks chooses freely: to an inbox of
@@ -523,19 +441,7 @@ class Client:
 
     def is_own_inbox(self, subject: bytes) -> bool:
         """Whether what is published there would be read as an answer to this client."""
-        return subject.lower().startswith(f"{self._inbox}.".lower().encode())
-
-    def _send(self, nats: Nats, subject: str, payload: bytes, headers: bytes, reply: str = "") -> None:
-        """Publish at once; nats-py waits only where its buffer is full, and swallows cancellations then."""
-        work = nats.publish(subject, payload, reply, _pairs(headers) if headers else None)
-        try:
-            work.send(None)
-        except StopIteration:
-            return
-        except (NatsError, OSError) as error:
-            raise ConnectionLost("NATS", reason_of(error)) from error
-        work.close()
-        raise StoreUnavailable(subject, "the connection takes nothing")
+        return self._exchanges.is_own_inbox(subject)
 
     # The connection.
 
@@ -543,8 +449,8 @@ class Client:
         """The connection, once it takes more; raises `StoreUnavailable` when there is none in time."""
         loop = asyncio.get_running_loop()
         while not self._closed:
-            if self._mute is not None:
-                raise self._mute
+            if self._unfit is not None:
+                raise self._unfit
             nats = self._nats
             is_connected = nats is not None and nats.is_connected
             if nats is not None and is_connected and nats.pending_data_size <= _ROOM_BYTES:
@@ -557,6 +463,9 @@ class Client:
                 await asyncio.sleep(_ROOM_PAUSE_S)
                 continue
             if nats is None or nats.is_closed:
+                if not self._is_own:
+                    raise StoreUnavailable(what, "the NATS client that was given is closed")
+                self._usable.clear()
                 self._open()
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
@@ -572,78 +481,75 @@ class Client:
         while True:
             try:
                 await self.connect()
+                self._check_again()
                 self._fault = None
                 return
             except Exception as error:  # noqa: BLE001 - nobody else would open one again, whatever it is
                 if not isinstance(error, (StoreError, Unreachable, UsageError)) and repr(error) != repr(self._fault):
                     logs.NO_CONNECTION.tell(_log, reason=reason_of(error), trace="")
                 self._fault = error
-                await asyncio.sleep(_PAUSE_S)
+                await asyncio.sleep(PAUSE_S)
 
-    def _learn(self, info: dict[str, Any]) -> None:
-        self.info |= info
-        self.endpoint = self.endpoint.with_discovered(info.get("connect_urls") or ())
+    def _check_again(self) -> None:
+        """Another server may be too old, or take too little."""
+        try:
+            check_server(f"The NATS server at {self._peer}", self.info)
+        except Unreachable as error:
+            self._unfit = error
 
-    def _end_all(self, fault: Exception) -> None:
-        for exchange in self._waiting.values():
-            exchange.end(fault)
-
-    async def _failed(self, error: Exception) -> None:
-        """What nats-py calls with every error."""
+    def _failed(self, error: Exception) -> None:
         self._fault = error
         text = str(error).removeprefix("nats: ")
-        fault = server_fault(text, self._peer) if "permissions violation" in text.lower() else None
-        if isinstance(fault, Forbidden):
-            self._denied(fault)
-
-    def _denied(self, fault: Forbidden) -> None:
-        """A violation ends what was published on its subject; nats-py gives that in small letters."""
-        subject = fault.subject.lower()
-        if subject.startswith(self._inbox.lower()):
-            self._mute = fault
-            self._end_all(fault)
+        if "permissions violation" not in text.lower():
             return
-        concerned = [each for each in self._waiting.values() if subject in map(str.lower, each.subjects)]
-        for exchange in concerned:
-            exchange.end(fault)
-        if not concerned:
+        # nats-py gives the server's words in small letters.
+        names = (f"{self._exchanges.inbox}.*", *self._exchanges.subjects(), *(each.subject for each in self._listening))
+        spelled = next((name for name in names if f'"{name.lower()}"' in text), "")
+        fault = server_fault(text.replace(f'"{spelled.lower()}"', f'"{spelled}"'), self._peer)
+        assert isinstance(fault, Forbidden)
+        if fault.subject.startswith(self._exchanges.inbox):
+            self._unfit = fault
+        if not self._exchanges.denied(fault):
             for tell in self.on_denied:
                 tell(fault)
 
-    async def _lost(self) -> None:
+    def _lost(self, reason: str) -> None:
         self._usable.clear()
-        if not self._closed:
-            self._end_all(
-                ConnectionLost(f"NATS at {self._peer}", reason_of(self._fault) if self._fault else "it is gone")
-            )
-            for forget in self.on_lost:
-                forget()
-            if self._nats is not None and not self._nats.is_closed and self._nats.options.get("tls"):
+        if self._closed:
+            return
+        self._exchanges.end_all(ConnectionLost(f"NATS at {self._peer}", reason))
+        for forget in self.on_lost:
+            forget()
+        if self._is_own and self._nats is not None and "tls" in self._nats.options:
+            with suppress(UsageError):
                 self._nats.options["tls"] = tls_context(self.endpoint)  # the files may be newer ones
 
-    async def _reconnected(self) -> None:
-        self._fault = self._mute = None
+    def _reconnected(self) -> None:
+        self._fault = self._unfit = None
+        self.endpoint = self.endpoint.with_discovered(self.info.get("connect_urls") or ())
+        self._check_again()
         self._usable.set()
 
-    async def _ended(self) -> None:
-        self._usable.clear()
-        if not self._closed:
+    def _ended(self) -> None:
+        """The client is closed: by its owner, or by nats-py, since the server ended the login."""
+        self._lost(reason_of(self._fault) if self._fault else "it ended the connection")
+        if self._is_own and not self._closed:
             self._open()
 
-    def _doubt(self) -> None:
+    def _doubt(self, _: float) -> None:
         """A request had no answer in time: a server that says nothing at all is left for another."""
-        if self._doubting is None or self._doubting.done():
+        if self._is_own and (self._doubting is None or self._doubting.done()):
             self._doubting = asyncio.create_task(self._pinged())
 
     async def _pinged(self) -> None:
         nats = self._nats
-        if nats is None or not nats.is_connected:
+        if nats is None or self._tap is None or not nats.is_connected:
             return
         try:
-            await nats.flush(int(_PONG_S))
+            await nats.rtt(int(_PONG_S))
         except (NatsError, TimeoutError):
             if nats.is_connected:
-                await nats.force_reconnect()
+                self._tap.abort(f"it has been silent for {_PONG_S:g} s")
 
     @property
     def _peer(self) -> str:
@@ -651,29 +557,7 @@ class Client:
         return "its server" if url is None else url.netloc.rpartition("@")[2]
 
 
-def frame_of(message: Msg) -> Frame:
-    """A message as the reader of the log has them."""
-    block = b"" if message.headers is None else _block(message.headers)
-    return (b"", message.subject.encode(), message.reply.encode(), block, message.data)
-
-
-def _block(headers: Mapping[str, str]) -> bytes:
-    """The header block of what nats-py has taken apart; the status of a message without one is in the first line."""
-    status = headers.get("Status", "")
-    first = f"NATS/1.0 {status} {headers.get('Description', '')}".rstrip() if status else "NATS/1.0"
-    lines = [f"{name}: {value}\r\n" for name, value in headers.items() if not status or name not in _INLINE]
-    return f"{first}\r\n{''.join(lines)}\r\n".encode()
-
-
-def _pairs(block: bytes) -> dict[str, str]:
-    lines = block.decode().split("\r\n")[1:]
-    return dict(line.split(": ", 1) for line in lines if line)
-
-
-_INLINE = ("Status", "Description")
-
-
-async def _answer_of_stream(exchange: _Exchange, expected: ExpectedAnswer, frames: list[Frame]) -> Frame:
+async def _answer_of_stream(exchange: Exchange, expected: ExpectedAnswer, frames: list[Frame]) -> Frame:
     """An acknowledgement if one comes, else an error; raises `StoreUnavailable` for what another may have said."""
     frame, answer = expected.best(frames)
     # A conflict is looked at anyway, whoever has told of it; where two answer, both are heard.

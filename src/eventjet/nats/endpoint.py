@@ -33,6 +33,12 @@ class Address(NamedTuple):
         """As errors name it."""
         return f"{self.host}:{self.port}"
 
+    @property
+    def url(self) -> str:
+        """As `nats.connect` takes it."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'tls' if self.tls else 'nats'}://{host}:{self.port}"
+
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Endpoint:

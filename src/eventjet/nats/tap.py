@@ -1,0 +1,222 @@
+"""`Tap`: what eventjet needs of `nats.aio.client.Client` and its public side does not give.
+
+* Messages with their header block as it came: nats-py makes one dict of a status line and of a header `Status`, which
+  anybody may send (`Client._process_headers`), and one task for each subscription.
+* Every INFO: the limits of the account and the user come after the login, and nats-py goes by the first one.
+* TLS or nothing: nats-py greets a server that offers none in the clear, credentials included.
+* What waits for a lost connection is forgotten: nats-py sends it over the next one, when its outcome was settled.
+* A connection whose server reads nothing is let go of: nats-py waits for its buffer to become empty.
+
+Each has a test that fails without it (`tests/integration/test_tap.py`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, ClassVar, cast
+from weakref import WeakKeyDictionary
+
+from nats.aio.client import Client as Nats
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.errors import Error as NatsError
+from nats.errors import StaleConnectionError, UnexpectedEOF
+
+from eventjet.codec.reasons import reason_of
+from eventjet.errors import ConnectionLost, StoreUnavailable, UsageError
+from eventjet.nats.protocol import Frame
+
+PAUSE_S = 0.2
+"""Between two tries to connect."""
+_PRIVATE = (
+    "_process_info",
+    "_process_msg",
+    "_process_op_err",
+    "_attempt_reconnect",
+    "_close",
+    "_error_cb",
+    "_pending",
+    "_pending_data_size",
+    "_server_info",
+    "_subs",
+)
+
+
+@dataclass(slots=True, eq=False)
+class Watcher:
+    """Whoever goes over a client of nats-py, and what it is told. Nothing of it may raise."""
+
+    inbox: bytes
+    """The prefix of its reply subjects: what waits with one of them is dropped with the connection."""
+    on_error: Callable[[Exception], object]
+    on_lost: Callable[[str], object]
+    """With the reason."""
+    on_reconnected: Callable[[], object]
+    on_closed: Callable[[], object]
+
+
+class Tap:
+    """Made by `of`, one for each client of nats-py, which stays usable by everybody else."""
+
+    _taps: ClassVar[WeakKeyDictionary[Nats, Tap]] = WeakKeyDictionary()
+
+    def __init__(self, nats: Nats, *, is_given: bool, needs_tls: bool) -> None:
+        client: Any = nats
+        missing = [name for name in _PRIVATE if not hasattr(client, name)]
+        if missing:
+            raise UsageError(
+                f"nats-py {version('nats-py')} has no {missing[0]}, which eventjet needs. Install nats-py 2.16."
+            )
+        self.watchers: list[Watcher] = []
+        self.info: dict[str, Any] = dict(client._server_info)
+        """The server's newest INFO."""
+        self._takers: dict[Any, Callable[[Frame], object]] = {}
+        self._nats = client
+        self._needs_tls = needs_tls
+        self._given_error_cb = client._error_cb if is_given else None
+        self._process_info = client._process_info
+        self._process_msg = client._process_msg
+        self._reason = ""
+        self._connected_at = time.monotonic()
+        self._process_op_err = client._process_op_err
+        self._attempt_reconnect = client._attempt_reconnect
+        self._close = client._close
+        client._process_info = self._took_info
+        client._process_msg = self._took_msg
+        client._process_op_err = self._broken
+        client._attempt_reconnect = self._reconnecting
+        client._close = self._closing
+        client._error_cb = self.failed
+
+    @classmethod
+    def of(cls, nats: Nats) -> Tap:
+        """The one of a client that is connected; raises `UsageError` for a version of nats-py that is made otherwise."""
+        return cls._taps.get(nats) or cls._taps.setdefault(nats, cls(nats, is_given=True, needs_tls=False))
+
+    @classmethod
+    def of_new(cls, nats: Nats, *, needs_tls: bool) -> Tap:
+        """The one of a client that is to be connected, with `failed` as its callback for errors; raises as `of`."""
+        return cls._taps.setdefault(nats, cls(nats, is_given=False, needs_tls=needs_tls))
+
+    async def subscribe(self, subject: str, take: Callable[[Frame], object], queue: str = "") -> Subscription:
+        """Call `take`, which must not raise, with each message of a subject, over every later connection too."""
+
+        async def passed_by(message: Msg) -> None:
+            raise AssertionError(f"a message of {message.subject} passed by its taker")
+
+        self._takers[passed_by] = take
+        subscribe = cast("Callable[..., Any]", self._nats.subscribe)
+        return await subscribe(subject, queue, passed_by)
+
+    async def unsubscribe(self, subscription: Subscription) -> None:
+        """Hear nothing of it any more, once what the server has sent by then was taken."""
+        with suppress(NatsError):
+            await subscription.drain()
+        self._takers.pop(cast("Any", subscription)._cb, None)
+
+    async def failed(self, error: Exception) -> None:
+        """Take an error of the client's, whatever it is of: its callback for errors."""
+        for watcher in tuple(self.watchers):
+            watcher.on_error(error)
+        if self._given_error_cb is not None:
+            await self._given_error_cb(error)
+
+    def abort(self, reason: str = "") -> None:
+        """End the connection at once, so that nobody waits for a server that reads nothing."""
+        self._reason = self._reason or reason
+        writer = getattr(self._nats._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+
+    # In place of nats-py's own, which they call.
+
+    async def _took_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+        self.info = {**self.info, **info}
+        if initial_connection and self._needs_tls:
+            if not (info.get("tls_required") or info.get("tls_available")):
+                raise NatsError("nats: the server does not offer TLS, which is demanded")
+            info["tls_required"] = True
+        if "max_payload" in info:
+            self._nats._max_payload = info["max_payload"]
+        await self._process_info(info, initial_connection)
+
+    async def _took_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
+        subscription = self._nats._subs.get(sid)
+        take = None if subscription is None else self._takers.get(subscription._cb)
+        if take is None:
+            try:
+                await self._process_msg(sid, subject, reply, data, headers)
+            except (ValueError, IndexError) as error:
+                # Else one message that is not UTF-8 ends nats-py's reading for good, and `is_connected` stays true.
+                await self.failed(error)
+            return
+        self._nats.stats["in_msgs"] += 1
+        self._nats.stats["in_bytes"] += len(data)
+        take((b"", bytes(subject), bytes(reply), bytes(headers or b""), bytes(data)))
+
+    async def _broken(self, error: Exception) -> None:
+        match error:
+            case StaleConnectionError():
+                reason = "it has been silent"
+            case UnexpectedEOF():
+                reason = "it closed the connection"
+            case _:
+                reason = f"the connection broke ({reason_of(error)})"
+        self._reason = self._reason or reason
+        await self._process_op_err(error)
+
+    async def _reconnecting(self) -> None:
+        self.abort("it is left")
+        reason, self._reason = self._reason, ""
+        for watcher in tuple(self.watchers):
+            watcher.on_lost(reason)
+            self._drop(watcher.inbox)
+        # A server that ends every connection is asked again at once otherwise.
+        await asyncio.sleep(max(0.0, self._connected_at + PAUSE_S - time.monotonic()))
+        with suppress(asyncio.InvalidStateError):  # a future of nats-py's own, where it is closed meanwhile
+            await self._attempt_reconnect()
+        self._connected_at = time.monotonic()
+        if self._nats.is_connected:
+            for watcher in tuple(self.watchers):
+                watcher.on_reconnected()
+
+    async def _closing(self, status: int, do_cbs: bool = True) -> None:
+        await self._close(status, do_cbs)
+        if self._nats.is_closed:
+            for watcher in tuple(self.watchers):
+                watcher.on_closed()
+
+    def _drop(self, inbox: bytes) -> None:
+        kept = [command for command in self._nats._pending if inbox not in command.split(b"\r\n", 1)[0]]
+        self._nats._pending = kept
+        self._nats._pending_data_size = sum(map(len, kept))
+
+
+def send(nats: Nats, subject: str, payload: bytes, headers: bytes = b"", reply: str = "") -> None:
+    """Publish at once; raises `ConnectionLost`, and `StoreUnavailable` where the buffer is full.
+
+    `Client.publish` waits only where its buffer is full, and swallows cancellations then: so it is not awaited.
+    """
+    if not nats.is_connected:
+        raise ConnectionLost("NATS", "there is no connection")
+    pairs = dict(line.split(": ", 1) for line in headers.decode().split("\r\n")[1:] if line) if headers else None
+    work = nats.publish(subject, payload, reply, pairs)
+    try:
+        work.send(None)
+    except StopIteration:
+        return
+    except (NatsError, OSError) as error:
+        raise ConnectionLost("NATS", reason_of(error)) from error
+    work.close()
+    raise StoreUnavailable(subject, "the connection takes nothing")
+
+
+def loop_of(nats: Nats) -> asyncio.AbstractEventLoop | None:
+    """The loop that reads the connection; None before it was opened."""
+    reading: asyncio.Task[None] | None = cast("Any", nats)._reading_task
+    return None if reading is None else reading.get_loop()
