@@ -10,7 +10,7 @@ import pytest
 
 from eventjet.dev.nats import NatsServer
 from eventjet.nats.client import connect
-from eventjet.nats.roles import ADMIN, READER, roles_of, user_lines
+from eventjet.operations.roles import ADMIN, READER, roles_of, user_lines
 from eventjet.settings import Settings
 from tests.acceptance.conftest import Ended, Program, clean_environ
 from tests.acceptance.office import Office

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
-from tests.architecture.sources import ROOT, sources
+from tests.architecture.sources import ROOT, Source, sources
+
+OF_EXTRAS = re.compile(r"src/eventjet/(dev|examples|observability/(command_span|otel)|spark|starter|testing|ui)\b")
+"""Where an extra may be imported when the module is; elsewhere only within a function that needs it."""
+WITH_CORE = {"pydantic_core": "pydantic"}
+"""Packages that come with one that the core requires."""
 
 
 def test_the_import_contracts_hold() -> None:
@@ -18,3 +26,30 @@ def test_the_import_contracts_hold() -> None:
 
 def test_every_module_says_what_it_is_for() -> None:
     assert [source.name for source in sources("src") if source.text and not ast.get_docstring(source.tree)] == []
+
+
+def test_the_core_requires_what_its_modules_import() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    core = {re.match(r"[\w-]+", requirement)[0] for requirement in project["dependencies"]}  # type: ignore[index]
+    known = packages_distributions()
+    missing = {
+        f"{source.name} imports {package}"
+        for source in sources("src")
+        if not OF_EXTRAS.match(source.name)
+        for package in imported_packages(source)
+        if core.isdisjoint(
+            name.replace("_", "-").lower() for name in [WITH_CORE.get(package, ""), *known.get(package, ())]
+        )
+    }
+    assert missing == set()
+
+
+def imported_packages(source: Source) -> set[str]:
+    """The packages of others that a module imports when it is imported itself."""
+    names = {
+        name.partition(".")[0]
+        for node in source.tree.body
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names])
+    }
+    return names - sys.stdlib_module_names - {"__future__", "eventjet"}

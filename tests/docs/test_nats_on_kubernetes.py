@@ -20,7 +20,7 @@ from eventjet.dev.nats import NatsServer, nats_program
 from eventjet.dev.server import reserved_port
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
-from eventjet.nats.roles import accounts, roles_of
+from eventjet.operations.roles import accounts, roles_of
 from eventjet.settings import Settings
 from tests.docs.nats_chart import CA, CERTIFICATES, KNOWN, named, nats_conf
 from tests.docs.pages import blocks_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from eventjet.nats.roles import REBUILD, roles_of, user_lines
+from eventjet.operations.roles import REBUILD, roles_of, user_lines
 
 ADMIN = "admin"
 INBOX = f"_INBOX_{REBUILD}"

@@ -16,7 +16,7 @@ from eventjet.doctor.diagnosis import Diagnoses
 from eventjet.doctor.environment import look_at_environment
 from eventjet.doctor.server import tell_greetings
 from eventjet.nats.dial import Greeting
-from eventjet.nats.roles import accounts, roles_of
+from eventjet.operations.roles import accounts, roles_of
 from eventjet.reactions.following import declarations_of
 from eventjet.settings import Settings
 from tests.integration.doctored import (

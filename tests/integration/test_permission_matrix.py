@@ -22,7 +22,7 @@ from eventjet.nats.api import last_message, stream_info
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.dial import dial
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.roles import Role, accounts, roles_of, server_config, serving_roles
+from eventjet.operations.roles import Role, accounts, roles_of, server_config, serving_roles
 from eventjet.rebuild import build_snapshots, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.sql.database import Database

@@ -23,7 +23,7 @@ from eventjet.nats.api import stream_info, update_stream
 from eventjet.nats.client import connect
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.roles import accounts, roles_of, serving_roles
+from eventjet.operations.roles import accounts, roles_of, serving_roles
 from eventjet.reactions.following import declarations_of
 from eventjet.repository.repositories import open_repositories
 from eventjet.serving.service import Service

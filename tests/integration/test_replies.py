@@ -20,7 +20,7 @@ from eventjet.examples.transfer.accounts import Account
 from eventjet.nats.client import Client, connect
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame, publish_frame
-from eventjet.nats.roles import accounts, roles_of, serving_roles
+from eventjet.operations.roles import accounts, roles_of, serving_roles
 from eventjet.repository.repositories import open_repositories
 from eventjet.serving.service import Service
 from eventjet.settings import Settings

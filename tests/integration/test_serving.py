@@ -13,6 +13,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from nats.micro.service import ServiceInfo, ServicePing, ServiceStats
 
 from eventjet import (
     App,
@@ -254,6 +255,15 @@ async def test_it_is_found_and_described_as_adr_32_wants(purses: App, remote: Re
     assert fill["metadata"]["doc"] == "Put something in."
     assert info["endpoints"][1]["metadata"]["errors"] == "Overdrawn"
     assert (stats["endpoints"][0]["num_requests"], stats["endpoints"][0]["num_errors"]) == (1, 0)
+
+
+async def test_nats_py_reads_what_a_service_tells_of_itself(purses: App, remote: RemoteApp, settings: Settings) -> None:
+    _, ping = await asked(settings, f"$SRV.PING.{purses.name}", b"")
+    _, info = await asked(settings, f"$SRV.INFO.{purses.name}", b"")
+    _, stats = await asked(settings, f"$SRV.STATS.{purses.name}", b"")
+    assert ServicePing.from_dict(ping).to_dict() == ping
+    assert ServiceInfo.from_dict(info).to_dict() == info
+    assert ServiceStats.from_dict(stats).to_dict() == stats
 
 
 async def test_a_thousand_callers_that_repeat_have_one_outcome_each(purses: App, jet: Jet, settings: Settings) -> None:

@@ -8,7 +8,7 @@ from eventjet import App, NotUnique, served
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import Forbidden
-from eventjet.nats.roles import ADMIN, WRITER, accounts, roles_of
+from eventjet.operations.roles import ADMIN, WRITER, accounts, roles_of
 from eventjet.repository.claim_check import build_claims, check_claims
 from eventjet.settings import Settings
 from tests.contracts.unique_contract import User

@@ -23,8 +23,8 @@ def nats_config(
     projection or revision.
     """
     from eventjet.nats.endpoint import CALLER_INBOX
-    from eventjet.nats.roles import accounts as only_accounts
-    from eventjet.nats.roles import roles_of, server_config, serving_roles
+    from eventjet.operations.roles import accounts as only_accounts
+    from eventjet.operations.roles import roles_of, server_config, serving_roles
     from eventjet.reactions.following import declarations_of
     from eventjet.sql.grants import grants
 

@@ -9,8 +9,8 @@ from eventjet.errors import LogUnusable, NoResponders, StoreUnavailable, Unreach
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.dial import Greeting, greetings
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.inspection import AccountLimits, Limit, account_limits
 from eventjet.nats.requirements import RECOMMENDED_SERVER, check_server, shown_version, version_of
+from eventjet.operations.inspection import AccountLimits, Limit, account_limits
 
 _NEAR, _FULL = 0.8, 0.95
 """Shares of a limit from which it is a warning, and a fault."""

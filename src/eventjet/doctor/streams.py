@@ -15,7 +15,7 @@ from eventjet.nats.api import StreamState, server_time, stream_info
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.dial import Greeting
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.inspection import ListedConsumer, list_consumers, replicas_of
+from eventjet.operations.inspection import ListedConsumer, list_consumers, replicas_of
 from eventjet.projections.app_ref import Application
 from eventjet.reactions.following import declarations_of, has_timers, probes_of
 from eventjet.store.public_stream import check_public

@@ -14,7 +14,7 @@ from eventjet.nats.api import StreamState, last_message, stream_info
 from eventjet.nats.client import Client
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.inspection import Replica, replicas_of
+from eventjet.operations.inspection import Replica, replicas_of
 from eventjet.reactions.following import declarations_of
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint

@@ -73,29 +73,28 @@ class ServedEndpoint:
 
     def info(self, app: str) -> dict[str, Any]:
         """As `$SRV.INFO` tells it."""
-        return {
-            "name": self.name,
-            "subject": command_subject(app, self.aggregate, self.served.name, "*"),
-            "queue_group": QUEUE,
-            "metadata": {
-                "schema": orjson.dumps(self.arguments.schema()).decode(),
-                "errors": ",".join(kind.__name__ for kind in self.served.errors),
-                "doc": (self.served.decide.__doc__ or "").strip(),
-            },
+        metadata = {
+            "schema": orjson.dumps(self.arguments.schema()).decode(),
+            "errors": ",".join(kind.__name__ for kind in self.served.errors),
+            "doc": (self.served.decide.__doc__ or "").strip(),
         }
+        return {**self._named(app), "metadata": metadata}
 
     def stats(self, app: str) -> dict[str, Any]:
         """As `$SRV.STATS` tells it."""
         return {
-            "name": self.name,
-            "subject": command_subject(app, self.aggregate, self.served.name, "*"),
-            "queue_group": QUEUE,
+            **self._named(app),
             "num_requests": self.requests,
             "num_errors": self.errors,
             "last_error": self.last_error,
             "processing_time": self.nanoseconds,
             "average_processing_time": self.nanoseconds // max(1, self.requests),
+            "data": None,  # nats-py reads no answer without it
         }
+
+    def _named(self, app: str) -> dict[str, Any]:
+        subject = command_subject(app, self.aggregate, self.served.name, "*")
+        return {"name": self.name, "subject": subject, "queue_group": QUEUE}
 
 
 class Service:
@@ -250,6 +249,7 @@ class Service:
             told["endpoints"] = [endpoint.info(self._app) for endpoint in self._endpoints]
         elif verb == "STATS":
             began = min((endpoint.began for endpoint in self._endpoints), default=time.time())
-            told["started"] = datetime.fromtimestamp(began, UTC).isoformat().replace("+00:00", "Z")
+            # nats-py reads no time without a fraction of a second.
+            told["started"] = datetime.fromtimestamp(began, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
             told["endpoints"] = [endpoint.stats(self._app) for endpoint in self._endpoints]
         self._client.publish(frame[2].decode(), orjson.dumps(told))
