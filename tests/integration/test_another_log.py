@@ -11,7 +11,7 @@ import pytest
 
 from eventjet import App, Imported, Jet
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import IdentityLost, LogUnusable, NotCaughtUp, Refused
+from eventjet.errors import HistoryBroken, IdentityLost, LogUnusable, NotCaughtUp, Refused
 from eventjet.examples.bank.account import Account, Deposited, InsufficientFunds, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.examples.bank.read_models import balances
@@ -156,3 +156,29 @@ async def test_a_stream_that_comes_back_with_its_events_is_not_taken_for_a_new_l
                 await jet.init()
             with pytest.raises(IdentityLost):
                 await jet.init()
+
+
+async def test_what_is_remembered_is_forgotten_when_the_log_loses_its_beginning_though_nobody_says_so(app: App) -> None:
+    """The newest event of the account is still there, and these credentials hear no notices of the server."""
+    config = (
+        'authorization { timeout: 30, users = [ {user: "all", password: "x"}, '
+        '{user: "some", password: "x", permissions: { subscribe: { allow: ["_INBOX.>"] } } } ] }'
+    )
+    with NatsServer(config=config) as server:
+        given = {"servers": server.url, "password": "x", "request_timeout_s": 60.0, "save_timeout_s": 60.0}
+        async with app.connect(user="all", **given) as admin, app.connect(user="some", **given) as jet:
+            await admin.init()
+            accounts = jet.repository(Account)
+            await accounts.execute("a", Account.open, "ada")
+            await accounts.execute("a", Account.deposit, Decimal(40))
+            assert admin.client is not None
+            stream = await admin.client.api(f"STREAM.INFO.{app.name}")
+            await admin.client.api(f"STREAM.UPDATE.{app.name}", {**stream["config"], "discard": "old", "max_msgs": 1})
+
+            async def look_until_refused() -> None:
+                async with asyncio.timeout(120):
+                    while True:
+                        await accounts.execute("a", lambda _: None)
+
+            with pytest.raises(HistoryBroken, match="version 2 follows version 0"):
+                await look_until_refused()

@@ -2,7 +2,8 @@
 
 A save is fenced by positions alone, and a stream that was deleted and made again has the same positions. So a writer
 looks at the stream when it begins, every second while it is asked, and as soon as the server tells that the stream was
-deleted, made or changed. What it remembers counts for three seconds after a look, and is forgotten with the log.
+deleted, made or changed. What it remembers counts for three seconds after a look, and is forgotten with the log, or
+with a part of it.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class KnownLog:
             self._told()
             raise
         before, self._seen = self._seen, found
-        if before is not None and _is_another(before, found):
+        if before is not None and (_is_another(before, found) or loss(found) != self.loss):
             self._told()
         self.identity = found.metadata.get(IDENTITY, "")
         identity_of(found)

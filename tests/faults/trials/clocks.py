@@ -14,7 +14,8 @@ from tests.faults.trials.trial import Trial, scenario
 from tests.forked import ForkedWorker
 from tests.tables import execute
 
-TAKES_OVER_S = 60.0
+TAKES_OVER_S = 300.0
+"""Seconds on a machine that does nothing else; minutes where it is overloaded, and fold processes have to start."""
 GROWTH_MAX = 1.3
 """Of what a process holds, from a third of the time on."""
 SPARE_MB = 16.0

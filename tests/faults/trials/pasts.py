@@ -26,6 +26,7 @@ from eventjet.nats.connection import NatsConnection, ask_once
 from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild.auditing import audit
 from eventjet.rebuild.findings import NOTES
+from eventjet.store.known_log import RELY_S
 from tests.faults.processes import await_it
 from tests.faults.tally import Tally, Truth, judge, snapshot, tally_app
 from tests.faults.trials.commands import Commands, nothing
@@ -221,6 +222,8 @@ async def _looked(past: Past, way: Callable[[Past], None]) -> dict[str, int | st
             await tallies.execute(f"e-{number}", Tally.add, Decimal(number + 1_000_000))
         await asyncio.to_thread(past.run.settled, past.state().last)
         await asyncio.to_thread(way, past)
+        # For so long after a look what is remembered counts; the server's notices of a change may come later.
+        await asyncio.sleep(RELY_S)
         for number in range(ENTITIES):
             try:
                 found[f"e-{number}"] = (await tallies.execute(f"e-{number}", nothing)).version
