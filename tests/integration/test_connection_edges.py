@@ -117,11 +117,10 @@ async def test_a_connection_that_takes_nothing_holds_no_save_and_no_read_longer_
         store = JetStreamStore(app.name, client, save_timeout_s=1)
         server.pause()
         client.timeout_s = 1
-        connection = client._connection  # pyright: ignore[reportPrivateUsage]
-        assert connection is not None
-        while connection.has_room:
-            connection.publish("elsewhere", bytes(800_000))
-            await asyncio.sleep(0)
+        assert client.nats is not None
+        while client.nats.pending_data_size <= 1 << 20:
+            client.publish("elsewhere", bytes(800_000))
+            await asyncio.sleep(0.001)
         save = [Append("thing", "a", 0, 0, (NewEvent(new_event_id(), EncodedEvent("happened", 1, b"{}")),))]
         async with asyncio.timeout(60):
             with pytest.raises(OutcomeUnknown, match="takes nothing"):
@@ -160,15 +159,15 @@ async def test_what_is_asked_and_heard_goes_on_over_the_next_connection() -> Non
 
 
 async def test_a_server_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eventjet.nats.loop_connection.PING_S", 3.0)
+    monkeypatch.setattr("eventjet.nats.client._PING_S", 0.2)
     with NatsServer() as server:
         client = await connect(Settings(servers=(server.url,), request_timeout_s=60))
-        connection = client._connection  # pyright: ignore[reportPrivateUsage]
-        assert connection is not None
+        assert client.nats is not None
         async with asyncio.timeout(60):
-            while not 0 < connection._pinged_at < connection._heard_at:  # pyright: ignore[reportPrivateUsage]
+            while client.nats._pongs_received < 5:
                 await asyncio.sleep(0.05)
         await client.api("INFO")  # a server that has nothing to say, and answers a ping, is not given up
+        assert client.nats.stats["reconnects"] == 0
         server.pause()
         with pytest.raises(ConnectionLost, match="silent"):
             await client.api("INFO")
@@ -184,26 +183,18 @@ async def test_a_server_that_is_frozen_is_left_after_the_first_late_request(monk
             await client.request(subject, timeout_s=timeout_s)
         return str(error.value)
 
-    monkeypatch.setattr("eventjet.nats.loop_connection.PING_S", 600.0)
-    monkeypatch.setattr("eventjet.nats.loop_connection.PONG_S", 5.0)
+    monkeypatch.setattr("eventjet.nats.client._PING_S", 600.0)
     with NatsServer() as server:
         client = await connect(Settings(servers=(server.url,), request_timeout_s=60))
-        connection = client._connection  # pyright: ignore[reportPrivateUsage]
-        assert connection is not None
+        assert client.nats is not None
         await client.listen("nobody.answers", lambda _: None)
-        async with asyncio.timeout(120):
-            # More than once where the server said something by itself meanwhile.
-            while not connection._pinged_at:  # pyright: ignore[reportPrivateUsage]
-                assert "no answer" in await late("nobody.answers", 6)
-            while connection._pinged_at >= connection._heard_at:  # pyright: ignore[reportPrivateUsage]
-                await asyncio.sleep(0.05)
+        assert "no answer" in await late("nobody.answers", 1)
         await client.api("INFO")  # it answers, so it is not left
-        assert connection.usable
+        assert client.nats.stats["reconnects"] == 0
         server.pause()
-        monkeypatch.setattr("eventjet.nats.loop_connection.PONG_S", 1.0)
         async with asyncio.timeout(120):
             while "silent" not in await late("$JS.API.INFO", 2):
-                assert connection.usable
+                assert client.nats.is_connected
         server.resume()
         await client.api("INFO")
         await client.close()

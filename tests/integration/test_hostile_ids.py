@@ -39,7 +39,7 @@ async def test_no_hostile_id_reads_another_history_or_breaks_the_connection(even
     app = fresh_name()
     await declare(client, app, 1)
     store = JetStreamStore(app, client, save_timeout_s=20.0)
-    connection = client._connection
+    assert client.nats is not None
     ids = list(dict.fromkeys(hostile_ids(2 * SAMPLE, seed=7)))[:SAMPLE]
     assert len(ids) == SAMPLE
     room = asyncio.Semaphore(AT_ONCE)
@@ -72,8 +72,7 @@ async def test_no_hostile_id_reads_another_history_or_breaks_the_connection(even
     lasts = await asyncio.gather(*map(last_one, stored))
     assert lasts == [position for position, _ in stored.values()]
 
-    assert client._connection is connection
-    assert connection is not None
-    assert connection.usable
+    assert client.nats.is_connected
+    assert client.nats.stats["reconnects"] == 0
     await store.settle()
     await client.close()

@@ -11,6 +11,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from nats.micro.service import ServiceInfo, ServicePing, ServiceStats
@@ -29,7 +30,7 @@ from eventjet import (
 )
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import CommandFailed, CommandReused
-from eventjet.nats.client import connect
+from eventjet.nats.client import connect, connected
 from eventjet.nats.protocol import Frame
 from eventjet.repository.repositories import open_repositories
 from eventjet.serving import service as serving
@@ -337,6 +338,48 @@ async def test_what_is_in_hand_is_finished_when_a_service_closes(purses: App, je
     done = await asyncio.gather(*asking, return_exceptions=True)
     answered = [each for each in done if not isinstance(each, BaseException)]
     assert (await jet.repository(Purse).load("p")).held >= len(answered)
+
+
+async def test_no_request_is_lost_when_a_service_closes_beside_another(
+    purses: App, jet: Jet, settings: Settings
+) -> None:
+    async with service(purses, settings), connected(settings) as caller:
+        answered, closing = asyncio.Semaphore(0), True
+
+        async def ask(n: int) -> None:
+            while closing:
+                await caller.request(f"cmd.{purses.name}.purse.look.p{n}", b"{}")
+                answered.release()
+
+        asking = [asyncio.create_task(ask(n)) for n in range(60)]
+        for _ in range(5):
+            async with service(purses, settings):
+                for _ in range(120):
+                    await answered.acquire()
+        closing = False
+        await asyncio.gather(*asking)
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        b"PUB cmd.%b.purse.look.p _INBOX.\xff 2\r\n{}\r\n",
+        b"PUB cmd.%b.purse.look.\xff _INBOX.a.b 2\r\n{}\r\n",
+        b"HPUB cmd.%b.purse.look.p _INBOX.a.b 16 18\r\nNATS/1.0 \xff\xff\xff\r\n\r\n{}\r\n",
+        b"HPUB cmd.%b.purse.look.p _INBOX.a.b 18 20\r\nNATS/1.0 404 \xff\r\n\r\n{}\r\n",
+        b"HPUB cmd.%b.purse.look.p _INBOX.a.b 8 10\r\nNATS/1.0{}\r\n",
+    ],
+)
+async def test_a_service_hears_on_after_bytes_that_are_no_text(
+    hostile: bytes, purses: App, remote: RemoteApp, settings: Settings
+) -> None:
+    url = urlsplit(settings.servers[0])
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    writer.write(b'CONNECT {"verbose": false, "headers": true}\r\n' + hostile % purses.name.encode() + b"PING\r\n")
+    assert [(await reader.readline())[:4] for _ in range(2)] == [b"INFO", b"PONG"]
+    assert (await remote.repository(Purse).execute("p", Purse.look)).version == 0
+    writer.close()
+    await writer.wait_closed()
 
 
 def test_the_faults_of_what_is_served_are_told_at_once() -> None:

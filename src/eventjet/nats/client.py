@@ -160,7 +160,8 @@ class Client:
         self.answerers = Answerers()
         """Who else answers what this client publishes."""
         self._exchanges = Exchanges(f"{endpoint.inbox_prefix}.{secrets.token_hex(11)}", self._doubt)
-        self._nats = nats
+        self.nats = nats
+        """The client of nats-py that carries all this; None before the first connection."""
         self._is_own = nats is None
         self._tap: Tap | None = None
         self._watcher = Watcher(
@@ -186,9 +187,9 @@ class Client:
 
         Raises `Unauthorized`, `Unreachable` and `UsageError`.
         """
-        nats = await self._dialled() if self._nats is None or self._is_own else self._given(self._nats)
+        nats = await self._dialled() if self.nats is None or self._is_own else self._given(self.nats)
         tap = self._tap = Tap.of(nats)
-        self._nats, self._unfit = nats, None
+        self.nats, self._unfit = nats, None
         tap.watchers.append(self._watcher)
         try:
             self._answers = await tap.subscribe(f"{self._exchanges.inbox}.*", self._exchanges.arrived)
@@ -264,7 +265,8 @@ class Client:
             if task is not None:
                 task.cancel()
         self._exchanges.end_all(ConnectionClosed())
-        nats, tap = self._nats, self._tap
+        self._usable.set()
+        nats, tap = self.nats, self._tap
         if nats is None or tap is None:
             return
         if self._watcher in tap.watchers:
@@ -338,7 +340,7 @@ class Client:
 
         Waits for nothing, not even for the permission, without which nobody is asked.
         """
-        nats = self._nats
+        nats = self.nats
         if nats is not None and nats.is_connected and nats.pending_data_size <= _ROOM_BYTES:
             accepts = self._expected(stream, subject, 1).accepts
             exchange = self._exchanges.begin((subject,), self.timeout_s, accepts)
@@ -406,7 +408,7 @@ class Client:
         # In a turn of its own: what it raises is no matter of those who wait for answers.
         listening = Listening(subject, partial(asyncio.get_running_loop().call_soon, heard), queue)
         self._listening.append(listening)
-        if self._tap is not None and self._nats is not None and not self._nats.is_closed:
+        if self._tap is not None and self.nats is not None and not self.nats.is_closed:
             await self._subscribe(self._tap, listening)
         return listening
 
@@ -425,9 +427,9 @@ class Client:
 
     def publish(self, subject: str, payload: bytes, headers: bytes = b"") -> None:
         """Send one message and wait for nothing; it is lost where there is no connection."""
-        if self._nats is not None:
+        if self.nats is not None:
             with suppress(StoreUnavailable):
-                send(self._nats, subject, payload, headers)
+                send(self.nats, subject, payload, headers)
 
     def may_answer(self, reply: bytes) -> bool:
         """Whether an answer may go to the reply subject of a request, which whoever asks chooses freely: to an inbox of
@@ -451,7 +453,7 @@ class Client:
         while not self._closed:
             if self._unfit is not None:
                 raise self._unfit
-            nats = self._nats
+            nats = self.nats
             is_connected = nats is not None and nats.is_connected
             if nats is not None and is_connected and nats.pending_data_size <= _ROOM_BYTES:
                 return nats
@@ -465,8 +467,8 @@ class Client:
             if nats is None or nats.is_closed:
                 if not self._is_own:
                     raise StoreUnavailable(what, "the NATS client that was given is closed")
-                self._usable.clear()
                 self._open()
+            self._usable.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(left_s):
                     await self._usable.wait()
@@ -520,9 +522,9 @@ class Client:
         self._exchanges.end_all(ConnectionLost(f"NATS at {self._peer}", reason))
         for forget in self.on_lost:
             forget()
-        if self._is_own and self._nats is not None and "tls" in self._nats.options:
+        if self._is_own and self.nats is not None and "tls" in self.nats.options:
             with suppress(UsageError):
-                self._nats.options["tls"] = tls_context(self.endpoint)  # the files may be newer ones
+                self.nats.options["tls"] = tls_context(self.endpoint)  # the files may be newer ones
 
     def _reconnected(self) -> None:
         self._fault = self._unfit = None
@@ -542,7 +544,7 @@ class Client:
             self._doubting = asyncio.create_task(self._pinged())
 
     async def _pinged(self) -> None:
-        nats = self._nats
+        nats = self.nats
         if nats is None or self._tap is None or not nats.is_connected:
             return
         try:
@@ -553,7 +555,7 @@ class Client:
 
     @property
     def _peer(self) -> str:
-        url = None if self._nats is None else self._nats.connected_url
+        url = None if self.nats is None else self.nats.connected_url
         return "its server" if url is None else url.netloc.rpartition("@")[2]
 
 
