@@ -28,6 +28,7 @@ from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.domain.unique import CLAIMS, unique_faults
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.jet import Jet, open_jet
+from eventjet.nats.client import NatsClient
 from eventjet.projections.app_ref import AppRef, Declared
 from eventjet.projections.projection import Entries, Projection
 from eventjet.projections.resolve import resolve
@@ -148,10 +149,26 @@ class App:
         self.catalog.is_private |= any(map(is_private, kinds)) or any(map(decisions_are_private, self.aggregates))
 
     def connect(
-        self, settings: Settings | None = None, /, **overrides: Unpack[SettingsOverrides]
+        self,
+        settings: Settings | None = None,
+        /,
+        *,
+        client: NatsClient | None = None,
+        **overrides: Unpack[SettingsOverrides],
     ) -> AbstractAsyncContextManager[Jet]:
-        """A connection, by keywords over `settings` or over `EVENTJET_*`; raises `Unreachable` and `UsageError`."""
-        return _Opening(open_jet(self, _settings(settings, overrides)), "connect")
+        """A connection, by keywords over `settings` or over `EVENTJET_*`; raises `Unreachable` and `UsageError`.
+
+        With `client`, an open `nats.aio.client.Client`, everything goes over that, and it is not closed at the end;
+        only histories are read over a connection beside it, to the same servers with the same credentials.
+
+        ```python
+        nc = await nats.connect("nats://127.0.0.1:4222")
+        async with bank.connect(client=nc) as jet:
+            await jet.repository(Account).execute("a-1", Account.open, "ada")
+        await nc.publish("greetings", b"still open")
+        ```
+        """
+        return _Opening(open_jet(self, _settings(settings, overrides, client), client), "connect")
 
     def in_memory(self) -> AbstractAsyncContextManager[Jet]:
         """What `connect` gives, over an empty log in memory that is gone afterwards: for an application's own tests.
@@ -170,13 +187,26 @@ class App:
         return _Opening(open_in_memory(self), "in_memory")
 
     def client(
-        self, settings: Settings | None = None, /, **overrides: Unpack[SettingsOverrides]
+        self,
+        settings: Settings | None = None,
+        /,
+        *,
+        client: NatsClient | None = None,
+        **overrides: Unpack[SettingsOverrides],
     ) -> AbstractAsyncContextManager[RemoteApp]:
         """The caller of what a service of this app serves: without the stream and without a database.
 
-        Raises `Unreachable` and `UsageError`.
+        `client` as in `connect`. Raises `Unreachable` and `UsageError`.
         """
-        return _Opening(open_remote(self.name, self.served, _settings(settings, overrides)), "client")
+        opened = open_remote(self.name, self.served, _settings(settings, overrides, client), client)
+        return _Opening(opened, "client")
+
+
+_OF_A_CLIENT = frozenset(
+    ("servers", "user", "password", "token", "credentials", "nkey", "tls_ca", "tls_cert", "tls_key", "tls")
+    + ("user_jwt_cb", "signature_cb", "name", "inbox_prefix")
+)
+"""Settings that an open client has by itself."""
 
 
 class _Opening(AbstractAsyncContextManager[T]):
@@ -208,8 +238,15 @@ class _Opening(AbstractAsyncContextManager[T]):
         raise AttributeError(self._told)
 
 
-def _settings(settings: object, overrides: SettingsOverrides) -> Settings:
-    """Raises `UsageError`, for a URL in the place of settings too."""
+def _settings(settings: object, overrides: SettingsOverrides, client: object = None) -> Settings:
+    """Raises `UsageError`, for a URL in the place of settings too, and for what an open client has by itself."""
+    if client is not None:
+        if not isinstance(client, NatsClient):
+            raise UsageError(
+                f"client= is given as {type(client).__name__}. Give what `await nats.connect(…)` returned."
+            )
+        if beside := sorted(name for name in overrides if name in _OF_A_CLIENT):
+            raise UsageError(f"client= has its own {beside[0]}. Leave {beside[0]}= out, or client=.")
     if settings is None:
         return Settings.load(overrides)
     if not isinstance(settings, Settings):

@@ -17,7 +17,7 @@ from eventjet.domain.recorded import Recorded
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import LogUnusable, NotCaughtUp, OutcomeUnknown, UnknownAggregate, UsageError
 from eventjet.errors.projection import ANOTHER_LOG
-from eventjet.nats.client import Client
+from eventjet.nats.client import Client, NatsClient
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, Declared, projections_of
@@ -359,9 +359,9 @@ class Jet:
 
 
 @asynccontextmanager
-async def open_jet(app: Application, settings: Settings) -> AsyncGenerator[Jet]:
-    """Connect, and on the way out wait for the saves in flight."""
-    async with open_repositories(app, settings) as (repositories, client):
+async def open_jet(app: Application, settings: Settings, nats: NatsClient | None = None) -> AsyncGenerator[Jet]:
+    """Connect, or take an open client, and on the way out wait for the saves in flight."""
+    async with open_repositories(app, settings, nats) as (repositories, client):
         jet = Jet(repositories, settings, client)
         try:
             yield jet

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+import ssl
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -18,6 +19,8 @@ from eventjet.spelling import meant
 from eventjet.urls import database_url, server_url, shown_database
 
 _PREFIX = "EVENTJET_"
+_IN_CODE = ("tls", "user_jwt_cb", "signature_cb")
+"""Settings that are objects, so that no environment variable gives them."""
 
 
 class SettingsOverrides(TypedDict, total=False):
@@ -33,6 +36,10 @@ class SettingsOverrides(TypedDict, total=False):
     tls_ca: Path | str | None
     tls_cert: Path | str | None
     tls_key: Path | str | None
+    tls: ssl.SSLContext | None
+    user_jwt_cb: Callable[[], bytes | bytearray] | None
+    signature_cb: Callable[[str], bytes] | None
+    name: str | None
     inbox_prefix: str | None
     caller_inboxes: Sequence[str] | str | None
     replicas: int | str | None
@@ -66,6 +73,14 @@ class Settings:
     """Path of a CA's certificate (`EVENTJET_TLS_CA`). With it, or with a `tls://` URL, there is TLS or nothing."""
     tls_cert: Path | None = field(default=None, repr=False)
     tls_key: Path | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+    """In place of the files: what TLS trusts and shows. With it there is TLS or nothing. Given in code alone."""
+    user_jwt_cb: Callable[[], bytes | bytearray] | None = field(default=None, repr=False)
+    """Gives a user's JWT at each connection, as `nats.connect` takes it: from Vault, say. Given in code alone."""
+    signature_cb: Callable[[str], bytes] | None = field(default=None, repr=False)
+    """Signs the server's nonce, in base64, beside `user_jwt_cb`. Given in code alone."""
+    name: str | None = None
+    """What the server's list of connections calls this one (`EVENTJET_NAME`): `eventjet` and what it is for."""
     inbox_prefix: str = "_INBOX"
     """Where answers come in (`EVENTJET_INBOX_PREFIX`): one a role, so that no role hears what others are answered."""
     caller_inboxes: tuple[str, ...] | None = None
@@ -87,8 +102,9 @@ class Settings:
         `environ` stands in for the process's environment.
         """
         environ = os.environ if environ is None else environ
-        _check_names([one.name for one in fields(cls)], environ)
-        environment = {one.name: environ.get(_PREFIX + one.name.upper()) or None for one in fields(cls)}
+        _check_names([one.name for one in fields(cls) if one.name not in _IN_CODE], environ)
+        named = [one.name for one in fields(cls) if one.name not in _IN_CODE]
+        environment = {name: environ.get(_PREFIX + name.upper()) or None for name in named}
         given = {name: value for name, value in (overrides or {}).items() if value is not None}
         return _laid_over(cls(), environment | given)
 
@@ -151,6 +167,10 @@ def _checked(settings: Settings) -> Settings:
     database_url(settings.database)
     if settings.tls_key is not None and settings.tls_cert is None:
         raise UsageError("EVENTJET_TLS_KEY is set and EVENTJET_TLS_CERT is not. Name the certificate that it is of.")
+    if settings.tls is not None and (settings.tls_ca or settings.tls_cert):
+        raise UsageError("tls is given beside tls_ca or tls_cert. Give the context or the files.")
+    if (settings.user_jwt_cb is None) != (settings.signature_cb is None):
+        raise UsageError("Of user_jwt_cb and signature_cb one is given. Give both: one has the JWT, one signs with it.")
     if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", settings.inbox_prefix):
         raise UsageError("EVENTJET_INBOX_PREFIX is no subject. Write letters, digits, _ and -, such as _INBOX_worker.")
     for prefix in settings.caller_inboxes or ():

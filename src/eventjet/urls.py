@@ -25,6 +25,7 @@ _SQLITE = ("sqlite", "sqlite+aiosqlite", "sqlite+pysqlite")
 _SHOWN_OPTIONS = ("host", "port")
 _SECRET_OPTIONS = ("password", "sslpassword")
 _NATS = ("nats", "tls")
+WEBSOCKET = ("ws", "wss")
 _MASTER = re.compile(
     r"(?P<shown>local(?:\[[\w*, ]+\])?|local-cluster\[[\w, ]+\]|yarn|(?:k8s://)?[a-z][a-z0-9]*://[\w.,:\[\]-]+)"
     r"(?P<rest>/.*)?",
@@ -56,8 +57,10 @@ class Url:
 
     @property
     def is_server(self) -> bool:
-        """Whether it is a NATS server's."""
-        return self.scheme in _NATS and self.host != "" and self.path in ("", "/") and not self.options
+        """Whether it is a NATS server's. One that listens for WebSockets may have a path, behind a proxy."""
+        if self.host == "" or self.options:
+            return False
+        return self.scheme in WEBSOCKET or (self.scheme in _NATS and self.path in ("", "/"))
 
     @property
     def holds_secret(self) -> bool:
@@ -88,7 +91,7 @@ def server_url(text: str, which: str = "What is given") -> Url:
     found = parse(text)
     if found is None or not found.is_server:
         raise UsageError(
-            f"{which} is not a NATS server. Write it as nats://host:4222 or tls://host:4222. {_ESCAPES} "
+            f"{which} is not a NATS server. Write it as nats://host:4222, tls://host:4222 or wss://host. {_ESCAPES} "
             "It is not shown here, for it may hold a password."
         )
     return found

@@ -27,8 +27,9 @@ from eventjet.errors import (
 )
 from eventjet.examples.bank.account import Account, Deposited
 from eventjet.examples.bank.app import withdrawn_has_a_reason
-from eventjet.nats.client import Client, connect
+from eventjet.nats.client import connect
 from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.loop_reader import LoopReader
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore, LongReads
 from eventjet.store.store import Append, NewEvent
@@ -78,7 +79,7 @@ async def test_readers_that_wait_at_the_end_are_told(app: App, eventjet_nats: Na
         await jet.init()
         await jet.append_many(deposits(), source="x")
     endpoint = Endpoint.of(Settings(servers=(eventjet_nats.url,)))
-    reads = LongReads(app.name, Client(endpoint, 4), patience(0))
+    reads = LongReads(app.name, LoopReader(endpoint, 4), patience(0))
 
     async def count() -> int:
         return sum([len(page) async for page in reads.pages(f"{app.name}.account.long", 1)])

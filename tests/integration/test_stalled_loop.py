@@ -16,6 +16,7 @@ from eventjet.examples.bank.account import Account, Deposited, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.nats.client import Client
 from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.loop_reader import LoopReader
 from eventjet.settings import Settings
 from eventjet.store.jetstream import REQUESTS_MAX, LongReads
 from tests.logs import append, block, create, fresh_name
@@ -62,7 +63,7 @@ async def test_all_that_came_is_read_before_anything_is_called_late(nats: NatsSe
     create(endpoint_of(nats), name, allow_direct=True)
     body = b'"%b"' % (b"x" * LARGE)
     append(endpoint_of(nats), name, [("account.a", block(), body) for _ in range(events)])
-    reads = LongReads(name, Client(endpoint_of(nats), TIMEOUT_S), patience(0))
+    reads = LongReads(name, LoopReader(endpoint_of(nats), TIMEOUT_S), patience(0))
 
     async def length() -> int:
         return sum([len(page) async for page in reads.pages(f"{name}.account.a", 1)])

@@ -87,8 +87,12 @@ class Demo:
         self.say("NATS and PostgreSQL run. Creating the stream and the tables.")
         await self._command("init").finished()
         async with AsyncExitStack() as ending:
-            urls = {"servers": self.stack.servers, "database": self.stack.database}
-            jets = [await ending.enter_async_context(demo_bank.bank.connect(**urls)) for _ in range(2)]
+            jets = [
+                await ending.enter_async_context(
+                    demo_bank.bank.connect(servers=self.stack.servers, database=self.stack.database)
+                )
+                for _ in range(2)
+            ]
             traffic = Traffic(jets, self.accounts)
             await self._fill(traffic, jets[0])
             worker = self._command("worker", _PROJECTION)

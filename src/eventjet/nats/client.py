@@ -15,10 +15,11 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nats.aio.client import Client as Nats
+from nats.aio.client import Client as NatsClient
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
@@ -44,7 +45,7 @@ from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.exchange import Exchange, Exchanges
 from eventjet.nats.protocol import Frame, nobody_listens, server_fault
 from eventjet.nats.requirements import check_server
-from eventjet.nats.tap import PAUSE_S, Tap, Watcher, loop_of, send
+from eventjet.nats.tap import PAUSE_S, Tap, Watcher, endpoint_of, loop_of, send
 from eventjet.observability import logs
 from eventjet.settings import Settings
 
@@ -75,19 +76,18 @@ _CREDENTIALS = (
 )
 
 
-async def connect(settings: Settings) -> Client:
-    """A client that is connected; raises `Unreachable`, and `UsageError` for files that cannot be used.
+async def connect(settings: Settings, nats: NatsClient | None = None) -> Client:
+    """A client that is connected, by the settings or over a client of nats-py that is open, which stays its owner's.
 
-    Checked at once: the credentials, the server's version, the size of its messages, and that JetStream is on.
+    Checked at once: the credentials, the server's version, the size of its messages, and that JetStream is on. Raises
+    `Unreachable`, and `UsageError` for files that cannot be used, and for a client that is closed, draining or of
+    another loop.
     """
-    for name in ("credentials", "nkey", "tls_ca", "tls_cert", "tls_key"):
-        path: Path | None = getattr(settings, name)
-        if path is not None and not is_file(path):
-            # Not shown: people put the seed itself where its file belongs.
-            what = f"The file of EVENTJET_{name.upper()}"
-            raise Unreachable(what, "it does not exist", "Give the path of a file that is there.")
-    check_files(Endpoint.of(settings))
-    client = Client(Endpoint.of(settings), settings.request_timeout_s)
+    if nats is not None:
+        client = Client(endpoint_of(nats, settings), settings.request_timeout_s, nats)
+    else:
+        check_settings(settings)
+        client = Client(Endpoint.of(settings), settings.request_timeout_s)
     where = f"The NATS server at {', '.join(client.endpoint.servers)}"
     try:
         check_server(where, await client.connect())
@@ -98,6 +98,20 @@ async def connect(settings: Settings) -> Client:
             raise
         raise Unreachable(where, f"it refused the credentials ({error.reason})", _CREDENTIALS) from None
     return client
+
+
+def check_settings(settings: Settings) -> None:
+    """Raise `Unreachable` or `UsageError` for files that are not there or cannot be used."""
+    for name in ("credentials", "nkey", "tls_ca", "tls_cert", "tls_key"):
+        path: Path | None = getattr(settings, name)
+        if path is not None and not is_file(path):
+            # Not shown: people put the seed itself where its file belongs.
+            what = f"The file of EVENTJET_{name.upper()}"
+            raise Unreachable(what, "it does not exist", "Give the path of a file that is there.")
+    endpoint = Endpoint.of(settings)
+    check_files(endpoint)
+    if endpoint.is_websocket and find_spec("aiohttp") is None:
+        raise UsageError("A WebSocket takes aiohttp, which is not installed: pip install 'eventjet[websocket]'.")
 
 
 @asynccontextmanager
@@ -143,7 +157,7 @@ class Client:
     Between two connections, requests wait for the next one, for as long as they may take.
     """
 
-    def __init__(self, endpoint: Endpoint, timeout_s: float, nats: Nats | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, timeout_s: float, nats: NatsClient | None = None) -> None:
         """`nats` is an open client that somebody else closes; without one, `connect` opens one."""
         self.endpoint = endpoint
         self.timeout_s = timeout_s
@@ -183,7 +197,7 @@ class Client:
         return {} if self._tap is None else self._tap.info
 
     async def connect(self) -> dict[str, Any]:
-        """Connect at once, or take the client that was given; the server's INFO.
+        """Connect at once, or take the client that was given; what the server says of itself.
 
         Raises `Unauthorized`, `Unreachable` and `UsageError`.
         """
@@ -201,10 +215,10 @@ class Client:
             raise Unreachable("NATS", "it ended the connection at once", "Try again.")
         self.endpoint = self.endpoint.with_discovered(self.info.get("connect_urls") or ())
         self._usable.set()
-        return self.info
+        return tap.greeting
 
-    async def _dialled(self) -> Nats:
-        nats = Nats()
+    async def _dialled(self) -> NatsClient:
+        nats = NatsClient()
         tap = Tap.of_new(nats, needs_tls=any(each.tls for each in self.endpoint.addresses()))
         bound_s = _CONNECT_S * (len(self.endpoint.servers) + 1)
         try:
@@ -212,6 +226,11 @@ class Client:
                 await nats.connect(**self._options(), error_cb=tap.failed)
         except (OSError, NatsError, TimeoutError) as error:
             await nats.close()
+            if self.endpoint.is_websocket:
+                where = f"The WebSocket at {', '.join(self.endpoint.servers)}"
+                raise Unreachable(
+                    where, reason_of(error), "Look at the URL, and at `websocket {}` of the server."
+                ) from None
             # nats-py does not say which server said what. The same servers are asked one after the other.
             dialled = await asyncio.to_thread(dial, self.endpoint, bound_s)
             dialled.sock.close()
@@ -220,7 +239,7 @@ class Client:
         nats.options |= {"allow_reconnect": True, "max_reconnect_attempts": -1}
         return nats
 
-    def _given(self, nats: Nats) -> Nats:
+    def _given(self, nats: NatsClient) -> NatsClient:
         """The client that was handed over, if it can be used here."""
         loop = loop_of(nats)
         if loop is not None and loop is not asyncio.get_running_loop():
@@ -247,6 +266,9 @@ class Client:
             "token": endpoint.token,
             "nkeys_seed": None if endpoint.nkey is None else str(endpoint.nkey),
             "user_credentials": None if endpoint.credentials is None else str(endpoint.credentials),
+            "user_jwt_cb": endpoint.user_jwt_cb,
+            "signature_cb": endpoint.signature_cb,
+            "tls_hostname": endpoint.tls_hostname,
             "tls_handshake_first": endpoint.tls_first,
         }
         if any(each.tls for each in endpoint.addresses()):
@@ -442,12 +464,14 @@ class Client:
         return reply.startswith((b"_R_.", *(f"{prefix}.".encode() for prefix in self.endpoint.caller_inboxes)))
 
     def is_own_inbox(self, subject: bytes) -> bool:
-        """Whether what is published there would be read as an answer to this client."""
-        return self._exchanges.is_own_inbox(subject)
+        """Whether what is published there would be read as an answer to this client, or to others of its connection."""
+        if self._exchanges.is_own_inbox(subject):
+            return True
+        return not self._is_own and self._tap is not None and self._tap.hears(subject.decode("utf-8", "replace"))
 
     # The connection.
 
-    async def _with_room(self, what: str, until: float) -> Nats:
+    async def _with_room(self, what: str, until: float) -> NatsClient:
         """The connection, once it takes more; raises `StoreUnavailable` when there is none in time."""
         loop = asyncio.get_running_loop()
         while not self._closed:
@@ -495,7 +519,7 @@ class Client:
     def _check_again(self) -> None:
         """Another server may be too old, or take too little."""
         try:
-            check_server(f"The NATS server at {self._peer}", self.info)
+            check_server(f"The NATS server at {self._peer}", {} if self._tap is None else self._tap.greeting)
         except Unreachable as error:
             self._unfit = error
 

@@ -11,7 +11,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -53,6 +53,7 @@ def dial(endpoint: Endpoint, timeout_s: float) -> Dialled:
 
     Credentials that one server knows already, or still, may be unknown to another while they are changed.
     """
+    check_tcp(endpoint)
     tries = Tries(endpoint, timeout_s)
     for address, until in tries:
         try:
@@ -60,6 +61,15 @@ def dial(endpoint: Endpoint, timeout_s: float) -> Dialled:
         except (OSError, ValueError, StoreError) as error:
             tries.failed(address, error)
     raise tries.fault()
+
+
+def check_tcp(endpoint: Endpoint) -> None:
+    """Raise `UsageError` for a WebSocket."""
+    if endpoint.is_websocket:
+        raise UsageError(
+            f"{endpoint.servers[0]} is a WebSocket, which carries the commands and histories of an application, and "
+            "nothing else. Workers, rebuilds and the tools need a server's nats:// or tls:// URL."
+        )
 
 
 class Tries:
@@ -218,11 +228,22 @@ def _connect_options(endpoint: Endpoint, info: dict[str, Any], *, encrypted: boo
         seed = _read(endpoint.nkey, _BARE_SEED, "nkey", "seed of a user (SU…)")
         public, signature = _signed(seed, nonce, endpoint.nkey)
         options |= {"nkey": public, "sig": signature}
+    if endpoint.signature_cb is not None:
+        # As nats-py does, which has made one of each of the kinds above.
+        options["sig"] = bytes(endpoint.signature_cb(nonce.decode())).decode()
+        if endpoint.user_jwt_cb is not None:
+            options["jwt"] = bytes(endpoint.user_jwt_cb()).decode()
+        elif endpoint.public_nkey is not None:
+            options["nkey"] = endpoint.public_nkey
     if endpoint.user is not None:
-        options |= {"user": endpoint.user, "pass": endpoint.password or ""}
+        options |= {"user": _text(endpoint.user), "pass": _text(endpoint.password or "")}
     if endpoint.token is not None:
-        options["auth_token"] = endpoint.token
+        options["auth_token"] = _text(endpoint.token)
     return options
+
+
+def _text(value: str | Callable[[], str]) -> str:
+    return value() if callable(value) else value
 
 
 def _signed(seed: bytes, nonce: bytes, path: Path) -> tuple[str, str]:
@@ -257,11 +278,14 @@ def check_files(endpoint: Endpoint) -> None:
     """Raise `UsageError` for files of credentials or TLS that cannot be used, also where no server needs them."""
     if endpoint.tls_ca or endpoint.tls_cert or endpoint.tls_key:
         tls_context(endpoint)
-    _connect_options(endpoint, {}, encrypted=False)
+    if endpoint.signature_cb is None:
+        _connect_options(endpoint, {}, encrypted=False)
 
 
 def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
-    """What the endpoint's files say of TLS; raises `UsageError` for files that cannot be used."""
+    """What the endpoint says of TLS; raises `UsageError` for files that cannot be used."""
+    if endpoint.tls is not None:
+        return endpoint.tls
     try:
         context = ssl.create_default_context(cafile=endpoint.tls_ca)
         if endpoint.tls_cert is not None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+import ssl
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
 from ipaddress import ip_address
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from eventjet.errors import UsageError
 from eventjet.settings import Settings
-from eventjet.urls import Url, parse, server_url
+from eventjet.urls import WEBSOCKET, Url, parse, server_url
 
-_PORT = 4222
+_PORTS = {"ws": 80, "wss": 443}
 DEFAULT_INBOX, CALLER_INBOX = "_INBOX", "_INBOX_caller"
 """Where callers hear their answers: clients that were told nothing, and the user `caller` of `eventjet nats-config`."""
 
@@ -27,6 +28,9 @@ class Address(NamedTuple):
     """Whether TLS is demanded."""
     name: str
     """What its certificate must be of."""
+    scheme: str = "nats"
+    path: str = ""
+    """Of a WebSocket's URL."""
 
     @property
     def peer(self) -> str:
@@ -37,7 +41,8 @@ class Address(NamedTuple):
     def url(self) -> str:
         """As `nats.connect` takes it."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{'tls' if self.tls else 'nats'}://{host}:{self.port}"
+        scheme = "tls" if self.tls and self.scheme == "nats" else self.scheme
+        return f"{scheme}://{host}:{self.port}{self.path}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -51,9 +56,9 @@ class Endpoint:
 
     servers: tuple[str, ...]
     """`nats://host:port` or `tls://host:port`, tried in order."""
-    user: str | None = None
-    password: str | None = None
-    token: str | None = None
+    user: str | Callable[[], str] | None = None
+    password: str | Callable[[], str] | None = None
+    token: str | Callable[[], str] | None = None
     nkey: Path | None = None
     """A file with the seed of a user nkey."""
     credentials: Path | None = None
@@ -61,8 +66,16 @@ class Endpoint:
     tls_ca: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    tls: ssl.SSLContext | None = None
+    """In place of the files of TLS."""
+    tls_hostname: str | None = None
+    """What the certificates must be of, where that is not the servers' name."""
     tls_first: bool = False
     """Shake hands before the server's INFO, as its `handshake_first` asks."""
+    user_jwt_cb: Callable[[], bytes | bytearray] | None = None
+    signature_cb: Callable[[str], bytes] | None = None
+    public_nkey: str | None = None
+    """Whose signature that is, where there is no JWT."""
     inbox_prefix: str = "_INBOX"
     caller_inboxes: tuple[str, ...] = (DEFAULT_INBOX, CALLER_INBOX)
     """Prefixes of the inboxes to which a service over this endpoint answers."""
@@ -79,10 +92,22 @@ class Endpoint:
         plain: list[str] = []
         for url in self.servers:
             found = _parsed(url)
-            plain.append(f"{found.scheme}://{found.host}:{found.port or _PORT}")
+            path = found.path if found.scheme in WEBSOCKET else ""
+            plain.append(f"{found.scheme}://{found.host}:{found.port or _PORTS.get(found.scheme, 4222)}{path}")
             if found.user is not None:
                 self._take_userinfo(found.user, found.password)
         object.__setattr__(self, "servers", tuple(plain))
+        if self.is_websocket and not all(url.startswith("ws") for url in plain):
+            raise UsageError("Some servers are WebSockets and some are not. Give one kind.")
+
+    @property
+    def is_websocket(self) -> bool:
+        """Whether its servers speak NATS within WebSockets, which only nats-py does here."""
+        return self.servers[0].startswith("ws")
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        check_picklable(self)
+        return (_endpoint, tuple(getattr(self, each.name) for each in fields(self)))
 
     def _take_userinfo(self, name: str, password: str | None) -> None:
         userinfo = {"token": name} if password is None else {"user": name, "password": password}
@@ -93,7 +118,7 @@ class Endpoint:
 
     def __repr__(self) -> str:
         # Of a path too: people put the seed itself where its file belongs.
-        kinds = ("user", "password", "token", "nkey", "credentials", "tls_ca", "tls_cert", "tls_key")
+        kinds = ("user", "password", "token", "nkey", "credentials", "tls_ca", "tls_cert", "tls_key", "signature_cb")
         return f"Endpoint({', '.join([*self.servers, *(f'{kind}=***' for kind in kinds if getattr(self, kind))])})"
 
     @classmethod
@@ -109,13 +134,17 @@ class Endpoint:
             tls_ca=settings.tls_ca,
             tls_cert=settings.tls_cert,
             tls_key=settings.tls_key,
+            tls=settings.tls,
+            user_jwt_cb=settings.user_jwt_cb,
+            signature_cb=settings.signature_cb,
+            name=settings.name or "eventjet",
             inbox_prefix=settings.inbox_prefix,
             caller_inboxes=settings.caller_inboxes or (DEFAULT_INBOX, CALLER_INBOX),
         )
 
     def with_name(self, name: str) -> Endpoint:
-        """The same endpoint under another connection name."""
-        return replace(self, name=name)
+        """The same endpoint for another purpose, which its connection's name says beside what the settings call it."""
+        return replace(self, name=name if self.name == "eventjet" else f"{self.name} ({name})")
 
     def with_discovered(self, connect_urls: Iterable[str]) -> Endpoint:
         """The same endpoint, knowing what a server says of its cluster in `connect_urls`."""
@@ -126,14 +155,16 @@ class Endpoint:
     def addresses(self) -> list[Address]:
         """In the order to try. One server with TLS means all with TLS: they get the same credentials."""
         named = [_parsed(url) for url in self.servers]
-        tls = self.tls_first or bool(self.tls_ca or self.tls_cert or self.tls_key)
-        tls = tls or any(url.scheme == "tls" for url in named)
+        tls = self.tls_first or bool(self.tls or self.tls_ca or self.tls_cert or self.tls_key)
+        tls = tls or any(url.scheme in ("tls", "wss") for url in named)
         found = [_address(url, tls, _bare(url)) for url in named]
         for url in map(_parsed, self.discovered):
             # Servers tell their addresses, and certificates tell names. And what a server says before TLS anyone on
             # the way may have said: any name has a certificate of its owner's, but not one of a CA of our own.
             own_name = not _is_ip(_bare(url)) and (self.tls_ca is not None or self.tls_first or not tls)
             found.append(_address(url, tls, _bare(url if own_name else named[0])))
+        if self.tls_hostname is not None:
+            found = [each._replace(name=self.tls_hostname) for each in found]
         start = secrets.randbelow(len(found)) if self.shuffle else 0
         return found[start:] + found[:start]
 
@@ -155,7 +186,23 @@ def _bare(url: Url) -> str:
 
 
 def _address(url: Url, tls: bool, name: str) -> Address:
-    return Address(_bare(url), url.port or _PORT, tls, name)
+    scheme = url.scheme if url.scheme in WEBSOCKET else "nats"
+    return Address(_bare(url), url.port or _PORTS.get(scheme, 4222), tls, name, scheme, url.path)
+
+
+def _endpoint(*values: Any) -> Endpoint:
+    return Endpoint(*values)
+
+
+def check_picklable(endpoint: Endpoint) -> None:
+    """Raise `UsageError` for an endpoint that no other process can use."""
+    for name in ("user", "password", "token", "tls", "user_jwt_cb", "signature_cb"):
+        value = getattr(endpoint, name)
+        if value is not None and not isinstance(value, str):
+            raise UsageError(
+                f"`{name}` is an object of this process, and another process is to connect, too. Give its credentials "
+                "and certificates as files."
+            )
 
 
 def is_file(path: Path) -> bool:

@@ -28,8 +28,10 @@ from nats.errors import Error as NatsError
 from nats.errors import StaleConnectionError, UnexpectedEOF
 
 from eventjet.codec.reasons import reason_of
-from eventjet.errors import ConnectionLost, StoreUnavailable, UsageError
+from eventjet.errors import ConnectionLost, Refused, StoreUnavailable, UsageError
+from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
+from eventjet.settings import Settings
 
 PAUSE_S = 0.2
 """Between two tries to connect."""
@@ -73,8 +75,10 @@ class Tap:
                 f"nats-py {version('nats-py')} has no {missing[0]}, which eventjet needs. Install nats-py 2.16."
             )
         self.watchers: list[Watcher] = []
-        self.info: dict[str, Any] = dict(client._server_info)
-        """The server's newest INFO."""
+        self.greeting: dict[str, Any] = dict(client._server_info)
+        """What the server said of itself before the login."""
+        self.info = self.greeting
+        """Its newest INFO, with the limits of the account and the user."""
         self._takers: dict[Any, Callable[[Frame], object]] = {}
         self._nats = client
         self._needs_tls = needs_tls
@@ -95,7 +99,7 @@ class Tap:
 
     @classmethod
     def of(cls, nats: Nats) -> Tap:
-        """The one of a client that is connected; raises `UsageError` for a version of nats-py that is made otherwise."""
+        """The one of a client that is connected; raises `UsageError` for another version of nats-py."""
         return cls._taps.get(nats) or cls._taps.setdefault(nats, cls(nats, is_given=True, needs_tls=False))
 
     @classmethod
@@ -126,6 +130,11 @@ class Tap:
         if self._given_error_cb is not None:
             await self._given_error_cb(error)
 
+    def hears(self, subject: str) -> bool:
+        """Whether a subscription of the client is to what is published there, whoever made it."""
+        tokens = subject.split(".")
+        return any(_matches(each._subject.split("."), tokens) for each in self._nats._subs.values())
+
     def abort(self, reason: str = "") -> None:
         """End the connection at once, so that nobody waits for a server that reads nothing."""
         self._reason = self._reason or reason
@@ -136,7 +145,8 @@ class Tap:
     # In place of nats-py's own, which they call.
 
     async def _took_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
-        self.info = {**self.info, **info}
+        self.greeting = info if initial_connection else self.greeting
+        self.info = info if initial_connection else {**self.info, **info}
         if initial_connection and self._needs_tls:
             if not (info.get("tls_required") or info.get("tls_available")):
                 raise NatsError("nats: the server does not offer TLS, which is demanded")
@@ -197,13 +207,31 @@ class Tap:
         self._nats._pending_data_size = sum(map(len, kept))
 
 
-def send(nats: Nats, subject: str, payload: bytes, headers: bytes = b"", reply: str = "") -> None:
-    """Publish at once; raises `ConnectionLost`, and `StoreUnavailable` where the buffer is full.
+def _matches(pattern: list[str], tokens: list[str]) -> bool:
+    if pattern[-1] == ">":
+        return len(tokens) >= len(pattern) and all(map(_fits, pattern[:-1], tokens))
+    return len(pattern) == len(tokens) and all(map(_fits, pattern, tokens))
 
-    `Client.publish` waits only where its buffer is full, and swallows cancellations then: so it is not awaited.
+
+def _fits(token: str, other: str) -> bool:
+    return token in ("*", other)
+
+
+def send(nats: Nats, subject: str, payload: bytes, headers: bytes = b"", reply: str = "") -> None:
+    """Publish at once; raises `ConnectionLost`, `StoreUnavailable` where the buffer is full, and `Refused`.
+
+    `Client.publish` waits only where its buffer is full, and swallows cancellations then: so it is not awaited. It does
+    not count the headers, and for a message that is too large the server would end the connection.
     """
     if not nats.is_connected:
         raise ConnectionLost("NATS", "there is no connection")
+    if (size := len(headers) + len(payload)) > nats.max_payload:
+        raise Refused(
+            f"A message of {size:,} bytes to {subject}",
+            f"the server takes {nats.max_payload:,} from this user, headers included",
+            "Nothing was sent. Record less in one event, or raise the limit: `max_payload` of the server, or the "
+            "`payload` of the account or user.",
+        )
     pairs = dict(line.split(": ", 1) for line in headers.decode().split("\r\n")[1:] if line) if headers else None
     work = nats.publish(subject, payload, reply, pairs)
     try:
@@ -214,6 +242,29 @@ def send(nats: Nats, subject: str, payload: bytes, headers: bytes = b"", reply: 
         raise ConnectionLost("NATS", reason_of(error)) from error
     work.close()
     raise StoreUnavailable(subject, "the connection takes nothing")
+
+
+def endpoint_of(nats: Nats, settings: Settings) -> Endpoint:
+    """The servers and credentials that a client was given, for whoever opens a connection of its own beside it."""
+    client: Any = nats
+    options: dict[str, Any] = client.options
+    named = [server for server in client._server_pool if not server.discovered]
+    return Endpoint(
+        tuple(server.uri.geturl() for server in named or client._server_pool),
+        user=options["user"],
+        password=options["password"],
+        token=options["token"],
+        tls=options.get("tls"),
+        tls_hostname=options.get("tls_hostname"),
+        tls_first=options["tls_handshake_first"],
+        user_jwt_cb=client._user_jwt_cb,
+        signature_cb=client._signature_cb,
+        public_nkey=client._public_nkey,
+        inbox_prefix=bytes(client._inbox_prefix).decode(),
+        caller_inboxes=Endpoint.of(settings).caller_inboxes,
+        discovered=tuple(server.uri.netloc for server in client._server_pool if server.discovered),
+        name=options["name"] or "eventjet",
+    )
 
 
 def loop_of(nats: Nats) -> asyncio.AbstractEventLoop | None:

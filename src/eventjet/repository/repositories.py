@@ -12,7 +12,7 @@ from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.process import is_process
 from eventjet.domain.subscription import shown_name
 from eventjet.errors import StoreError, Unreachable, UsageError
-from eventjet.nats.client import Client, connect
+from eventjet.nats.client import Client, NatsClient, connect
 from eventjet.observability import logs, tracing
 from eventjet.projections.app_ref import Application
 from eventjet.repository.histories import Snapshots
@@ -70,9 +70,14 @@ class Repositories:
 
 
 @asynccontextmanager
-async def open_repositories(app: Application, settings: Settings) -> AsyncGenerator[tuple[Repositories, Client]]:
-    """Connect, and on the way out wait for the saves in flight; raises `Unreachable` and `UsageError`."""
-    client = await connect(settings)
+async def open_repositories(
+    app: Application, settings: Settings, nats: NatsClient | None = None
+) -> AsyncGenerator[tuple[Repositories, Client]]:
+    """Connect, or take an open client, and on the way out wait for the saves in flight.
+
+    Raises `Unreachable` and `UsageError`.
+    """
+    client = await connect(settings, nats)
     known = app.catalog.aggregates
     store = JetStreamStore(app.name, client, save_timeout_s=settings.save_timeout_s, aggregates=known)
     snapshots = KeyValueSnapshots(snapshot_bucket(app.name), client)

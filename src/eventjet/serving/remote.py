@@ -29,8 +29,9 @@ from eventjet.errors import (
     StoreUnavailable,
     UsageError,
 )
-from eventjet.nats.client import Client
+from eventjet.nats.client import Client, NatsClient
 from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.tap import endpoint_of
 from eventjet.observability import spans, tracing
 from eventjet.observability.tracing import current_traceparent
 from eventjet.serving.problems import DOMAIN, REUSED, TAKEN, UNAVAILABLE, UNKNOWN
@@ -161,17 +162,21 @@ class RemoteApp:
 
 
 @asynccontextmanager
-async def open_remote(app: str, served: Sequence[Served], settings: Settings) -> AsyncGenerator[RemoteApp]:
-    """Connect to the server alone; raises `Unreachable` and `UsageError`, that for an inbox to which no service
-    answers too."""
-    endpoint = Endpoint.of(settings).with_name("eventjet client")
+async def open_remote(
+    app: str, served: Sequence[Served], settings: Settings, nats: NatsClient | None = None
+) -> AsyncGenerator[RemoteApp]:
+    """Connect to the server alone, or take an open client.
+
+    Raises `Unreachable` and `UsageError`, that for an inbox to which no service answers too.
+    """
+    endpoint = Endpoint.of(settings).with_name("eventjet client") if nats is None else endpoint_of(nats, settings)
     if not f"{endpoint.inbox_prefix}.".startswith(tuple(f"{prefix}." for prefix in endpoint.caller_inboxes)):
         raise UsageError(
             f"Answers would come in below {endpoint.inbox_prefix}, where no service sends them. Set "
             f"EVENTJET_INBOX_PREFIX to {endpoint.caller_inboxes[-1]}, or name the prefix in EVENTJET_CALLER_INBOXES "
             "here and where the service runs."
         )
-    client = Client(endpoint, settings.request_timeout_s)
+    client = Client(endpoint, settings.request_timeout_s, nats)
     try:
         await client.connect()
         yield RemoteApp(client, app, served)

@@ -19,7 +19,7 @@ from nacl.utils import random
 
 from eventjet.codec.subjects import is_name, subject_of
 from eventjet.errors import UsageError
-from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.endpoint import Endpoint, check_picklable
 from eventjet.settings import Settings, SettingsOverrides
 from eventjet.spark.columns import STORED, parse_columns
 from eventjet.store.earlier import EarlierRecords
@@ -98,8 +98,9 @@ class LogOptions:
 def connection_options(settings: Settings, secrets: Path) -> dict[str, str]:
     """The options that reach the same server as `settings` do; a password or a token is sealed in `secrets`."""
     endpoint = Endpoint.of(settings)
+    check_picklable(endpoint)
     options = {"servers": ",".join(endpoint.servers), "inboxPrefix": endpoint.inbox_prefix}
-    if endpoint.user is not None:
+    if isinstance(endpoint.user, str):
         options["user"] = endpoint.user
     for option, name in _PATHS.items():
         path: Path | None = getattr(endpoint, name)

@@ -72,7 +72,8 @@ class JetStreamStore(EventStore):
         self._aggregates = frozenset(aggregates)
         self._client = client
         self.known = KnownLog(app, client)
-        reader = LoopReader(replace(client.endpoint.with_name("eventjet histories"), shuffle=True), client.timeout_s)
+        endpoint = replace(client.endpoint.with_name("eventjet histories"), shuffle=True)
+        reader = client if endpoint.is_websocket else LoopReader(endpoint, client.timeout_s)
         self._save_timeout_s = save_timeout_s
         self._long_reads = LongReads(app, reader, self._patience)
         self._sender = Sender(app, client)
@@ -356,12 +357,13 @@ class JetStreamStore(EventStore):
 
 
 class LongReads:
-    """Records of the log in pages, over a client of its own, which opens nothing before it is used. For one loop.
+    """Records of the log in pages, over a connection of its own, which opens nothing before it is used. For one loop.
 
-    What a save waits for does not stand behind a long history there, and the pages are folded while they travel.
+    What a save waits for does not stand behind a long history there, and the pages are folded while they travel. Where
+    the client goes over a WebSocket, they go over the client.
     """
 
-    def __init__(self, stream: str, reader: LoopReader, patience: Callable[[], Patience]) -> None:
+    def __init__(self, stream: str, reader: LoopReader | Client, patience: Callable[[], Patience]) -> None:
         self._patience = patience
         self._stream = stream
         self._reader = reader
@@ -421,7 +423,8 @@ class LongReads:
 
     async def close(self) -> None:
         """End the connection, and whoever waits for an answer."""
-        await self._reader.close()
+        if isinstance(self._reader, LoopReader):
+            await self._reader.close()
 
 
 def _error_of(
