@@ -26,6 +26,7 @@ from eventjet.errors import (
     Unreachable,
     UsageError,
 )
+from eventjet.loop_guard import LoopGuard
 from eventjet.nats.answers import PROBE, Answerers, ExpectedAnswer
 from eventjet.nats.api import CONFLICTS, LAG_S, STATUS, Request, call, is_page, reading_records
 from eventjet.nats.dial import check_files
@@ -158,9 +159,11 @@ class Client:
         """When the last connection was made, by the loop's clock."""
         self._listeners: list[Listening] = []
         self._closed = False
+        self.guard = LoopGuard()
 
     async def connect(self) -> dict[str, Any]:
         """Connect at once; the server's INFO. Raises what `NatsConnection.open` raises."""
+        self.guard.check()
         timeout_s = _CONNECT_TIMEOUT_S * (len(self.endpoint.servers) + len(self.endpoint.discovered))
         connection = await LoopConnection.open(self.endpoint, timeout_s, self._ended)
         self._connection = connection
@@ -171,12 +174,14 @@ class Client:
         return connection.info
 
     def check_open(self) -> None:
-        """Raise `ConnectionClosed` after `close`."""
+        """Raise `ConnectionClosed` after `close`, and `UsageError` in another loop than that which connected."""
+        self.guard.check()
         if self._closed:
             raise ConnectionClosed
 
     async def close(self) -> None:
         """End the connection and all that waits for it; any number of times."""
+        self.guard.check()
         self._closed = True
         if self._opening is not None:
             self._opening.cancel()
@@ -209,6 +214,7 @@ class Client:
         What is to be stored names its `stream`: answers of others are passed over, and one that may be another's is
         none, so it raises `StoreUnavailable` as well.
         """
+        self.check_open()
         subjects = {subject, *(each[0] for each in before)} if before else (subject,)
         wait_s = timeout_s or self.timeout_s
         until = asyncio.get_running_loop().time() + wait_s
@@ -253,6 +259,7 @@ class Client:
 
     async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
         """The parts of a long answer as they come, for as long as whoever asks wants more; raises as `request`."""
+        self.check_open()
         connection = await self._usable(request.subject, asyncio.get_running_loop().time() + self.timeout_s)
         exchange = connection.exchange((request.subject,), self.timeout_s)
         try:

@@ -72,6 +72,7 @@ class JetStreamStore(EventStore):
         self._client = client
         self.known = KnownLog(app, client)
         reader = Client(client.endpoint.with_name("eventjet histories"), client.timeout_s)
+        reader.guard = client.guard
         self._save_timeout_s = save_timeout_s
         self._long_reads = LongReads(app, reader, self._patience)
         self._sender = Sender(app, client)
