@@ -68,7 +68,9 @@ class ReadModels(Protocol):
 
 
 class Jet:
-    """Made by `App.connect`; safe for any number of tasks of one loop.
+    """Made by `App.connect`; safe for any number of tasks of the loop that opened it.
+
+    In another loop, another thread's or that of a forked process, whatever awaits raises `UsageError` at once.
 
     ```python
     accounts = jet.repository(Account)

@@ -6,8 +6,8 @@ waits for ever, and holds meanwhile what the rightful loop waits for.
 
 from __future__ import annotations
 
-import asyncio
 import os
+from asyncio import AbstractEventLoop, get_running_loop
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
 from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
@@ -33,13 +33,13 @@ class LoopGuard:
     """Of a connection, or of a log in memory. It belongs to the loop, and the process, that checks it first."""
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: AbstractEventLoop | None = None
         self._process: object = None
 
     def check(self) -> None:
-        """Raise `UsageError` in another loop or process. It takes no lock, waits for nothing, and costs 0.1 µs."""
+        """Raise `UsageError` in another loop or process. It takes no lock and waits for nothing."""
         try:
-            loop = asyncio.get_running_loop()
+            loop = get_running_loop()
         except RuntimeError:  # no loop runs in this thread, or this process was forked out of a running one
             loop = None
         if loop is not None and loop is self._loop and self._process is _process:

@@ -47,7 +47,7 @@ P = ParamSpec("P")
 
 
 class Repository(Generic[S, E]):
-    """One aggregate type on one connection. Safe for any number of tasks of one loop.
+    """One aggregate type on one connection. Safe for any number of tasks of the loop that opened that.
 
     ```python
     accounts = jet.repository(Account)
