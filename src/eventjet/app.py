@@ -28,6 +28,7 @@ from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.domain.unique import CLAIMS, unique_faults
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.jet import Jet, open_jet
+from eventjet.loop_guard import GuardedBlock, LoopGuard
 from eventjet.nats.client import NatsClient
 from eventjet.projections.app_ref import AppRef, Declared
 from eventjet.projections.projection import Entries, Projection
@@ -203,8 +204,22 @@ class App:
 
 
 _OF_A_CLIENT = frozenset(
-    ("servers", "user", "password", "token", "credentials", "nkey", "tls_ca", "tls_cert", "tls_key", "tls")
-    + ("user_jwt_cb", "signature_cb", "name", "inbox_prefix")
+    (
+        "servers",
+        "user",
+        "password",
+        "token",
+        "credentials",
+        "nkey",
+        "tls_ca",
+        "tls_cert",
+        "tls_key",
+        "tls",
+        "user_jwt_cb",
+        "signature_cb",
+        "name",
+        "inbox_prefix",
+    )
 )
 """Settings that an open client has by itself."""
 
@@ -213,7 +228,7 @@ class _Opening(AbstractAsyncContextManager[T]):
     """What `async with` opens, once. Whatever else is done with it says so."""
 
     def __init__(self, opened: AbstractAsyncContextManager[T], name: str) -> None:
-        self._opened = opened
+        self._opened = GuardedBlock(opened, LoopGuard())
         self._told = (
             f"`{name}` opens nothing by itself: it gives its connection to a block. Write "
             f"`async with app.{name}(…) as jet:`, and use `jet` within the block."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, Protocol, TypeVar, overload
@@ -17,6 +17,7 @@ from eventjet.domain.recorded import Recorded
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import LogUnusable, NotCaughtUp, OutcomeUnknown, UnknownAggregate, UsageError
 from eventjet.errors.projection import ANOTHER_LOG
+from eventjet.loop_guard import GuardedBlock, GuardedIterator
 from eventjet.nats.client import Client, NatsClient
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
@@ -67,7 +68,9 @@ class ReadModels(Protocol):
 
 
 class Jet:
-    """Made by `App.connect`; safe for any number of tasks of one loop.
+    """Made by `App.connect`; safe for any number of tasks of the loop that opened it.
+
+    In another loop, another thread's or that of a forked process, whatever awaits raises `UsageError` at once.
 
     ```python
     accounts = jet.repository(Account)
@@ -94,6 +97,7 @@ class Jet:
         self._read_models = read_models
         self._app = repositories.app
         self._repositories = repositories
+        self._guard = repositories.guard
         self._catalog = repositories.catalog
         self._decoder = Decoder(self._catalog)
         self._checkpoints = Checkpoints(settings.database)
@@ -187,6 +191,7 @@ class Jet:
         log knows only some of the commands; `UsageError` when only some have an id; `CommandReused`; what a decision
         raises; and what `EventStore.append` raises.
         """
+        self._guard.check()
         return await transact(self.store, plans)
 
     async def resolve(self, unknown: OutcomeUnknown) -> int:
@@ -197,6 +202,7 @@ class Jet:
         `OutcomeUnknown` again while the server does not answer; that is a `SaveTorn` where it never will be known.
         `UsageError` for a log in memory.
         """
+        self._guard.check()
         if not isinstance(unknown, OutcomeUnknown):  # pyright: ignore[reportUnnecessaryIsInstance]  it comes from an `except`
             kind = type(unknown).__name__
             raise UsageError(f"`resolve` was given a {kind}. Give it the `OutcomeUnknown` that the save raised.")
@@ -216,6 +222,7 @@ class Jet:
         inbox alone, or of the names, is in `Topology.unusable`. Raises `UsageError` for a log in memory, `LogUnusable`
         for a stream that is not eventjet's, and `Forbidden`.
         """
+        self._guard.check()
         if self.client is None:
             raise UsageError("This log is not on a server, so there is nothing to create.")
         follows = declarations_of(self._app)
@@ -254,6 +261,7 @@ class Jet:
 
         Raises `Refused` for an aggregate whose unique values are claimed already: an import claims none.
         """
+        self._guard.check()
         return await Importer(self._repositories, source).run(events, progress)
 
     @overload
@@ -276,6 +284,7 @@ class Jet:
         stream is missing; `UsageError` for a projection the app does not have, and for what is no position, or no token
         of this app.
         """
+        self._guard.check()
         name = projection if isinstance(projection, str) else projection.name
         (resolved,) = projections_of(self._app, [name])
         if (position is None) == (token is None):
@@ -297,12 +306,15 @@ class Jet:
             log = self.store.identity
         await self._waiting.caught_up(resolved, wanted, timeout_s, log)
 
-    @asynccontextmanager
-    async def service(self) -> AsyncGenerator[None]:
+    def service(self) -> AbstractAsyncContextManager[None]:
         """Within the block the app's commands are served over this connection, as `eventjet serve` does.
 
         On the way out what is in hand is finished. Raises `UsageError` for a log in memory.
         """
+        return GuardedBlock(self._service(), self._guard)
+
+    @asynccontextmanager
+    async def _service(self) -> AsyncGenerator[None]:
         if self.client is None:
             raise UsageError("This log is not on a server, so nobody could ask.")
         service = Service(self._repositories, self.client, self._app.served)
@@ -318,10 +330,11 @@ class Jet:
 
     async def close(self) -> None:
         """Let go of what the connection opened to read; whoever still waits in `caught_up` gets `Unreachable`."""
+        self._guard.check()
         await self._waiting.close()
         await self._checkpoints.close()
 
-    async def tail(
+    def tail(
         self,
         deliver: Literal["all", "last", "new"] = "all",
         *,
@@ -339,6 +352,9 @@ class Jet:
         a time without a zone, and for what is no position or limit.
         """
         wanted = LogTail(deliver, position, since, until, limit, follow)
+        return GuardedIterator(self._tail(wanted), self._guard)
+
+    async def _tail(self, wanted: LogTail) -> AsyncGenerator[Recorded[Any]]:
         wanted.check()
         await self.voids()
         async for recorded in wanted.read(self.store, self._decoder):
@@ -350,11 +366,13 @@ class Jet:
 
     async def voids(self) -> Mapping[int, str]:
         """Position → reason of what the log declares void, and what `decode` passes over from now on."""
+        self._guard.check()
         self._catalog.voids.update(await self.store.voids())
         return self._catalog.voids
 
     async def log(self) -> LogState:
         """Identity and ends of the log."""
+        self._guard.check()
         return await self.store.state()
 
 

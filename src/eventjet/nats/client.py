@@ -38,6 +38,7 @@ from eventjet.errors import (
     Unreachable,
     UsageError,
 )
+from eventjet.loop_guard import LoopGuard
 from eventjet.nats.answers import PROBE, Answerers, ExpectedAnswer
 from eventjet.nats.api import CONFLICTS, LAG_S, STATUS, Request, call, is_page, reading_records
 from eventjet.nats.dial import check_files, dial, tls_context
@@ -190,6 +191,7 @@ class Client:
         self._doubting: asyncio.Task[None] | None = None
         self._fault: Exception | None = None
         self._closed = False
+        self.guard = LoopGuard()
 
     @property
     def info(self) -> dict[str, Any]:
@@ -201,6 +203,7 @@ class Client:
 
         Raises `Unauthorized`, `Unreachable` and `UsageError`.
         """
+        self.guard.check()
         nats = await self._dialled() if self.nats is None or self._is_own else self._given(self.nats)
         tap = self._tap = Tap.of(nats)
         self.nats, self._unfit = nats, None
@@ -276,12 +279,14 @@ class Client:
         return options
 
     def check_open(self) -> None:
-        """Raise `ConnectionClosed` after `close`."""
+        """Raise `ConnectionClosed` after `close`, and `UsageError` in another loop than that which connected."""
+        self.guard.check()
         if self._closed:
             raise ConnectionClosed
 
     async def close(self) -> None:
         """End all that goes over the connection, and the connection unless it was given; any number of times."""
+        self.guard.check()
         self._closed = True
         for task in (self._opening, self._doubting):
             if task is not None:
@@ -331,6 +336,7 @@ class Client:
         What is to be stored names its `stream`: answers of others are passed over, and one that may be another's is
         none, so it raises `StoreUnavailable` as well.
         """
+        self.check_open()
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         until = asyncio.get_running_loop().time() + wait_s
         nats = await self._with_room(subject, until)
@@ -371,6 +377,7 @@ class Client:
 
     async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
         """The parts of a long answer as they come, for as long as whoever asks wants more; raises as `request`."""
+        self.check_open()
         nats = await self._with_room(request.subject, asyncio.get_running_loop().time() + self.timeout_s)
         exchange = self._exchanges.begin((request.subject,), self.timeout_s)
         try:

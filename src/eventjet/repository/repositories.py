@@ -12,6 +12,7 @@ from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.process import is_process
 from eventjet.domain.subscription import shown_name
 from eventjet.errors import StoreError, Unreachable, UsageError
+from eventjet.loop_guard import LoopGuard
 from eventjet.nats.client import Client, NatsClient, connect
 from eventjet.observability import logs, tracing
 from eventjet.projections.app_ref import Application
@@ -37,6 +38,8 @@ class Repositories:
         self.store = store
         self.catalog = app.catalog.of_log()
         """With what this log declares void."""
+        self.guard = LoopGuard()
+        """Of all that awaits on this connection."""
         self._snapshots = snapshots
         self._made: dict[Any, Repository[Any, Any]] = {}
 
@@ -58,7 +61,7 @@ class Repositories:
             if info.snapshot_every is not None and self._snapshots is not None:
                 snapshots = Snapshots(self._snapshots, SnapshotCodec[Any](aggregate), info.snapshot_every)
             initial = cast("Callable[[], Any]", aggregate)
-            self._made[aggregate] = Repository(self.app.name, self.store, self.catalog, initial, snapshots)
+            self._made[aggregate] = Repository(self.app.name, self.store, self.catalog, initial, snapshots, self.guard)
         return self._made[aggregate]
 
     def forget(self) -> None:
@@ -82,6 +85,7 @@ async def open_repositories(
     store = JetStreamStore(app.name, client, save_timeout_s=settings.save_timeout_s, aggregates=known)
     snapshots = KeyValueSnapshots(snapshot_bucket(app.name), client)
     repositories = Repositories(app, store, snapshots)
+    repositories.guard.check()  # from here on it belongs to this loop
     store.known.on_changed.append(repositories.forget)
     async with AsyncExitStack() as ending:
         # In reverse, each even when one before it was cancelled.

@@ -28,6 +28,7 @@ from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, current_me
 from eventjet.domain.state import own_copy
 from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.errors import ConcurrencyConflict, LogIncomplete, StoreUnavailable, UnexpectedExit, UsageError
+from eventjet.loop_guard import LoopGuard
 from eventjet.observability import spans, tracing
 from eventjet.observability.tracing import active, current_traceparent
 from eventjet.repository.cache import NEWEST, OLD, Cache
@@ -46,7 +47,7 @@ P = ParamSpec("P")
 
 
 class Repository(Generic[S, E]):
-    """One aggregate type on one connection. Safe for any number of tasks of one loop.
+    """One aggregate type on one connection. Safe for any number of tasks of the loop that opened that.
 
     ```python
     accounts = jet.repository(Account)
@@ -63,12 +64,14 @@ class Repository(Generic[S, E]):
         catalog: Catalog,
         aggregate: Callable[[], S],
         snapshots: Snapshots[S] | None = None,
+        guard: LoopGuard | None = None,
     ) -> None:
         self.cache: Cache[S] = Cache()
         self.histories = Histories(store, catalog, aggregate, snapshots)
         self.info = aggregate_info(aggregate)
         self.claims = self._claims(app, store, catalog)
         """Of the values that are unique; None where none are."""
+        self._guard = guard or LoopGuard()
         self._app = app
         self._aggregate = aggregate
         self._catalog = catalog
@@ -88,6 +91,7 @@ class Repository(Generic[S, E]):
         An id without events is the initial state. Always reads the tail. Raises `HistoryBroken`, `CodecError`,
         `StoreUnavailable`, and `UsageError` for a bound that is not past.
         """
+        self._guard.check()
         self.subject(aggregate_id)
         if version is not None or position is not None or at is not None:
             found = await self.histories.load_until(aggregate_id, version=version, position=position, at=at)
@@ -112,6 +116,7 @@ class Repository(Generic[S, E]):
         on one another, and on the event before it, as `load` would have it. Raises `HistoryBroken` where it does not,
         `CodecError`, `StoreUnavailable`, and `UsageError` for what is no bound.
         """
+        self._guard.check()
         self.subject(aggregate_id)
         return await self.histories.events(aggregate_id, Excerpt(after, version, position, newest_first, limit))
 
@@ -156,6 +161,7 @@ class Repository(Generic[S, E]):
 
     async def run(self, plan: Planned[S, E]) -> Committed[S, E]:
         """What `execute` does, with an id and metadata where the plan has them."""
+        self._guard.check()  # before the lock, for which the rightful loop would wait, too
         places = [(self.subject(plan.aggregate_id), self.cache, plan.aggregate_id)]
         telemetry = active()
         told = None

@@ -99,6 +99,7 @@ class Remote(Generic[S, E]):
         only a command with an id may be asked again; `UsageError` for a decision that is not served, or arguments that
         do not fit.
         """
+        self._client.check_open()
         check_decision(self._aggregate, decide, aggregate_id)
         one = next((one for one in self._served if (one.aggregate, one.decide) == (self._aggregate, decide)), None)
         if one is None:

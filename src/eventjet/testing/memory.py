@@ -80,6 +80,7 @@ async def open_in_memory(app: Application, store: MemoryStore | None = None) -> 
     """What `App.in_memory` gives; `store` is a log that is there already."""
     store = MemoryStore(app.name) if store is None else store
     repositories = Repositories(app, store)
+    repositories.guard.check()  # as on a server, where a connection belongs to one loop
     if not app.projections:
         with tracing.connected():
             yield Jet(repositories, Settings())

@@ -49,6 +49,7 @@ class World:
         self._clock = clock
         self._store = jet.store
         self._repositories = Repositories(app, jet.store)
+        self._repositories.guard.check()  # the world belongs to this loop, as its `jet` does
         self._app = app
         self._deps = deps
         self._runners = [ProcessRunner(self._repositories, cls, info) for cls, info in app.processes.items()]
@@ -61,6 +62,7 @@ class World:
 
     async def settle(self) -> None:
         """Until nobody has anything to do now. Raises what a handler or a decision raises."""
+        self._repositories.guard.check()
         for _ in range(_ROUNDS_MAX):
             records = [record async for record in self._store.records(start=self._position + 1)]
             for record in records:
