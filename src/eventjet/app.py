@@ -204,22 +204,8 @@ class App:
 
 
 _OF_A_CLIENT = frozenset(
-    (
-        "servers",
-        "user",
-        "password",
-        "token",
-        "credentials",
-        "nkey",
-        "tls_ca",
-        "tls_cert",
-        "tls_key",
-        "tls",
-        "user_jwt_cb",
-        "signature_cb",
-        "name",
-        "inbox_prefix",
-    )
+    {"servers", "user", "password", "token", "credentials", "nkey", "user_jwt_cb", "signature_cb"}
+    | {"tls", "tls_ca", "tls_cert", "tls_key", "name", "inbox_prefix"}
 )
 """Settings that an open client has by itself."""
 

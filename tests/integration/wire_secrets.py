@@ -51,8 +51,11 @@ def signed_jwt(issuer: Key, subject: str, name: str, claims: dict[str, Any], *, 
     return f"{text}.{_encoded(issuer.pair.sign(text.encode()))}"
 
 
-def trust_chain(directory: Path, *, expires_in_s: int = 0) -> tuple[str, Path, Path]:
-    """(server configuration, creds file of a user it knows, creds file of one signed by a stranger)."""
+def trust_chain(directory: Path, *, expires_in_s: int = 0, payload: int = -1) -> tuple[str, Path, Path]:
+    """(server configuration, creds file of a user it knows, creds file of one signed by a stranger).
+
+    `payload` is the size of what that user may send.
+    """
     operator, account, system = (make_key(kind) for kind in (_OPERATOR, _ACCOUNT, _ACCOUNT))
     limits: dict[str, Any] = dict.fromkeys(
         ("subs", "data", "payload", "imports", "exports", "conn", "leaf", "mem_storage", "disk_storage"), -1
@@ -70,8 +73,8 @@ def trust_chain(directory: Path, *, expires_in_s: int = 0) -> tuple[str, Path, P
             f"resolver_preload: {{ {account.public}: {account_jwt}, {system.public}: {system_jwt} }}",
         ]
     )
-    good = _creds(directory / "app.creds", account, expires_in_s)
-    bad = _creds(directory / "stranger.creds", make_key(_ACCOUNT), 0)
+    good = _creds(directory / "app.creds", account, expires_in_s, payload)
+    bad = _creds(directory / "stranger.creds", make_key(_ACCOUNT), 0, -1)
     return config, good, bad
 
 
@@ -111,9 +114,9 @@ def user_key() -> Key:
     return make_key(_USER)
 
 
-def _creds(path: Path, account: Key, expires_in_s: int) -> Path:
+def _creds(path: Path, account: Key, expires_in_s: int, payload: int) -> Path:
     user = make_key(_USER)
-    limits = {"subs": -1, "data": -1, "payload": -1}
+    limits = {"subs": -1, "data": -1, "payload": payload}
     jwt = signed_jwt(
         account, user.public, "ada", {"type": "user", "pub": {}, "sub": {}, **limits}, expires_in_s=expires_in_s
     )
