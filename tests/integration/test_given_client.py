@@ -65,7 +65,9 @@ async def test_a_given_client_is_used_and_left_open(app: App, given: NatsClient)
 
     await given.subscribe("greetings", cb=hear)
     assert await recorded(app, client=given) == 2
-    assert await recorded(App(fresh_name(), aggregates=[Account]), client=given) == 2
+    assert (
+        await recorded(App(fresh_name(), aggregates=[Account], upcasters=[withdrawn_has_a_reason]), client=given) == 2
+    )
     assert given.is_connected
     await given.publish("greetings", b"still open")
     async with asyncio.timeout(PATIENT_S):

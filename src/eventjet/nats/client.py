@@ -46,7 +46,7 @@ from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.exchange import Exchange, Exchanges
 from eventjet.nats.protocol import Frame, nobody_listens, server_fault
 from eventjet.nats.requirements import check_server
-from eventjet.nats.tap import PAUSE_S, Tap, Watcher, endpoint_of, loop_of, send
+from eventjet.nats.tap import PAUSE_S, Tap, Watcher, endpoint_of, send
 from eventjet.observability import logs
 from eventjet.settings import Settings
 
@@ -204,7 +204,7 @@ class Client:
         Raises `Unauthorized`, `Unreachable` and `UsageError`.
         """
         self.guard.check()
-        nats = await self._dialled() if self.nats is None or self._is_own else self._given(self.nats)
+        nats = await self._dialled() if self.nats is None or self._is_own else self.nats
         tap = self._tap = Tap.of(nats)
         self.nats, self._unfit = nats, None
         tap.watchers.append(self._watcher)
@@ -228,7 +228,7 @@ class Client:
             async with asyncio.timeout(bound_s):
                 await nats.connect(**self._options(), error_cb=tap.failed)
         except (OSError, NatsError, TimeoutError) as error:
-            await nats.close()
+            await _close(nats, tap)
             if self.endpoint.is_websocket:
                 where = f"The WebSocket at {', '.join(self.endpoint.servers)}"
                 raise Unreachable(
@@ -240,16 +240,6 @@ class Client:
             raise Unreachable("NATS", reason_of(error), "Try again.") from None
         # Only from now on: the first connection is not to be waited for.
         nats.options |= {"allow_reconnect": True, "max_reconnect_attempts": -1}
-        return nats
-
-    def _given(self, nats: NatsClient) -> NatsClient:
-        """The client that was handed over, if it can be used here."""
-        loop = loop_of(nats)
-        if loop is not None and loop is not asyncio.get_running_loop():
-            raise UsageError("The NATS client that was given is of another loop. Connect one in this loop.")
-        if nats.is_closed or nats.is_draining or not nats.is_connected:
-            state = "closed" if nats.is_closed else "draining" if nats.is_draining else "not connected"
-            raise UsageError(f"The NATS client that was given is {state}. Give one that is connected.")
         return nats
 
     def _options(self) -> dict[str, Any]:
@@ -298,17 +288,14 @@ class Client:
             return
         if self._watcher in tap.watchers:
             tap.watchers.remove(self._watcher)
-        try:
+        if self._is_own:
+            await _close(nats, tap)
+            return
+        with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
-                if self._is_own:
-                    await nats.close()
-                    return
                 for each in (self._answers, *(served.subscription for served in self._listening)):
                     if each is not None:
                         await tap.unsubscribe(each)
-        except TimeoutError:
-            if self._is_own:
-                tap.abort()
 
     # Requests.
 
@@ -588,6 +575,14 @@ class Client:
     def _peer(self) -> str:
         url = None if self.nats is None else self.nats.connected_url
         return "its server" if url is None else url.netloc.rpartition("@")[2]
+
+
+async def _close(nats: NatsClient, tap: Tap) -> None:
+    """Close a client of our own; nats-py waits for ever for a server that reads nothing, or failed at TLS."""
+    closing = asyncio.ensure_future(nats.close())
+    await asyncio.wait({closing}, timeout=_CLOSE_S)
+    tap.abort()
+    await asyncio.wait({closing}, timeout=_CLOSE_S)
 
 
 async def _answer_of_stream(exchange: Exchange, expected: ExpectedAnswer, frames: list[Frame]) -> Frame:

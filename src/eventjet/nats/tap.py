@@ -138,9 +138,10 @@ class Tap:
     def abort(self, reason: str = "") -> None:
         """End the connection at once, so that nobody waits for a server that reads nothing."""
         self._reason = self._reason or reason
-        writer = getattr(self._nats._transport, "_io_writer", None)
-        if writer is not None:
-            writer.transport.abort()
+        for name in ("_io_writer", "_bare_io_writer"):
+            writer = getattr(self._nats._transport, name, None)
+            if writer is not None:
+                writer.transport.abort()
 
     # In place of nats-py's own, which they call.
 
@@ -245,8 +246,16 @@ def send(nats: Nats, subject: str, payload: bytes, headers: bytes = b"", reply: 
 
 
 def endpoint_of(nats: Nats, settings: Settings) -> Endpoint:
-    """The servers and credentials that a client was given, for whoever opens a connection of its own beside it."""
+    """The servers and credentials of a client that was given, for whoever opens a connection of its own beside it.
+
+    Raises `UsageError` for one that is closed, draining, not connected, or of another loop.
+    """
     client: Any = nats
+    if client._reading_task is not None and client._reading_task.get_loop() is not asyncio.get_running_loop():
+        raise UsageError("The NATS client that was given is of another loop. Connect one in this loop.")
+    if nats.is_closed or nats.is_draining or not nats.is_connected:
+        state = "closed" if nats.is_closed else "draining" if nats.is_draining else "not connected"
+        raise UsageError(f"The NATS client that was given is {state}. Give one that is connected.")
     options: dict[str, Any] = client.options
     named = [server for server in client._server_pool if not server.discovered]
     return Endpoint(
@@ -265,9 +274,3 @@ def endpoint_of(nats: Nats, settings: Settings) -> Endpoint:
         discovered=tuple(server.uri.netloc for server in client._server_pool if server.discovered),
         name=options["name"] or "eventjet",
     )
-
-
-def loop_of(nats: Nats) -> asyncio.AbstractEventLoop | None:
-    """The loop that reads the connection; None before it was opened."""
-    reading: asyncio.Task[None] | None = cast("Any", nats)._reading_task
-    return None if reading is None else reading.get_loop()
