@@ -171,7 +171,7 @@ async def test_a_context_of_tls_is_taken(how: str, app: App, tmp_path: Path) -> 
     pems = certificates(tmp_path)
     context = ssl.create_default_context(cafile=pems["ca.pem"])
     context.load_cert_chain(pems["client.pem"], pems["client.key"])
-    with NatsServer(config=tls_config(pems, ", verify: true")) as server:
+    with NatsServer(config=tls_config(pems, f', verify: true, ca_file: "{pems["ca.pem"]}"')) as server:
         with pytest.raises(Unreachable):
             await recorded(app, servers=server.url)
         if how == "settings":
@@ -204,6 +204,7 @@ async def test_callbacks_give_the_jwt_and_sign(how: str, app: App, tmp_path: Pat
         await given.close()
 
 
+@pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning")  # nats-py's call of aiohttp
 @pytest.mark.parametrize("how", ["settings", "client"])
 async def test_websockets_carry_commands_and_histories(how: str, app: App, tmp_path: Path) -> None:
     with NatsServer() as reserved:

@@ -232,7 +232,7 @@ class Client:
             if self.endpoint.is_websocket:
                 where = f"The WebSocket at {', '.join(self.endpoint.servers)}"
                 raise Unreachable(
-                    where, reason_of(error), "Look at the URL, and at `websocket {}` of the server."
+                    where, reason_of(tap.last_error or error), "Look at the URL, and at `websocket {}` of the server."
                 ) from None
             # nats-py does not say which server said what. The same servers are asked one after the other.
             dialled = await asyncio.to_thread(dial, self.endpoint, bound_s)

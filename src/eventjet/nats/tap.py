@@ -75,6 +75,7 @@ class Tap:
                 f"nats-py {version('nats-py')} has no {missing[0]}, which eventjet needs. Install nats-py 2.16."
             )
         self.watchers: list[Watcher] = []
+        self.last_error: Exception | None = None
         self.greeting: dict[str, Any] = dict(client._server_info)
         """What the server said of itself before the login."""
         self.info = self.greeting
@@ -125,6 +126,7 @@ class Tap:
 
     async def failed(self, error: Exception) -> None:
         """Take an error of the client's, whatever it is of: its callback for errors."""
+        self.last_error = error
         for watcher in tuple(self.watchers):
             watcher.on_error(error)
         if self._given_error_cb is not None:
