@@ -33,11 +33,13 @@ from eventjet import (
     reactor,
 )
 from eventjet.dev.nats import NatsServer
+from eventjet.errors import StoreUnavailable, Unreachable
 from eventjet.nats.api import create_stream
 from eventjet.settings import Settings
 from eventjet.workers.status import StatusReader
+from eventjet.workers.supervisor import run_workers
 from tests.integration.projecting import made
-from tests.integration.reacting import Bell, Rung, Tower, eventually, working
+from tests.integration.reacting import PATIENT_S, Bell, Rung, Tower, eventually, working
 from tests.logs import fresh_name
 
 BELLS = ("high", "low")
@@ -104,15 +106,15 @@ def app_of_everything(projections: int) -> App:
     name = fresh_name()
 
     @reactor("counter", start="beginning")
-    async def counter(event: Recorded[Rung], to: Reaction[None]) -> None:
+    async def counter(event: Recorded[Rung], to: Reaction[Any]) -> None:
         await to.repository(Tower).execute("all", Tower.count, event.aggregate_id, event.data.n)
 
     @reactor("divided", start="beginning", partitions=3)
-    async def divided(event: Recorded[Rung], to: Reaction[None]) -> None:
+    async def divided(event: Recorded[Rung], to: Reaction[Any]) -> None:
         await to.repository(Tower).execute(event.aggregate_id, Tower.count, event.aggregate_id, event.data.n)
 
     @inbox("orders", stream=f"{name}-orders", subject=f"{name}-orders.>", start="beginning")
-    async def orders(message: Incoming[Order], to: Reaction[None]) -> None:
+    async def orders(message: Incoming[Order], to: Reaction[Any]) -> None:
         await to.repository(Bell).execute(message.data.bell, Bell.polish)
 
     @publication("bells", stream=f"{name}-public", source="https://bells.example", start="beginning")
@@ -202,12 +204,34 @@ class Scene:
             await self.jet.client.request(f"{self.app.name}-orders.{bell}", json.dumps({"bell": bell}).encode())
         await self.jet.repository(Errand).execute(f"e-{n}", Errand.begin)
 
-    async def caught_up(self) -> None:
+    async def caught_up(self, *names: str) -> None:
+        """All that is named, or all there is, has an owner and nothing left to do."""
+
         async def look() -> bool:
-            statuses = (await self.reader.read()).projections
-            return all(one.owner is not None and not one.lag_events for one in statuses)
+            try:
+                statuses = (await self.reader.read()).projections
+            except (StoreUnavailable, Unreachable):
+                return False  # the server is being restarted
+            concerned = [one for one in statuses if not names or one.name in names]
+            return all(one.owner is not None and not one.lag_events for one in concerned)
 
         await eventually(look)
+
+    @asynccontextmanager
+    async def projecting(self) -> AsyncGenerator[None]:
+        """Within the block a worker works on the projections alone."""
+        stop, ready = asyncio.Event(), asyncio.Event()
+        names = list(self.app.projections)
+        task = asyncio.create_task(run_workers(self.app, self.settings, names, stop=stop, on_ready=ready.set))
+        waiting = asyncio.create_task(ready.wait())
+        try:
+            await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=PATIENT_S)
+            assert ready.is_set()
+            yield
+        finally:
+            stop.set()
+            waiting.cancel()
+            await asyncio.wait_for(task, PATIENT_S)
 
 
 @asynccontextmanager
@@ -221,23 +245,68 @@ async def scene_of(tmp_path: Path, projections: int) -> AsyncGenerator[Scene]:
                 stream = f"{app.name}-{kind}"
                 await jet.client.ask(create_stream({"name": stream, "subjects": [f"{stream}.>"], "allow_atomic": True}))
             await jet.init()
-            await asyncio.to_thread(made, settings.database, *app.projections.values())
+            resolved: Any = app.projections.values()
+            await asyncio.to_thread(made, settings.database, *resolved)
             watched = Watched(server, jet)
             await watched.listen()
             yield Scene(app, jet, settings, server, watched, reader)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("projections", [30])
-async def test_workers_dial_nothing_while_nothing_fails(tmp_path: Path, projections: int) -> None:
-    async with scene_of(tmp_path, projections) as scene:
+async def test_workers_of_30_projections_and_of_all_else_dial_nothing_while_nothing_fails(tmp_path: Path) -> None:
+    async with scene_of(tmp_path, 30) as scene:
+        watched = scene.watched
+        await scene.happens(1)
+        async with working(scene.app, scene.settings):
+            await scene.caught_up()
+            await watched.looked(scene.durables, 1)
+            before = await watched.dialled()
+            await watched.looked(scene.durables, 2)
+            await scene.happens(2)
+            await scene.caught_up()
+            await watched.looked(scene.durables, 1)
+            names = await watched.names()
+            assert await watched.dialled() == before, names
+            assert Counter(name for name in names if name.startswith("eventjet worker ")) == Counter(
+                f"eventjet worker {durable}" for durable in scene.durables
+            )
+            assert names["eventjet"] == 3  # the test's two, and one of the workers
+            assert names["eventjet histories"] <= 2
+
+
+@pytest.mark.slow
+async def test_a_worker_that_goes_on_in_the_middle_of_a_log_asks_what_events_follow_over_what_it_has(
+    tmp_path: Path,
+) -> None:
+    async with scene_of(tmp_path, 4) as scene:
+        names = list(scene.app.projections)
+        await scene.happens(1)
+        async with scene.projecting():
+            await scene.caught_up(*names)
+        async with scene.projecting():
+            await scene.caught_up(*names)
+            await scene.watched.looked([f"{name}-r1" for name in names], 1)
+            before = await scene.watched.dialled()
+            await scene.happens(2)  # of aggregates of which these workers have read nothing
+            await scene.caught_up(*names)
+            assert await scene.watched.dialled() == before, await scene.watched.names()
+
+
+@pytest.mark.slow
+async def test_workers_dial_again_what_a_restart_of_the_server_took_and_nothing_after_that(tmp_path: Path) -> None:
+    async with scene_of(tmp_path, 4) as scene:
         await scene.happens(1)
         async with working(scene.app, scene.settings):
             await scene.caught_up()
             await scene.watched.looked(scene.durables, 1)
-            before, names = await scene.watched.dialled(), await scene.watched.names()
-            await scene.watched.looked(scene.durables, 2)
+            await asyncio.to_thread(scene.server.stop)
+            await asyncio.to_thread(scene.server.start)
+            await scene.watched.looked(scene.durables, 1)
             await scene.happens(2)
             await scene.caught_up()
             await scene.watched.looked(scene.durables, 1)
-            assert await scene.watched.dialled() == before, await scene.watched.names() - names
+            before = await scene.watched.dialled()
+            await scene.happens(3)
+            await scene.caught_up()
+            await scene.watched.looked(scene.durables, 2)
+            assert await scene.watched.dialled() == before, await scene.watched.names()
