@@ -30,7 +30,7 @@ from eventjet.store.public_stream import check_public
 from eventjet.store.topology import cursors_config, timer_config
 from eventjet.store.topology import standstill as standstill_of
 from eventjet.workers.context import WorkerOptions
-from eventjet.workers.reader import log_fault, record_under, state_of_log
+from eventjet.workers.reader import log_fault, state_of_log
 
 _CLOCK_S = 1.0
 """How far the clocks of two servers of a cluster may be apart."""
@@ -128,7 +128,7 @@ def cursor_fault(
     if cursor.log != identity:
         reason = f"it is of the log {cursor.log} and the stream {state.name!r} is {identity}"
         return LogRolledBack(cursor.name, cursor.position, reason)
-    return log_fault(identity, state, cursor, record_under(connection, state.name, cursor))
+    return log_fault(connection, identity, state, cursor)
 
 
 def look_at_cursors(connection: NatsConnection, app: Application) -> list[CursorLook]:

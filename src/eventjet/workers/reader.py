@@ -235,7 +235,7 @@ async def learn_voids(client: Client, stream: str, catalog: Catalog) -> None:
 def check_log(connection: NatsConnection, stream: str, held: Stand) -> None:
     """Raise `LogRolledBack` where the checkpoint was not made from this log. Blocks."""
     identity, state = state_of_log(connection, stream)
-    fault = _another_past(identity, state, held, record_under(connection, stream, held))
+    fault = _another_past(identity, state, held, _record_under(connection, stream, held))
     if fault is not None:
         raise fault
 
@@ -248,7 +248,7 @@ async def check_whole_log(client: Client, stream: str, held: Stand) -> str:
     state = await info(client, stream)
     identity = identity_of(state)
     record = await client.ask(message_at(stream, held.position)) if held.position else None
-    fault = log_fault(identity, state, held, record)
+    fault = _fault(identity, state, held, record)
     if fault is not None:
         raise fault
     check_settings(state)
@@ -286,15 +286,22 @@ async def pause_of(client: Client, stream: str, durable: str) -> str | None:
     return f"{what}. Run `nats consumer resume {stream} {durable}`" if until else None
 
 
-def record_under(connection: NatsConnection, stream: str, held: Stand) -> RawRecord | None:
-    """What the log has where the checkpoint stands, for `log_fault`. Blocks."""
+def log_fault(
+    connection: NatsConnection, identity: str, state: StreamState, held: Stand
+) -> LogRolledBack | LogIncomplete | None:
+    """Why the projection cannot go on over this log; None if it can. Blocks."""
+    return _fault(identity, state, held, _record_under(connection, state.name, held))
+
+
+def _record_under(connection: NatsConnection, stream: str, held: Stand) -> RawRecord | None:
+    """What the log has where the checkpoint stands. Blocks."""
     return connection.ask(message_at(stream, held.position)) if held.position else None
 
 
-def log_fault(
+def _fault(
     identity: str, state: StreamState, held: Stand, record: RawRecord | None
 ) -> LogRolledBack | LogIncomplete | None:
-    """Why the projection cannot go on over this log, which has `record` where it stands; None if it can."""
+    """As `log_fault`, for a log that has `record` where the checkpoint stands."""
     fault = _another_past(identity, state, held, record)
     gone = "" if fault else loss(state)
     return LogIncomplete(f"The log {state.name!r}", gone) if gone else fault

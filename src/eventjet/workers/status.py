@@ -27,7 +27,7 @@ from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, Checkpoint
 from eventjet.sql.database import COMMAND, READ_ONLY, Database
 from eventjet.sql.dialect import dialect_of
 from eventjet.workers.cursor_status import CursorLook, look_at_cursors
-from eventjet.workers.reader import log_fault, record_under, state_of_log
+from eventjet.workers.reader import log_fault, state_of_log
 
 PROJECTION = "projection"
 REASON_MAX = 1_000
@@ -330,7 +330,7 @@ def see_log(connection: NatsConnection, stream: str, checkpoints: Sequence[Check
     identity, state = state_of_log(connection, stream)
     faults: dict[tuple[str, int], str] = {}
     for held in checkpoints:
-        fault = log_fault(identity, state, held, record_under(connection, stream, held))
+        fault = log_fault(connection, identity, state, held)
         if fault is not None and held.state in (NEW, BUILDING, ACTIVE):
             faults[held.name, held.revision] = str(fault)
     ages: dict[int, float | None] = {}
