@@ -264,16 +264,16 @@ async def test_settings_that_eventjet_never_sets_are_taken_away_by_a_repair(
 
 
 async def test_a_worker_does_not_go_on_over_a_log_that_stores_events_elsewhere(
-    app: App, jet: Jet, client: Client, eventjet_nats: NatsServer
+    app: App, jet: Jet, client: Client
 ) -> None:
     from eventjet.cursors.cursor import Cursor
 
-    endpoint, log = Endpoint((eventjet_nats.url,)), (await jet.log()).identity
+    log = (await jet.log()).identity
     stand = Cursor("any", "reactor", log)
-    await asyncio.to_thread(check_running, endpoint, app.name, stand, log)
+    await check_running(client, app.name, stand, log)
     await edit(client, app.name, changes(app.name)["subject_transform"])
     with pytest.raises(LogDrifted, match="subject_transform"):
-        await asyncio.to_thread(check_running, endpoint, app.name, stand, log)
+        await check_running(client, app.name, stand, log)
 
 
 async def test_cursors_timers_and_snapshots_name_the_setting_of_their_stream(

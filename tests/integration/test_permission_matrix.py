@@ -104,7 +104,7 @@ SENT: dict[str, tuple[set[str], list[str]]] = {
     # The API of JetStream.
     "look at the log": (NAMES - {"caller"}, _stream("INFO MSG.GET", "bank")),
     "read from any replica": (LOOKS, ["$JS.API.DIRECT.GET.bank", "$JS.API.DIRECT.GET.bank.bank.account.a"]),
-    "limits of the account": (LOOKS, ["$JS.API.INFO"]),
+    "limits of the account": (LOOKS | {"worker"}, ["$JS.API.INFO"]),
     "make streams": ({"admin"}, _stream("CREATE", *_OWN)),
     "change the log's settings": ({"admin"}, _stream("UPDATE", "bank")),
     "look at the snapshots' bucket": ({"admin", "snapshots"}, _stream("INFO", "KV_bank_snapshots")),

@@ -11,8 +11,9 @@ import pytest
 
 from eventjet.codec.envelope import header
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import RebuildError, UndecodableEvent
+from eventjet.errors import ConnectionClosed, RebuildError, UndecodableEvent
 from eventjet.nats.client import connect
+from eventjet.nats.connection import NatsConnection
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.session import Started
@@ -182,3 +183,24 @@ def test_the_last_record_before_a_position_is_found_wherever_it_lies(nats: NatsS
             assert (record[0] if record else None) == max((one for one in own if one < position), default=None)
         assert earlier.before(f"{book.name}.ledger.none".encode(), 301) is None
         assert [record and record[0] for record in earlier.at([3, 999, 1])] == [3, None, 1]
+
+
+def test_a_record_before_is_asked_for_over_a_connection_that_is_there_and_stays_its_owners(
+    nats: NatsServer, tmp_path: Path
+) -> None:
+    book = Book(Settings.load({"servers": nats.url, "database": f"sqlite:///{tmp_path}/read.db"}, {}), tmp_path)
+    book.append_raw([opened("a-1"), opened("a-2")])
+    with NatsConnection.open(book.endpoint) as connection:
+        sid = connection.subscribe("news.>")
+        connection.publish("news.first")
+        earlier = EarlierRecords(connection, book.name)
+        assert [record and record[0] for record in earlier.at([2])] == [2]
+        assert [frame[0] for frame in connection.receive(60.0)] == [sid]  # what came before the answer is kept
+        earlier.close()
+        assert connection.usable
+        with pytest.raises(ConnectionClosed):
+            earlier.at([1])
+        lost = EarlierRecords(connection, book.name)
+        connection.close()
+        with pytest.raises(ConnectionClosed):
+            lost.at([1])

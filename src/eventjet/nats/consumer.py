@@ -253,7 +253,8 @@ class DurablePull:
         self._linger_s = linger_s
         self._silence_s = 2 * heartbeat_s
         self._quiet_s = 0.0
-        self._link = link = NatsConnection.open(endpoint, timeout_s=timeout_s, ping_interval_s=heartbeat_s)
+        self.link = link = NatsConnection.open(endpoint, timeout_s=timeout_s, ping_interval_s=heartbeat_s)
+        """For the thread that reads, to ask over it between two batches: what is delivered meanwhile is kept."""
         try:
             link.ask(delete_consumer(stream, durable), timeout_s=timeout_s)
             failpoints.reach("worker.durable_deleted")
@@ -316,7 +317,7 @@ class DurablePull:
 
     def close(self) -> None:
         """Wake the reader and let go of the connection; the durable stays. From any thread, any number of times."""
-        self._link.close()
+        self.link.close()
 
     def _receive(self, timeout_s: float) -> bool:
         """Take what comes within the time; False when nothing came."""
@@ -327,7 +328,7 @@ class DurablePull:
             return True
         self._quiet_s += time.monotonic() - started
         if self._quiet_s > self._silence_s:
-            raise ConnectionLost(f"NATS at {self._link.peer}", f"no heartbeat came for {self._quiet_s:.1f} s")
+            raise ConnectionLost(f"NATS at {self.link.peer}", f"no heartbeat came for {self._quiet_s:.1f} s")
         return False
 
 

@@ -183,7 +183,6 @@ NOT_FOLDED_AHEAD = LogEvent(
 THREAD_LEFT = LogEvent(
     "eventjet.thread_left", _W, "the thread %(thread)s did not end within %(seconds)g s", "A reader hangs."
 )
-NOTICES_WAIT = LogEvent("eventjet.notices_wait", _D, "notices wait: %(reason)s", "The server does not answer.")
 NOTICES_DENIED = LogEvent(
     "eventjet.notices_denied",
     _W,

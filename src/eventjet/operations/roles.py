@@ -120,7 +120,7 @@ def roles_of(
     lists = (f"{api}.CONSUMER.LIST.{stream}",)
     return (
         role(ADMIN, list(dict.fromkeys((*read, *manage, *lists, *consume, voids))), heard),
-        role(WORKER, (*look, *theirs, *(notice_subject(app, name) for name in _projections(durables)))),
+        role(WORKER, (f"{api}.INFO", *look, *theirs, *(notice_subject(app, name) for name in _projections(durables)))),
         role(READER, (*read, *look_at_cursors, *(f"{api}.STREAM.INFO.{each}" for each in others)), heard),
         role(REBUILD, (*look, *consume), (), kept),
         role(SNAPSHOTS, (*look, *write_snapshots, *consume), (), kept),

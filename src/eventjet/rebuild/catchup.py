@@ -18,7 +18,7 @@ from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.domain.parked import Parked
 from eventjet.errors import LogRolledBack, RebuildError, VerificationFailed
 from eventjet.nats.api import stream_info
-from eventjet.nats.connection import ask_once
+from eventjet.nats.connection import NatsConnection, ask_once
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine import rows
@@ -207,7 +207,8 @@ def is_of_this_log(job: Job, live: Checkpoint | None) -> bool:
     """Whether the live read model was made from this log, so that its position may not be fallen short of."""
     try:
         if live is not None:
-            check_log(job.log.endpoint, job.log.stream, live)
+            with NatsConnection.open(job.log.endpoint) as connection:
+                check_log(connection, job.log.stream, live)
     except LogRolledBack:
         return False
     return True

@@ -12,6 +12,7 @@ from eventjet import failpoints
 from eventjet.codec.envelope import RawRecord
 from eventjet.domain.identity import encode_id
 from eventjet.errors import RebuildError, RowUnreadable
+from eventjet.nats.connection import NatsConnection
 from eventjet.nats.ranges import read_range
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.fold import RowKey
@@ -155,7 +156,8 @@ def _copied(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan, Che
                     f"{resolved.name!r} has no live read model yet, so there is nothing to verify. "
                     "Start a worker, or run `eventjet rebuild`."
                 )
-            check_log(job.log.endpoint, job.log.stream, at)
+            with NatsConnection.open(job.log.endpoint) as connection:
+                check_log(connection, job.log.stream, at)
         failpoints.reach("verify.copied")
         yield shadow, job.plan([resolved], at.position), at
 

@@ -24,14 +24,15 @@ _PAUSE_S = 0.2
 class EarlierRecords:
     """See `eventjet.codec.chain.Earlier`; the leader is asked.
 
-    Connects when it is first asked, and again after a connection broke. For one thread at a time; `close` may be called
-    from any, and ends what is being asked.
+    For one thread at a time; `close` may be called from any, and ends what is being asked.
     """
 
-    def __init__(self, endpoint: Endpoint, stream: str) -> None:
-        self._endpoint = endpoint
+    def __init__(self, where: Endpoint | NatsConnection, stream: str) -> None:
+        """Over a connection of the same thread's, which stays its owner's; or over one of its own, opened when it is
+        first asked, and again after it broke."""
+        self._where = where
         self._stream = stream
-        self._connection: NatsConnection | None = None
+        self._connection = where if isinstance(where, NatsConnection) else None
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -64,8 +65,7 @@ class EarlierRecords:
 
     def close(self) -> None:
         self._closed = True
-        if self._connection is not None:
-            self._connection.close()
+        self._hang_up()
 
     def _next(self, subject: str, position: int) -> RawRecord | None:
         request = next_message(self._stream, position, subject)
@@ -77,17 +77,25 @@ class EarlierRecords:
             try:
                 return ask(self._connected())
             except (StoreUnavailable, Unreachable):
-                if self._connection is not None:
-                    self._connection.close()
-                    self._connection = None
-                if self._closed or time.monotonic() > deadline:
+                self._hang_up()
+                is_lost = self._connection is not None and not self._connection.usable
+                if self._closed or is_lost or time.monotonic() > deadline:
                     raise
             time.sleep(_PAUSE_S)
 
     def _connected(self) -> NatsConnection:
-        if self._connection is None:
-            self._connection = NatsConnection.open(self._endpoint)
+        connection = self._connection
+        if connection is None:
+            assert isinstance(self._where, Endpoint)
+            connection = self._connection = NatsConnection.open(self._where)
         if self._closed:
-            self._connection.close()
+            self._hang_up()
             raise ConnectionClosed
-        return self._connection
+        return connection
+
+    def _hang_up(self) -> None:
+        """Close the connection, if it is its own."""
+        connection = self._connection
+        if connection is not None and connection is not self._where:
+            self._connection = None
+            connection.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -14,7 +15,11 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet.codec.catalog import Catalog
+from eventjet.codec.subjects import notice, notice_subject
+from eventjet.errors import Forbidden
+from eventjet.nats.client import Client
 from eventjet.nats.endpoint import Endpoint
+from eventjet.observability import logs
 from eventjet.observability.metrics import Meter
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
@@ -24,12 +29,13 @@ from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.locations import located
 from eventjet.sql.postgres import look_first_in
 from eventjet.workers.among import Among
-from eventjet.workers.notify import Notifier
 from eventjet.writers.driver import driver_of, is_over
 from eventjet.writers.fold_writer import FoldWriter
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,32 @@ class WorkerOptions:
     """How many processes fold the events of a projection that is far behind; 1 is this one alone."""
 
 
+class Notices:
+    """Tells over core NATS how far projections are true, so that nobody has to ask the database all the time.
+
+    Telling never waits and never fails. What is lost is harmless: see `eventjet.sql.waiting`.
+    """
+
+    def __init__(self, client: Client, app: str) -> None:
+        self._client = client
+        self._app = app
+        self._is_denied = False
+        client.on_denied.append(self._denied)
+        client.on_lost.append(self._lost)
+
+    def tell(self, projection: str, revision: int, position: int) -> None:
+        if not self._is_denied:
+            self._client.publish(notice_subject(self._app, projection), notice(revision, position))
+
+    def _denied(self, fault: Forbidden) -> None:
+        if fault.subject.startswith(notice_subject(self._app, "")) and not self._is_denied:
+            self._is_denied = True
+            logs.NOTICES_DENIED.tell(_log, reason=fault)
+
+    def _lost(self) -> None:
+        self._is_denied = False  # the next connection may have other rights
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
     """Made within the loop that runs the projectors."""
@@ -66,10 +98,11 @@ class WorkerContext:
     catalog: Catalog
     database: Database
     endpoint: Endpoint
+    client: Client
     owner: str
     """This process, as leases name it."""
     options: WorkerOptions
-    notifier: Notifier
+    notices: Notices
     among: Among | None = None
     """None where every projection is folded in this process."""
     meters: dict[str, Meter] = field(default_factory=dict[str, Meter], repr=False)

@@ -9,31 +9,29 @@ from eventjet.codec.cloud_events import IncomingDecoder
 from eventjet.codec.envelope import RawRecord
 from eventjet.cursors.cursor import Cursor
 from eventjet.domain.inbox import Inbox
-from eventjet.errors import LogRolledBack, StoreError, StreamMissing, UnexpectedExit, Unreachable
+from eventjet.errors import LogRolledBack, StoreError, StreamMissing, UnexpectedExit
 from eventjet.nats.api import message_at, stream_info
 from eventjet.nats.client import Client
-from eventjet.nats.connection import NatsConnection
-from eventjet.nats.endpoint import Endpoint
 from eventjet.quarantine.fold import Offered, Offering, Reader, aggregate_key_of
 from eventjet.reactions.following import Declaration, filters_of, missing_stream
 from eventjet.repository.repositories import Repositories
 from eventjet.store.earlier import EarlierRecords
-from eventjet.workers.reader import Source, check_running, check_whole_log, learn_voids, pause_of
+from eventjet.workers.reader import check_running, check_whole_log, learn_voids, pause_of
 
 
 class Feed(Protocol):
-    """One stream, as a follower reads it. `check` and `look` block."""
+    """One stream, as a follower reads it."""
 
     stream: str
     filters: Sequence[str]
     forgets: bool
     """Whether old records may go without anybody having done wrong."""
 
-    def check(self, cursor: Cursor) -> None:
+    async def check(self, cursor: Cursor) -> None:
         """Raise when a cursor cannot go on over it."""
         ...
 
-    def look(self, cursor: Cursor, durable: str) -> str | None:
+    async def look(self, cursor: Cursor, durable: str) -> str | None:
         """As `check`, for what may change while it is read, and why nothing comes from its durable, if that is paused.
 
         A server that is away is no fault.
@@ -58,22 +56,22 @@ class LogFeed:
 
     forgets = False
 
-    def __init__(self, repositories: Repositories, endpoint: Endpoint, declaration: Declaration) -> None:
+    def __init__(self, repositories: Repositories, client: Client, declaration: Declaration) -> None:
         self.stream = repositories.app.name
         self.filters: Sequence[str] = filters_of(repositories.app, declaration.events)
         self._repositories = repositories
-        self._endpoint = endpoint
+        self._client = client
         self._declaration = declaration
 
-    def check(self, cursor: Cursor) -> None:
-        identity = check_whole_log(self._endpoint, self.stream, cursor)
+    async def check(self, cursor: Cursor) -> None:
+        identity = await check_whole_log(self._client, self.stream, cursor)
         if identity != cursor.log:
             raise LogRolledBack(cursor.name, cursor.position, f"it is of the log {cursor.log} and this is {identity}")
-        learn_voids(self._endpoint, self.stream, self._repositories.catalog)
+        await learn_voids(self._client, self.stream, self._repositories.catalog)
 
-    def look(self, cursor: Cursor, durable: str) -> str | None:
-        check_running(self._endpoint, self.stream, cursor, cursor.log)
-        return pause_of(Source(self._endpoint, self.stream, durable))
+    async def look(self, cursor: Cursor, durable: str) -> str | None:
+        await check_running(self._client, self.stream, cursor, cursor.log)
+        return await pause_of(self._client, self.stream, durable)
 
     def reader(self, earlier: EarlierRecords) -> Reader:
         whole = Offering(self._repositories.catalog, self._declaration.events, (), earlier)
@@ -91,26 +89,24 @@ class ForeignFeed:
 
     forgets = True
 
-    def __init__(self, inbox: Inbox[Any, Any], client: Client, endpoint: Endpoint) -> None:
+    def __init__(self, inbox: Inbox[Any, Any], client: Client) -> None:
         self.stream = inbox.stream
         self._name = inbox.name
         self.filters: Sequence[str] = (inbox.subject,)
         self._client = client
-        self._endpoint = endpoint
         self._type = inbox.type
         self._decoder = IncomingDecoder(inbox.type, "")
 
-    def check(self, cursor: Cursor) -> None:
-        self._check(cursor)
+    async def check(self, cursor: Cursor) -> None:
+        await self._check(cursor)
         # A message without an id is named by its stream, which may have been made again since the last term.
         self._decoder = IncomingDecoder(self._type, cursor.log)
 
-    def _check(self, cursor: Cursor) -> None:
-        with NatsConnection.open(self._endpoint) as connection:
-            try:
-                state = connection.ask(stream_info(self.stream))
-            except StreamMissing:
-                raise missing_stream(self._name, self.stream) from None
+    async def _check(self, cursor: Cursor) -> None:
+        try:
+            state = await self._client.ask(stream_info(self.stream))
+        except StreamMissing:
+            raise missing_stream(self._name, self.stream) from None
         if state.created != cursor.log:
             reason = f"the stream {self.stream!r} was made at {state.created}, and it began in one of {cursor.log}"
             raise LogRolledBack(cursor.name, cursor.position, reason, _in_this_one(cursor))
@@ -118,12 +114,12 @@ class ForeignFeed:
             reason = f"the stream {self.stream!r} ends at {state.last}"
             raise LogRolledBack(cursor.name, cursor.position, reason, _in_this_one(cursor))
 
-    def look(self, cursor: Cursor, durable: str) -> str | None:
+    async def look(self, cursor: Cursor, durable: str) -> str | None:
         try:
-            self._check(cursor)
-        except (StoreError, Unreachable, OSError):
+            await self._check(cursor)
+        except StoreError:
             return None
-        return pause_of(Source(self._endpoint, self.stream, durable))
+        return await pause_of(self._client, self.stream, durable)
 
     def reader(self, earlier: EarlierRecords) -> Reader:
         del earlier

@@ -164,7 +164,7 @@ class EventFollower:
 
         # However long these take: whoever is next would have to do them as well.
         every_s = context.options.lease_s / 3
-        await renewing(asyncio.to_thread(feed.check, cursor), renew, every_s)
+        await renewing(feed.check(cursor), renew, every_s)
         await renewing(self._followed.check(), renew, every_s)
         parked = await renewing(context.cursors.parked(self.name), renew, every_s)
         source = Source(context.endpoint, feed.stream, self._followed.durable)
@@ -223,7 +223,7 @@ class EventFollower:
         while True:
             await asyncio.sleep(_LOOK_S)
             followed = self._followed
-            term.tell_pause(await asyncio.to_thread(followed.feed.look, held.cursor, followed.durable))
+            term.tell_pause(await followed.feed.look(held.cursor, followed.durable))
             if term.has_moved() or term.is_idle:
                 self.pace.progressed()
 

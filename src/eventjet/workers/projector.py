@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from typing import TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 from sqlalchemy.exc import SQLAlchemyError
 
@@ -55,7 +55,7 @@ from eventjet.workers.reader import (
     pause_of,
 )
 from eventjet.workers.retries import carry_out_retries, load_blocked
-from eventjet.workers.terms import now_told, renewing, run_terms, waiting_since
+from eventjet.workers.terms import end, now_told, renewing, run_terms, waiting_since
 from eventjet.writers.sql_writer import SqlWriter
 
 _log = logging.getLogger(__name__)
@@ -89,6 +89,8 @@ class Projector:
         self._meter = context.meter(resolved)
         self.pace = Pace(context.options)
         self._tells_waiting = False
+        self._pause: str | None = None
+        """Why nothing comes from the durable, where somebody has paused it."""
         self._division = Division.of(resolved, context)
         self._failed_at = -1
         self._has_warned = False
@@ -169,18 +171,17 @@ class Projector:
         """
         context = self._context
         await lease.check_tables()
-        await self._renewing(lease, asyncio.to_thread(learn_voids, context.endpoint, context.stream, context.catalog))
+        await self._renewing(lease, learn_voids(context.client, context.stream, context.catalog))
         await carry_out_retries(session, context, self.resolved, lease, stop)
         try:
             if self._division is not None:
-                looking = asyncio.to_thread(left_in_log, context.endpoint, context.stream, lease.held.position)
+                looking = left_in_log(context.client, context.stream, lease.held.position)
                 left = await self._renewing(lease, looking)
                 await self._division.turns(False, left, lease.held.position)
             while not await self._follow(session, lease, stop):
                 await lease.look_again()
                 # Those that fold processes met only they know.
-                learning = asyncio.to_thread(learn_voids, context.endpoint, context.stream, context.catalog)
-                await self._renewing(lease, learning)
+                await self._renewing(lease, learn_voids(context.client, context.stream, context.catalog))
         finally:
             if self._division is not None:
                 await self._division.close()
@@ -197,22 +198,24 @@ class Projector:
             decoder = partial(reader_of, context.catalog, self.resolved, ())
             opening = EventReader.open(source, held.position, decoder, context.options.batch_max)
             reader = await self._renewing(lease, opening)
-        waker = asyncio.create_task(_wake_at(stop, reader))
+        beside: list[asyncio.Task[Any]] = [asyncio.create_task(_wake_at(stop, reader))]
         try:
             if not held.log:
                 await lease.check_unused()
             # After the durable is made: whoever replaces the stream from here on deletes it too.
-            checking = asyncio.to_thread(check_whole_log, context.endpoint, context.stream, held)
-            log = await self._renewing(lease, checking)
+            log = await self._renewing(lease, check_whole_log(context.client, context.stream, held))
             if held.log != log or held.app != self.resolved.app or not await lease.are_tables_noted():
                 await lease.adopt(log)
             failpoints.reach("worker.log_checked")
             pipeline = self._pipeline(session, held, reader, blocked)
             reader.start()
             self._on_ready()
-            return await self._project(session, lease, reader, pipeline, stop, log)
+            self._pause = None
+            looking = asyncio.create_task(self._look(lease, log))
+            beside.append(looking)
+            return await self._project(session, lease, reader, pipeline, stop, looking)
         finally:
-            waker.cancel()
+            await end(beside)
             if isinstance(reader, DividedReader) and division is not None:
                 await division.close()  # before the reader, which may wait for one of them
             await reader.close()
@@ -239,25 +242,39 @@ class Projector:
 
     def _committed(self, position: int, events: int, seconds: float) -> None:
         self._meter.committed(events, seconds)
-        self._context.notifier.tell(self.resolved.name, self.resolved.revision, position)
+        self._context.notices.tell(self.resolved.name, self.resolved.revision, position)
+
+    async def _look(self, lease: Lease, log: str) -> NoReturn:
+        """Raise as soon as the log is another one, or no longer whole; note whether the durable is paused."""
+        client, stream = self._context.client, self._context.stream
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await check_running(client, stream, lease.held, log)
+            self._pause = await pause_of(client, stream, self.resolved.durable)
 
     async def _project(
-        self, session: Session, lease: Lease, reader: AnyReader, pipeline: AnyPipeline, stop: asyncio.Event, log: str
+        self,
+        session: Session,
+        lease: Lease,
+        reader: AnyReader,
+        pipeline: AnyPipeline,
+        stop: asyncio.Event,
+        looking: asyncio.Task[NoReturn],
     ) -> bool:
         """Write until `stop`, or until the revision is promoted; False when to go on the other way."""
         context, division = self._context, self._division
         promotion = Promotion(self.resolved, context, lease, session)
         building = lease.held.state == BUILDING and not promotion.wanted
-        looked_at, turning = time.monotonic(), False
-        source, pause = Source(context.endpoint, context.stream, self.resolved.durable), None
+        looked_at, turning, pause = time.monotonic(), False, None
         while not stop.is_set():
             if time.monotonic() - looked_at > _LOOK_S:
                 await lease.check_tables()
-                await asyncio.to_thread(check_running, context.endpoint, context.stream, lease.held, log)
-                before, pause = pause, await asyncio.to_thread(pause_of, source)
-                if pause is not None and before is None:
-                    await self._tell_pause(lease, waiting_since(now_told(), pause))
                 looked_at = time.monotonic()
+            if looking.done():
+                looking.result()
+            before, pause = pause, self._pause
+            if pause is not None and before is None:
+                await self._tell_pause(lease, waiting_since(now_told(), pause))
             try:
                 wrote = await pipeline.step(context.options.lease_s / 3)
             except (NotDivided, FoldProcessLost) as error:

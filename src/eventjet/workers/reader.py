@@ -26,14 +26,15 @@ from eventjet.errors import (
     Unreachable,
 )
 from eventjet.nats.api import StreamState, message_at, paused_until, stream_info
+from eventjet.nats.client import Client
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.consumer import DurablePull
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.quarantine.fold import Reader
 from eventjet.store.earlier import EarlierRecords
-from eventjet.store.topology import check_settings, identity_of, missing
-from eventjet.store.voids import voids_in
+from eventjet.store.topology import check_settings, identity_of, info, missing
+from eventjet.store.voids import voids_of
 from eventjet.store.wholeness import check_whole, loss
 from eventjet.workers.buffer import Chunk, EventBuffer
 from eventjet.writers.batch import Batch
@@ -99,7 +100,7 @@ class EventReader:
         except asyncio.CancelledError:
             opening.add_done_callback(_close_unused)  # a thread goes on, whoever waits for it
             raise
-        earlier = EarlierRecords(endpoint, source.stream)
+        earlier = EarlierRecords(pull.link, source.stream)
         return cls(pull, EventBuffer(batch_max), decoder(earlier), earlier, position, source.durable)
 
     def start(self) -> None:
@@ -185,11 +186,9 @@ def left_after(pull: DurablePull, position: int) -> int:
     return max(0, pull.position - position) + pending
 
 
-def left_in_log(endpoint: Endpoint, stream: str, position: int) -> int:
-    """About how many events come after `position`, for who has not begun to read. Blocks."""
-    with NatsConnection.open(endpoint) as connection:
-        _, state = state_of_log(connection, stream)
-    return max(0, state.last - position)
+async def left_in_log(client: Client, stream: str, position: int) -> int:
+    """About how many events come after `position`, for who has not begun to read."""
+    return max(0, (await info(client, stream)).last - position)
 
 
 def _close_unused(opened: asyncio.Future[DurablePull]) -> None:
@@ -228,44 +227,45 @@ def state_of_log(connection: NatsConnection, stream: str) -> tuple[str, StreamSt
     return identity_of(state), state
 
 
-def learn_voids(endpoint: Endpoint, stream: str, catalog: Catalog) -> None:
-    """Have the readers of a worker pass over what its log declares void. Blocks."""
-    with NatsConnection.open(endpoint) as connection:
-        catalog.voids.update(voids_in(connection, stream))
+async def learn_voids(client: Client, stream: str, catalog: Catalog) -> None:
+    """Have the readers of a worker pass over what its log declares void."""
+    catalog.voids.update(await voids_of(client, stream))
 
 
-def check_log(endpoint: Endpoint, stream: str, held: Stand) -> str:
-    """The log's identity, if the checkpoint was made from this log; raises `LogRolledBack`. Blocks."""
-    with NatsConnection.open(endpoint) as connection:
-        identity, state = state_of_log(connection, stream)
-        fault = _another_past(connection, identity, state, held)
+def check_log(connection: NatsConnection, stream: str, held: Stand) -> None:
+    """Raise `LogRolledBack` where the checkpoint was not made from this log. Blocks."""
+    identity, state = state_of_log(connection, stream)
+    fault = _another_past(identity, state, held, _record_under(connection, stream, held))
     if fault is not None:
         raise fault
-    return identity
 
 
-def check_whole_log(endpoint: Endpoint, stream: str, held: Stand) -> str:
-    """As `check_log`, for who goes on from there: raises `LogIncomplete` and `LogDrifted` as well. Blocks."""
-    with NatsConnection.open(endpoint) as connection:
-        identity, state = state_of_log(connection, stream)
-        fault = log_fault(connection, identity, state, held)
+async def check_whole_log(client: Client, stream: str, held: Stand) -> str:
+    """The log's identity, if the checkpoint was made from it, and may go on from there.
+
+    Raises `LogRolledBack`, `LogIncomplete` and `LogDrifted`.
+    """
+    state = await info(client, stream)
+    identity = identity_of(state)
+    record = await client.ask(message_at(stream, held.position)) if held.position else None
+    fault = _fault(identity, state, held, record)
     if fault is not None:
         raise fault
     check_settings(state)
     return identity
 
 
-def check_running(endpoint: Endpoint, stream: str, held: Stand, log: str) -> None:
-    """What may change under a worker while it reads: raises as `check_whole_log`. Blocks.
+async def check_running(client: Client, stream: str, held: Stand, log: str) -> None:
+    """What may change under a worker while it reads: raises as `check_whole_log`.
 
     A server that is away is no fault, and another past under the same identity ends the reading by itself.
     """
     try:
-        with NatsConnection.open(endpoint) as connection:
-            identity, state = state_of_log(connection, stream)
+        state = await info(client, stream)
+        identity = identity_of(state)
     except IdentityLost:
         raise
-    except (StoreError, Unreachable, OSError):
+    except (StoreError, Unreachable):
         return
     if identity != log:
         raise LogRolledBack(held.name, held.position, _other(log, stream, identity))
@@ -273,30 +273,41 @@ def check_running(endpoint: Endpoint, stream: str, held: Stand, log: str) -> Non
     check_settings(state)
 
 
-def pause_of(source: Source) -> str | None:
-    """Why nothing comes where somebody has paused the durable at the server, whose heartbeats go on; None else. Blocks.
+async def pause_of(client: Client, stream: str, durable: str) -> str | None:
+    """Why nothing comes where somebody has paused the durable at the server, whose heartbeats go on; None else.
 
     Nor is anything known where the server is away, or does not let us ask.
     """
     try:
-        with NatsConnection.open(source.endpoint) as connection:
-            until = connection.ask(paused_until(source.stream, source.durable))
-    except (EventjetError, OSError):
+        until = await client.ask(paused_until(stream, durable))
+    except EventjetError:
         return None
-    what = f"its consumer {source.durable!r} of the stream {source.stream!r} is paused at the server until {until}"
-    return f"{what}. Run `nats consumer resume {source.stream} {source.durable}`" if until else None
+    what = f"its consumer {durable!r} of the stream {stream!r} is paused at the server until {until}"
+    return f"{what}. Run `nats consumer resume {stream} {durable}`" if until else None
 
 
 def log_fault(
     connection: NatsConnection, identity: str, state: StreamState, held: Stand
 ) -> LogRolledBack | LogIncomplete | None:
-    """Why the projection cannot go on over this log; None if it can."""
-    fault = _another_past(connection, identity, state, held)
+    """Why the projection cannot go on over this log; None if it can. Blocks."""
+    return _fault(identity, state, held, _record_under(connection, state.name, held))
+
+
+def _record_under(connection: NatsConnection, stream: str, held: Stand) -> RawRecord | None:
+    """What the log has where the checkpoint stands. Blocks."""
+    return connection.ask(message_at(stream, held.position)) if held.position else None
+
+
+def _fault(
+    identity: str, state: StreamState, held: Stand, record: RawRecord | None
+) -> LogRolledBack | LogIncomplete | None:
+    """As `log_fault`, for a log that has `record` where the checkpoint stands."""
+    fault = _another_past(identity, state, held, record)
     gone = "" if fault else loss(state)
     return LogIncomplete(f"The log {state.name!r}", gone) if gone else fault
 
 
-def _another_past(connection: NatsConnection, identity: str, state: StreamState, held: Stand) -> LogRolledBack | None:
+def _another_past(identity: str, state: StreamState, held: Stand, record: RawRecord | None) -> LogRolledBack | None:
     """Why the checkpoint was not made from this log, None if it was.
 
     A log restored from an old backup and grown again has a longer tail but another past: hence the event's id.
@@ -307,7 +318,6 @@ def _another_past(connection: NatsConnection, identity: str, state: StreamState,
         return LogRolledBack(held.name, held.position, _other(held.log, state.name, identity))
     if state.last < held.position:
         return LogRolledBack(held.name, held.position, f"the log ends at position {state.last}")
-    record = connection.ask(message_at(state.name, held.position))
     if record is None:
         return LogRolledBack(held.name, held.position, "the log has no event there any more")
     event_id = header(record[3], MSG_ID) or ""

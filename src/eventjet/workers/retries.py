@@ -58,11 +58,7 @@ async def carry_out_retries(
     parked, and `UnknownEvent` for a schema of a newer deploy.
     """
     if resolved.quarantines and not isinstance(resolved, ResolvedSql):
-        retries = _Retries(session, context, resolved, lease)
-        if await retries.waiting():
-            checking = asyncio.to_thread(check_log, context.endpoint, context.stream, lease.held)
-            await renewing(checking, lease.renew, context.options.lease_s / 3)
-            await retries.run(stop)
+        await _Retries(session, context, resolved, lease).run(stop)
 
 
 class _Retries:
@@ -111,12 +107,14 @@ class _Retries:
         log_parked(self._resolved.name, changes.quarantine, "is parked again")
 
     def _offers(self, waiting: Sequence[WaitingEvent]) -> list[Offered]:
-        """Read them from the log; blocks. Fewer when they are large."""
+        """Read them from the log that the rows were made from; blocks. Fewer when they are large."""
         context, stream = self._context, self._context.stream
         endpoint = context.endpoint.with_name(f"eventjet worker {self._resolved.durable}")
         offers: list[Offered] = []
         size = 0
-        with NatsConnection.open(endpoint) as connection, EarlierRecords(endpoint, stream) as earlier:
+        with NatsConnection.open(endpoint) as connection:
+            check_log(connection, stream, self._held)
+            earlier = EarlierRecords(connection, stream)
             offer = Offering(context.catalog, self._resolved.events, [event.position for event in waiting], earlier)
             for event, record in _read(connection, stream, waiting):
                 if record is None:

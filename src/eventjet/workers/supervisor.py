@@ -14,7 +14,7 @@ from eventjet.calls import called
 from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.cursors.kv import Cursors
 from eventjet.errors import EventjetError, UnexpectedExit, Unreachable, UsageError
-from eventjet.nats.client import Client
+from eventjet.nats.client import Client, connected
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
@@ -23,7 +23,7 @@ from eventjet.projections.app_ref import Application, projections_of
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.reactions.following import Declaration, declarations_of
 from eventjet.reactions.steps import ProcessRunner
-from eventjet.repository.repositories import open_repositories
+from eventjet.repository.repositories import Repositories, open_repositories
 from eventjet.settings import Settings
 from eventjet.spelling import listed, meant
 from eventjet.sql import locations
@@ -33,7 +33,7 @@ from eventjet.store.strangers import LISTED_MAX, noted_unknown, strangers, unkno
 from eventjet.store.timers import JetStreamTimers
 from eventjet.store.topology import drifts_of
 from eventjet.workers.among import Among
-from eventjet.workers.context import WorkerContext, WorkerOptions
+from eventjet.workers.context import Notices, WorkerContext, WorkerOptions
 from eventjet.workers.deps import Deps
 from eventjet.workers.feeds import ForeignFeed, LogFeed
 from eventjet.workers.followed import (
@@ -46,7 +46,6 @@ from eventjet.workers.followed import (
 from eventjet.workers.follower import EventFollower, FollowerContext
 from eventjet.workers.health import HealthMonitor, serving
 from eventjet.workers.lease import new_owner
-from eventjet.workers.notify import Notifier
 from eventjet.workers.projector import Projector
 from eventjet.workers.reader import state_of_log
 from eventjet.workers.shares import Share
@@ -110,10 +109,15 @@ async def run_workers(
         # Before anything starts a thread.
         among = ending.enter_context(Among.given(app, options.processes)) if chosen.projections else None
         log = await asyncio.to_thread(_check_stream, working.endpoint, app)
-        if chosen.projections:
-            await working.begin_projections(chosen.projections, log, among, ending)
+        repositories = None
         if chosen.followers:
-            await working.begin_followers(chosen.followers, ending)
+            repositories, client = await ending.enter_async_context(open_repositories(app, settings))
+        else:
+            client = await ending.enter_async_context(connected(settings))
+        if chosen.projections:
+            await working.begin_projections(chosen.projections, log, client, among)
+        if repositories is not None:
+            await working.begin_followers(chosen.followers, repositories, client, ending)
         if len(working.faults) == len(chosen.names):
             raise next(iter(working.faults.values()))  # nothing of it could do anything
         if http is not None:
@@ -146,25 +150,25 @@ class _Working:
         self._tasks: dict[str, Callable[[asyncio.Event], Coroutine[Any, Any, None]]] = {}
 
     async def begin_projections(
-        self, chosen: Sequence[AnyResolved], log: str, among: Among | None, ending: AsyncExitStack
+        self, chosen: Sequence[AnyResolved], log: str, client: Client, among: Among | None
     ) -> None:
-        notifier = Notifier(self.endpoint, self._app.name)
+        notices = Notices(client, self._app.name)
         database = Database(self._settings.database)
         catalog = self._app.catalog.of_log()
         context = WorkerContext(
-            self._app.name, log, catalog, database, self.endpoint, self.owner, self.options, notifier, among
+            self._app.name, log, catalog, database, self.endpoint, client, self.owner, self.options, notices, among
         )
         self.faults |= await _table_faults(database, chosen, log)
-        ending.push_async_callback(asyncio.to_thread, notifier.close)
         self.meters.append(context.meters)
         for one in chosen:
             projector = Projector(one, context, partial(self._ready, one.name))
             self.paces[one.name] = projector.pace
             self._tasks[one.durable] = projector.run
 
-    async def begin_followers(self, chosen: Sequence[Declaration], ending: AsyncExitStack) -> None:
+    async def begin_followers(
+        self, chosen: Sequence[Declaration], repositories: Repositories, client: Client, ending: AsyncExitStack
+    ) -> None:
         app = self._app
-        repositories, client = await ending.enter_async_context(open_repositories(app, self._settings))
         cursors = Cursors(client, app.name)
         faults = await asyncio.gather(*(_cursor_fault(cursors, one.name) for one in chosen))
         self.faults |= {one.name: fault for one, fault in zip(chosen, faults, strict=True) if fault is not None}
@@ -191,9 +195,8 @@ class _Working:
         if one.name in app.inboxes:
             assert self._deps is not None
             inbox = app.inboxes[one.name]
-            foreign = ForeignFeed(inbox, client, self.endpoint)
-            return FollowedInbox(one, foreign, inbox, repositories, self._deps)
-        feed = LogFeed(repositories, self.endpoint, one)
+            return FollowedInbox(one, ForeignFeed(inbox, client), inbox, repositories, self._deps)
+        feed = LogFeed(repositories, client, one)
         for cls, info in app.processes.items():
             if info.name == one.name:
                 runner = ProcessRunner(repositories, cls, info)

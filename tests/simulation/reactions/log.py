@@ -148,17 +148,17 @@ class SimulatedFeed(LogFeed):
     truth: Truth
     link: Link
 
-    def check(self, cursor: Cursor) -> None:
+    async def check(self, cursor: Cursor) -> None:
         if self.link.network.weather.is_out(self.link.network.loop.now):
             raise Unreachable("The server", "it is away", "Wait.")
-        self.look(cursor, cursor.name)
+        await self.look(cursor, cursor.name)
         if not cursor.position:
             return
         record = at_once(self.truth.at(cursor.position))
         if record is None or header(record[3], MSG_ID) != cursor.event_id:
             raise LogRolledBack(cursor.name, cursor.position, "the event there is another")
 
-    def look(self, cursor: Cursor, durable: str) -> None:
+    async def look(self, cursor: Cursor, durable: str) -> None:
         if cursor.log != self.truth.identity:
             raise LogRolledBack(cursor.name, cursor.position, "it is another log")
 

@@ -79,7 +79,7 @@ class Worker:
         shares: dict[str, Share] = {}
         for one in declarations_of(self._app).values():
             share = shares.setdefault(one.declared_as, Share(one.partitions))
-            feed = SimulatedFeed(repositories, endpoint(), one)
+            feed = SimulatedFeed(repositories, self._client, one)
             feed.truth, feed.link = self._truth, self.link
             followed = followed_of(self._app, one, feed, repositories, self._client, self._deps, self._network.rules)
             self._run(EventFollower(followed, context, share, _ready).run)

@@ -1,0 +1,312 @@
+"""A process of workers dials at its start and where something failed; while nothing fails the server sees no more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import urllib.request
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+from sqlalchemy import Column, Integer, MetaData, String, Table
+
+from eventjet import (
+    App,
+    Incoming,
+    Jet,
+    Projection,
+    Reaction,
+    Recorded,
+    Step,
+    do,
+    event,
+    inbox,
+    process,
+    projection,
+    publication,
+    reactor,
+)
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import StoreUnavailable, Unreachable
+from eventjet.nats.api import create_stream
+from eventjet.settings import Settings
+from eventjet.workers.status import StatusReader
+from eventjet.workers.supervisor import run_workers
+from tests.integration.projecting import made
+from tests.integration.reacting import PATIENT_S, Bell, Rung, Tower, eventually, working
+from tests.logs import fresh_name
+
+BELLS = ("high", "low")
+
+
+@dataclass(frozen=True, slots=True)
+class Rings:
+    bell: str
+    count: int = 0
+
+
+def rings_of(number: int) -> Projection[Any, Any]:
+    columns = Column("bell", String(20), primary_key=True), Column("count", Integer, nullable=False)
+    table = Table(f"rings_{number}", MetaData(), *columns)
+
+    @projection(f"rings_{number}", table=table)
+    def rings(row: Rings | None, event: Recorded[Rung]) -> Rings:
+        row = row or Rings(event.aggregate_id)
+        return replace(row, count=row.count + 1)
+
+    return rings
+
+
+@event("errand.begun")
+class Begun:
+    pass
+
+
+@event("errand.done")
+class Done:
+    pass
+
+
+@process("errand")
+class Errand:
+    """One step: it counts in the tower."""
+
+    stage: str = ""
+
+    def begin(self) -> Begun:
+        return Begun()
+
+    def finish(self) -> Done:
+        return Done()
+
+    def step(self) -> Step[Errand, Done] | None:
+        return do(Tower, "errands", Tower.count, "errand", 1).then(Errand.finish) if self.stage == "begun" else None
+
+    def evolve(self, event: Begun | Done) -> Errand:
+        return replace(self, stage="begun" if isinstance(event, Begun) else "done")
+
+
+class Order(BaseModel):
+    bell: str
+
+
+@event("bells.rung")
+class Told:
+    n: int
+
+
+def app_of_everything(projections: int) -> App:
+    """Of each kind of what workers work on something, and so many projections; its streams are of its name."""
+    name = fresh_name()
+
+    @reactor("counter", start="beginning")
+    async def counter(event: Recorded[Rung], to: Reaction[Any]) -> None:
+        await to.repository(Tower).execute("all", Tower.count, event.aggregate_id, event.data.n)
+
+    @reactor("divided", start="beginning", partitions=3)
+    async def divided(event: Recorded[Rung], to: Reaction[Any]) -> None:
+        await to.repository(Tower).execute(event.aggregate_id, Tower.count, event.aggregate_id, event.data.n)
+
+    @inbox("orders", stream=f"{name}-orders", subject=f"{name}-orders.>", start="beginning")
+    async def orders(message: Incoming[Order], to: Reaction[Any]) -> None:
+        await to.repository(Bell).execute(message.data.bell, Bell.polish)
+
+    @publication("bells", stream=f"{name}-public", source="https://bells.example", start="beginning")
+    def bells(event: Recorded[Rung]) -> Told:
+        return Told(n=event.data.n)
+
+    return App(
+        name,
+        aggregates=[Bell, Tower],
+        projections=[rings_of(number) for number in range(projections)],
+        reactors=[counter, divided, orders],
+        processes=[Errand],
+        publications=[bells],
+    )
+
+
+class Watched:
+    """A server, and what it says of its connections."""
+
+    def __init__(self, server: NatsServer, jet: Jet) -> None:
+        self._server = server
+        self._jet = jet
+        self.asked: Counter[str] = Counter()
+        """How often the server was asked for each consumer, which is what each look of a worker ends with."""
+
+    async def listen(self) -> None:
+        assert self._jet.client is not None
+
+        def heard(frame: Any) -> None:
+            self.asked[frame[1].decode().rpartition(".")[2]] += 1
+
+        await self._jet.client.serve("$JS.API.CONSUMER.INFO.*.*", heard)
+
+    async def dialled(self) -> int:
+        """Connections that were ever made."""
+        return int((await asyncio.to_thread(self._told, "/varz"))["total_connections"])
+
+    async def names(self) -> Counter[str]:
+        """Of the connections there are."""
+        found = await asyncio.to_thread(self._told, "/connz?limit=1000")
+        return Counter(one.get("name", "") for one in found["connections"])
+
+    async def looked(self, durables: Sequence[str], times: int) -> None:
+        """Wait until the worker of each has looked so often from now on."""
+        before = Counter(self.asked)
+
+        async def all_have() -> bool:
+            return all(self.asked[name] - before[name] >= times for name in durables)
+
+        await eventually(all_have)
+
+    def _told(self, path: str) -> Any:
+        with urllib.request.urlopen(f"{self._server.monitor_url}{path}", timeout=60) as answer:
+            return json.load(answer)
+
+
+@dataclass
+class Scene:
+    app: App
+    jet: Jet
+    settings: Settings
+    server: NatsServer
+    watched: Watched
+    reader: StatusReader
+
+    @property
+    def durables(self) -> list[str]:
+        return [*(one.durable for one in self.app.projections.values()), *self.followers]
+
+    @property
+    def followers(self) -> list[str]:
+        return [
+            "counter",
+            "divided-1-of-3",
+            "divided-2-of-3",
+            "divided-3-of-3",
+            f"{self.app.name}-orders",
+            "bells",
+            "errand",
+        ]
+
+    async def happens(self, n: int) -> None:
+        """Something for everyone."""
+        assert self.jet.client is not None
+        for bell in BELLS:
+            await self.jet.repository(Bell).execute(bell, Bell.ring, n)
+            await self.jet.client.request(f"{self.app.name}-orders.{bell}", json.dumps({"bell": bell}).encode())
+        await self.jet.repository(Errand).execute(f"e-{n}", Errand.begin)
+
+    async def caught_up(self, *names: str) -> None:
+        """All that is named, or all there is, has an owner and nothing left to do."""
+
+        async def look() -> bool:
+            try:
+                statuses = (await self.reader.read()).projections
+            except (StoreUnavailable, Unreachable):
+                return False  # the server is being restarted
+            concerned = [one for one in statuses if not names or one.name in names]
+            return all(one.owner is not None and not one.lag_events for one in concerned)
+
+        await eventually(look)
+
+    @asynccontextmanager
+    async def projecting(self) -> AsyncGenerator[None]:
+        """Within the block a worker works on the projections alone."""
+        stop, ready = asyncio.Event(), asyncio.Event()
+        names = list(self.app.projections)
+        task = asyncio.create_task(run_workers(self.app, self.settings, names, stop=stop, on_ready=ready.set))
+        waiting = asyncio.create_task(ready.wait())
+        try:
+            await asyncio.wait([task, waiting], return_when=asyncio.FIRST_COMPLETED, timeout=PATIENT_S)
+            assert ready.is_set()
+            yield
+        finally:
+            stop.set()
+            waiting.cancel()
+            await asyncio.wait_for(task, PATIENT_S)
+
+
+@asynccontextmanager
+async def scene_of(tmp_path: Path, projections: int) -> AsyncGenerator[Scene]:
+    app = app_of_everything(projections)
+    with NatsServer(sync_interval="1m") as server:
+        settings = Settings(servers=(server.url,), database=f"sqlite:///{tmp_path}/read.db")
+        async with app.connect(settings) as jet, StatusReader(app, settings) as reader:
+            assert jet.client is not None
+            for kind in ("orders", "public"):
+                stream = f"{app.name}-{kind}"
+                await jet.client.ask(create_stream({"name": stream, "subjects": [f"{stream}.>"], "allow_atomic": True}))
+            await jet.init()
+            resolved: Any = app.projections.values()
+            await asyncio.to_thread(made, settings.database, *resolved)
+            watched = Watched(server, jet)
+            await watched.listen()
+            yield Scene(app, jet, settings, server, watched, reader)
+
+
+@pytest.mark.slow
+async def test_workers_of_30_projections_and_of_all_else_dial_nothing_while_nothing_fails(tmp_path: Path) -> None:
+    async with scene_of(tmp_path, 30) as scene:
+        watched = scene.watched
+        await scene.happens(1)
+        async with working(scene.app, scene.settings):
+            await scene.caught_up()
+            await watched.looked(scene.durables, 1)
+            before = await watched.dialled()
+            await watched.looked(scene.durables, 2)
+            await scene.happens(2)
+            await scene.caught_up()
+            await watched.looked(scene.durables, 1)
+            names = await watched.names()
+            assert await watched.dialled() == before, names
+            assert Counter(name for name in names if name.startswith("eventjet worker ")) == Counter(
+                f"eventjet worker {durable}" for durable in scene.durables
+            )
+            assert names["eventjet"] == 3  # the test's two, and one of the workers
+            assert names["eventjet histories"] <= 2
+
+
+@pytest.mark.slow
+async def test_a_worker_that_goes_on_in_the_middle_of_a_log_asks_what_events_follow_over_what_it_has(
+    tmp_path: Path,
+) -> None:
+    async with scene_of(tmp_path, 4) as scene:
+        names = list(scene.app.projections)
+        await scene.happens(1)
+        async with scene.projecting():
+            await scene.caught_up(*names)
+        async with scene.projecting():
+            await scene.caught_up(*names)
+            await scene.watched.looked([f"{name}-r1" for name in names], 1)
+            before = await scene.watched.dialled()
+            await scene.happens(2)  # of aggregates of which these workers have read nothing
+            await scene.caught_up(*names)
+            assert await scene.watched.dialled() == before, await scene.watched.names()
+
+
+@pytest.mark.slow
+async def test_workers_dial_again_what_a_restart_of_the_server_took_and_nothing_after_that(tmp_path: Path) -> None:
+    async with scene_of(tmp_path, 4) as scene:
+        await scene.happens(1)
+        async with working(scene.app, scene.settings):
+            await scene.caught_up()
+            await scene.watched.looked(scene.durables, 1)
+            await asyncio.to_thread(scene.server.stop)
+            await asyncio.to_thread(scene.server.start)
+            await scene.watched.looked(scene.durables, 1)
+            await scene.happens(2)
+            await scene.caught_up()
+            await scene.watched.looked(scene.durables, 1)
+            before = await scene.watched.dialled()
+            await scene.happens(3)
+            await scene.caught_up()
+            await scene.watched.looked(scene.durables, 2)
+            assert await scene.watched.dialled() == before, await scene.watched.names()
