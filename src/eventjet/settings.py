@@ -18,6 +18,9 @@ from eventjet.spelling import meant
 from eventjet.urls import database_url, server_url, shown_database
 
 _PREFIX = "EVENTJET_"
+_EITHER = ("jetstream_domain", "jetstream_prefix")
+_TOKEN = r"[^\s.*>\x00-\x1f\x7f]"
+"""A character of one token of a subject."""
 
 
 class SettingsOverrides(TypedDict, total=False):
@@ -33,6 +36,8 @@ class SettingsOverrides(TypedDict, total=False):
     tls_ca: Path | str | None
     tls_cert: Path | str | None
     tls_key: Path | str | None
+    jetstream_domain: str | None
+    jetstream_prefix: str | None
     inbox_prefix: str | None
     caller_inboxes: Sequence[str] | str | None
     replicas: int | str | None
@@ -66,6 +71,11 @@ class Settings:
     """Path of a CA's certificate (`EVENTJET_TLS_CA`). With it, or with a `tls://` URL, there is TLS or nothing."""
     tls_cert: Path | None = field(default=None, repr=False)
     tls_key: Path | None = field(default=None, repr=False)
+    jetstream_domain: str | None = None
+    """Domain of the JetStream that has the log (`EVENTJET_JETSTREAM_DOMAIN`), such as that of a leaf node's hub."""
+    jetstream_prefix: str | None = None
+    """What JetStream's API is asked below in place of `$JS.API` (`EVENTJET_JETSTREAM_PREFIX`), where this account imports
+    it under another name."""
     inbox_prefix: str = "_INBOX"
     """Where answers come in (`EVENTJET_INBOX_PREFIX`): one a role, so that no role hears what others are answered."""
     caller_inboxes: tuple[str, ...] | None = None
@@ -90,6 +100,9 @@ class Settings:
         _check_names([one.name for one in fields(cls)], environ)
         environment = {one.name: environ.get(_PREFIX + one.name.upper()) or None for one in fields(cls)}
         given = {name: value for name, value in (overrides or {}).items() if value is not None}
+        for name, other in (_EITHER, _EITHER[::-1]):
+            if name in given:
+                environment[other] = None  # one stands for the other
         return _laid_over(cls(), environment | given)
 
     def with_overrides(self, overrides: SettingsOverrides) -> Settings:
@@ -127,6 +140,9 @@ def _laid_over(settings: Settings, overrides: Mapping[str, object]) -> Settings:
     for name in ("servers", "caller_inboxes"):
         if isinstance(values.get(name), list):
             values[name] = tuple(cast("list[str]", values[name]))
+    for name, other in (_EITHER, _EITHER[::-1]):
+        if name in values:
+            values.setdefault(other, None)
     return _checked(replace(settings, **values))
 
 
@@ -151,6 +167,7 @@ def _checked(settings: Settings) -> Settings:
     database_url(settings.database)
     if settings.tls_key is not None and settings.tls_cert is None:
         raise UsageError("EVENTJET_TLS_KEY is set and EVENTJET_TLS_CERT is not. Name the certificate that it is of.")
+    _check_jetstream(settings)
     if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", settings.inbox_prefix):
         raise UsageError("EVENTJET_INBOX_PREFIX is no subject. Write letters, digits, _ and -, such as _INBOX_worker.")
     for prefix in settings.caller_inboxes or ():
@@ -167,3 +184,23 @@ def _checked(settings: Settings) -> Settings:
     if os.pathsep in str(settings.jvm_cache or ""):
         raise UsageError(f"EVENTJET_JVM_CACHE holds a {os.pathsep!r}, where Java ends a name. Name another folder.")
     return settings
+
+
+def _check_jetstream(settings: Settings) -> None:
+    domain, prefix = settings.jetstream_domain, settings.jetstream_prefix
+    if domain is not None and prefix is not None:
+        raise UsageError(
+            "EVENTJET_JETSTREAM_DOMAIN and EVENTJET_JETSTREAM_PREFIX are both set. Set one of them: the domain hub is "
+            "the prefix $JS.hub.API."
+        )
+    if domain is not None and not re.fullmatch(rf"{_TOKEN}+", domain):
+        raise UsageError(
+            f"EVENTJET_JETSTREAM_DOMAIN is {domain[:60]!r}, which cannot be a domain. Write the `domain` of the "
+            "server's jetstream block, without dots, blanks or wildcards."
+        )
+    if prefix is not None and not re.fullmatch(rf"{_TOKEN}+(\.{_TOKEN}+)*", prefix):
+        raise UsageError(
+            f"EVENTJET_JETSTREAM_PREFIX is {prefix[:60]!r}, which cannot begin a subject. Write what stands for "
+            "$JS.API in this account, such as hub.API, without wildcards or a dot at its end; a shell takes $JS for a "
+            "variable unless single quotes are around it."
+        )

@@ -39,8 +39,9 @@ from eventjet.errors import (
 )
 from eventjet.nats.answers import PROBE, Answerers, ExpectedAnswer
 from eventjet.nats.api import CONFLICTS, LAG_S, STATUS, Request, call, is_page, reading_records
+from eventjet.nats.connection import check_pages
 from eventjet.nats.dial import check_files, dial, tls_context
-from eventjet.nats.endpoint import Endpoint, is_file
+from eventjet.nats.endpoint import API_PREFIX, Endpoint, is_file
 from eventjet.nats.protocol import Frame, nobody_listens, server_fault
 from eventjet.nats.requirements import check_server
 from eventjet.observability import logs
@@ -64,6 +65,8 @@ _STILL_S = 0.1
 """A loop that is later than this stood still, while something else had the process (ADR 0043)."""
 _ANSWERED_MAX = 1_000
 """So many publishes are remembered after their answer: a second one says that somebody else answers, too."""
+_END_S = 0.5
+"""How long the end of a page may take before it is asked for again."""
 _REFUSED_S = 0.25
 """So long after an error that refuses a publish an acknowledgement is waited for: no error says whose it is."""
 _INBOX = re.compile(rb"[^\x00-\x20\x7f-\xff.*>]+(\.[^\x00-\x20\x7f-\xff.*>]+)+")
@@ -73,6 +76,16 @@ _INBOX_MAX = 1_000
 _CREDENTIALS = (
     "Set EVENTJET_CREDENTIALS, EVENTJET_NKEY, EVENTJET_USER and EVENTJET_PASSWORD, or EVENTJET_TOKEN; "
     "EVENTJET_TLS_CERT and EVENTJET_TLS_KEY where it asks for a certificate."
+)
+
+_NO_JETSTREAM = (
+    "If the log is in the JetStream of another domain, such as that of the hub of a leaf node, set "
+    "EVENTJET_JETSTREAM_DOMAIN to its name. Else start the server with `-js`, or with a "
+    "`jetstream { store_dir: … sync_interval: always }` block."
+)
+_NO_DOMAIN = (
+    "Set EVENTJET_JETSTREAM_DOMAIN to the `domain` of the JetStream that has the log, or EVENTJET_JETSTREAM_PREFIX to "
+    "what this account imports its API as, and see whether the link to its server is up."
 )
 
 
@@ -120,11 +133,12 @@ async def _check_jetstream(where: str, client: Client) -> None:
         # Else credentials without this right may still append and read.
     except (StoreUnavailable, ApiRefused, Unreachable) as error:
         choosing = " In a cluster that is choosing the leader of its JetStream, try again in some seconds."
+        prefix = client.endpoint.jetstream_prefix
+        is_own = prefix == API_PREFIX
         raise Unreachable(
-            f"JetStream on {where[0].lower()}{where[1:]}",
+            f"JetStream{'' if is_own else f' below {prefix}'} on {where[0].lower()}{where[1:]}",
             f"it is not available ({error})",
-            "Start the server with `-js`, or with a `jetstream { store_dir: … sync_interval: always }` block."
-            + (choosing if len(client.endpoint.servers) > 1 else ""),
+            (_NO_JETSTREAM if is_own else _NO_DOMAIN) + (choosing if len(client.endpoint.servers) > 1 else ""),
         ) from None
 
 
@@ -363,6 +377,8 @@ class Client:
         What is to be stored names its `stream`: answers of others are passed over, and one that may be another's is
         none, so it raises `StoreUnavailable` as well.
         """
+        subject = self.endpoint.routed(subject)
+        before = [(self.endpoint.routed(to), body, block) for to, body, block in before]
         subjects = {subject, *(each[0] for each in before)} if before else (subject,)
         wait_s = timeout_s or self.timeout_s
         until = asyncio.get_running_loop().time() + wait_s
@@ -394,7 +410,7 @@ class Client:
 
         Waits for nothing, not even for the permission, without which nobody is asked.
         """
-        nats = self._nats
+        nats, subject = self._nats, self.endpoint.routed(subject)
         if nats is not None and nats.is_connected and nats.pending_data_size <= _ROOM_BYTES:
             exchange = self._exchange((subject,), self.timeout_s, self._expected(stream, subject, 1).accepts)
             self._send(nats, subject, b"", PROBE, exchange.reply)
@@ -402,15 +418,21 @@ class Client:
 
     async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
         """The parts of a long answer as they come, for as long as whoever asks wants more; raises as `request`."""
-        nats = await self._with_room(request.subject, asyncio.get_running_loop().time() + self.timeout_s)
-        exchange = self._exchange((request.subject,), self.timeout_s)
+        subject, came = self.endpoint.routed(request.subject), 0
+        nats = await self._with_room(subject, asyncio.get_running_loop().time() + self.timeout_s)
+        exchange = self._exchange((subject,), self.timeout_s)
         try:
-            self._send(nats, request.subject, request.payload, request.headers, exchange.reply)
+            self._send(nats, subject, request.payload, request.headers, exchange.reply)
             while True:
                 frames = await exchange.came()
                 if nobody_listens(frames[-1]):
-                    raise NoResponders(request.subject)
+                    raise NoResponders(subject)
+                came += len(frames)
                 yield frames
+        except StoreUnavailable as late:
+            if came == 1 and type(late) is StoreUnavailable:
+                await asyncio.to_thread(check_pages, self.endpoint, request)
+            raise
         finally:
             self._forget(exchange)
 
@@ -439,9 +461,24 @@ class Client:
                     break
         return found
 
+    async def check_pages(self, request: Request[Any]) -> None:
+        """Raise `SingleResponse` where a page of one message has no end, as often as it is asked for.
+
+        Where nobody answers, or these credentials may not ask, nothing is raised.
+        """
+        came: list[Frame] = []
+        with suppress(TimeoutError, StoreUnavailable, Forbidden):
+            async with asyncio.timeout(_END_S), aclosing(self.stream(request)) as parts:
+                async for part in parts:
+                    came += part
+                    if part[-1][3].startswith(STATUS):
+                        return
+        if len(came) == 1:
+            await asyncio.to_thread(check_pages, self.endpoint, request)
+
     def _expected(self, stream: str, subject: str, messages: int) -> ExpectedAnswer:
         domain = self.domain
-        if domain is None and self.info.get("jetstream"):
+        if domain is None and self.info.get("jetstream") and self.endpoint.jetstream_prefix == API_PREFIX:
             domain = str(self.info.get("domain", ""))
         return ExpectedAnswer(stream, subject, messages, domain, self.answerers)
 

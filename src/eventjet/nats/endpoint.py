@@ -14,6 +14,8 @@ from eventjet.settings import Settings
 from eventjet.urls import Url, parse, server_url
 
 _PORT = 4222
+API_PREFIX = "$JS.API"
+_ROUTED = (f"{API_PREFIX}.", "$KV.")
 DEFAULT_INBOX, CALLER_INBOX = "_INBOX", "_INBOX_caller"
 """Where callers hear their answers: clients that were told nothing, and the user `caller` of `eventjet nats-config`."""
 
@@ -57,6 +59,8 @@ class Endpoint:
     tls_key: Path | None = None
     tls_first: bool = False
     """Shake hands before the server's INFO, as its `handshake_first` asks."""
+    jetstream_prefix: str = API_PREFIX
+    """What JetStream's API is asked below."""
     inbox_prefix: str = "_INBOX"
     caller_inboxes: tuple[str, ...] = (DEFAULT_INBOX, CALLER_INBOX)
     """Prefixes of the inboxes to which a service over this endpoint answers."""
@@ -93,6 +97,7 @@ class Endpoint:
     @classmethod
     def of(cls, settings: Settings) -> Endpoint:
         """The endpoint that the application's settings name."""
+        domain = settings.jetstream_domain
         return cls(
             settings.servers,
             user=settings.user,
@@ -103,9 +108,20 @@ class Endpoint:
             tls_ca=settings.tls_ca,
             tls_cert=settings.tls_cert,
             tls_key=settings.tls_key,
+            jetstream_prefix=f"$JS.{domain}.API" if domain else settings.jetstream_prefix or API_PREFIX,
             inbox_prefix=settings.inbox_prefix,
             caller_inboxes=settings.caller_inboxes or (DEFAULT_INBOX, CALLER_INBOX),
         )
+
+    def routed(self, subject: str) -> str:
+        """Where a message for JetStream, `$JS.API.…` or `$KV.…`, goes for the JetStream that is meant (ADR-19).
+
+        `$KV.>` crosses no link between two domains by itself; a server maps `$JS.<domain>.API.$KV.>` to it. What
+        streams hear on other subjects goes there as it is.
+        """
+        if self.jetstream_prefix == API_PREFIX or not subject.startswith(_ROUTED):
+            return subject
+        return f"{self.jetstream_prefix}.{subject.removeprefix(f'{API_PREFIX}.')}"
 
     def with_name(self, name: str) -> Endpoint:
         """The same endpoint under another connection name."""

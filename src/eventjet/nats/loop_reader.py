@@ -12,6 +12,7 @@ from typing import Any
 
 from eventjet.errors import ConnectionClosed, NoResponders, StoreError, StoreUnavailable, Unreachable
 from eventjet.nats.api import Request
+from eventjet.nats.connection import check_pages
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.loop_connection import LoopConnection
 from eventjet.nats.protocol import Frame, nobody_listens
@@ -33,19 +34,25 @@ class LoopReader:
     async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
         """The parts of a long answer as they come, for as long as whoever asks wants more.
 
-        Raises `StoreUnavailable`, `NoResponders`, `Forbidden` and `ConnectionClosed`.
+        Raises `StoreUnavailable`, `NoResponders`, `SingleResponse`, `Forbidden` and `ConnectionClosed`.
         """
         connection = self._connection
         if connection is None or not connection.usable:
             connection = await self._opened(request.subject)
-        exchange = connection.exchange((request.subject,), self._timeout_s)
+        subject, came = self._endpoint.routed(request.subject), 0
+        exchange = connection.exchange((subject,), self._timeout_s)
         try:
-            connection.publish(request.subject, request.payload, request.headers, exchange)
+            connection.publish(subject, request.payload, request.headers, exchange)
             while True:
                 frames = await exchange.came()
                 if nobody_listens(frames[-1]):
-                    raise NoResponders(request.subject)
+                    raise NoResponders(subject)
+                came += len(frames)
                 yield frames
+        except StoreUnavailable as late:
+            if came == 1 and type(late) is StoreUnavailable:
+                await asyncio.to_thread(check_pages, self._endpoint, request)
+            raise
         finally:
             connection.forget(exchange)
 

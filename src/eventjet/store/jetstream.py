@@ -142,6 +142,12 @@ class JetStreamStore(EventStore):
         self._client.check_open()
         return await asyncio.shield(self._start(writes, None, time.monotonic() + self._save_timeout_s))
 
+    async def check_pages(self) -> None:
+        """Raise `SingleResponse` where a page of the log cannot arrive; nothing is known of an empty one."""
+        first = self.known.first
+        if first is not None:
+            await self._client.check_pages(api.direct_page(self.app, first, None, count=1, size=REQUEST_BYTES))
+
     async def settle(self) -> None:
         """Wait for the saves in flight, at most one save's time; nothing can be read afterwards."""
         await self._long_reads.close()
