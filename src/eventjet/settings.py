@@ -19,8 +19,8 @@ from eventjet.urls import database_url, server_url, shown_database
 
 _PREFIX = "EVENTJET_"
 _EITHER = ("jetstream_domain", "jetstream_prefix")
-_TOKEN = r"[^\s.*>\x00-\x1f\x7f]"
-"""A character of one token of a subject."""
+_CHARACTER = r"[^\s.*>\x00-\x1f\x7f]"
+"""Of one token of a subject."""
 
 
 class SettingsOverrides(TypedDict, total=False):
@@ -74,8 +74,7 @@ class Settings:
     jetstream_domain: str | None = None
     """Domain of the JetStream that has the log (`EVENTJET_JETSTREAM_DOMAIN`), such as that of a leaf node's hub."""
     jetstream_prefix: str | None = None
-    """What JetStream's API is asked below in place of `$JS.API` (`EVENTJET_JETSTREAM_PREFIX`), where this account imports
-    it under another name."""
+    """What stands for `$JS.API` in this account (`EVENTJET_JETSTREAM_PREFIX`), where it imports that from another."""
     inbox_prefix: str = "_INBOX"
     """Where answers come in (`EVENTJET_INBOX_PREFIX`): one a role, so that no role hears what others are answered."""
     caller_inboxes: tuple[str, ...] | None = None
@@ -193,12 +192,12 @@ def _check_jetstream(settings: Settings) -> None:
             "EVENTJET_JETSTREAM_DOMAIN and EVENTJET_JETSTREAM_PREFIX are both set. Set one of them: the domain hub is "
             "the prefix $JS.hub.API."
         )
-    if domain is not None and not re.fullmatch(rf"{_TOKEN}+", domain):
+    if domain is not None and not re.fullmatch(rf"{_CHARACTER}+", domain):
         raise UsageError(
             f"EVENTJET_JETSTREAM_DOMAIN is {domain[:60]!r}, which cannot be a domain. Write the `domain` of the "
             "server's jetstream block, without dots, blanks or wildcards."
         )
-    if prefix is not None and not re.fullmatch(rf"{_TOKEN}+(\.{_TOKEN}+)*", prefix):
+    if prefix is not None and not re.fullmatch(rf"{_CHARACTER}+(\.{_CHARACTER}+)*", prefix):
         raise UsageError(
             f"EVENTJET_JETSTREAM_PREFIX is {prefix[:60]!r}, which cannot begin a subject. Write what stands for "
             "$JS.API in this account, such as hub.API, without wildcards or a dot at its end; a shell takes $JS for a "

@@ -36,7 +36,7 @@ _ENDED_FULL = ("message size exceeds maxbytes", "batch completed")
 _UNKNOWN = b"\x00"
 _BRIEF_NS = 1_000_000_000
 _SILENT_S = 1.0
-"""Of a pull that brief, which has four heartbeats and an end, so long nothing is heard only where its answers are cut."""
+"""A pull that brief has four heartbeats and an end: nothing is heard for so long only where its answers are cut."""
 _TRIES = 2
 
 
