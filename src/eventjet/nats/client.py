@@ -41,7 +41,7 @@ from eventjet.nats.answers import PROBE, Answerers, ExpectedAnswer
 from eventjet.nats.api import CONFLICTS, LAG_S, STATUS, Request, call, is_page, reading_records
 from eventjet.nats.connection import check_pages
 from eventjet.nats.dial import check_files, dial, tls_context
-from eventjet.nats.endpoint import API_PREFIX, Endpoint, is_file
+from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.protocol import Frame, nobody_listens, server_fault
 from eventjet.nats.requirements import check_server
 from eventjet.observability import logs
@@ -133,12 +133,12 @@ async def _check_jetstream(where: str, client: Client) -> None:
         # Else credentials without this right may still append and read.
     except (StoreUnavailable, ApiRefused, Unreachable) as error:
         choosing = " In a cluster that is choosing the leader of its JetStream, try again in some seconds."
-        prefix = client.endpoint.jetstream_prefix
-        is_own = prefix == API_PREFIX
+        is_elsewhere = client.endpoint.is_elsewhere
+        below = f" below {client.endpoint.jetstream_prefix}" if is_elsewhere else ""
         raise Unreachable(
-            f"JetStream{'' if is_own else f' below {prefix}'} on {where[0].lower()}{where[1:]}",
+            f"JetStream{below} on {where[0].lower()}{where[1:]}",
             f"it is not available ({error})",
-            (_NO_JETSTREAM if is_own else _NO_DOMAIN) + (choosing if len(client.endpoint.servers) > 1 else ""),
+            (_NO_DOMAIN if is_elsewhere else _NO_JETSTREAM) + (choosing if len(client.endpoint.servers) > 1 else ""),
         ) from None
 
 
@@ -377,9 +377,12 @@ class Client:
         What is to be stored names its `stream`: answers of others are passed over, and one that may be another's is
         none, so it raises `StoreUnavailable` as well.
         """
-        subject = self.endpoint.routed(subject)
-        before = [(self.endpoint.routed(to), body, block) for to, body, block in before]
         subjects = {subject, *(each[0] for each in before)} if before else (subject,)
+        if self.endpoint.is_elsewhere:
+            # A server of this domain names in violations what it maps it to.
+            subject, asked = self.endpoint.routed(subject), subjects
+            before = [(self.endpoint.routed(to), body, block) for to, body, block in before]
+            subjects = (subject, *(each[0] for each in before), *asked)
         wait_s = timeout_s or self.timeout_s
         until = asyncio.get_running_loop().time() + wait_s
         nats = await self._with_room(subject, until)
@@ -420,7 +423,7 @@ class Client:
         """The parts of a long answer as they come, for as long as whoever asks wants more; raises as `request`."""
         subject, came = self.endpoint.routed(request.subject), 0
         nats = await self._with_room(subject, asyncio.get_running_loop().time() + self.timeout_s)
-        exchange = self._exchange((subject,), self.timeout_s)
+        exchange = self._exchange((subject, request.subject), self.timeout_s)
         try:
             self._send(nats, subject, request.payload, request.headers, exchange.reply)
             while True:
@@ -478,7 +481,7 @@ class Client:
 
     def _expected(self, stream: str, subject: str, messages: int) -> ExpectedAnswer:
         domain = self.domain
-        if domain is None and self.info.get("jetstream") and self.endpoint.jetstream_prefix == API_PREFIX:
+        if domain is None and self.info.get("jetstream") and not self.endpoint.is_elsewhere:
             domain = str(self.info.get("domain", ""))
         return ExpectedAnswer(stream, subject, messages, domain, self.answerers)
 

@@ -33,7 +33,7 @@ from eventjet.errors import (
 from eventjet.nats.answers import PROBE, Answerers, ExpectedAnswer
 from eventjet.nats.api import LAG_S, STATUS, Request, call, is_page, reading_records, shortened
 from eventjet.nats.dial import Dialled, dial
-from eventjet.nats.endpoint import API_PREFIX, Endpoint
+from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Control, Frame, nobody_listens, publish_frame, server_fault, subscribe_frame
 
 T = TypeVar("T")
@@ -56,7 +56,7 @@ class NatsConnection:
         self.inbox = f"{endpoint.inbox_prefix}.{secrets.token_hex(11)}"
         """Subjects under it are this connection's own."""
         self.routed = endpoint.routed
-        self._api_is_own = endpoint.jetstream_prefix == API_PREFIX
+        self._is_elsewhere = endpoint.is_elsewhere
         self._sock = dialled.sock
         self._parser = dialled.parser
         self._early = dialled.controls
@@ -263,7 +263,9 @@ class NatsConnection:
         """The JetStream domain as the API tells it, else that of the server; None where neither does."""
         with suppress(Forbidden, ApiRefused, StoreUnavailable):
             return str(self.api("INFO").get("domain", ""))
-        return str(self.info.get("domain", "")) if self._api_is_own and self.info.get("jetstream") else None
+        if self._is_elsewhere or not self.info.get("jetstream"):
+            return None
+        return str(self.info.get("domain", ""))
 
     def _answers(
         self,

@@ -113,13 +113,18 @@ class Endpoint:
             caller_inboxes=settings.caller_inboxes or (DEFAULT_INBOX, CALLER_INBOX),
         )
 
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the JetStream that is meant may be another than the connected server's."""
+        return self.jetstream_prefix != API_PREFIX
+
     def routed(self, subject: str) -> str:
         """Where a message for JetStream, `$JS.API.…` or `$KV.…`, goes for the JetStream that is meant (ADR-19).
 
         `$KV.>` crosses no link between two domains by itself; a server maps `$JS.<domain>.API.$KV.>` to it. What
         streams hear on other subjects goes there as it is.
         """
-        if self.jetstream_prefix == API_PREFIX or not subject.startswith(_ROUTED):
+        if not self.is_elsewhere or not subject.startswith(_ROUTED):
             return subject
         return f"{self.jetstream_prefix}.{subject.removeprefix(f'{API_PREFIX}.')}"
 

@@ -40,7 +40,7 @@ class LoopReader:
         if connection is None or not connection.usable:
             connection = await self._opened(request.subject)
         subject, came = self._endpoint.routed(request.subject), 0
-        exchange = connection.exchange((subject,), self._timeout_s)
+        exchange = connection.exchange((subject, request.subject), self._timeout_s)
         try:
             connection.publish(subject, request.payload, request.headers, exchange)
             while True:

@@ -88,5 +88,5 @@ async def open_repositories(app: Application, settings: Settings) -> AsyncGenera
             await store.known.look()  # tells what has drifted
             if store.unknown:
                 logs.AGGREGATES_UNKNOWN.tell(_log, stream=app.name, names=", ".join(store.unknown))
-        await store.check_pages()
+        await store.check_server()
         yield repositories, client
