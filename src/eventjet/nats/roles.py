@@ -226,10 +226,10 @@ def leaf_accounts(app: str, roles: Sequence[Role], routed: Routed, domain: str) 
     log, clients = app.upper(), f"{app.upper()}_CLIENTS"
     inside = "\n".join(user_lines(role, routed) for role in roles if role.name == ADMIN)
     outside = "\n".join(user_lines(role, routed) for role in roles if role.name != ADMIN)
-    return f"""# For a leaf node. The log is in the JetStream domain {domain} of its hub, which has accounts of the same names:
-# `eventjet nats-config` prints them where EVENTJET_JETSTREAM_DOMAIN is not set. Link each of them with a remote,
+    return f"""# For a leaf node. The log is in the JetStream domain {domain} of its hub, where the accounts of the same
+# names are those of `eventjet nats-config` without EVENTJET_JETSTREAM_DOMAIN. Link each of the two with a remote,
 #   leafnodes {{ remotes: [ {{ url: "nats-leaf://USER:PASSWORD@HUB:7422", account: {clients} }}, … ] }}
-# as a user that the hub has for that account:
+# as a user that the hub has for that account,
 #   leafnodes {{ authorization {{ users: [ {{ user: USER, password: PASSWORD, account: {clients} }}, … ] }} }}
 
 accounts {{
@@ -245,7 +245,9 @@ accounts {{
 {outside}
     ]
   }}
+  SYS {{ users: [ {{ user: sys, password: $SYS_PASSWORD }} ] }}
 }}
+system_account: SYS
 """
 
 
@@ -302,7 +304,7 @@ tls {{
 
 def user_lines(role: Role, routed: Routed = str) -> str:
     """One user of a configuration, with what it may do; `routed` as in `accounts`."""
-    deny = f", deny: {_listed(role.deny)}" if role.deny else ""
+    deny = f", deny: {_listed([*map(routed, role.deny)])}" if role.deny else ""
     return f"""      {{ user: {role.name}, password: ${role.variable}, permissions: {{
           publish: {{ allow: {_listed([*map(routed, role.publish)])}{deny} }}
           subscribe: {{ allow: {_listed(role.subscribe)} }}
