@@ -20,7 +20,7 @@ from eventjet.errors import Forbidden, LogUnusable, NoResponders, StreamMissing,
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
 from eventjet.examples.bank.read_models import balances_table
-from eventjet.nats.api import direct_last, stream_info
+from eventjet.nats.api import direct_last, last_message, stream_info
 from eventjet.nats.client import connect, connected
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
@@ -249,6 +249,9 @@ async def works_as_roles(admin: Settings, settings: Callable[[str], Settings]) -
         assert len([one async for one in jet.tail()]) == 101
     report = await rebuild(bank, ["balances"], settings("rebuild"), engine=LOCAL)
     assert report.position == done.position
+    with NatsConnection.open(Endpoint.of(admin)) as link:
+        bucket = snapshot_bucket("bank")
+        assert link.ask(last_message(f"KV_{bucket}", f"$KV.{bucket}.account.a-1")) is not None
 
 
 async def test_roles_work_through_a_leaf_node(roles_on_leaf: Link, tmp_path: Path) -> None:
