@@ -249,7 +249,7 @@ async def works_as_roles(admin: Settings, settings: Callable[[str], Settings]) -
         assert len([one async for one in jet.tail()]) == 101
     report = await rebuild(bank, ["balances"], settings("rebuild"), engine=LOCAL)
     assert report.position == done.position
-    with NatsConnection.open(Endpoint.of(admin)) as link:
+    with NatsConnection.open(Endpoint.of(settings("writer"))) as link:
         bucket = snapshot_bucket("bank")
         assert link.ask(last_message(f"KV_{bucket}", f"$KV.{bucket}.account.a-1")) is not None
 
