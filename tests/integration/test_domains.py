@@ -110,7 +110,7 @@ async def test_a_bank_is_recorded_read_and_rebuilt_through_a_leaf_node(link: Lin
         await jet.init()
         accounts = jet.repository(Account)
         account = fresh_name()
-        await accounts.execute(account, Account.open, "ada")
+        done = await accounts.execute(account, Account.open, "ada")
         for _ in range(120):  # beyond a snapshot
             done = await accounts.execute(account, Account.deposit, Decimal(1))
         both = await jet.transact(
@@ -241,7 +241,7 @@ async def works_as_roles(admin: Settings, settings: Callable[[str], Settings]) -
     create_tables(Database(admin.database).sync_engine(), bank.projections.values())
     async with bank.connect(settings("writer")) as jet, working(bank, settings("worker")):
         accounts = jet.repository(Account)
-        await accounts.execute("a-1", Account.open, "ada")
+        done = await accounts.execute("a-1", Account.open, "ada")
         for _ in range(100):
             done = await accounts.execute("a-1", Account.deposit, Decimal(1))
         await jet.caught_up("balances", position=done.position, timeout_s=BOUND_S)

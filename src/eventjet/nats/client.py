@@ -434,7 +434,7 @@ class Client:
                 yield frames
         except StoreUnavailable as late:
             if came == 1 and type(late) is StoreUnavailable:
-                await asyncio.to_thread(check_pages, self.endpoint, request)
+                await check_pages(self.endpoint, request)
             raise
         finally:
             self._forget(exchange)
@@ -477,7 +477,7 @@ class Client:
                     if part[-1][3].startswith(STATUS):
                         return
         if len(came) == 1:
-            await asyncio.to_thread(check_pages, self.endpoint, request)
+            await check_pages(self.endpoint, request)
 
     def _expected(self, stream: str, subject: str, messages: int) -> ExpectedAnswer:
         domain = self.domain

@@ -7,6 +7,7 @@ knows where to go on. Messages of other subscriptions that arrive during a `requ
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
 import ssl
@@ -44,6 +45,7 @@ _KEPT_MAX = 200_000
 _SEND_TIMEOUT_S = 10.0
 _TRIES, _END_S = 3, 0.5
 """So often a page of one message is asked for that has no end, and how long that may take after the message."""
+_CHECK_S = 10.0
 
 
 class NatsConnection:
@@ -388,12 +390,17 @@ def ask_once(endpoint: Endpoint, request: Request[T], *, timeout_s: float = 5.0)
         return link.ask(request, timeout_s=timeout_s)
 
 
-def check_pages(endpoint: Endpoint, request: Request[Any]) -> None:
+async def check_pages(endpoint: Endpoint, request: Request[Any]) -> None:
     """As `NatsConnection.check_pages`, over a connection of its own. Where nothing can be proved, nothing is raised."""
-    try:
+
+    def check() -> None:
         with NatsConnection.open(endpoint) as link:
             link.check_pages(request)
+
+    try:
+        async with asyncio.timeout(_CHECK_S):
+            await asyncio.to_thread(check)
     except SingleResponse:
         raise
-    except (StoreError, Unreachable):
+    except (StoreError, Unreachable, TimeoutError):
         return

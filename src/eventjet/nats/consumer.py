@@ -151,7 +151,7 @@ class Deliveries:
         try:
             statuses = self._accept(frames)
         except DeliveryGap:
-            if not is_proven:
+            if not is_proven and self._batch > 1:
                 self._check_pulls()
             raise
         self.outstanding = max(0, self.outstanding - (len(self.records) - had))
@@ -170,7 +170,7 @@ class Deliveries:
             now = time.monotonic()
             if frames:
                 self._heard_at = now
-            elif self._answers and now - self._heard_at > _SILENT_S:
+            elif self._answers and self._batch > 1 and now - self._heard_at > _SILENT_S:
                 self._check_pulls()
                 self._heard_at = now
             if frames or now >= deadline:

@@ -51,7 +51,7 @@ class LoopReader:
                 yield frames
         except StoreUnavailable as late:
             if came == 1 and type(late) is StoreUnavailable:
-                await asyncio.to_thread(check_pages, self._endpoint, request)
+                await check_pages(self._endpoint, request)
             raise
         finally:
             connection.forget(exchange)
