@@ -13,6 +13,7 @@ import pytest
 from sqlalchemy import create_engine, select
 
 from eventjet import App
+from eventjet.cli.main import main
 from eventjet.codec.subjects import snapshot_bucket
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.server import reserved_port
@@ -279,6 +280,21 @@ async def test_what_a_server_denies_is_named_as_it_was_asked_and_at_once(
         async with connected(settings) as client:
             with pytest.raises(Forbidden, match=named):
                 await client.api("STREAM.DELETE.bank")
+
+
+def test_nats_config_prints_the_accounts_that_go_with_the_setting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = ["--app", "eventjet.examples.bank.app:bank"]
+    monkeypatch.setenv("EVENTJET_JETSTREAM_DOMAIN", "hub")
+    assert main(["nats-config", *app]) == 0
+    leaf = capsys.readouterr().out
+    assert '"$JS.API.' not in leaf
+    assert '"$JS.hub.API.$KV.bank_snapshots.*.*"' in leaf
+    monkeypatch.delenv("EVENTJET_JETSTREAM_DOMAIN")
+    monkeypatch.setenv("EVENTJET_JETSTREAM_PREFIX", "bank.API")
+    assert main(["nats-config", "--accounts", *app]) == 0
+    assert 'subject: "$JS.API.INFO" }, to: "bank.API.INFO"' in capsys.readouterr().out
 
 
 def test_each_request_and_each_write_of_a_bucket_goes_below_the_prefix() -> None:
