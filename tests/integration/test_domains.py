@@ -83,6 +83,7 @@ async def reached(settings: Settings) -> None:
                 await asyncio.sleep(0.05)
 
 
+@pytest.mark.slow
 async def test_workers_reactors_processes_and_doctor_work_through_a_leaf_node(link: Link, tmp_path: Path) -> None:
     sick = await Sick(link.through(tmp_path), tmp_path).made()
     await sick.begun()
@@ -96,6 +97,7 @@ async def test_workers_reactors_processes_and_doctor_work_through_a_leaf_node(li
         here.ask(stream_info(sick.app.name))
 
 
+@pytest.mark.slow
 async def test_monitoring_tells_of_the_servers_of_the_domain_alone(link: Link, tmp_path: Path) -> None:
     sick = await Sick(link.through(tmp_path), tmp_path, monitoring=(link.leaf.monitor_url,)).made()
     told = [one for one in await sick.found() if one.part == "monitoring"]
@@ -105,6 +107,7 @@ async def test_monitoring_tells_of_the_servers_of_the_domain_alone(link: Link, t
     assert [one.level for one in told] == [OK]
 
 
+@pytest.mark.slow
 async def test_a_bank_is_recorded_read_and_rebuilt_through_a_leaf_node(link: Link, tmp_path: Path) -> None:
     settings = link.through(tmp_path)
     async with bank.connect(settings) as jet:
@@ -155,6 +158,7 @@ async def test_the_hubs_log_alone_acknowledges_where_the_leaf_node_has_one_of_th
         assert there.ask(stream_info(app.name)).last == last
 
 
+@pytest.mark.slow
 async def test_an_app_may_name_the_domain_of_its_own_server(link: Link, tmp_path: Path) -> None:
     sick = await Sick(replace(link.through(tmp_path), servers=(link.hub.url,)), tmp_path).made()
     await sick.begun()
@@ -255,11 +259,13 @@ async def works_as_roles(admin: Settings, settings: Callable[[str], Settings]) -
         assert link.ask(last_message(f"KV_{bucket}", f"$KV.{bucket}.account.a-1")) is not None
 
 
+@pytest.mark.slow
 async def test_roles_work_through_a_leaf_node(roles_on_leaf: Link, tmp_path: Path) -> None:
     leaf = roles_on_leaf.leaf
     await works_as_roles(role_settings(leaf, "admin", tmp_path), lambda name: role_settings(leaf, name, tmp_path))
 
 
+@pytest.mark.slow
 async def test_roles_work_under_a_prefix(roles_by_prefix: NatsServer, tmp_path: Path) -> None:
     admin = replace(role_settings(roles_by_prefix, "admin", tmp_path), jetstream_domain=None)
     await works_as_roles(admin, lambda name: role_settings(roles_by_prefix, name, tmp_path, prefix="hub.API"))

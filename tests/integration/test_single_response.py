@@ -24,6 +24,8 @@ from tests.integration.doctored import DEPOSITS, FAULT, UNREACHABLE, Sick, app_o
 from tests.integration.ledger_log import eventually
 from tests.integration.reacting import working
 
+pytestmark = pytest.mark.slow  # each waits for what does not come
+
 APP = "shop"
 BOUND_S = 60.0
 SETTING = "Set `response_type: Stream` in the export"
