@@ -21,6 +21,9 @@ from eventjet.urls import database_url, server_url, shown_database
 _PREFIX = "EVENTJET_"
 _IN_CODE = ("tls", "user_jwt_cb", "signature_cb")
 """Settings that are objects, so that no environment variable gives them."""
+_EITHER = ("jetstream_domain", "jetstream_prefix")
+_CHARACTER = r"[^\s.*>\x00-\x1f\x7f]"
+"""Of one token of a subject."""
 
 
 class SettingsOverrides(TypedDict, total=False):
@@ -40,6 +43,8 @@ class SettingsOverrides(TypedDict, total=False):
     user_jwt_cb: Callable[[], bytes | bytearray] | None
     signature_cb: Callable[[str], bytes] | None
     name: str | None
+    jetstream_domain: str | None
+    jetstream_prefix: str | None
     inbox_prefix: str | None
     caller_inboxes: Sequence[str] | str | None
     replicas: int | str | None
@@ -81,6 +86,10 @@ class Settings:
     """Signs the server's nonce, in base64, beside `user_jwt_cb`. Given in code alone."""
     name: str | None = None
     """What the server's list of connections calls this one (`EVENTJET_NAME`): `eventjet` and what it is for."""
+    jetstream_domain: str | None = None
+    """Domain of the JetStream that has the log (`EVENTJET_JETSTREAM_DOMAIN`), such as that of a leaf node's hub."""
+    jetstream_prefix: str | None = None
+    """What stands for `$JS.API` in this account (`EVENTJET_JETSTREAM_PREFIX`), where it imports that from another."""
     inbox_prefix: str = "_INBOX"
     """Where answers come in (`EVENTJET_INBOX_PREFIX`): one a role, so that no role hears what others are answered."""
     caller_inboxes: tuple[str, ...] | None = None
@@ -106,6 +115,9 @@ class Settings:
         named = [one.name for one in fields(cls) if one.name not in _IN_CODE]
         environment = {name: environ.get(_PREFIX + name.upper()) or None for name in named}
         given = {name: value for name, value in (overrides or {}).items() if value is not None}
+        for name, other in (_EITHER, _EITHER[::-1]):
+            if name in given:
+                environment[other] = None  # one stands for the other
         return _laid_over(cls(), environment | given)
 
     def with_overrides(self, overrides: SettingsOverrides) -> Settings:
@@ -143,6 +155,9 @@ def _laid_over(settings: Settings, overrides: Mapping[str, object]) -> Settings:
     for name in ("servers", "caller_inboxes"):
         if isinstance(values.get(name), list):
             values[name] = tuple(cast("list[str]", values[name]))
+    for name, other in (_EITHER, _EITHER[::-1]):
+        if name in values:
+            values.setdefault(other, None)
     return _checked(replace(settings, **values))
 
 
@@ -171,6 +186,7 @@ def _checked(settings: Settings) -> Settings:
         raise UsageError("tls is given beside tls_ca or tls_cert. Give the context or the files.")
     if (settings.user_jwt_cb is None) != (settings.signature_cb is None):
         raise UsageError("Of user_jwt_cb and signature_cb one is given. Give both: one has the JWT, one signs with it.")
+    _check_jetstream(settings)
     if not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", settings.inbox_prefix):
         raise UsageError("EVENTJET_INBOX_PREFIX is no subject. Write letters, digits, _ and -, such as _INBOX_worker.")
     for prefix in settings.caller_inboxes or ():
@@ -187,3 +203,23 @@ def _checked(settings: Settings) -> Settings:
     if os.pathsep in str(settings.jvm_cache or ""):
         raise UsageError(f"EVENTJET_JVM_CACHE holds a {os.pathsep!r}, where Java ends a name. Name another folder.")
     return settings
+
+
+def _check_jetstream(settings: Settings) -> None:
+    domain, prefix = settings.jetstream_domain, settings.jetstream_prefix
+    if domain is not None and prefix is not None:
+        raise UsageError(
+            "EVENTJET_JETSTREAM_DOMAIN and EVENTJET_JETSTREAM_PREFIX are both set. Set one of them: the domain hub is "
+            "the prefix $JS.hub.API."
+        )
+    if domain is not None and not re.fullmatch(rf"{_CHARACTER}+", domain):
+        raise UsageError(
+            f"EVENTJET_JETSTREAM_DOMAIN is {domain[:60]!r}, which cannot be a domain. Write the `domain` of the "
+            "server's jetstream block, without dots, blanks or wildcards."
+        )
+    if prefix is not None and not re.fullmatch(rf"{_CHARACTER}+(\.{_CHARACTER}+)*", prefix):
+        raise UsageError(
+            f"EVENTJET_JETSTREAM_PREFIX is {prefix[:60]!r}, which cannot begin a subject. Write what stands for "
+            "$JS.API in this account, such as hub.API, without wildcards or a dot at its end; a shell takes $JS for a "
+            "variable unless single quotes are around it."
+        )

@@ -20,11 +20,11 @@ def nats_config(
     """Print a nats-server configuration with a user for each role of the app, or PostgreSQL's GRANTs.
 
     It holds no password: the server takes them from its environment. Make it again when the app has a new aggregate,
-    projection or revision.
+    projection or revision. With EVENTJET_JETSTREAM_DOMAIN it is the accounts of a leaf node, whose hub has the log.
     """
-    from eventjet.nats.endpoint import CALLER_INBOX
+    from eventjet.nats.endpoint import CALLER_INBOX, Endpoint
     from eventjet.operations.roles import accounts as only_accounts
-    from eventjet.operations.roles import roles_of, server_config, serving_roles
+    from eventjet.operations.roles import leaf_accounts, roles_of, server_config, serving_roles
     from eventjet.reactions.following import declarations_of
     from eventjet.sql.grants import grants
 
@@ -42,4 +42,8 @@ def nats_config(
     roles = roles_of(app.name, aggregates, durables, list(declarations_of(app)), published, received, unique)
     if app.served:
         roles += serving_roles(app.name, roles, at.settings.caller_inboxes or (CALLER_INBOX,))
-    print((only_accounts if accounts else server_config)(app.name, roles), end="")
+    routed, domain = Endpoint.of(at.settings).routed, at.settings.jetstream_domain
+    if domain is not None:
+        print(leaf_accounts(app.name, roles, routed, domain), end="")
+    else:
+        print((only_accounts if accounts else server_config)(app.name, roles, routed), end="")

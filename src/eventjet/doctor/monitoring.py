@@ -58,12 +58,21 @@ def look_at_monitoring(
                 "http: HOST:8222  in its configuration, or another --monitoring",
             )
             continue
+        domain = installation.settings.jetstream_domain
+        if domain is not None and (has := _domain_of(varz)) != domain:
+            what = f"the server of {url} has {f'the JetStream domain {has}' if has else 'no JetStream domain'}"
+            fix = f"Name the endpoints of the servers that have {domain}."
+            told.add("monitoring", Level.NOTE, f"{what}, and the log is in {domain}", "it keeps no events of it", fix)
+            continue
         seen.add(str(varz.get("server_id")))
         tell_server(told, url, varz)
         if varz.get("now"):
             there = nanoseconds(str(varz["now"]).encode()) / 1e9
             tell_clock(told, "server", f"the server of {url}", (before, there, after))
-    _tell_unseen(told, servers() or (), seen, asked=bool(installation.monitoring))
+    if Endpoint.of(installation.settings).is_elsewhere:
+        _tell_elsewhere(told, installation, seen)
+    else:
+        _tell_unseen(told, servers() or (), seen, asked=bool(installation.monitoring))
 
 
 def tell_server(told: Diagnoses, url: str, varz: Mapping[str, Any]) -> None:
@@ -117,6 +126,25 @@ def _tell_unseen(told: Diagnoses, greeted: Sequence[Greeting], seen: set[str], *
             "with the server's own default of two minutes a power cut takes back acknowledged events",
             f"`eventjet doctor --monitoring http://HOST:8222` for each server; {_ALWAYS}",
         )
+
+
+def _tell_elsewhere(told: Diagnoses, installation: Installation, seen: set[str]) -> None:
+    """Of a log that is not in the JetStream of the servers that the app is connected to."""
+    prefix = Endpoint.of(installation.settings).jetstream_prefix
+    if not seen or installation.settings.jetstream_domain is None:
+        told.add(
+            "sync_interval",
+            Level.UNKNOWN,
+            f"whether the servers of the JetStream below {prefix} sync what they acknowledge cannot be known over NATS",
+            "with the server's own default of two minutes a power cut takes back acknowledged events",
+            f"`eventjet doctor --monitoring http://HOST:8222` for each of those servers; {_ALWAYS}",
+        )
+
+
+def _domain_of(varz: Mapping[str, Any]) -> str:
+    jetstream: Mapping[str, Any] = varz.get("jetstream") or {}
+    config: Mapping[str, Any] = jetstream.get("config") or {}
+    return str(config.get("domain") or "")
 
 
 def _spoken(seconds: float) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from eventjet.codec.subjects import declared_name, snapshot_bucket
 from eventjet.doctor.clocks import tell_clock
 from eventjet.doctor.diagnosis import Diagnoses, Installation, Level, named
-from eventjet.errors import UnknownAggregate, UnknownEvent
-from eventjet.nats.api import StreamState, server_time, stream_info
+from eventjet.errors import Forbidden, UnknownAggregate, UnknownEvent
+from eventjet.nats.api import StreamState, direct_page, server_time, stream_info
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.dial import Greeting
 from eventjet.nats.endpoint import Endpoint
@@ -29,6 +30,7 @@ _LISTEN_S = 1.0
 """Whoever else answers is taken to answer within this time."""
 _SILENT_S = 5.0
 """Leaders hear of followers every second, and more often under load."""
+_PAGE_BYTES = 2_000_000
 _REPAIR = "`eventjet init --repair`"
 _OF_PROJECTION = re.compile(r"([a-z][a-z0-9_]*)-r([0-9]+)")
 
@@ -67,6 +69,10 @@ def look_at_streams(
             _tell_answers(told, link, installation, missing)
         if app.name in missing:
             return
+        with told.guarded("pages"), suppress(Forbidden):
+            log = link.ask(stream_info(app.name))
+            if log.messages:
+                link.check_pages(direct_page(app.name, log.first, None, count=1, size=_PAGE_BYTES))
         with told.guarded("clock"):
             before, began = installation.clock(), time.monotonic()
             there = link.ask(server_time(app.name))

@@ -62,6 +62,7 @@ from eventjet.errors.store import NotUnique as NotUnique
 from eventjet.errors.store import OutcomeUnknown as OutcomeUnknown
 from eventjet.errors.store import Refused as Refused
 from eventjet.errors.store import SaveTorn as SaveTorn
+from eventjet.errors.store import SingleResponse as SingleResponse
 from eventjet.errors.store import StoreError as StoreError
 from eventjet.errors.store import StoreUnavailable as StoreUnavailable
 from eventjet.errors.store import StreamFull as StreamFull

@@ -218,6 +218,20 @@ class LogUnusable(StoreError, Unreachable):
     """
 
 
+class SingleResponse(LogUnusable):
+    """What this account imports of JetStream's API delivers the first of several answers, and no other."""
+
+    def __init__(self, subject: str) -> None:
+        self.subject = subject
+        """As this account asks it."""
+        super().__init__(
+            "JetStream's API",
+            f"what this account imports as {subject} is exported as an ordinary service, which delivers one answer, "
+            "and this request has several",
+            "Set `response_type: Stream` in the export of the account that has JetStream.",
+        )
+
+
 class IdentityLost(LogUnusable):
     """A stream of the app's name does not say which log it is."""
 

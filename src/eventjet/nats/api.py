@@ -372,6 +372,11 @@ def reading_records(
     return found
 
 
+def shortened(request: Request[T]) -> Request[T]:
+    """As `direct_page`, for one message."""
+    return request._replace(payload=orjson.dumps({**orjson.loads(request.payload), "batch": 1}))
+
+
 def is_page(request: Request[Any]) -> bool:
     """Whether many messages answer it."""
     return request.subject.startswith("$JS.API.DIRECT.GET.")

@@ -41,6 +41,7 @@ from eventjet.errors import (
 from eventjet.loop_guard import LoopGuard
 from eventjet.nats.answers import PROBE, Answerers, ExpectedAnswer
 from eventjet.nats.api import CONFLICTS, LAG_S, STATUS, Request, call, is_page, reading_records
+from eventjet.nats.connection import check_pages
 from eventjet.nats.dial import check_files, dial, tls_context
 from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.exchange import Exchange, Exchanges
@@ -65,6 +66,8 @@ _PONG_S = 4.0
 _ROOM_BYTES = 1 << 20
 """What may wait for the socket before those who send wait with it: half of what nats-py lets wait by default."""
 _ROOM_PAUSE_S = 0.001
+_END_S = 0.5
+"""How long the end of a page may take before it is asked for again."""
 _REFUSED_S = 0.25
 """So long after an error that refuses a publish an acknowledgement is waited for: no error says whose it is."""
 _INBOX = re.compile(rb"[^\x00-\x20\x7f-\xff.*>]+(\.[^\x00-\x20\x7f-\xff.*>]+)+")
@@ -74,6 +77,16 @@ _INBOX_MAX = 1_000
 _CREDENTIALS = (
     "Set EVENTJET_CREDENTIALS, EVENTJET_NKEY, EVENTJET_USER and EVENTJET_PASSWORD, or EVENTJET_TOKEN; "
     "EVENTJET_TLS_CERT and EVENTJET_TLS_KEY where it asks for a certificate."
+)
+
+_NO_JETSTREAM = (
+    "If the log is in the JetStream of another domain, such as that of the hub of a leaf node, set "
+    "EVENTJET_JETSTREAM_DOMAIN to its name. Else start the server with `-js`, or with a "
+    "`jetstream { store_dir: … sync_interval: always }` block."
+)
+_NO_DOMAIN = (
+    "Set EVENTJET_JETSTREAM_DOMAIN to the `domain` of the JetStream that has the log, or EVENTJET_JETSTREAM_PREFIX to "
+    "what this account imports its API as, and see whether the link to its server is up."
 )
 
 
@@ -134,11 +147,12 @@ async def _check_jetstream(where: str, client: Client) -> None:
         # Else credentials without this right may still append and read.
     except (StoreUnavailable, ApiRefused, Unreachable) as error:
         choosing = " In a cluster that is choosing the leader of its JetStream, try again in some seconds."
+        is_elsewhere = client.endpoint.is_elsewhere
+        below = f" below {client.endpoint.jetstream_prefix}" if is_elsewhere else ""
         raise Unreachable(
-            f"JetStream on {where[0].lower()}{where[1:]}",
+            f"JetStream{below} on {where[0].lower()}{where[1:]}",
             f"it is not available ({error})",
-            "Start the server with `-js`, or with a `jetstream { store_dir: … sync_interval: always }` block."
-            + (choosing if len(client.endpoint.servers) > 1 else ""),
+            (_NO_DOMAIN if is_elsewhere else _NO_JETSTREAM) + (choosing if len(client.endpoint.servers) > 1 else ""),
         ) from None
 
 
@@ -324,10 +338,15 @@ class Client:
         none, so it raises `StoreUnavailable` as well.
         """
         self.check_open()
+        subjects = (*(each[0] for each in before), subject)
+        if self.endpoint.is_elsewhere:
+            # A server of this domain names in violations what it maps it to.
+            subject, asked = self.endpoint.routed(subject), subjects
+            before = [(self.endpoint.routed(to), body, block) for to, body, block in before]
+            subjects = (subject, *(each[0] for each in before), *asked)
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         until = asyncio.get_running_loop().time() + wait_s
         nats = await self._with_room(subject, until)
-        subjects = (*(each[0] for each in before), subject)
         expected = self._expected(stream, subject, 1 + len(before)) if stream else None
         exchange = self._exchanges.begin(subjects, wait_s, expected and expected.accepts)
         try:
@@ -355,7 +374,7 @@ class Client:
 
         Waits for nothing, not even for the permission, without which nobody is asked.
         """
-        nats = self.nats
+        nats, subject = self.nats, self.endpoint.routed(subject)
         if nats is not None and nats.is_connected and nats.pending_data_size <= _ROOM_BYTES:
             accepts = self._expected(stream, subject, 1).accepts
             exchange = self._exchanges.begin((subject,), self.timeout_s, accepts)
@@ -365,15 +384,21 @@ class Client:
     async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
         """The parts of a long answer as they come, for as long as whoever asks wants more; raises as `request`."""
         self.check_open()
-        nats = await self._with_room(request.subject, asyncio.get_running_loop().time() + self.timeout_s)
-        exchange = self._exchanges.begin((request.subject,), self.timeout_s)
+        subject, came = self.endpoint.routed(request.subject), 0
+        nats = await self._with_room(subject, asyncio.get_running_loop().time() + self.timeout_s)
+        exchange = self._exchanges.begin((subject, request.subject), self.timeout_s)
         try:
-            send(nats, request.subject, request.payload, request.headers, exchange.reply.decode())
+            send(nats, subject, request.payload, request.headers, exchange.reply.decode())
             while True:
                 frames = await exchange.came()
                 if nobody_listens(frames[-1]):
-                    raise NoResponders(request.subject)
+                    raise NoResponders(subject)
+                came += len(frames)
                 yield frames
+        except StoreUnavailable as late:
+            if came == 1 and type(late) is StoreUnavailable:
+                await check_pages(self.endpoint, request)
+            raise
         finally:
             self._exchanges.forget(exchange)
 
@@ -402,9 +427,24 @@ class Client:
                     break
         return page
 
+    async def check_pages(self, request: Request[Any]) -> None:
+        """Raise `SingleResponse` where a page of one message has no end, as often as it is asked for.
+
+        Where nobody answers, or these credentials may not ask, nothing is raised.
+        """
+        came: list[Frame] = []
+        with suppress(TimeoutError, StoreUnavailable, Forbidden):
+            async with asyncio.timeout(_END_S), aclosing(self.stream(request)) as parts:
+                async for part in parts:
+                    came += part
+                    if part[-1][3].startswith(STATUS):
+                        return
+        if len(came) == 1:
+            await check_pages(self.endpoint, request)
+
     def _expected(self, stream: str, subject: str, messages: int) -> ExpectedAnswer:
         domain = self.domain
-        if domain is None and self.info.get("jetstream"):
+        if domain is None and self.info.get("jetstream") and not self.endpoint.is_elsewhere:
             domain = str(self.info.get("domain", ""))
         return ExpectedAnswer(stream, subject, messages, domain, self.answerers)
 

@@ -7,6 +7,7 @@ knows where to go on. Messages of other subscriptions that arrive during a `requ
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
 import ssl
@@ -23,12 +24,15 @@ from eventjet.errors import (
     ConnectionLost,
     Forbidden,
     NoResponders,
+    SingleResponse,
+    StoreError,
     StoreUnavailable,
     StreamMissing,
+    Unreachable,
     UsageError,
 )
 from eventjet.nats.answers import PROBE, Answerers, ExpectedAnswer
-from eventjet.nats.api import LAG_S, STATUS, Request, call, is_page, reading_records
+from eventjet.nats.api import LAG_S, STATUS, Request, call, is_page, reading_records, shortened
 from eventjet.nats.dial import Dialled, dial
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Control, Frame, nobody_listens, publish_frame, server_fault, subscribe_frame
@@ -39,6 +43,9 @@ _CHUNK = 131_072
 _REPLIES = b"1"
 _KEPT_MAX = 200_000
 _SEND_TIMEOUT_S = 10.0
+_TRIES, _END_S = 3, 0.5
+"""So often a page of one message is asked for that has no end, and how long that may take after the message."""
+_CHECK_S = 10.0
 
 
 class NatsConnection:
@@ -50,6 +57,8 @@ class NatsConnection:
         self.peer = dialled.peer
         self.inbox = f"{endpoint.inbox_prefix}.{secrets.token_hex(11)}"
         """Subjects under it are this connection's own."""
+        self.routed = endpoint.routed
+        self._is_elsewhere = endpoint.is_elsewhere
         self._sock = dialled.sock
         self._parser = dialled.parser
         self._early = dialled.controls
@@ -86,7 +95,7 @@ class NatsConnection:
 
     def publish(self, subject: str, payload: bytes = b"", *, headers: bytes = b"", reply: str = "") -> None:
         """Send one message and do not wait; raises `UsageError` where the server would drop the connection over it."""
-        self.send(self._message(subject, payload, headers, reply.encode()))
+        self.send(self._message(self.routed(subject), payload, headers, reply.encode()))
 
     def subscribe(self, subject: str) -> bytes:
         """Ask for the messages of a subject; returns the subscription id that its frames carry."""
@@ -187,20 +196,37 @@ class NatsConnection:
 
     def _page(self, request: Request[Any], timeout_s: float) -> list[Frame]:
         """All messages of a long answer, the last of which is the status that ends it; raises as `ask` does."""
+        frames = self._part(request, timeout_s)
+        if not frames or not frames[-1][3].startswith(STATUS):
+            if len(frames) == 1:
+                self.check_pages(request)
+            raise StoreUnavailable(request.subject, f"no whole answer within {timeout_s:g} s")
+        if nobody_listens(frames[-1]):
+            raise NoResponders(self.routed(request.subject))
+        return frames
+
+    def _part(self, request: Request[Any], timeout_s: float) -> list[Frame]:
+        """What comes of a long answer within the time, up to the status that ends it."""
         if not self._requests:
             self.send(subscribe_frame(f"{self.inbox}.r.*", _REPLIES))
         self._requests += 1
         reply = f"{self.inbox}.r.{self._requests}".encode()
-        self.send(self._message(request.subject, request.payload, request.headers, reply))
-        found: list[Frame] = []
+        self.send(self._message(self.routed(request.subject), request.payload, request.headers, reply))
+        frames: list[Frame] = []
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0:
-            found += [frame for frame in self.receive(left) if frame[:2] == (_REPLIES, reply)]
-            if found and found[-1][3].startswith(STATUS):
-                if nobody_listens(found[-1]):
-                    raise NoResponders(request.subject)
-                return found
-        raise StoreUnavailable(request.subject, f"no whole answer within {timeout_s:g} s")
+            frames += [frame for frame in self.receive(left) if frame[:2] == (_REPLIES, reply)]
+            if frames and frames[-1][3].startswith(STATUS):
+                break
+        return frames
+
+    def check_pages(self, request: Request[Any]) -> None:
+        """Raise `SingleResponse` where a page brings its first message and never its end, as often as it is asked."""
+        for _ in range(_TRIES):
+            frames = self._part(shortened(request), _END_S)
+            if len(frames) != 1 or frames[0][3].startswith(STATUS):
+                return
+        raise SingleResponse(self.routed(request.subject))
 
     def api(self, subject: str, body: object = None, *, timeout_s: float = 5.0) -> dict[str, Any]:
         """A JetStream request in JSON, `subject` without `$JS.API.`; raises `ApiRefused` for its `error`."""
@@ -239,7 +265,9 @@ class NatsConnection:
         """The JetStream domain as the API tells it, else that of the server; None where neither does."""
         with suppress(Forbidden, ApiRefused, StoreUnavailable):
             return str(self.api("INFO").get("domain", ""))
-        return str(self.info.get("domain", "")) if self.info.get("jetstream") else None
+        if self._is_elsewhere or not self.info.get("jetstream"):
+            return None
+        return str(self.info.get("domain", ""))
 
     def _answers(
         self,
@@ -248,6 +276,7 @@ class NatsConnection:
         timeout_s: float,
     ) -> list[Frame]:
         """Send (subject, payload, headers) of each message, and return their answers in order."""
+        messages = [(self.routed(subject), payload, headers) for subject, payload, headers in messages]
         if not self._requests:
             self.send(subscribe_frame(f"{self.inbox}.r.*", _REPLIES))
         replies = [f"{self.inbox}.r.{self._requests + number}".encode() for number in range(1, len(messages) + 1)]
@@ -359,3 +388,19 @@ def ask_once(endpoint: Endpoint, request: Request[T], *, timeout_s: float = 5.0)
     """The answer to a request over a connection of its own; raises as `NatsConnection.open` and `ask` do."""
     with NatsConnection.open(endpoint, timeout_s=timeout_s) as link:
         return link.ask(request, timeout_s=timeout_s)
+
+
+async def check_pages(endpoint: Endpoint, request: Request[Any]) -> None:
+    """As `NatsConnection.check_pages`, over a connection of its own. Where nothing can be proved, nothing is raised."""
+
+    def check() -> None:
+        with NatsConnection.open(endpoint) as link:
+            link.check_pages(request)
+
+    try:
+        async with asyncio.timeout(_CHECK_S):
+            await asyncio.to_thread(check)
+    except SingleResponse:
+        raise
+    except (StoreError, Unreachable, TimeoutError):
+        return

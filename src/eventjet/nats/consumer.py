@@ -16,7 +16,15 @@ from typing import Any, NamedTuple, Self
 
 from eventjet import failpoints
 from eventjet.codec.envelope import RawRecord, number_of
-from eventjet.errors import ApiRefused, ConnectionClosed, ConnectionLost, DeliveryGap, Evicted, HistoryBroken
+from eventjet.errors import (
+    ApiRefused,
+    ConnectionClosed,
+    ConnectionLost,
+    DeliveryGap,
+    Evicted,
+    HistoryBroken,
+    SingleResponse,
+)
 from eventjet.nats.api import Consumer, create_consumer, delete_consumer
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
@@ -26,6 +34,10 @@ _EXPIRES_S = 30.0
 _BYTES_MAX = 4 * 1024 * 1024
 _ENDED_FULL = ("message size exceeds maxbytes", "batch completed")
 _UNKNOWN = b"\x00"
+_BRIEF_NS = 1_000_000_000
+_SILENT_S = 1.0
+"""A pull that brief has four heartbeats and an end: nothing is heard for so long only where its answers are cut."""
+_TRIES = 2
 
 
 class Ack(NamedTuple):
@@ -96,7 +108,7 @@ class Deliveries:
         self._fields = 1
         self._sid = link.subscribe(f"{link.inbox}.p")
         self._reply = f"{link.inbox}.p".encode()
-        self._subject = f"$JS.API.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.name}"
+        self._subject = link.routed(f"$JS.API.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.name}")
         self._batch = batch
         self._window = max(batch, min(window, batch * (limits.get("max_waiting") or 512)))
         expires_ns = int(_EXPIRES_S * 1e9)
@@ -107,6 +119,11 @@ class Deliveries:
             "idle_heartbeat": min(int(heartbeat_s * 1e9), expires_ns // 2),
             "max_bytes": min(room, limits.get("max_bytes") or room),
         }
+        # The first one soon has several answers, or whoever gives them delivers one alone.
+        brief_ns = min(_BRIEF_NS, expires_ns)
+        self._brief = {**self._request, "expires": brief_ns, "idle_heartbeat": brief_ns // 4}
+        self._pulls = self._answers = 0
+        self._heard_at = time.monotonic()
 
     def ask(self, limit: int | None = None) -> None:
         """Top up; `limit` is how many messages are wanted in all beyond those already asked for."""
@@ -114,7 +131,8 @@ class Deliveries:
         while (count := self._batch if limit is None else min(self._batch, limit)) > 0:
             if self.outstanding and self.outstanding + count > self._window:
                 break
-            request = json.dumps({"batch": count, **self._request}).encode()
+            request = json.dumps({"batch": count, **(self._request if self._pulls else self._brief)}).encode()
+            self._pulls += 1
             frames.append(publish_frame(self._subject, request, reply=self._reply))
             self.outstanding += count
             limit = None if limit is None else limit - count
@@ -124,17 +142,54 @@ class Deliveries:
     def receive(self, timeout_s: float) -> bool:
         """Take what comes within the time; False when nothing came.
 
-        Raises `Evicted` when the consumer is not there for us any more, and `ApiRefused` when the server will not take
-        such pulls.
+        Raises `Evicted` when the consumer is not there for us any more, `ApiRefused` when the server will not take
+        such pulls, and `SingleResponse` where each has one answer of several.
         """
-        frames = self._link.receive(timeout_s)
+        is_proven = self._answers > self._pulls
+        frames = self._link.receive(timeout_s) if is_proven else self._first_frames(timeout_s)
         had = len(self.records)
-        statuses = self._accept(frames)
+        try:
+            statuses = self._accept(frames)
+        except DeliveryGap:
+            if not is_proven and self._batch > 1:
+                self._check_pulls()
+            raise
         self.outstanding = max(0, self.outstanding - (len(self.records) - had))
         for status in statuses:
             self._check_nothing_else_went_out(status)
             self._check_pull(status)
         return bool(frames)
+
+    def _first_frames(self, timeout_s: float) -> list[Frame]:
+        """What comes within the time, as long as no pull is known to have had a second answer."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            left_s = max(0.0, deadline - time.monotonic())
+            frames = self._link.receive(min(left_s, _SILENT_S))
+            self._answers += sum(frame[0] == self._sid for frame in frames)
+            now = time.monotonic()
+            if frames:
+                self._heard_at = now
+            elif self._answers and self._batch > 1 and now - self._heard_at > _SILENT_S:
+                self._check_pulls()
+                self._heard_at = now
+            if frames or now >= deadline:
+                return frames
+
+    def _check_pulls(self) -> None:
+        """Raise `SingleResponse` where each of some more pulls has one answer, a message or a heartbeat. Then this is
+        of no use: what the server went on to send is gone."""
+        sid = self._link.subscribe(f"{self._link.inbox}.q.*")
+        for number in range(_TRIES):
+            request = json.dumps({"batch": 2, **self._brief}).encode()
+            self._link.publish(self._subject, request, reply=f"{self._link.inbox}.q.{number}")
+            answers: list[Frame] = []
+            deadline = time.monotonic() + _SILENT_S
+            while len(answers) < 2 and (left_s := deadline - time.monotonic()) > 0:
+                answers += [frame for frame in self._link.receive(left_s) if frame[0] == sid]
+            if len(answers) != 1 or (not answers[0][2] and status_of(answers[0][3])[0] != 100):
+                return
+        raise SingleResponse(self._subject)
 
     def _accept(self, frames: list[Frame]) -> list[bytes]:
         """Append to the records; return the status blocks among the frames. Ignores other subscriptions."""

@@ -15,6 +15,8 @@ from eventjet.settings import Settings
 from eventjet.urls import WEBSOCKET, Url, parse, server_url
 
 _PORTS = {"ws": 80, "wss": 443}
+API_PREFIX = "$JS.API"
+_ROUTED = (f"{API_PREFIX}.", "$KV.")
 DEFAULT_INBOX, CALLER_INBOX = "_INBOX", "_INBOX_caller"
 """Where callers hear their answers: clients that were told nothing, and the user `caller` of `eventjet nats-config`."""
 
@@ -76,6 +78,8 @@ class Endpoint:
     signature_cb: Callable[[str], bytes] | None = None
     public_nkey: str | None = None
     """Whose signature that is, where there is no JWT."""
+    jetstream_prefix: str = API_PREFIX
+    """What JetStream's API is asked below."""
     inbox_prefix: str = "_INBOX"
     caller_inboxes: tuple[str, ...] = (DEFAULT_INBOX, CALLER_INBOX)
     """Prefixes of the inboxes to which a service over this endpoint answers."""
@@ -124,6 +128,7 @@ class Endpoint:
     @classmethod
     def of(cls, settings: Settings) -> Endpoint:
         """The endpoint that the application's settings name."""
+        domain = settings.jetstream_domain
         return cls(
             settings.servers,
             user=settings.user,
@@ -138,9 +143,25 @@ class Endpoint:
             user_jwt_cb=settings.user_jwt_cb,
             signature_cb=settings.signature_cb,
             name=settings.name or "eventjet",
+            jetstream_prefix=f"$JS.{domain}.API" if domain else settings.jetstream_prefix or API_PREFIX,
             inbox_prefix=settings.inbox_prefix,
             caller_inboxes=settings.caller_inboxes or (DEFAULT_INBOX, CALLER_INBOX),
         )
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether the JetStream that is meant may be another than the connected server's."""
+        return self.jetstream_prefix != API_PREFIX
+
+    def routed(self, subject: str) -> str:
+        """Where a message for JetStream, `$JS.API.…` or `$KV.…`, goes for the JetStream that is meant (ADR-19).
+
+        `$KV.>` crosses no link between two domains by itself; a server maps `$JS.<domain>.API.$KV.>` to it. What
+        streams hear on other subjects goes there as it is.
+        """
+        if not self.is_elsewhere or not subject.startswith(_ROUTED):
+            return subject
+        return f"{self.jetstream_prefix}.{subject.removeprefix(f'{API_PREFIX}.')}"
 
     def with_name(self, name: str) -> Endpoint:
         """The same endpoint for another purpose, which its connection's name says beside what the settings call it."""

@@ -26,6 +26,7 @@ from eventjet.errors import (
     Unreachable,
 )
 from eventjet.nats.api import Request
+from eventjet.nats.connection import check_pages
 from eventjet.nats.dial import Session, Tries, greeting, tls_context
 from eventjet.nats.endpoint import Address, Endpoint
 from eventjet.nats.exchange import Exchange, Exchanges
@@ -56,20 +57,27 @@ class LoopReader:
     async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
         """The parts of a long answer as they come, for as long as whoever asks wants more.
 
-        Raises `StoreUnavailable`, `NoResponders`, `Forbidden` and `ConnectionClosed`.
+        Raises `StoreUnavailable`, `NoResponders`, `SingleResponse`, `Forbidden` and `ConnectionClosed`.
         """
         link = self._link
         if link is None or link.exchanges is None:
             link = await self._opened(request.subject)
         assert link.exchanges is not None
-        exchanges, exchange = link.exchanges, link.exchanges.begin((request.subject,), self._timeout_s)
+        subject, came = self._endpoint.routed(request.subject), 0
+        exchanges = link.exchanges
+        exchange = exchanges.begin((subject, request.subject), self._timeout_s)
         try:
-            link.ask(request, exchange)
+            link.ask(subject, request, exchange)
             while True:
                 frames = await exchange.came()
                 if nobody_listens(frames[-1]):
-                    raise NoResponders(request.subject)
+                    raise NoResponders(subject)
+                came += len(frames)
                 yield frames
+        except StoreUnavailable as late:
+            if came == 1 and type(late) is StoreUnavailable:
+                await check_pages(self._endpoint, request)
+            raise
         finally:
             exchanges.forget(exchange)
 
@@ -169,9 +177,9 @@ class _Link(asyncio.Protocol):
         self._transport = transport
         self._greeting = asyncio.Queue()  # what came in the clear is forgotten
 
-    def ask(self, request: Request[Any], exchange: Exchange) -> None:
-        """Send a request, to be answered in an exchange."""
-        self._write(publish_frame(request.subject, request.payload, reply=exchange.reply, headers=request.headers))
+    def ask(self, subject: str, request: Request[Any], exchange: Exchange) -> None:
+        """Send a request to a subject, to be answered in an exchange."""
+        self._write(publish_frame(subject, request.payload, reply=exchange.reply, headers=request.headers))
 
     def end(self, fault: Exception) -> None:
         """Close it, and end all that is read over it."""

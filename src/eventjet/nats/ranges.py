@@ -20,6 +20,7 @@ from eventjet.errors import (
     ConnectionLost,
     Evicted,
     HistoryBroken,
+    LogUnusable,
     StoreError,
     StoreUnavailable,
     Unreachable,
@@ -123,6 +124,8 @@ class _Range:
             before = self.position
             try:
                 yield from self._through_one_consumer()
+            except LogUnusable:
+                raise
             except (StoreUnavailable, Unreachable, Evicted) as error:
                 if self.position > before:
                     backoff_s = _BACKOFF_S[0]

@@ -26,6 +26,17 @@ def shown_version(numbers: tuple[int, ...]) -> str:
 
 def check_server(where: str, info: Mapping[str, Any]) -> None:
     """Raise `Unreachable` for a server that is too old, or takes too small messages."""
+    check_version(where, info)
+    if info.get("max_payload", 0) < SERVER_MESSAGE_MAX:
+        raise Unreachable(
+            where,
+            f"it takes messages of {info.get('max_payload', 0):,} bytes, and events may have {SERVER_MESSAGE_MAX:,}",
+            "Set `max_payload: 1MB` in its configuration.",
+        )
+
+
+def check_version(where: str, info: Mapping[str, Any]) -> None:
+    """Raise `Unreachable` for a server that is too old."""
     if version_of(info) < MINIMUM_SERVER:
         needed = shown_version(MINIMUM_SERVER)
         raise Unreachable(
@@ -33,10 +44,4 @@ def check_server(where: str, info: Mapping[str, Any]) -> None:
             f"it is version {info.get('version', '')}, and eventjet needs {needed}: older ones reject or misjudge "
             "atomic batches",
             f"Upgrade nats-server to {needed} or newer.",
-        )
-    if info.get("max_payload", 0) < SERVER_MESSAGE_MAX:
-        raise Unreachable(
-            where,
-            f"it takes messages of {info.get('max_payload', 0):,} bytes, and events may have {SERVER_MESSAGE_MAX:,}",
-            "Set `max_payload: 1MB` in its configuration.",
         )

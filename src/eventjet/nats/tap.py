@@ -252,7 +252,7 @@ def endpoint_of(nats: Nats, settings: Settings) -> Endpoint:
 
     Raises `UsageError` for one that is closed, draining, not connected, or of another loop.
     """
-    client: Any = nats
+    client, by_settings = cast("Any", nats), Endpoint.of(settings)
     if client._reading_task is not None and client._reading_task.get_loop() is not asyncio.get_running_loop():
         raise UsageError("The NATS client that was given is of another loop. Connect one in this loop.")
     if nats.is_closed or nats.is_draining or not nats.is_connected:
@@ -272,7 +272,8 @@ def endpoint_of(nats: Nats, settings: Settings) -> Endpoint:
         signature_cb=client._signature_cb,
         public_nkey=client._public_nkey,
         inbox_prefix=bytes(client._inbox_prefix).decode(),
-        caller_inboxes=Endpoint.of(settings).caller_inboxes,
+        caller_inboxes=by_settings.caller_inboxes,
+        jetstream_prefix=by_settings.jetstream_prefix,
         discovered=tuple(server.uri.netloc for server in client._server_pool if server.discovered),
         name=options["name"] or "eventjet",
     )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from eventjet.codec.subjects import (
     cursor_bucket,
@@ -27,6 +28,7 @@ from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UsageError
 from eventjet.nats.endpoint import CALLER_INBOX
 
+Routed: TypeAlias = Callable[[str], str]
 ADMIN = "admin"
 WORKER = "worker"
 READER = "reader"
@@ -173,22 +175,25 @@ def _projections(durables: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(name.rpartition("-r")[0] for name in durables))
 
 
-def accounts(app: str, roles: Sequence[Role]) -> str:
+def accounts(app: str, roles: Sequence[Role], routed: Routed = str) -> str:
     """The part of a server's configuration that says who may do what; passwords come from its environment.
 
     The log lies in an account of its own, which the roles reach through imports. The server answers a request of
     JetStream wherever its reply subject says, with rights that no permission limits: within the log's account whoever
     may read could have the answer stored as an event, or taken for a request to delete the log. Through an import the
     answer stays in the account that asked, where there is no stream and no JetStream.
+
+    `routed` tells under which subject these roles ask, where they have a prefix for JetStream's API; `admin`, which is
+    in the log's account, has none.
     """
     log, clients = app.upper(), f"{app.upper()}_CLIENTS"
     inside = "\n".join(user_lines(role) for role in roles if role.name == ADMIN)
-    outside = "\n".join(user_lines(role) for role in roles if role.name != ADMIN)
+    outside = "\n".join(user_lines(role, routed) for role in roles if role.name != ADMIN)
     asked = _asked_of_log(app, [role for role in roles if role.name != ADMIN])
     told = f"$JS.EVENT.ADVISORY.STREAM.*.{app}"
     kinds = [", response_type: stream" if _SEVERAL_ANSWERS.fullmatch(each) else "" for each in asked]
     exports = [f"{{ service: {json.dumps(each)}{kind} }}" for each, kind in zip(asked, kinds, strict=True)]
-    imports = [f"{{ service: {{ account: {log}, subject: {json.dumps(each)} }} }}" for each in asked]
+    imports = [f"{{ service: {{ account: {log}, subject: {json.dumps(each)} }}{_to(each, routed)} }}" for each in asked]
     exports.append(f"{{ stream: {json.dumps(told)} }}")
     imports.append(f"{{ stream: {{ account: {log}, subject: {json.dumps(told)} }} }}")
     return f"""accounts {{
@@ -213,6 +218,43 @@ system_account: SYS
 """
 
 
+def leaf_accounts(app: str, roles: Sequence[Role], routed: Routed, domain: str) -> str:
+    """The part of a leaf node's configuration that says who may do what, where the log is in a domain of the hub.
+
+    The hub has the accounts of the same names, as `accounts` gives them without a domain.
+    """
+    log, clients = app.upper(), f"{app.upper()}_CLIENTS"
+    inside = "\n".join(user_lines(role, routed) for role in roles if role.name == ADMIN)
+    outside = "\n".join(user_lines(role, routed) for role in roles if role.name != ADMIN)
+    return f"""# For a leaf node. The log is in the JetStream domain {domain} of its hub, where the accounts of the same
+# names are those of `eventjet nats-config` without EVENTJET_JETSTREAM_DOMAIN. Link each of the two with a remote,
+#   leafnodes {{ remotes: [ {{ url: "nats-leaf://USER:PASSWORD@HUB:7422", account: {clients} }}, … ] }}
+# as a user that the hub has for that account,
+#   leafnodes {{ authorization {{ users: [ {{ user: USER, password: PASSWORD, account: {clients} }}, … ] }} }}
+
+accounts {{
+  # The log's own account.
+  {log} {{
+    users: [
+{inside}
+    ]
+  }}
+  # Everybody else.
+  {clients} {{
+    users: [
+{outside}
+    ]
+  }}
+  SYS {{ users: [ {{ user: sys, password: $SYS_PASSWORD }} ] }}
+}}
+system_account: SYS
+"""
+
+
+def _to(subject: str, routed: Routed) -> str:
+    return f", to: {json.dumps(routed(subject))}" if routed(subject) != subject else ""
+
+
 _SEVERAL_ANSWERS = re.compile(r"\$JS\.API\.(CONSUMER\.MSG\.NEXT\..+|DIRECT\.GET\.[^.]+)")
 """Requests for the messages of a pull, and for a page of direct gets."""
 
@@ -235,8 +277,8 @@ def _covers(wide: str, narrow: str) -> bool:
     return len(ours) == len(theirs)
 
 
-def server_config(app: str, roles: Sequence[Role]) -> str:
-    """A whole configuration of one server."""
+def server_config(app: str, roles: Sequence[Role], routed: Routed = str) -> str:
+    """A whole configuration of one server; `routed` as in `accounts`."""
     return f"""# Who may do what for the app {app}. Passwords and paths come from the server's environment.
 
 listen: 0.0.0.0:4222
@@ -257,14 +299,14 @@ tls {{
   key_file: $NATS_TLS_KEY
 }}
 
-{accounts(app, roles)}"""
+{accounts(app, roles, routed)}"""
 
 
-def user_lines(role: Role) -> str:
-    """One user of a configuration, with what it may do."""
-    deny = f", deny: {_listed(role.deny)}" if role.deny else ""
+def user_lines(role: Role, routed: Routed = str) -> str:
+    """One user of a configuration, with what it may do; `routed` as in `accounts`."""
+    deny = f", deny: {_listed([*map(routed, role.deny)])}" if role.deny else ""
     return f"""      {{ user: {role.name}, password: ${role.variable}, permissions: {{
-          publish: {{ allow: {_listed(role.publish)}{deny} }}
+          publish: {{ allow: {_listed([*map(routed, role.publish)])}{deny} }}
           subscribe: {{ allow: {_listed(role.subscribe)} }}
       }} }}"""
 

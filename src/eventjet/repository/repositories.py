@@ -97,4 +97,5 @@ async def open_repositories(
             await store.known.look()  # tells what has drifted
             if store.unknown:
                 logs.AGGREGATES_UNKNOWN.tell(_log, stream=app.name, names=", ".join(store.unknown))
+        await store.check_server()
         yield repositories, client

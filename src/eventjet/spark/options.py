@@ -29,7 +29,13 @@ POSITIONS_PER_TRIGGER = 1_000_000
 
 _PATHS = {"credentials": "credentials", "nkey": "nkey", "tlsCa": "tls_ca", "tlsCert": "tls_cert", "tlsKey": "tls_key"}
 _FILES = {"passwordFile": "password", "tokenFile": "token"}
-_PLAIN = {"servers": "servers", "user": "user", "inboxPrefix": "inbox_prefix"}
+_PLAIN = {
+    "servers": "servers",
+    "user": "user",
+    "inboxPrefix": "inbox_prefix",
+    "jetstreamDomain": "jetstream_domain",
+    "jetstreamPrefix": "jetstream_prefix",
+}
 _READING = ("columns", "aggregate", "id", "fromPosition", "toPosition", "partitions", "maxPositionsPerTrigger")
 _OTHER = ("stream", *_READING, "pushFilters")
 _STREAM = re.compile(r"[^\s.*>/\\]+")
@@ -99,7 +105,11 @@ def connection_options(settings: Settings, secrets: Path) -> dict[str, str]:
     """The options that reach the same server as `settings` do; a password or a token is sealed in `secrets`."""
     endpoint = Endpoint.of(settings)
     check_picklable(endpoint)
-    options = {"servers": ",".join(endpoint.servers), "inboxPrefix": endpoint.inbox_prefix}
+    options = {
+        "servers": ",".join(endpoint.servers),
+        "inboxPrefix": endpoint.inbox_prefix,
+        "jetstreamPrefix": endpoint.jetstream_prefix,
+    }
     if isinstance(endpoint.user, str):
         options["user"] = endpoint.user
     for option, name in _PATHS.items():

@@ -34,6 +34,7 @@ from eventjet.nats import api
 from eventjet.nats.answers import AMBIGUOUS_S
 from eventjet.nats.client import Client
 from eventjet.nats.loop_reader import LoopReader
+from eventjet.nats.requirements import check_version
 from eventjet.store import outcome
 from eventjet.store.known_log import KnownLog
 from eventjet.store.patience import Patience
@@ -142,6 +143,15 @@ class JetStreamStore(EventStore):
         """As `append`, for a save whose deadline passed before: it looks before it sends."""
         self._client.check_open()
         return await asyncio.shield(self._start(writes, None, time.monotonic() + self._save_timeout_s))
+
+    async def check_server(self) -> None:
+        """Raise `Unreachable` where the server that has the log is another than the connected one, and too old; and
+        `SingleResponse` where a page of the log cannot arrive. Nothing is known of an empty one."""
+        if self._client.endpoint.is_elsewhere and self.known.server_version:
+            check_version(f"The NATS server that has the log {self.app!r}", {"version": self.known.server_version})
+        first = self.known.first
+        if first is not None:
+            await self._client.check_pages(api.direct_page(self.app, first, None, count=1, size=REQUEST_BYTES))
 
     async def settle(self) -> None:
         """Wait for the saves in flight, at most one save's time; nothing can be read afterwards."""

@@ -74,6 +74,16 @@ class KnownLog:
                 return False
         return self.is_certain
 
+    @property
+    def first(self) -> int | None:
+        """Position of the first record by the last look; None where it showed none."""
+        return self._seen.first if self._seen is not None and self._seen.messages else None
+
+    @property
+    def server_version(self) -> str:
+        """Of the server that told of the stream last; empty where none did."""
+        return "" if self._seen is None else self._seen.metadata.get("_nats.ver", "")
+
     def check_settings(self) -> None:
         """Raise `LogDrifted` where the last look showed settings with which nothing may be recorded."""
         if self._drifts and self._seen is not None:

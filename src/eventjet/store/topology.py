@@ -345,7 +345,10 @@ async def info(client: Client, app: str) -> StreamState:
 
 def missing(stream: str) -> LogUnusable:
     """The error for a stream that is not there."""
-    remedy = "Run `eventjet init` once; a log that was lost comes back with `eventjet restore` instead."
+    remedy = (
+        "Run `eventjet init` once; a log that was lost comes back with `eventjet restore` instead, and one in the "
+        "JetStream of another domain, such as that of a leaf node's hub, is named by EVENTJET_JETSTREAM_DOMAIN."
+    )
     return LogUnusable(f"The stream {stream!r}", "it does not exist", remedy)
 
 
