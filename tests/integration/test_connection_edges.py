@@ -27,9 +27,8 @@ from eventjet.errors import (
 )
 from eventjet.examples.bank.account import Account, Deposited
 from eventjet.examples.bank.app import withdrawn_has_a_reason
-from eventjet.nats.client import connect
+from eventjet.nats.client import Client, connect
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.loop_reader import LoopReader
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore, LongReads
 from eventjet.store.store import Append, NewEvent
@@ -79,14 +78,15 @@ async def test_readers_that_wait_at_the_end_are_told(app: App, eventjet_nats: Na
         await jet.init()
         await jet.append_many(deposits(), source="x")
     endpoint = Endpoint.of(Settings(servers=(eventjet_nats.url,)))
-    reads = LongReads(app.name, LoopReader(endpoint, 4), patience(0))
+    reader = Client(endpoint, 4)
+    reads = LongReads(app.name, reader, patience(0))
 
     async def count() -> int:
         return sum([len(page) async for page in reads.pages(f"{app.name}.account.long", 1)])
 
     readers = [asyncio.create_task(count()) for _ in range(12)]
     await asyncio.sleep(0)
-    await reads.close()
+    await reader.close()
     async with asyncio.timeout(30):
         ends = await asyncio.gather(*readers, return_exceptions=True)
     assert {end if isinstance(end, int) else type(end) for end in ends} <= {EVENTS, ConnectionClosed}

@@ -16,7 +16,6 @@ from eventjet.examples.bank.account import Account, Deposited, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.nats.client import Client
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.loop_reader import LoopReader
 from eventjet.settings import Settings
 from eventjet.store.jetstream import REQUESTS_MAX, LongReads
 from tests.logs import append, block, create, fresh_name
@@ -63,7 +62,8 @@ async def test_all_that_came_is_read_before_anything_is_called_late(nats: NatsSe
     create(endpoint_of(nats), name, allow_direct=True)
     body = b'"%b"' % (b"x" * LARGE)
     append(endpoint_of(nats), name, [("account.a", block(), body) for _ in range(events)])
-    reads = LongReads(name, LoopReader(endpoint_of(nats), TIMEOUT_S), patience(0))
+    reader = Client(endpoint_of(nats), TIMEOUT_S)
+    reads = LongReads(name, reader, patience(0))
 
     async def length() -> int:
         return sum([len(page) async for page in reads.pages(f"{name}.account.a", 1)])
@@ -74,7 +74,7 @@ async def test_all_that_came_is_read_before_anything_is_called_late(nats: NatsSe
         await asyncio.sleep(0)
     time.sleep(STILL_S)
     assert await asyncio.gather(*asked) == [events] * REQUESTS_MAX
-    await reads.close()
+    await reader.close()
 
 
 async def test_a_server_that_is_silent_ends_a_request_though_the_loop_stood_still() -> None:

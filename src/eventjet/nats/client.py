@@ -13,8 +13,7 @@ import re
 import secrets
 from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,6 +30,7 @@ from eventjet.errors import (
     ConnectionLost,
     Forbidden,
     NoResponders,
+    SingleResponse,
     StoreError,
     StoreUnavailable,
     StreamMissing,
@@ -40,14 +40,13 @@ from eventjet.errors import (
 )
 from eventjet.loop_guard import LoopGuard
 from eventjet.nats.answers import PROBE, Answerers, ExpectedAnswer
-from eventjet.nats.api import CONFLICTS, LAG_S, STATUS, Request, call, is_page, reading_records
-from eventjet.nats.connection import check_pages
+from eventjet.nats.api import CONFLICTS, LAG_S, STATUS, Request, call, is_page, reading_records, shortened
 from eventjet.nats.dial import check_files, dial, tls_context
 from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.exchange import Exchange, Exchanges
 from eventjet.nats.protocol import Frame, nobody_listens, server_fault
 from eventjet.nats.requirements import check_server
-from eventjet.nats.tap import PAUSE_S, Tap, Watcher, endpoint_of, send
+from eventjet.nats.tap import PAUSE_S, Tap, Watcher, send
 from eventjet.observability import logs
 from eventjet.settings import Settings
 
@@ -66,8 +65,8 @@ _PONG_S = 4.0
 _ROOM_BYTES = 1 << 20
 """What may wait for the socket before those who send wait with it: half of what nats-py lets wait by default."""
 _ROOM_PAUSE_S = 0.001
-_END_S = 0.5
-"""How long the end of a page may take before it is asked for again."""
+_END_S, _END_AGAIN_S = 0.5, 2.0
+"""How long the end of a page may take before it is asked for again, and then."""
 _REFUSED_S = 0.25
 """So long after an error that refuses a publish an acknowledgement is waited for: no error says whose it is."""
 _INBOX = re.compile(rb"[^\x00-\x20\x7f-\xff.*>]+(\.[^\x00-\x20\x7f-\xff.*>]+)+")
@@ -98,7 +97,7 @@ async def connect(settings: Settings, nats: NatsClient | None = None) -> Client:
     another loop.
     """
     if nats is not None:
-        client = Client(endpoint_of(nats, settings), settings.request_timeout_s, nats)
+        client = Client(given_endpoint(nats, settings), settings.request_timeout_s, nats)
     else:
         check_settings(settings)
         client = Client(Endpoint.of(settings), settings.request_timeout_s)
@@ -126,6 +125,25 @@ def check_settings(settings: Settings) -> None:
     check_files(endpoint)
     if endpoint.is_websocket and find_spec("aiohttp") is None:
         raise UsageError("A WebSocket takes aiohttp, which is not installed: pip install 'eventjet[websocket]'.")
+
+
+def given_endpoint(nats: NatsClient, settings: Settings) -> Endpoint:
+    """Where an open client is connected, and what of the settings it does not say.
+
+    Raises `UsageError` for one that is closed, draining, not connected, or of another loop.
+    """
+    client: Any = nats
+    if client._reading_task is not None and client._reading_task.get_loop() is not asyncio.get_running_loop():
+        raise UsageError("The NATS client that was given is of another loop. Connect one in this loop.")
+    if nats.is_closed or nats.is_draining or not nats.is_connected:
+        state = "closed" if nats.is_closed else "draining" if nats.is_draining else "not connected"
+        raise UsageError(f"The NATS client that was given is {state}. Give one that is connected.")
+    return replace(
+        Endpoint.of(settings),
+        servers=tuple(f"{url.scheme}://{url.hostname}:{url.port}" for url in nats.servers),
+        inbox_prefix=bytes(client._inbox_prefix).decode(),
+        name=str(nats.options["name"] or "eventjet"),
+    )
 
 
 @asynccontextmanager
@@ -161,7 +179,7 @@ class Listening:
     """One subscription, which outlives connections."""
 
     subject: str
-    take: Callable[[Frame], object]
+    take: Callable[[list[Frame]], object]
     queue: str = ""
     subscription: Subscription | None = None
 
@@ -194,7 +212,7 @@ class Client:
         self._is_own = nats is None
         self._tap: Tap | None = None
         self._watcher = Watcher(
-            self._exchanges.inbox.encode(), self._failed, self._lost, self._reconnected, self._ended
+            self._exchanges.inbox.encode(), self._failed, self._faulted, self._lost, self._reconnected, self._ended
         )
         self._usable = asyncio.Event()
         self._unfit: Exception | None = None
@@ -206,6 +224,17 @@ class Client:
         self._fault: Exception | None = None
         self._closed = False
         self.guard = LoopGuard()
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it goes over a client that somebody else closes."""
+        return not self._is_own
+
+    def another(self, name: str) -> Client:
+        """A client of the same servers and credentials, to be closed, which connects when it is first used."""
+        client = Client(replace(self.endpoint.with_name(name), shuffle=True), self.timeout_s)
+        client.guard = self.guard
+        return client
 
     @property
     def info(self) -> dict[str, Any]:
@@ -275,7 +304,6 @@ class Client:
             "user_credentials": None if endpoint.credentials is None else str(endpoint.credentials),
             "user_jwt_cb": endpoint.user_jwt_cb,
             "signature_cb": endpoint.signature_cb,
-            "tls_hostname": endpoint.tls_hostname,
             "tls_handshake_first": endpoint.tls_first,
         }
         if any(each.tls for each in endpoint.addresses()):
@@ -356,7 +384,7 @@ class Client:
                     await self._with_room(subject, until)
                 if exchange.fault is not None:
                     raise exchange.fault
-            send(nats, subject, payload, headers, exchange.reply.decode())
+            send(nats, subject, payload, headers, exchange.reply)
             frames = await exchange.came()
             frame = frames[0] if expected is None else await _answer_of_stream(exchange, expected, frames)
         except StoreUnavailable as error:
@@ -378,7 +406,7 @@ class Client:
         if nats is not None and nats.is_connected and nats.pending_data_size <= _ROOM_BYTES:
             accepts = self._expected(stream, subject, 1).accepts
             exchange = self._exchanges.begin((subject,), self.timeout_s, accepts)
-            send(nats, subject, b"", PROBE, exchange.reply.decode())
+            send(nats, subject, b"", PROBE, exchange.reply)
             self._exchanges.forget(exchange)
 
     async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
@@ -388,7 +416,7 @@ class Client:
         nats = await self._with_room(subject, asyncio.get_running_loop().time() + self.timeout_s)
         exchange = self._exchanges.begin((subject, request.subject), self.timeout_s)
         try:
-            send(nats, subject, request.payload, request.headers, exchange.reply.decode())
+            send(nats, subject, request.payload, request.headers, exchange.reply)
             while True:
                 frames = await exchange.came()
                 if nobody_listens(frames[-1]):
@@ -397,7 +425,7 @@ class Client:
                 yield frames
         except StoreUnavailable as late:
             if came == 1 and type(late) is StoreUnavailable:
-                await check_pages(self.endpoint, request)
+                await self.check_pages(request)
             raise
         finally:
             self._exchanges.forget(exchange)
@@ -428,19 +456,30 @@ class Client:
         return page
 
     async def check_pages(self, request: Request[Any]) -> None:
-        """Raise `SingleResponse` where a page of one message has no end, as often as it is asked for.
+        """Raise `SingleResponse` where a page brings its first message and never its end, as often as it is asked.
 
         Where nobody answers, or these credentials may not ask, nothing is raised.
         """
-        came: list[Frame] = []
-        with suppress(TimeoutError, StoreUnavailable, Forbidden):
-            async with asyncio.timeout(_END_S), aclosing(self.stream(request)) as parts:
-                async for part in parts:
-                    came += part
-                    if part[-1][3].startswith(STATUS):
-                        return
-        if len(came) == 1:
-            await check_pages(self.endpoint, request)
+        brief = shortened(request)
+        subject = self.endpoint.routed(brief.subject)
+        for wait_s in (_END_S, *[_END_AGAIN_S] * 3):
+            came: list[Frame] = []
+            try:
+                nats = await self._with_room(subject, asyncio.get_running_loop().time() + self.timeout_s)
+                exchange = self._exchanges.begin((subject, brief.subject), self.timeout_s)
+                try:
+                    send(nats, subject, brief.payload, brief.headers, exchange.reply)
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(wait_s):
+                            while len(came) < 2:
+                                came += await exchange.came()
+                finally:
+                    self._exchanges.forget(exchange)
+            except (StoreUnavailable, Forbidden):
+                return
+            if len(came) != 1 or came[0][3].startswith(STATUS):
+                return
+        raise SingleResponse(subject)
 
     def _expected(self, stream: str, subject: str, messages: int) -> ExpectedAnswer:
         domain = self.domain
@@ -461,8 +500,14 @@ class Client:
     async def serve(self, subject: str, heard: Callable[[Frame], object], queue: str = "") -> Listening:
         """As `listen`, with whole messages, and as a member of a queue group where one is named."""
         self.check_open()
-        # In a turn of its own: what it raises is no matter of those who wait for answers.
-        listening = Listening(subject, partial(asyncio.get_running_loop().call_soon, heard), queue)
+        loop = asyncio.get_running_loop()
+
+        def take(frames: list[Frame]) -> None:
+            # In a turn of its own: what it raises is no matter of those who wait for answers.
+            for frame in frames:
+                loop.call_soon(heard, frame)
+
+        listening = Listening(subject, take, queue)
         self._listening.append(listening)
         if self._tap is not None and self.nats is not None and not self.nats.is_closed:
             await self._subscribe(self._tap, listening)
@@ -559,14 +604,13 @@ class Client:
 
     def _failed(self, error: Exception) -> None:
         self._fault = error
-        text = str(error).removeprefix("nats: ")
-        if "permissions violation" not in text.lower():
+
+    def _faulted(self, text: str) -> None:
+        """Tell a violation to whoever published on its subject; whatever else the server says ends the connection."""
+        fault = server_fault(text, self._peer)
+        self._fault = fault
+        if type(fault) is not Forbidden:
             return
-        # nats-py gives the server's words in small letters.
-        names = (f"{self._exchanges.inbox}.*", *self._exchanges.subjects(), *(each.subject for each in self._listening))
-        spelled = next((name for name in names if f'"{name.lower()}"' in text), "")
-        fault = server_fault(text.replace(f'"{spelled.lower()}"', f'"{spelled}"'), self._peer)
-        assert isinstance(fault, Forbidden)
         if fault.subject.startswith(self._exchanges.inbox):
             self._unfit = fault
         if not self._exchanges.denied(fault):
@@ -596,7 +640,7 @@ class Client:
         if self._is_own and not self._closed:
             self._open()
 
-    def _doubt(self, _: float) -> None:
+    def _doubt(self) -> None:
         """A request had no answer in time: a server that says nothing at all is left for another."""
         if self._is_own and (self._doubting is None or self._doubting.done()):
             self._doubting = asyncio.create_task(self._pinged())

@@ -11,8 +11,6 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable, Generator, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -30,9 +28,10 @@ _BARE_SEED = re.compile(rb"^\s*(SU[A-Z2-7]+)\s*$", re.MULTILINE)
 
 
 @dataclass(slots=True)
-class Session:
-    """What a connection and its server have said to each other."""
+class Dialled:
+    """A connection that the server has let in, once `dial` returns it."""
 
+    sock: socket.socket
     peer: str
     """host:port, for errors."""
     parser: FrameParser = field(default_factory=FrameParser)
@@ -41,71 +40,38 @@ class Session:
     info: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
-@dataclass(slots=True, kw_only=True)
-class Dialled(Session):
-    """A connection that the server has let in, once `dial` returns it."""
-
-    sock: socket.socket
-
-
 def dial(endpoint: Endpoint, timeout_s: float) -> Dialled:
     """Try the servers in order; raises `Unauthorized` when one said no and none let us in, else `Unreachable`.
 
     Credentials that one server knows already, or still, may be unknown to another while they are changed.
     """
-    check_tcp(endpoint)
-    tries = Tries(endpoint, timeout_s)
-    for address, until in tries:
-        try:
-            return _dial_one(endpoint, address, until)
-        except (OSError, ValueError, StoreError) as error:
-            tries.failed(address, error)
-    raise tries.fault()
-
-
-def check_tcp(endpoint: Endpoint) -> None:
-    """Raise `UsageError` for a WebSocket."""
     if endpoint.is_websocket:
         raise UsageError(
             f"{endpoint.servers[0]} is a WebSocket, which carries the commands and histories of an application, and "
             "nothing else. Workers, rebuilds and the tools need a server's nats:// or tls:// URL."
         )
-
-
-class Tries:
-    """One try for each server of an endpoint, within one deadline."""
-
-    def __init__(self, endpoint: Endpoint, timeout_s: float) -> None:
-        self._endpoint = endpoint
-        self._timeout_s = timeout_s
-        self._deadline = time.monotonic() + timeout_s
-        self._faults: list[str] = []
-        self._refusal: Unauthorized | None = None
-
-    def __iter__(self) -> Iterator[tuple[Address, float]]:
-        """Each address, and until when by the monotonic clock it may take."""
-        addresses = self._endpoint.addresses()
-        for index, address in enumerate(addresses):
-            now = time.monotonic()
-            if self._deadline <= now:
-                return
-            yield address, now + (self._deadline - now) / (len(addresses) - index)
-
-    def failed(self, address: Address, error: Exception) -> None:
-        """Note why a server did not let us in."""
-        if isinstance(error, Unauthorized):
-            self._refusal = error
-            return
-        self._refusal = _refusal_of_client(error, self._endpoint, address.peer) or self._refusal
-        self._faults.append(f"{address.peer} {_reason(error)}")
-
-    def fault(self) -> Unauthorized | Unreachable:
-        """What to raise once no server did."""
-        return self._refusal or Unreachable(
-            "NATS",
-            "; ".join(self._faults) or f"no time left after {self._timeout_s:g} s",
-            "Start it, or set EVENTJET_SERVERS to where it is; `eventjet dev` starts one on this machine.",
-        )
+    deadline = time.monotonic() + timeout_s
+    faults: list[str] = []
+    refusal: Unauthorized | None = None
+    addresses = endpoint.addresses()
+    for index, address in enumerate(addresses):
+        share_s = (deadline - time.monotonic()) / (len(addresses) - index)
+        if share_s <= 0:
+            break
+        try:
+            return _dial_one(endpoint, address, time.monotonic() + share_s)
+        except Unauthorized as error:
+            refusal = error
+        except (OSError, ValueError, StoreError) as error:
+            refusal = _refusal_of_client(error, endpoint, address.peer) or refusal
+            faults.append(f"{address.peer} {_reason(error)}")
+    if refusal is not None:
+        raise refusal
+    raise Unreachable(
+        "NATS",
+        "; ".join(faults) or f"no time left after {timeout_s:g} s",
+        "Start it, or set EVENTJET_SERVERS to where it is; `eventjet dev` starts one on this machine.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,73 +103,61 @@ def greetings(endpoint: Endpoint, timeout_s: float) -> list[Greeting]:
 
 def _dial_one(endpoint: Endpoint, address: Address, deadline: float) -> Dialled:
     sock = socket.create_connection((address.host, address.port), timeout=_left(deadline))
-    dialled = Dialled(peer=address.peer, sock=sock)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    dialled = Dialled(sock, address.peer)
     try:
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if endpoint.tls_first:
-            dialled.sock = tls_context(endpoint).wrap_socket(sock, server_hostname=address.name)
-        talk = greeting(dialled, endpoint, address)
-        with suppress(StopIteration):
-            step = next(talk)
-            while True:
-                dialled.sock.settimeout(_left(deadline))
-                data = b""
-                if isinstance(step, bytes):
-                    dialled.sock.sendall(step)
-                elif step is None:
-                    data = dialled.sock.recv(_CHUNK)
-                else:
-                    dialled.sock = step.wrap_socket(dialled.sock, server_hostname=address.name)
-                step = talk.send(data)
+        _greet(dialled, endpoint, address, deadline)
     except BaseException:
         dialled.sock.close()
         raise
     return dialled
 
 
-def greeting(
-    session: Session, endpoint: Endpoint, address: Address
-) -> Generator[bytes | ssl.SSLContext | None, bytes, None]:
-    """What is said to a server until it lets this client in, without any input or output: the other half of a shell.
-
-    It yields bytes to send, None for more of what the server says, and a context to go on with over TLS. `session` has
-    what came of it. Raises what an `-ERR` means, and `ValueError` where it is no server of NATS.
-    """
-    # Whoever is on the way may have written what comes before TLS, so it can ask for TLS and for nothing less.
-    info = session.info = cast("dict[str, Any]", json.loads((yield from _awaited(session, b"INFO"))))
+def _greet(dialled: Dialled, endpoint: Endpoint, address: Address, deadline: float) -> None:
     encrypted = endpoint.tls_first
+    if encrypted:
+        _encrypt(dialled, endpoint, address, deadline)
+    # Whoever is on the way may have written what comes before TLS, so it can ask for TLS and for nothing less.
+    info = dialled.info = cast("dict[str, Any]", json.loads(_await_control(dialled, b"INFO", deadline)))
     if not encrypted and (address.tls or info.get("tls_required")):
         if not (info.get("tls_required") or info.get("tls_available")):
             raise ValueError("it does not offer TLS, which this endpoint demands")
-        yield tls_context(endpoint)
-        # What came in the clear is forgotten: nobody vouches for it.
-        session.parser = FrameParser()
-        session.controls.clear()
+        _encrypt(dialled, endpoint, address, deadline)
         encrypted = True
     if not info.get("headers"):
         raise ValueError("it does not know headers, so it is older than NATS 2.2")
     options = _connect_options(endpoint, info, encrypted=encrypted)
-    yield b"CONNECT " + json.dumps(options).encode() + b"\r\nPING\r\n"
-    yield from _awaited(session, b"PONG")
+    dialled.sock.settimeout(_left(deadline))
+    dialled.sock.sendall(b"CONNECT " + json.dumps(options).encode() + b"\r\nPING\r\n")
+    _await_control(dialled, b"PONG", deadline)
 
 
-def _awaited(session: Session, verb: bytes) -> Generator[None, bytes, bytes]:
-    """Return the argument of the first `verb`; raises what an `-ERR` before it means."""
+def _encrypt(dialled: Dialled, endpoint: Endpoint, address: Address, deadline: float) -> None:
+    """Go on over TLS, and forget what came in the clear: nobody vouches for it."""
+    dialled.sock.settimeout(_left(deadline))
+    dialled.sock = tls_context(endpoint).wrap_socket(dialled.sock, server_hostname=address.name)
+    dialled.parser = FrameParser()
+    dialled.controls.clear()
+
+
+def _await_control(dialled: Dialled, verb: bytes, deadline: float) -> bytes:
+    """The argument of the first `verb`; raises what an `-ERR` before it means."""
     while True:
-        while session.controls:
-            said, argument = session.controls.pop(0)
-            if said == b"-ERR":
-                raise server_fault(argument.decode("utf-8", "replace"), session.peer)
-            if said == verb:
+        while dialled.controls:
+            found, argument = dialled.controls.pop(0)
+            if found == b"-ERR":
+                raise server_fault(argument.decode("utf-8", "replace"), dialled.peer)
+            if found == verb:
                 return argument
-            if said == b"INFO":
+            if found == b"INFO":
                 # After the login: the limits of the account and the user.
-                session.info |= json.loads(argument)
-        data = yield None
+                dialled.info |= json.loads(argument)
+        dialled.sock.settimeout(_left(deadline))
+        data = dialled.sock.recv(_CHUNK)
         if not data:
             raise ConnectionResetError("closed the connection during the greeting")
-        session.controls += session.parser.feed(data)[1]
+        dialled.controls += dialled.parser.feed(data)[1]
 
 
 def _connect_options(endpoint: Endpoint, info: dict[str, Any], *, encrypted: bool) -> dict[str, Any]:
@@ -229,21 +183,14 @@ def _connect_options(endpoint: Endpoint, info: dict[str, Any], *, encrypted: boo
         public, signature = _signed(seed, nonce, endpoint.nkey)
         options |= {"nkey": public, "sig": signature}
     if endpoint.signature_cb is not None:
-        # As nats-py does, which has made one of each of the kinds above.
         options["sig"] = bytes(endpoint.signature_cb(nonce.decode())).decode()
         if endpoint.user_jwt_cb is not None:
             options["jwt"] = bytes(endpoint.user_jwt_cb()).decode()
-        elif endpoint.public_nkey is not None:
-            options["nkey"] = endpoint.public_nkey
     if endpoint.user is not None:
-        options |= {"user": _text(endpoint.user), "pass": _text(endpoint.password or "")}
+        options |= {"user": endpoint.user, "pass": endpoint.password or ""}
     if endpoint.token is not None:
-        options["auth_token"] = _text(endpoint.token)
+        options["auth_token"] = endpoint.token
     return options
-
-
-def _text(value: str | Callable[[], str]) -> str:
-    return value() if callable(value) else value
 
 
 def _signed(seed: bytes, nonce: bytes, path: Path) -> tuple[str, str]:

@@ -58,9 +58,9 @@ class Endpoint:
 
     servers: tuple[str, ...]
     """`nats://host:port` or `tls://host:port`, tried in order."""
-    user: str | Callable[[], str] | None = None
-    password: str | Callable[[], str] | None = None
-    token: str | Callable[[], str] | None = None
+    user: str | None = None
+    password: str | None = None
+    token: str | None = None
     nkey: Path | None = None
     """A file with the seed of a user nkey."""
     credentials: Path | None = None
@@ -70,14 +70,10 @@ class Endpoint:
     tls_key: Path | None = None
     tls: ssl.SSLContext | None = None
     """In place of the files of TLS."""
-    tls_hostname: str | None = None
-    """What the certificates must be of, where that is not the servers' name."""
     tls_first: bool = False
     """Shake hands before the server's INFO, as its `handshake_first` asks."""
     user_jwt_cb: Callable[[], bytes | bytearray] | None = None
     signature_cb: Callable[[str], bytes] | None = None
-    public_nkey: str | None = None
-    """Whose signature that is, where there is no JWT."""
     jetstream_prefix: str = API_PREFIX
     """What JetStream's API is asked below."""
     inbox_prefix: str = "_INBOX"
@@ -184,8 +180,6 @@ class Endpoint:
             # the way may have said: any name has a certificate of its owner's, but not one of a CA of our own.
             own_name = not _is_ip(_bare(url)) and (self.tls_ca is not None or self.tls_first or not tls)
             found.append(_address(url, tls, _bare(url if own_name else named[0])))
-        if self.tls_hostname is not None:
-            found = [each._replace(name=self.tls_hostname) for each in found]
         start = secrets.randbelow(len(found)) if self.shuffle else 0
         return found[start:] + found[:start]
 
@@ -217,9 +211,8 @@ def _endpoint(*values: Any) -> Endpoint:
 
 def check_picklable(endpoint: Endpoint) -> None:
     """Raise `UsageError` for an endpoint that no other process can use."""
-    for name in ("user", "password", "token", "tls", "user_jwt_cb", "signature_cb"):
-        value = getattr(endpoint, name)
-        if value is not None and not isinstance(value, str):
+    for name in ("tls", "user_jwt_cb", "signature_cb"):
+        if getattr(endpoint, name) is not None:
             raise UsageError(
                 f"`{name}` is an object of this process, and another process is to connect, too. Give its credentials "
                 "and certificates as files."

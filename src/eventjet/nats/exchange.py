@@ -7,7 +7,9 @@ What could not be sent or read meanwhile is not the server's silence, so that ti
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
+from itertools import groupby
+from operator import itemgetter
 
 from eventjet.errors import Forbidden, StoreUnavailable
 from eventjet.nats.protocol import Frame
@@ -18,6 +20,7 @@ STILL_S = 0.1
 """A loop that is later than this stood still; below, it is merely busy."""
 _OVERDUE_S = 0.01
 """Before an exchange ends for want of an answer: what has come is read in between."""
+_subject_of = itemgetter(1)
 _ANSWERED_MAX = 1_000
 """So many publishes are remembered after their answer: a second one says that somebody else answers, too."""
 
@@ -71,10 +74,12 @@ class Exchange:
         frames, self._frames = self._frames, []
         return frames
 
-    def arrived(self, frame: Frame, now: float) -> None:
+    def arrived(self, frames: list[Frame], now: float) -> None:
         """Take a part of the answer; what comes after the end is not one."""
-        if self.fault is None and (self.accepts is None or self.accepts(frame)):
-            self._frames.append(frame)
+        if self.accepts is not None:
+            frames = list(filter(self.accepts, frames))
+        if frames and self.fault is None:
+            self._frames += frames
             self.until = now + self.patience_s
             self.is_overdue = False
             self._wake_up()
@@ -93,8 +98,8 @@ class Exchange:
 class Exchanges:
     """All exchanges over one inbox."""
 
-    def __init__(self, inbox: str, on_late: Callable[[float], object]) -> None:
-        """`on_late` is called with when, by the loop's clock, a request began that had no answer in time."""
+    def __init__(self, inbox: str, on_late: Callable[[], object]) -> None:
+        """`on_late` is called when a request had no answer in time."""
         self.inbox = inbox
         self._prefix = f"{inbox}.".encode()
         self._on_late = on_late
@@ -126,18 +131,16 @@ class Exchanges:
             if len(self._answered) > _ANSWERED_MAX:
                 del self._answered[next(iter(self._answered))]
 
-    def arrived(self, frame: Frame) -> None:
-        """Give a message of the inbox to the exchange that it answers."""
-        exchange = self._waiting.get(frame[1])
-        if exchange is not None:
-            exchange.arrived(frame, self._loop.time())
-        elif frame[1] in self._answered:
-            self._answered[frame[1]](frame)
-
-    def subjects(self) -> Iterator[str]:
-        """On which something was published that waits for an answer."""
-        for each in self._waiting.values():
-            yield from each.subjects
+    def arrived(self, frames: list[Frame]) -> None:
+        """Give messages of the inbox to the exchanges that they answer."""
+        now = self._loop.time()
+        for reply, group in groupby(frames, _subject_of):
+            exchange = self._waiting.get(reply)
+            if exchange is not None:
+                exchange.arrived(list(group), now)
+            elif reply in self._answered:
+                for frame in group:
+                    self._answered[reply](frame)
 
     def denied(self, fault: Forbidden) -> bool:
         """End what was published on the subject of a violation; whether there was any.
@@ -171,7 +174,7 @@ class Exchanges:
         assert self._timer is not None
         now = self._loop.time()
         lateness_s, self._timer = now - self._timer.when(), None
-        late: list[float] = []
+        is_late = False
         for each in self._waiting.values():
             if each.fault is not None:
                 continue
@@ -185,6 +188,6 @@ class Exchanges:
             else:
                 reason = f"no answer within {each.patience_s:g} s"
                 each.end(StoreUnavailable(next(iter(each.subjects)), reason))
-                late.append(each.began)
-        if late:
-            self._on_late(min(late))
+                is_late = True
+        if is_late:
+            self._on_late()

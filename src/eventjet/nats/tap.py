@@ -1,7 +1,8 @@
 """`Tap`: what eventjet needs of `nats.aio.client.Client` and its public side does not give.
 
-* Messages with their header block as it came: nats-py makes one dict of a status line and of a header `Status`, which
-  anybody may send (`Client._process_headers`), and one task for each subscription.
+* Its parser is replaced by ours. Messages come with their header block as it was sent: nats-py makes one dict of a
+  status and of a header `Status`, which anybody may send. A subject, reply or status that is not UTF-8 ends nats-py's
+  reading for good, and what the server says comes in small letters. And a message costs a tenth (decision 56).
 * Every INFO: the limits of the account and the user come after the login, and nats-py goes by the first one.
 * TLS or nothing: nats-py greets a server that offers none in the clear, credentials included.
 * What waits for a lost connection is forgotten: nats-py sends it over the next one, when its outcome was settled.
@@ -13,40 +14,47 @@ Each has a test that fails without it (`tests/integration/test_tap.py`).
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, ClassVar, cast
 from weakref import WeakKeyDictionary
 
-from nats.aio.client import Client as Nats
+from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
-from nats.errors import StaleConnectionError, UnexpectedEOF
+from nats.errors import ProtocolError, StaleConnectionError, UnexpectedEOF
 
 from eventjet.codec.reasons import reason_of
-from eventjet.errors import ConnectionLost, Refused, StoreUnavailable, UsageError
-from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.protocol import Frame
-from eventjet.settings import Settings
+from eventjet.errors import ConnectionLost, Refused, UsageError
+from eventjet.nats.protocol import Frame, FrameParser, publish_frame
 
 PAUSE_S = 0.2
 """Between two tries to connect."""
 _PRIVATE = (
-    "_process_info",
+    "_ps",
     "_process_msg",
+    "_process_info",
+    "_process_ping",
+    "_process_pong",
+    "_process_err",
     "_process_op_err",
     "_attempt_reconnect",
     "_close",
     "_error_cb",
+    "_flush_queue",
     "_pending",
     "_pending_data_size",
     "_server_info",
     "_subs",
 )
+_sid_of = itemgetter(0)
 
 
 @dataclass(slots=True, eq=False)
@@ -56,18 +64,21 @@ class Watcher:
     inbox: bytes
     """The prefix of its reply subjects: what waits with one of them is dropped with the connection."""
     on_error: Callable[[Exception], object]
+    """Called with the client's errors, but for what the server says."""
+    on_fault: Callable[[str], object]
+    """Called with what the server says is wrong: the text of an `-ERR`."""
     on_lost: Callable[[str], object]
-    """With the reason."""
+    """Called with the reason why the connection was lost."""
     on_reconnected: Callable[[], object]
     on_closed: Callable[[], object]
 
 
 class Tap:
-    """Made by `of`, one for each client of nats-py, which stays usable by everybody else."""
+    """Made by `of` or `of_new`, one for each client of nats-py, which stays usable by everybody else."""
 
-    _taps: ClassVar[WeakKeyDictionary[Nats, Tap]] = WeakKeyDictionary()
+    _taps: ClassVar[WeakKeyDictionary[NatsClient, Tap]] = WeakKeyDictionary()
 
-    def __init__(self, nats: Nats, *, is_given: bool, needs_tls: bool) -> None:
+    def __init__(self, nats: NatsClient, *, is_given: bool, needs_tls: bool) -> None:
         client: Any = nats
         missing = [name for name in _PRIVATE if not hasattr(client, name)]
         if missing:
@@ -80,36 +91,35 @@ class Tap:
         """What the server said of itself before the login."""
         self.info = self.greeting
         """Its newest INFO, with the limits of the account and the user."""
-        self._takers: dict[Any, Callable[[Frame], object]] = {}
+        self._takers: dict[Any, Callable[[list[Frame]], object]] = {}
         self._nats = client
         self._needs_tls = needs_tls
         self._given_error_cb = client._error_cb if is_given else None
-        self._process_info = client._process_info
-        self._process_msg = client._process_msg
         self._reason = ""
         self._connected_at = time.monotonic()
+        self._process_info = client._process_info
         self._process_op_err = client._process_op_err
         self._attempt_reconnect = client._attempt_reconnect
         self._close = client._close
+        client._ps = _Parser(self, client)
         client._process_info = self._took_info
-        client._process_msg = self._took_msg
         client._process_op_err = self._broken
         client._attempt_reconnect = self._reconnecting
         client._close = self._closing
         client._error_cb = self.failed
 
     @classmethod
-    def of(cls, nats: Nats) -> Tap:
+    def of(cls, nats: NatsClient) -> Tap:
         """The one of a client that is connected; raises `UsageError` for another version of nats-py."""
         return cls._taps.get(nats) or cls._taps.setdefault(nats, cls(nats, is_given=True, needs_tls=False))
 
     @classmethod
-    def of_new(cls, nats: Nats, *, needs_tls: bool) -> Tap:
+    def of_new(cls, nats: NatsClient, *, needs_tls: bool) -> Tap:
         """The one of a client that is to be connected, with `failed` as its callback for errors; raises as `of`."""
         return cls._taps.setdefault(nats, cls(nats, is_given=False, needs_tls=needs_tls))
 
-    async def subscribe(self, subject: str, take: Callable[[Frame], object], queue: str = "") -> Subscription:
-        """Call `take`, which must not raise, with each message of a subject, over every later connection too."""
+    async def subscribe(self, subject: str, take: Callable[[list[Frame]], object], queue: str = "") -> Subscription:
+        """Call `take`, which must not raise, with messages of a subject as they come, over later connections too."""
 
         async def passed_by(message: Msg) -> None:
             raise AssertionError(f"a message of {message.subject} passed by its taker")
@@ -124,6 +134,16 @@ class Tap:
             await subscription.drain()
         self._takers.pop(cast("Any", subscription)._cb, None)
 
+    def taker(self, sid: int) -> Callable[[list[Frame]], object] | None:
+        """Who takes the messages of a subscription; None for one that others have made."""
+        subscription = self._nats._subs.get(sid)
+        return None if subscription is None else self._takers.get(subscription._cb)
+
+    def hears(self, subject: str) -> bool:
+        """Whether a subscription of the client is to what is published there, whoever made it."""
+        tokens = subject.split(".")
+        return any(_matches(each._subject.split("."), tokens) for each in self._nats._subs.values())
+
     async def failed(self, error: Exception) -> None:
         """Take an error of the client's, whatever it is of: its callback for errors."""
         self.last_error = error
@@ -132,10 +152,10 @@ class Tap:
         if self._given_error_cb is not None:
             await self._given_error_cb(error)
 
-    def hears(self, subject: str) -> bool:
-        """Whether a subscription of the client is to what is published there, whoever made it."""
-        tokens = subject.split(".")
-        return any(_matches(each._subject.split("."), tokens) for each in self._nats._subs.values())
+    def said(self, text: str) -> None:
+        """Take what the server says is wrong."""
+        for watcher in tuple(self.watchers):
+            watcher.on_fault(text)
 
     def abort(self, reason: str = "") -> None:
         """End the connection at once, so that nobody waits for a server that reads nothing."""
@@ -157,20 +177,6 @@ class Tap:
         if "max_payload" in info:
             self._nats._max_payload = info["max_payload"]
         await self._process_info(info, initial_connection)
-
-    async def _took_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes | None) -> None:
-        subscription = self._nats._subs.get(sid)
-        take = None if subscription is None else self._takers.get(subscription._cb)
-        if take is None:
-            try:
-                await self._process_msg(sid, subject, reply, data, headers)
-            except (ValueError, IndexError) as error:
-                # Else one message that is not UTF-8 ends nats-py's reading for good, and `is_connected` stays true.
-                await self.failed(error)
-            return
-        self._nats.stats["in_msgs"] += 1
-        self._nats.stats["in_bytes"] += len(data)
-        take((b"", bytes(subject), bytes(reply), bytes(headers or b""), bytes(data)))
 
     async def _broken(self, error: Exception) -> None:
         match error:
@@ -210,6 +216,55 @@ class Tap:
         self._nats._pending_data_size = sum(map(len, kept))
 
 
+class _Parser:
+    """In place of nats-py's: our frames go to their takers at once, those of others the way they would."""
+
+    def __init__(self, tap: Tap, nats: Any) -> None:
+        self._tap = tap
+        self._nats = nats
+        self._frames = FrameParser()
+
+    def reset(self) -> None:
+        self._frames = FrameParser()
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Take what the server has sent; raises `ProtocolError`, which ends the connection."""
+        try:
+            frames, controls = self._frames.feed(bytes(data))
+        except ValueError as error:
+            raise ProtocolError from error
+        # A violation comes before the answer to what was let through of the same batch, and an answer before the PONG
+        # that says that there are no more.
+        for verb, argument in controls:
+            if verb == b"-ERR":
+                self._tap.said(argument.decode("utf-8", "replace").strip("' "))
+        for sid, group in groupby(frames, _sid_of):
+            take = self._tap.taker(int(sid))
+            if take is not None:
+                messages = list(group)
+                self._nats.stats["in_msgs"] += len(messages)
+                self._nats.stats["in_bytes"] += sum([len(frame[4]) for frame in messages])
+                take(messages)
+                continue
+            for _, subject, reply, headers, body in group:
+                try:
+                    await self._nats._process_msg(int(sid), subject, reply, body, headers or None)
+                except (ValueError, IndexError) as error:  # not UTF-8
+                    await self._tap.failed(error)
+        for verb, argument in controls:
+            match verb:
+                case b"PING":
+                    await self._nats._process_ping()
+                case b"PONG":
+                    await self._nats._process_pong()
+                case b"INFO":
+                    await self._nats._process_info(json.loads(argument))
+                case b"-ERR":
+                    await self._nats._process_err(argument.decode("utf-8", "replace").lower())
+                case _:
+                    pass
+
+
 def _matches(pattern: list[str], tokens: list[str]) -> bool:
     if pattern[-1] == ">":
         return len(tokens) >= len(pattern) and all(map(_fits, pattern[:-1], tokens))
@@ -220,11 +275,11 @@ def _fits(token: str, other: str) -> bool:
     return token in ("*", other)
 
 
-def send(nats: Nats, subject: str, payload: bytes, headers: bytes = b"", reply: str = "") -> None:
-    """Publish at once; raises `ConnectionLost`, `StoreUnavailable` where the buffer is full, and `Refused`.
+def send(nats: NatsClient, subject: str, payload: bytes, headers: bytes = b"", reply: bytes = b"") -> None:
+    """Publish at once, with what else is sent in this turn of the loop; raises `ConnectionLost` and `Refused`.
 
-    `Client.publish` waits only where its buffer is full, and swallows cancellations then: so it is not awaited. It does
-    not count the headers, and for a message that is too large the server would end the connection.
+    As `Client.publish`, which takes headers as a dict, waits where its buffer is full, and swallows cancellations then.
+    It does not count the headers, and for a message that is too large the server would end the connection.
     """
     if not nats.is_connected:
         raise ConnectionLost("NATS", "there is no connection")
@@ -235,45 +290,11 @@ def send(nats: Nats, subject: str, payload: bytes, headers: bytes = b"", reply: 
             "Nothing was sent. Record less in one event, or raise the limit: `max_payload` of the server, or the "
             "`payload` of the account or user.",
         )
-    pairs = dict(line.split(": ", 1) for line in headers.decode().split("\r\n")[1:] if line) if headers else None
-    work = nats.publish(subject, payload, reply, pairs)
-    try:
-        work.send(None)
-    except StopIteration:
-        return
-    except (NatsError, OSError) as error:
-        raise ConnectionLost("NATS", reason_of(error)) from error
-    work.close()
-    raise StoreUnavailable(subject, "the connection takes nothing")
-
-
-def endpoint_of(nats: Nats, settings: Settings) -> Endpoint:
-    """The servers and credentials of a client that was given, for whoever opens a connection of its own beside it.
-
-    Raises `UsageError` for one that is closed, draining, not connected, or of another loop.
-    """
-    client, by_settings = cast("Any", nats), Endpoint.of(settings)
-    if client._reading_task is not None and client._reading_task.get_loop() is not asyncio.get_running_loop():
-        raise UsageError("The NATS client that was given is of another loop. Connect one in this loop.")
-    if nats.is_closed or nats.is_draining or not nats.is_connected:
-        state = "closed" if nats.is_closed else "draining" if nats.is_draining else "not connected"
-        raise UsageError(f"The NATS client that was given is {state}. Give one that is connected.")
-    options: dict[str, Any] = client.options
-    named = [server for server in client._server_pool if not server.discovered]
-    return Endpoint(
-        tuple(server.uri.geturl() for server in named or client._server_pool),
-        user=options["user"],
-        password=options["password"],
-        token=options["token"],
-        tls=options.get("tls"),
-        tls_hostname=options.get("tls_hostname"),
-        tls_first=options["tls_handshake_first"],
-        user_jwt_cb=client._user_jwt_cb,
-        signature_cb=client._signature_cb,
-        public_nkey=client._public_nkey,
-        inbox_prefix=bytes(client._inbox_prefix).decode(),
-        caller_inboxes=by_settings.caller_inboxes,
-        jetstream_prefix=by_settings.jetstream_prefix,
-        discovered=tuple(server.uri.netloc for server in client._server_pool if server.discovered),
-        name=options["name"] or "eventjet",
-    )
+    client: Any = nats
+    frame = publish_frame(subject, payload, reply=reply, headers=headers)
+    client._pending.append(frame)
+    client._pending_data_size += len(frame)
+    client.stats["out_msgs"] += 1
+    client.stats["out_bytes"] += len(payload)
+    if client._flush_queue.empty():
+        client._flush_queue.put_nowait(asyncio.get_running_loop().create_future())

@@ -29,9 +29,8 @@ from eventjet.errors import (
     StoreUnavailable,
     UsageError,
 )
-from eventjet.nats.client import Client, NatsClient
+from eventjet.nats.client import Client, NatsClient, given_endpoint
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.tap import endpoint_of
 from eventjet.observability import spans, tracing
 from eventjet.observability.tracing import current_traceparent
 from eventjet.serving.problems import DOMAIN, REUSED, TAKEN, UNAVAILABLE, UNKNOWN
@@ -170,7 +169,7 @@ async def open_remote(
 
     Raises `Unreachable` and `UsageError`, that for an inbox to which no service answers too.
     """
-    endpoint = Endpoint.of(settings).with_name("eventjet client") if nats is None else endpoint_of(nats, settings)
+    endpoint = Endpoint.of(settings).with_name("eventjet client") if nats is None else given_endpoint(nats, settings)
     if not f"{endpoint.inbox_prefix}.".startswith(tuple(f"{prefix}." for prefix in endpoint.caller_inboxes)):
         raise UsageError(
             f"Answers would come in below {endpoint.inbox_prefix}, where no service sends them. Set "

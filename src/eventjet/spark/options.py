@@ -110,7 +110,7 @@ def connection_options(settings: Settings, secrets: Path) -> dict[str, str]:
         "inboxPrefix": endpoint.inbox_prefix,
         "jetstreamPrefix": endpoint.jetstream_prefix,
     }
-    if isinstance(endpoint.user, str):
+    if endpoint.user is not None:
         options["user"] = endpoint.user
     for option, name in _PATHS.items():
         path: Path | None = getattr(endpoint, name)

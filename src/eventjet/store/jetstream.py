@@ -33,7 +33,6 @@ from eventjet.errors import (
 from eventjet.nats import api
 from eventjet.nats.answers import AMBIGUOUS_S
 from eventjet.nats.client import Client
-from eventjet.nats.loop_reader import LoopReader
 from eventjet.nats.requirements import check_version
 from eventjet.store import outcome
 from eventjet.store.known_log import KnownLog
@@ -73,10 +72,9 @@ class JetStreamStore(EventStore):
         self._aggregates = frozenset(aggregates)
         self._client = client
         self.known = KnownLog(app, client)
-        endpoint = replace(client.endpoint.with_name("eventjet histories"), shuffle=True)
-        reader = client if endpoint.is_websocket else LoopReader(endpoint, client.timeout_s)
+        self._reader = client if client.is_given else client.another("eventjet histories")
         self._save_timeout_s = save_timeout_s
-        self._long_reads = LongReads(app, reader, self._patience)
+        self._long_reads = LongReads(app, self._reader, self._patience)
         self._sender = Sender(app, client)
         self._in_flight: set[asyncio.Task[int]] = set()
         self._acks_proved_until = 0.0
@@ -155,7 +153,8 @@ class JetStreamStore(EventStore):
 
     async def settle(self) -> None:
         """Wait for the saves in flight, at most one save's time; nothing can be read afterwards."""
-        await self._long_reads.close()
+        if self._reader is not self._client:
+            await self._reader.close()
         await self.known.close()
         if self._in_flight:
             # One request may be under way at the deadline.
@@ -367,13 +366,12 @@ class JetStreamStore(EventStore):
 
 
 class LongReads:
-    """Records of the log in pages, over a connection of its own, which opens nothing before it is used. For one loop.
+    """Records of the log in pages, over a client of their own unless one was given. For one loop.
 
-    What a save waits for does not stand behind a long history there, and the pages are folded while they travel. Where
-    the client goes over a WebSocket, they go over the client.
+    What a save waits for does not stand behind a long history there, and the pages are folded while they travel.
     """
 
-    def __init__(self, stream: str, reader: LoopReader | Client, patience: Callable[[], Patience]) -> None:
+    def __init__(self, stream: str, reader: Client, patience: Callable[[], Patience]) -> None:
         self._patience = patience
         self._stream = stream
         self._reader = reader
@@ -430,11 +428,6 @@ class LongReads:
             for page in kept:
                 room -= 0 if most is None else len(page)
                 yield page
-
-    async def close(self) -> None:
-        """End the connection, and whoever waits for an answer."""
-        if isinstance(self._reader, LoopReader):
-            await self._reader.close()
 
 
 def _error_of(
