@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -15,12 +14,10 @@ from eventjet.cursors.kv import Cursors
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.unique import CLAIMS
-from eventjet.errors import LogUnusable, NotCaughtUp, OutcomeUnknown, UnknownAggregate, UsageError
+from eventjet.errors import LogUnusable, NotCaughtUp, OutcomeUnknown, UsageError
 from eventjet.errors.projection import ANOTHER_LOG
 from eventjet.loop_guard import GuardedBlock, GuardedIterator
 from eventjet.nats.client import Client, NatsClient
-from eventjet.nats.connection import NatsConnection
-from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, Declared, projections_of
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.reactions.beginning import begin
@@ -36,7 +33,7 @@ from eventjet.shown import shown
 from eventjet.sql.waiting import Checkpoints, Waiting
 from eventjet.store.public_stream import check_public_stream
 from eventjet.store.store import EventStore, LogState
-from eventjet.store.strangers import unknown_aggregates
+from eventjet.store.strangers import LIST_S, unknown_aggregates
 from eventjet.store.topology import Topology, declare, note_aggregates, others_answering
 
 S = TypeVar("S")
@@ -236,7 +233,7 @@ class Jet:
         needs = {"cursors": bool(follows), "timers": has_timers(self._app)}
         topology = await declare(self.client, self.name, replicas, **needs, aggregates=own)
         others = await others_answering(self.client, probes_of(self._app))
-        unknown = await asyncio.to_thread(self._unknown_aggregates, self.client.endpoint)
+        unknown = await self.client.run(unknown_aggregates(self.name, self._catalog.aggregates), LIST_S)
         if not unknown:
             not_noted = await note_aggregates(self.client, self.name, own)
             unusable += [] if not_noted is None else [not_noted]
@@ -245,10 +242,6 @@ class Jet:
             return topology
         made, missing = await begin(Cursors(self.client, self.name), self.store, self.client, follows.values())
         return replace(topology, cursors=tuple(made), unusable=(*unusable, *missing))
-
-    def _unknown_aggregates(self, endpoint: Endpoint) -> list[UnknownAggregate]:
-        with NatsConnection.open(endpoint.with_name("eventjet init")) as connection:
-            return unknown_aggregates(connection, self.name, self._catalog.aggregates)
 
     async def append_many(
         self,

@@ -18,7 +18,7 @@ from eventjet.domain.unique import CLAIMS
 from eventjet.nats.api import stream_info, update_stream
 from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.store.strangers import noted_unknown, unknown_aggregates
+from eventjet.store.strangers import LIST_S, noted_unknown, unknown_aggregates
 from eventjet.store.topology import AGGREGATES
 from eventjet.workers.supervisor import run_workers
 from tests.faults.proxy import PASS, Fate, NatsProxy, Publish
@@ -295,8 +295,8 @@ def noted_in(server: NatsServer, name: str) -> set[str]:
 def test_of_a_long_log_those_are_named_that_init_has_noted(name: str, eventjet_nats: NatsServer) -> None:
     with NatsConnection.open(Endpoint((eventjet_nats.url,))) as connection:
         state = connection.ask(stream_info(name))
-        assert noted_unknown(connection, state, {"account"}) == []
-        (unknown,) = noted_unknown(connection, state, {"order"})
+        assert connection.run(noted_unknown(state, {"account"})) == []
+        (unknown,) = connection.run(noted_unknown(state, {"order"}))
     assert (unknown.aggregate, unknown.histories, unknown.position) == ("account", 1, 1)
 
 
@@ -319,5 +319,5 @@ def test_every_unknown_aggregate_is_counted_wherever_it_stands_in_the_list(
     subjects = ["a.1", "account.1", "account.2", "account.3", "b_c.1", "b_c.2", "zebra.1", f"{CLAIMS}.x", "_void.1"]
     append(endpoint, log, [(subject, block(), b"{}") for subject in subjects])
     with NatsConnection.open(endpoint) as connection:
-        found = unknown_aggregates(connection, log, known)
+        found = connection.run(unknown_aggregates(log, known), LIST_S)
     assert {one.aggregate: one.histories for one in found} == unknown

@@ -21,7 +21,7 @@ from eventjet.projections.app_ref import Application
 from eventjet.reactions.following import declarations_of, has_timers, probes_of
 from eventjet.store.public_stream import check_public
 from eventjet.store.repairing import found as find
-from eventjet.store.strangers import LOOKS, strangers, unknown_aggregates
+from eventjet.store.strangers import LIST_S, LOOKS, strangers, unknown_aggregates
 from eventjet.store.topology import Drift, compare, identity_of, needed_configs, unknown_settings
 from eventjet.store.wholeness import accepted, loss
 
@@ -78,7 +78,7 @@ def look_at_streams(
             there = link.ask(server_time(app.name))
             tell_clock(told, "server", "the NATS server", (before, there, before + time.monotonic() - began))
         with told.guarded("aggregates"):
-            tell_aggregates(told, unknown_aggregates(link, app.name, app.catalog.aggregates))
+            tell_aggregates(told, link.run(unknown_aggregates(app.name, app.catalog.aggregates), LIST_S))
         with told.guarded("events"):
             tell_events(told, strangers(link, link.ask(stream_info(app.name)), app.catalog))
         with told.guarded("durables"):

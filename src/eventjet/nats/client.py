@@ -11,7 +11,7 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Generator
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -43,7 +43,7 @@ from eventjet.nats.answers import PROBE, Answerers, ExpectedAnswer
 from eventjet.nats.api import CONFLICTS, LAG_S, STATUS, Request, call, is_page, reading_records, shortened
 from eventjet.nats.dial import check_files, dial, tls_context
 from eventjet.nats.endpoint import Endpoint, is_file
-from eventjet.nats.exchange import Exchange, Exchanges
+from eventjet.nats.exchange import LOOK_S, STILL_S, Exchange, Exchanges
 from eventjet.nats.protocol import Frame, nobody_listens, server_fault
 from eventjet.nats.requirements import check_server
 from eventjet.nats.tap import PAUSE_S, Tap, Watcher, send
@@ -445,6 +445,15 @@ class Client:
         except StreamMissing:
             return []
 
+    async def run(self, conversation: Generator[Request[Any], Any, T], timeout_s: float | None = None) -> T:
+        """What a conversation returns: each request that it yields is asked, and the answer sent to it."""
+        answer: Any = None
+        try:
+            while True:
+                answer = await self.ask(conversation.send(answer), timeout_s)
+        except StopIteration as ended:
+            return ended.value
+
     async def _page(self, request: Request[Any]) -> list[Frame]:
         """All messages of a long answer, the last of which is the status that ends it."""
         page: list[Frame] = []
@@ -564,17 +573,18 @@ class Client:
             if left_s <= 0:
                 reason = "the connection takes nothing" if is_connected else "there is no connection"
                 raise StoreUnavailable(what, f"{reason}{f' ({self._fault})' if self._fault else ''}")
-            if is_connected:
-                await asyncio.sleep(_ROOM_PAUSE_S)
-                continue
-            if nats is None or nats.is_closed:
-                if not self._is_own:
-                    raise StoreUnavailable(what, "the NATS client that was given is closed")
-                self._open()
-            self._usable.clear()
+            due = loop.time() + (_ROOM_PAUSE_S if is_connected else min(left_s, LOOK_S))
+            if not is_connected:
+                if nats is None or nats.is_closed:
+                    if not self._is_own:
+                        raise StoreUnavailable(what, "the NATS client that was given is closed")
+                    self._open()
+                self._usable.clear()
             with suppress(TimeoutError):
-                async with asyncio.timeout(left_s):
-                    await self._usable.wait()
+                async with asyncio.timeout_at(due):
+                    await (asyncio.sleep(_ROOM_PAUSE_S) if is_connected else self._usable.wait())
+            if (still_s := loop.time() - due) > STILL_S:
+                until += still_s
         raise ConnectionClosed
 
     def _open(self) -> None:

@@ -7,13 +7,12 @@ knows where to go on. Messages of other subscriptions that arrive during a `requ
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
@@ -25,10 +24,8 @@ from eventjet.errors import (
     Forbidden,
     NoResponders,
     SingleResponse,
-    StoreError,
     StoreUnavailable,
     StreamMissing,
-    Unreachable,
     UsageError,
 )
 from eventjet.nats.answers import PROBE, Answerers, ExpectedAnswer
@@ -45,7 +42,6 @@ _KEPT_MAX = 200_000
 _SEND_TIMEOUT_S = 10.0
 _TRIES, _END_S = 3, 0.5
 """So often a page of one message is asked for that has no end, and how long that may take after the message."""
-_CHECK_S = 10.0
 
 
 class NatsConnection:
@@ -193,6 +189,15 @@ class NatsConnection:
             return ended.value
         except StreamMissing:
             return []
+
+    def run(self, conversation: Generator[Request[Any], Any, T], timeout_s: float = 5.0) -> T:
+        """What a conversation returns: each request that it yields is asked, and the answer sent to it."""
+        answer: Any = None
+        try:
+            while True:
+                answer = self.ask(conversation.send(answer), timeout_s=timeout_s)
+        except StopIteration as ended:
+            return ended.value
 
     def _page(self, request: Request[Any], timeout_s: float) -> list[Frame]:
         """All messages of a long answer, the last of which is the status that ends it; raises as `ask` does."""
@@ -388,19 +393,3 @@ def ask_once(endpoint: Endpoint, request: Request[T], *, timeout_s: float = 5.0)
     """The answer to a request over a connection of its own; raises as `NatsConnection.open` and `ask` do."""
     with NatsConnection.open(endpoint, timeout_s=timeout_s) as link:
         return link.ask(request, timeout_s=timeout_s)
-
-
-async def check_pages(endpoint: Endpoint, request: Request[Any]) -> None:
-    """As `NatsConnection.check_pages`, over a connection of its own. Where nothing can be proved, nothing is raised."""
-
-    def check() -> None:
-        with NatsConnection.open(endpoint) as link:
-            link.check_pages(request)
-
-    try:
-        async with asyncio.timeout(_CHECK_S):
-            await asyncio.to_thread(check)
-    except SingleResponse:
-        raise
-    except (StoreError, Unreachable, TimeoutError):
-        return

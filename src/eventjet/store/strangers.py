@@ -6,17 +6,22 @@ looked at.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Generator
+from typing import Any, TypeAlias, TypeVar
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import SCHEMA, TYPE, RawRecord, header, number_of
 from eventjet.codec.voids import VOID_NAME
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UnknownAggregate, UnknownEvent
-from eventjet.nats.api import StreamState, last_message, message_at, stream_info, subjects_of
+from eventjet.nats.api import Request, StreamState, last_message, message_at, stream_info, subjects_of
 from eventjet.nats.connection import NatsConnection
 from eventjet.store.topology import AGGREGATES
 from eventjet.store.voids import voids_in
+
+T = TypeVar("T")
+_Conversation: TypeAlias = Generator[Request[Any], Any, T]
+"""For `Client.run` and `NatsConnection.run`."""
 
 LOOKS = 32
 """Events that are looked at: the last ones, where a newer release records, and some evenly before them."""
@@ -46,53 +51,57 @@ def strangers(connection: NatsConnection, state: StreamState, catalog: Catalog) 
     return [one for one in found.values() if one.position not in voids]
 
 
-def unknown_aggregates(connection: NatsConnection, app: str, known: Collection[str]) -> list[UnknownAggregate]:
-    """One error for each aggregate with events in the log of an app that is none of the `known` ones. Blocks.
+def unknown_aggregates(app: str, known: Collection[str]) -> _Conversation[list[UnknownAggregate]]:
+    """One error for each aggregate with events in the log of an app that is none of the `known` ones.
 
     The subjects of the known ones are counted; only where there are others are they listed, 100,000 at a time, and
-    those of an aggregate that was met are passed over. Raises as `NatsConnection.ask`, and `StreamMissing`.
+    those of an aggregate that was met are passed over. To be run with `LIST_S`; raises as `ask`, and `StreamMissing`.
     """
     own = sorted({*known, CLAIMS, VOID_NAME})
-    counted = connection.ask_all([subjects_of(app, f"{app}.{name}.>", _BEYOND) for name in own], timeout_s=LIST_S)
-    sizes = {name: count for name, (_, count) in zip(own, counted, strict=True)}
+    sizes: dict[str, int] = {}
+    for name in own:
+        _, sizes[name] = yield subjects_of(app, f"{app}.{name}.>", _BEYOND)
     # Asked for last: subjects are only ever added, so whatever came meanwhile is taken for unknown, and listed.
-    if connection.ask(stream_info(app)).subjects <= sum(sizes.values()):
+    state: StreamState = yield stream_info(app)
+    if state.subjects <= sum(sizes.values()):
         return []
     at, total = 0, 1
     while at < total and len(sizes) < len(own) + UNKNOWN_MAX:
-        subjects, total = connection.ask(subjects_of(app, f"{app}.>", at), timeout_s=LIST_S)
+        subjects: list[str]
+        subjects, total = yield subjects_of(app, f"{app}.>", at)
         if not subjects:
             break
         last = _aggregate_in(subjects[-1])
         for name in dict.fromkeys(map(_aggregate_in, subjects)):
             if name not in sizes and len(sizes) < len(own) + UNKNOWN_MAX:
-                _, sizes[name] = connection.ask(subjects_of(app, f"{app}.{name}.>", _BEYOND), timeout_s=LIST_S)
+                _, sizes[name] = yield subjects_of(app, f"{app}.{name}.>", _BEYOND)
         # Those of one aggregate stand together: the rest of the last one's need not be listed.
         at += next(index for index, subject in enumerate(subjects) if _aggregate_in(subject) == last)
         at += max(1, sizes.get(last, 0))
-    return [_unknown(connection, app, name, count) for name, count in sorted(sizes.items()) if name not in own]
+    unknown: list[UnknownAggregate] = []
+    for name, count in sorted(sizes.items()):
+        if name not in own:
+            unknown.append(_unknown(app, name, count, (yield last_message(app, f"{app}.{name}.>"))))
+    return unknown
 
 
-def noted_unknown(connection: NatsConnection, state: StreamState, known: Collection[str]) -> list[UnknownAggregate]:
+def noted_unknown(state: StreamState, known: Collection[str]) -> _Conversation[list[UnknownAggregate]]:
     """As `unknown_aggregates`, of those alone that `init` has noted in the log: as quick in one of any length."""
-    names = set(state.metadata.get(AGGREGATES, "").split()) - {*known, CLAIMS}
-    ends = {name: connection.ask(last_message(state.name, f"{state.name}.{name}.>")) for name in sorted(names)}
-    return [
-        _unknown(
-            connection, state.name, name, connection.ask(subjects_of(state.name, f"{state.name}.{name}.>", _BEYOND))[1]
-        )
-        for name, last in ends.items()
-        if last is not None
-    ]
+    unknown: list[UnknownAggregate] = []
+    for name in sorted(set(state.metadata.get(AGGREGATES, "").split()) - {*known, CLAIMS}):
+        last: RawRecord | None = yield last_message(state.name, f"{state.name}.{name}.>")
+        if last is not None:
+            _, count = yield subjects_of(state.name, f"{state.name}.{name}.>", _BEYOND)
+            unknown.append(_unknown(state.name, name, count, last))
+    return unknown
 
 
 def _aggregate_in(subject: str) -> str:
     return subject.split(".", 2)[1]
 
 
-def _unknown(connection: NatsConnection, app: str, name: str, count: int) -> UnknownAggregate:
-    record = connection.ask(last_message(app, f"{app}.{name}.>"))
-    position, block = (0, b"") if record is None else (record[0], record[3])
+def _unknown(app: str, name: str, count: int, last: RawRecord | None) -> UnknownAggregate:
+    position, block = (0, b"") if last is None else (last[0], last[3])
     return UnknownAggregate(app, name[:100], count, (header(block, TYPE) or "?")[:100], position)
 
 

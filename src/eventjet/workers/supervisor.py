@@ -29,7 +29,7 @@ from eventjet.spelling import listed, meant
 from eventjet.sql import locations
 from eventjet.sql.database import Database
 from eventjet.store.public_stream import PublicStream
-from eventjet.store.strangers import LISTED_MAX, noted_unknown, strangers, unknown_aggregates
+from eventjet.store.strangers import LIST_S, LISTED_MAX, noted_unknown, strangers, unknown_aggregates
 from eventjet.store.timers import JetStreamTimers
 from eventjet.store.topology import drifts_of
 from eventjet.workers.among import Among
@@ -283,9 +283,9 @@ def _check_stream(endpoint: Endpoint, app: Application) -> str:
             logs.LOG_DRIFTED.tell(_log, drift=drift)
         known = app.catalog.aggregates
         if state.subjects <= LISTED_MAX:
-            unknown = unknown_aggregates(connection, app.name, known)
+            unknown = connection.run(unknown_aggregates(app.name, known), LIST_S)
         else:
-            unknown = noted_unknown(connection, state, known)
+            unknown = connection.run(noted_unknown(state, known))
         for error in (*unknown, *strangers(connection, state, app.catalog)):
             logs.LOG_UNREADABLE.tell(_log, reason=error)
     return identity
