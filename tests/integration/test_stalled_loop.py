@@ -143,6 +143,7 @@ async def test_an_import_goes_on_in_a_loop_that_stands_still_at_every_turn(nats:
     async with app.connect(servers=nats.url) as jet:
         await jet.init()
     async with app.connect(servers=nats.url, request_timeout_s=TIMEOUT_S, save_timeout_s=TIMEOUT_S) as jet:
+        await jet.repository(Account).history("a-0")  # over a connection that takes some twenty turns of the loop
 
         async def stand_still() -> None:
             while True:
