@@ -1,0 +1,202 @@
+"""What eventjet changes in a client of nats-py: each test fails without its part of `eventjet.nats.tap`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+from urllib.parse import urlparse, urlsplit
+
+import nats
+import pytest
+from nats.aio.client import Client as NatsClient
+from nats.aio.client import Srv
+
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import ConnectionLost, StoreUnavailable, UsageError
+from eventjet.nats.client import Client, connect, given_endpoint
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.protocol import Frame, nobody_listens
+from eventjet.nats.tap import Tap, send
+from eventjet.settings import Settings
+from eventjet.store.topology import declare
+from tests.logs import fresh_name
+
+PATIENT_S = 60.0
+
+
+async def published(server: NatsServer, raw: bytes) -> None:
+    """Send bytes of the protocol over a connection of its own; the server has dealt with them afterwards."""
+    url = urlsplit(server.url)
+    reader, writer = await asyncio.open_connection(url.hostname, url.port)
+    writer.write(b'CONNECT {"verbose": false, "headers": true}\r\n' + raw + b"PING\r\n")
+    while (await reader.readline()) != b"PONG\r\n":
+        pass
+    writer.close()
+    await writer.wait_closed()
+
+
+@pytest.fixture
+async def given(eventjet_nats: NatsServer) -> AsyncIterator[NatsClient]:
+    client = await nats.connect(eventjet_nats.url)
+    yield client
+    await client.close()
+
+
+async def over(given: NatsClient) -> Client:
+    client = Client(given_endpoint(given, Settings()), PATIENT_S, given)
+    await client.connect()
+    return client
+
+
+async def test_a_header_that_is_called_status_is_no_status(eventjet_nats: NatsServer) -> None:
+    client = await connect(Settings(servers=(eventjet_nats.url,), request_timeout_s=PATIENT_S))
+    heard: asyncio.Queue[Frame] = asyncio.Queue()
+    subject = fresh_name()
+    await client.serve(subject, heard.put_nowait)
+    await client.api("INFO")
+    block = b"NATS/1.0\r\nStatus: 503\r\nA:b\r\n\r\n"
+    await published(eventjet_nats, b"HPUB %b %d %d\r\n%b\r\n" % (subject.encode(), len(block), len(block), block))
+    async with asyncio.timeout(PATIENT_S):
+        frame = await heard.get()
+    assert frame[3] == block
+    assert not nobody_listens(frame)
+    await client.close()
+
+
+async def test_bytes_that_are_no_text_end_nobodys_reading(eventjet_nats: NatsServer, given: NatsClient) -> None:
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+    subject = fresh_name()
+
+    async def hear(message: Any) -> None:
+        heard.put_nowait(message.data)
+
+    await given.subscribe(f"{subject}.>", cb=hear)
+    client = await over(given)
+    ours: asyncio.Queue[Frame] = asyncio.Queue()
+    await client.serve(f"{subject}.>", ours.put_nowait)
+    await client.api("INFO")
+    name = subject.encode()
+    await published(
+        eventjet_nats, b"PUB %b.a\xff 1\r\nx\r\nPUB %b.b _INBOX.\xff 1\r\ny\r\nPUB %b.c 1\r\nz\r\n" % ((name,) * 3)
+    )
+    async with asyncio.timeout(PATIENT_S):
+        while await heard.get() != b"z":
+            pass
+        assert [(await ours.get())[4] for _ in range(3)] == [b"x", b"y", b"z"]
+    assert "streams" in await client.api("INFO")
+    await client.close()
+
+
+async def test_what_waits_for_a_lost_connection_is_not_sent_over_the_next() -> None:
+    with NatsServer() as server:
+        client = await connect(Settings(servers=(server.url,), request_timeout_s=PATIENT_S))
+        name = fresh_name()
+        await declare(client, name, 1)
+        assert client.nats is not None
+        server.pause()
+        # Until the socket takes no more: then nats-py keeps what comes.
+        while client.nats.pending_data_size == 0:
+            client.publish("elsewhere", bytes(800_000))
+            await asyncio.sleep(0.001)
+        waiting = asyncio.create_task(client.request(f"{name}.thing.a", b"late", stream=name))
+        await asyncio.sleep(0)
+        assert any(b"late" in command for command in client.nats._pending)
+        server.kill()
+        with pytest.raises(ConnectionLost):
+            await waiting
+        server.start()
+        while True:
+            with suppress(StoreUnavailable):
+                state = (await client.api(f"STREAM.INFO.{name}"))["state"]
+                break
+        assert state["messages"] == 0
+        await client.close()
+
+
+async def test_a_server_that_reads_nothing_is_left_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("eventjet.nats.client._PING_S", 0.5)
+    with NatsServer() as frozen, NatsServer() as other:
+        client = await connect(Settings(servers=(frozen.url,), request_timeout_s=PATIENT_S))
+        assert client.nats is not None
+        client.nats._server_pool.append(Srv(urlparse(other.url)))
+        frozen.pause()
+        while client.nats.pending_data_size == 0:
+            client.publish("elsewhere", bytes(800_000))
+            await asyncio.sleep(0.001)
+        async with asyncio.timeout(PATIENT_S):
+            while True:
+                with suppress(StoreUnavailable):
+                    await client.api("INFO")
+                    break
+        assert client.nats.connected_url is not None
+        assert client.nats.connected_url.port == other.port
+        async with asyncio.timeout(PATIENT_S):
+            await client.close()
+
+
+async def test_closing_waits_for_no_server_that_reads_nothing() -> None:
+    with NatsServer() as server:
+        client = await connect(Settings(servers=(server.url,), request_timeout_s=PATIENT_S))
+        assert client.nats is not None
+        server.pause()
+        while client.nats.pending_data_size == 0:
+            client.publish("elsewhere", bytes(800_000))
+            await asyncio.sleep(0.001)
+        async with asyncio.timeout(PATIENT_S):
+            await client.close()
+
+
+async def test_a_given_clients_own_callbacks_are_called_as_before(eventjet_nats: NatsServer) -> None:
+    said: list[str] = []
+
+    async def note(error: Exception) -> None:
+        said.append(str(error))
+
+    config = (
+        'authorization { timeout: 30, users = [ {user: "ada", password: "x", '
+        'permissions: { publish: { deny: ["No.>"] } } } ] }'
+    )
+    with NatsServer(config=config) as server:
+        given = await nats.connect(server.url, user="ada", password="x", error_cb=note)
+        client = await over(given)
+        denied: list[str] = []
+        client.on_denied.append(lambda fault: denied.append(fault.subject))
+        await given.publish("No.entry", b"")
+        await client.api("INFO")
+        assert denied == ["No.entry"]
+        assert any("no.entry" in text for text in said)
+        await client.close()
+        await given.publish("No.more", b"")
+        await given.flush()
+        assert denied == ["No.entry"]
+        await given.close()
+
+
+async def test_another_nats_py_is_refused_by_name(given: NatsClient) -> None:
+    unlike = NatsClient()
+    del unlike._flush_queue
+    with pytest.raises(UsageError, match=r"nats-py 2\.\d+\.\d+ has no _flush_queue"):
+        Tap.of(unlike)
+    assert Tap.of(given) is Tap.of(given)
+
+
+async def test_messages_go_together_in_one_turn_of_the_loop(given: NatsClient) -> None:
+    heard: asyncio.Queue[bytes] = asyncio.Queue()
+    subject = fresh_name()
+
+    async def hear(message: Any) -> None:
+        heard.put_nowait(message.data)
+
+    await given.subscribe(subject, cb=hear)
+    for number in range(100):
+        send(given, subject, b"%d" % number, b"NATS/1.0\r\nA: b\r\n\r\n")
+    async with asyncio.timeout(PATIENT_S):
+        assert [await heard.get() for _ in range(100)] == [b"%d" % number for number in range(100)]
+
+
+def test_an_endpoint_of_websockets_alone_is_one() -> None:
+    with pytest.raises(UsageError, match="Give one kind"):
+        Endpoint(("ws://127.0.0.1:80", "nats://127.0.0.1"))
+    assert Endpoint(("wss://example.org/nats",)).addresses()[0].url == "wss://example.org:443/nats"
