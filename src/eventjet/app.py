@@ -159,8 +159,7 @@ class App:
     ) -> AbstractAsyncContextManager[Jet]:
         """A connection, by keywords over `settings` or over `EVENTJET_*`; raises `Unreachable` and `UsageError`.
 
-        With `client`, an open `nats.aio.client.Client`, everything goes over that, and it is not closed at the end;
-        only histories are read over a connection beside it, to the same servers with the same credentials.
+        With `client`, an open `nats.aio.client.Client`, everything goes over that, and it is not closed at the end.
 
         ```python
         nc = await nats.connect("nats://127.0.0.1:4222")

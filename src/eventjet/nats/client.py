@@ -16,9 +16,11 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
+from urllib.parse import urlparse
 
 from nats.aio.client import Client as NatsClient
+from nats.aio.client import Srv
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
@@ -41,7 +43,7 @@ from eventjet.errors import (
 from eventjet.loop_guard import LoopGuard
 from eventjet.nats.answers import PROBE, Answerers, ExpectedAnswer
 from eventjet.nats.api import CONFLICTS, LAG_S, STATUS, Request, call, is_page, reading_records, shortened
-from eventjet.nats.dial import check_files, dial, tls_context
+from eventjet.nats.dial import check_files, dial, login, tls_context
 from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.exchange import LOOK_S, STILL_S, Exchange, Exchanges
 from eventjet.nats.protocol import Frame, nobody_listens, server_fault
@@ -49,6 +51,7 @@ from eventjet.nats.requirements import check_server
 from eventjet.nats.tap import PAUSE_S, Tap, Watcher, send
 from eventjet.observability import logs
 from eventjet.settings import Settings
+from eventjet.urls import WEBSOCKET
 
 T = TypeVar("T")
 
@@ -138,9 +141,11 @@ def given_endpoint(nats: NatsClient, settings: Settings) -> Endpoint:
     if nats.is_closed or nats.is_draining or not nats.is_connected:
         state = "closed" if nats.is_closed else "draining" if nats.is_draining else "not connected"
         raise UsageError(f"The NATS client that was given is {state}. Give one that is connected.")
+    scheme = client._current_server.uri.scheme
+    urls = [each for each in nats.servers if (each.scheme in WEBSOCKET) == (scheme in WEBSOCKET)]
     return replace(
         Endpoint.of(settings),
-        servers=tuple(f"{url.scheme}://{url.hostname}:{url.port}" for url in nats.servers),
+        servers=tuple(f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}" for url in urls),
         inbox_prefix=bytes(client._inbox_prefix).decode(),
         name=str(nats.options["name"] or "eventjet"),
     )
@@ -159,11 +164,13 @@ async def connected(settings: Settings) -> AsyncGenerator[Client]:
 async def _check_jetstream(where: str, client: Client) -> None:
     try:
         client.domain = str((await client.api("INFO")).get("domain", ""))
-    except Forbidden as denied:
-        if client.is_own_inbox(denied.subject.encode()):
-            raise  # no answer would ever come
+    except Forbidden:
+        if client.unfit is not None:
+            raise client.unfit from None  # no answer would ever come
         # Else credentials without this right may still append and read.
     except (StoreUnavailable, ApiRefused, Unreachable) as error:
+        if client.unfit is not None:
+            raise client.unfit from None
         choosing = " In a cluster that is choosing the leader of its JetStream, try again in some seconds."
         is_elsewhere = client.endpoint.is_elsewhere
         below = f" below {client.endpoint.jetstream_prefix}" if is_elsewhere else ""
@@ -212,11 +219,16 @@ class Client:
         self._is_own = nats is None
         self._tap: Tap | None = None
         self._watcher = Watcher(
-            self._exchanges.inbox.encode(), self._failed, self._faulted, self._lost, self._reconnected, self._ended
+            self._exchanges.inbox.encode(),
+            self._failed,
+            self._faulted,
+            self._lost,
+            self._informed,
+            self._reconnected,
+            self._ended,
         )
         self._usable = asyncio.Event()
         self._unfit: Exception | None = None
-        """Why nothing can be asked over this connection: no answer would come, or the server is too old."""
         self._answers: Subscription | None = None
         self._listening: list[Listening] = []
         self._opening: asyncio.Task[None] | None = None
@@ -224,6 +236,11 @@ class Client:
         self._fault: Exception | None = None
         self._closed = False
         self.guard = LoopGuard()
+
+    @property
+    def unfit(self) -> Exception | None:
+        """Why nothing can be asked over this connection: no answer would come, or the server is too old."""
+        return self._unfit
 
     @property
     def is_given(self) -> bool:
@@ -259,36 +276,63 @@ class Client:
             raise Unreachable("NATS", f"it ended the connection at once ({reason_of(error)})", "Try again.") from None
         if nats.is_closed:  # nobody else opens another one
             raise Unreachable("NATS", "it ended the connection at once", "Try again.")
-        self.endpoint = self.endpoint.with_discovered(self.info.get("connect_urls") or ())
+        self._informed()
         self._usable.set()
         return tap.greeting
 
     async def _dialled(self) -> NatsClient:
-        nats = NatsClient()
-        tap = Tap.of_new(nats, needs_tls=any(each.tls for each in self.endpoint.addresses()))
-        bound_s = _CONNECT_S * (len(self.endpoint.servers) + 1)
+        servers = [each.url for each in self.endpoint.addresses()]
+        bound_s = _CONNECT_S * (len(servers) + 1)
         try:
-            async with asyncio.timeout(bound_s):
-                await nats.connect(**self._options(), error_cb=tap.failed)
+            return await self._opened_at(servers, bound_s)
         except (OSError, NatsError, TimeoutError) as error:
-            await _close(nats, tap)
             if self.endpoint.is_websocket:
                 where = f"The WebSocket at {', '.join(self.endpoint.servers)}"
                 raise Unreachable(
-                    where, reason_of(tap.last_error or error), "Look at the URL, and at `websocket {}` of the server."
+                    where, reason_of(self._fault or error), "Look at the URL, and at `websocket {}` of the server."
                 ) from None
-            # nats-py does not say which server said what. The same servers are asked one after the other.
-            dialled = await asyncio.to_thread(dial, self.endpoint, bound_s)
-            dialled.sock.close()
-            raise Unreachable("NATS", reason_of(error), "Try again.") from None
+        # nats-py gives up at the first server that takes the connection and not the login, and does not say which one
+        # said what. The same servers are asked one after the other, and one that lets us in is taken.
+        dialled = await asyncio.to_thread(dial, self.endpoint, bound_s)
+        dialled.sock.close()
+        try:
+            return await self._opened_at([url for url in servers if url.endswith(dialled.peer)], bound_s)
+        except (OSError, NatsError, TimeoutError) as error:
+            raise Unreachable("NATS", reason_of(self._fault or error), "Try again.") from None
+
+    async def _opened_at(self, servers: list[str], bound_s: float) -> NatsClient:
+        nats = NatsClient()
+        addresses = self.endpoint.addresses()
+        needs_tls = any(each.tls and each.scheme not in WEBSOCKET for each in addresses)
+        tap = Tap(nats, needs_tls=needs_tls, on_try=lambda: self._renew(nats))
+        try:
+            async with asyncio.timeout(bound_s):
+                await nats.connect(servers=servers, **self._options(), error_cb=tap.failed)
+        except BaseException as error:
+            self._fault = tap.last_error or (error if isinstance(error, Exception) else None)
+            await _close(nats, tap)
+            raise
         # Only from now on: the first connection is not to be waited for.
         nats.options |= {"allow_reconnect": True, "max_reconnect_attempts": -1}
         return nats
 
+    def _renew(self, nats: NatsClient) -> None:
+        """Read what the next login shows: files may have been changed since the last."""
+        if any(each.tls for each in self.endpoint.addresses()):
+            nats.options["tls"] = tls_context(self.endpoint)
+        if self.endpoint.nkey is not None:
+            cast("Any", nats)._public_nkey = login(self.endpoint, "")["nkey"]
+
     def _options(self) -> dict[str, Any]:
         endpoint = self.endpoint
+
+        def jwt() -> bytes:
+            return login(endpoint, "")["jwt"].encode()
+
+        def sign(nonce: str) -> bytes:
+            return login(endpoint, nonce)["sig"].encode()
+
         options: dict[str, Any] = {
-            "servers": [each.url for each in endpoint.addresses()],
             "name": endpoint.name,
             "inbox_prefix": endpoint.inbox_prefix,
             "allow_reconnect": False,
@@ -300,14 +344,10 @@ class Client:
             "user": endpoint.user,
             "password": endpoint.password if endpoint.user is None else endpoint.password or "",
             "token": endpoint.token,
-            "nkeys_seed": None if endpoint.nkey is None else str(endpoint.nkey),
-            "user_credentials": None if endpoint.credentials is None else str(endpoint.credentials),
-            "user_jwt_cb": endpoint.user_jwt_cb,
-            "signature_cb": endpoint.signature_cb,
+            "user_jwt_cb": endpoint.user_jwt_cb if endpoint.credentials is None else jwt,
+            "signature_cb": endpoint.signature_cb if endpoint.credentials is None and endpoint.nkey is None else sign,
             "tls_handshake_first": endpoint.tls_first,
         }
-        if any(each.tls for each in endpoint.addresses()):
-            options["tls"] = tls_context(endpoint)
         return options
 
     def check_open(self) -> None:
@@ -563,9 +603,14 @@ class Client:
         """The connection, once it takes more; raises `StoreUnavailable` when there is none in time."""
         loop = asyncio.get_running_loop()
         while not self._closed:
+            if isinstance(self._unfit, Unreachable):
+                raise StoreUnavailable(what, str(self._unfit))
             if self._unfit is not None:
                 raise self._unfit
             nats = self.nats
+            if nats is not None and not self._is_own and (nats.is_draining or nats.is_closed):
+                state = "closed" if nats.is_closed else "draining"
+                raise StoreUnavailable(what, f"the NATS client that was given is {state}")
             is_connected = nats is not None and nats.is_connected
             if nats is not None and is_connected and nats.pending_data_size <= _ROOM_BYTES:
                 return nats
@@ -576,8 +621,6 @@ class Client:
             due = loop.time() + (_ROOM_PAUSE_S if is_connected else min(left_s, LOOK_S))
             if not is_connected:
                 if nats is None or nats.is_closed:
-                    if not self._is_own:
-                        raise StoreUnavailable(what, "the NATS client that was given is closed")
                     self._open()
                 self._usable.clear()
             with suppress(TimeoutError):
@@ -622,8 +665,10 @@ class Client:
         if type(fault) is not Forbidden:
             return
         if fault.subject.startswith(self._exchanges.inbox):
+            # No answer will come, whatever became of what was sent.
             self._unfit = fault
-        if not self._exchanges.denied(fault):
+            self._exchanges.end_all(ConnectionLost(f"NATS at {self._peer}", fault.reason))
+        elif not self._exchanges.denied(fault):
             for tell in self.on_denied:
                 tell(fault)
 
@@ -634,13 +679,22 @@ class Client:
         self._exchanges.end_all(ConnectionLost(f"NATS at {self._peer}", reason))
         for forget in self.on_lost:
             forget()
-        if self._is_own and self.nats is not None and "tls" in self.nats.options:
-            with suppress(UsageError):
-                self.nats.options["tls"] = tls_context(self.endpoint)  # the files may be newer ones
+
+    def _informed(self) -> None:
+        """Take the servers of the cluster, each with the name that its certificate must have."""
+        nats = self.nats
+        if nats is None or self.endpoint.is_websocket or not self._is_own:
+            return
+        self.endpoint = self.endpoint.with_discovered(self.info.get("connect_urls") or ())
+        pool: list[Srv] = cast("Any", nats)._server_pool
+        known = {server.uri.netloc for server in pool}
+        for address in self.endpoint.addresses():
+            uri = urlparse(address.url)
+            if uri.netloc not in known:
+                pool.append(Srv(uri, discovered=True, tls_name=address.name))
 
     def _reconnected(self) -> None:
         self._fault = self._unfit = None
-        self.endpoint = self.endpoint.with_discovered(self.info.get("connect_urls") or ())
         self._check_again()
         self._usable.set()
 
@@ -663,7 +717,7 @@ class Client:
             await nats.rtt(int(_PONG_S))
         except (NatsError, TimeoutError):
             if nats.is_connected:
-                self._tap.abort(f"it has been silent for {_PONG_S:g} s")
+                self._tap.end(f"it has been silent for {_PONG_S:g} s")
 
     @property
     def _peer(self) -> str:
@@ -673,7 +727,12 @@ class Client:
 
 async def _close(nats: NatsClient, tap: Tap) -> None:
     """Close a client of our own; nats-py waits for ever for a server that reads nothing, or failed at TLS."""
-    closing = asyncio.ensure_future(nats.close())
+
+    async def close() -> None:
+        with suppress(AssertionError):  # it was never connected
+            await nats.close()
+
+    closing = asyncio.ensure_future(close())
     await asyncio.wait({closing}, timeout=_CLOSE_S)
     tap.abort()
     await asyncio.wait({closing}, timeout=_CLOSE_S)

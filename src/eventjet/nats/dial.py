@@ -173,24 +173,30 @@ def _connect_options(endpoint: Endpoint, info: dict[str, Any], *, encrypted: boo
         "name": endpoint.name,
         "tls_required": encrypted,
     }
-    nonce = str(info.get("nonce", "")).encode()
-    if endpoint.credentials is not None:
-        jwt = _read(endpoint.credentials, _JWT, "credentials", "user JWT")
-        seed = _read(endpoint.credentials, _SEED, "credentials", "seed")
-        options |= {"jwt": jwt.decode(), "sig": _signed(seed, nonce, endpoint.credentials)[1]}
-    elif endpoint.nkey is not None:
-        seed = _read(endpoint.nkey, _BARE_SEED, "nkey", "seed of a user (SU…)")
-        public, signature = _signed(seed, nonce, endpoint.nkey)
-        options |= {"nkey": public, "sig": signature}
-    if endpoint.signature_cb is not None:
-        options["sig"] = bytes(endpoint.signature_cb(nonce.decode())).decode()
-        if endpoint.user_jwt_cb is not None:
-            options["jwt"] = bytes(endpoint.user_jwt_cb()).decode()
+    options |= login(endpoint, str(info.get("nonce", "")))
     if endpoint.user is not None:
         options |= {"user": endpoint.user, "pass": endpoint.password or ""}
     if endpoint.token is not None:
         options["auth_token"] = endpoint.token
     return options
+
+
+def login(endpoint: Endpoint, nonce: str) -> dict[str, str]:
+    """The `jwt`, `nkey` and `sig` of CONNECT, of files as they are now; raises `UsageError` for ones of no use."""
+    if endpoint.credentials is not None:
+        jwt = _read(endpoint.credentials, _JWT, "credentials", "user JWT")
+        seed = _read(endpoint.credentials, _SEED, "credentials", "seed")
+        return {"jwt": jwt.decode(), "sig": _signed(seed, nonce.encode(), endpoint.credentials)[1]}
+    if endpoint.nkey is not None:
+        seed = _read(endpoint.nkey, _BARE_SEED, "nkey", "seed of a user (SU…)")
+        public, signature = _signed(seed, nonce.encode(), endpoint.nkey)
+        return {"nkey": public, "sig": signature}
+    if endpoint.user_jwt_cb is not None and endpoint.signature_cb is not None:
+        return {
+            "jwt": bytes(endpoint.user_jwt_cb()).decode(),
+            "sig": bytes(endpoint.signature_cb(nonce)).decode(),
+        }
+    return {}
 
 
 def _signed(seed: bytes, nonce: bytes, path: Path) -> tuple[str, str]:

@@ -22,8 +22,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, ClassVar, cast
-from weakref import WeakKeyDictionary
+from typing import Any, cast
 
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
@@ -34,6 +33,7 @@ from nats.errors import ProtocolError, StaleConnectionError, UnexpectedEOF
 from eventjet.codec.reasons import reason_of
 from eventjet.errors import ConnectionLost, Refused, UsageError
 from eventjet.nats.protocol import Frame, FrameParser, publish_frame
+from eventjet.urls import WEBSOCKET
 
 PAUSE_S = 0.2
 """Between two tries to connect."""
@@ -46,6 +46,9 @@ _PRIVATE = (
     "_process_err",
     "_process_op_err",
     "_attempt_reconnect",
+    "_process_connect_init",
+    "_pongs",
+    "_remove_sub",
     "_close",
     "_error_cb",
     "_flush_queue",
@@ -54,6 +57,8 @@ _PRIVATE = (
     "_server_info",
     "_subs",
 )
+_TAP = "_eventjet_tap"
+"""Attribute of nats-py's client that keeps its one."""
 _sid_of = itemgetter(0)
 
 
@@ -69,16 +74,22 @@ class Watcher:
     """Called with what the server says is wrong: the text of an `-ERR`."""
     on_lost: Callable[[str], object]
     """Called with the reason why the connection was lost."""
+    on_info: Callable[[], object]
+    """Called when the server has said something new of itself."""
     on_reconnected: Callable[[], object]
     on_closed: Callable[[], object]
 
 
 class Tap:
-    """Made by `of` or `of_new`, one for each client of nats-py, which stays usable by everybody else."""
+    """One for each client of nats-py, which stays usable by everybody else."""
 
-    _taps: ClassVar[WeakKeyDictionary[NatsClient, Tap]] = WeakKeyDictionary()
+    def __init__(
+        self, nats: NatsClient, *, needs_tls: bool = False, on_try: Callable[[], object] | None = None
+    ) -> None:
+        """Of a client that is connected or, with `on_try`, of one that is to be, with `failed` as its `error_cb`.
 
-    def __init__(self, nats: NatsClient, *, is_given: bool, needs_tls: bool) -> None:
+        `on_try` is called before each login, to renew what it shows. Raises `UsageError` for another nats-py.
+        """
         client: Any = nats
         missing = [name for name in _PRIVATE if not hasattr(client, name)]
         if missing:
@@ -94,29 +105,28 @@ class Tap:
         self._takers: dict[Any, Callable[[list[Frame]], object]] = {}
         self._nats = client
         self._needs_tls = needs_tls
-        self._given_error_cb = client._error_cb if is_given else None
+        self._on_try = on_try
+        self._given_error_cb = None if on_try else client._error_cb
         self._reason = ""
         self._connected_at = time.monotonic()
         self._process_info = client._process_info
         self._process_op_err = client._process_op_err
         self._attempt_reconnect = client._attempt_reconnect
+        self._process_connect_init = client._process_connect_init
         self._close = client._close
+        setattr(client, _TAP, self)
         client._ps = _Parser(self, client)
         client._process_info = self._took_info
         client._process_op_err = self._broken
         client._attempt_reconnect = self._reconnecting
+        client._process_connect_init = self._logging_in
         client._close = self._closing
         client._error_cb = self.failed
 
     @classmethod
     def of(cls, nats: NatsClient) -> Tap:
         """The one of a client that is connected; raises `UsageError` for another version of nats-py."""
-        return cls._taps.get(nats) or cls._taps.setdefault(nats, cls(nats, is_given=True, needs_tls=False))
-
-    @classmethod
-    def of_new(cls, nats: NatsClient, *, needs_tls: bool) -> Tap:
-        """The one of a client that is to be connected, with `failed` as its callback for errors; raises as `of`."""
-        return cls._taps.setdefault(nats, cls(nats, is_given=False, needs_tls=needs_tls))
+        return getattr(nats, _TAP, None) or cls(nats)
 
     async def subscribe(self, subject: str, take: Callable[[list[Frame]], object], queue: str = "") -> Subscription:
         """Call `take`, which must not raise, with messages of a subject as they come, over later connections too."""
@@ -130,9 +140,13 @@ class Tap:
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Hear nothing of it any more, once what the server has sent by then was taken."""
-        with suppress(NatsError):
-            await subscription.drain()
-        self._takers.pop(cast("Any", subscription)._cb, None)
+        try:
+            with suppress(NatsError):
+                await subscription.drain()
+        finally:
+            # nats-py subscribes anew to what it could not drain.
+            self._nats._remove_sub(cast("Any", subscription)._id)
+            self._takers.pop(cast("Any", subscription)._cb, None)
 
     def taker(self, sid: int) -> Callable[[list[Frame]], object] | None:
         """Who takes the messages of a subscription; None for one that others have made."""
@@ -157,9 +171,13 @@ class Tap:
         for watcher in tuple(self.watchers):
             watcher.on_fault(text)
 
-    def abort(self, reason: str = "") -> None:
-        """End the connection at once, so that nobody waits for a server that reads nothing."""
+    def end(self, reason: str) -> None:
+        """End the connection at once, for a reason that whoever waits is told."""
         self._reason = self._reason or reason
+        self.abort()
+
+    def abort(self) -> None:
+        """Close the socket, so that nobody waits for a server that reads nothing."""
         for name in ("_io_writer", "_bare_io_writer"):
             writer = getattr(self._nats._transport, name, None)
             if writer is not None:
@@ -176,7 +194,22 @@ class Tap:
             info["tls_required"] = True
         if "max_payload" in info:
             self._nats._max_payload = info["max_payload"]
+        for watcher in tuple(self.watchers):
+            watcher.on_info()
+        if self._on_try or self._nats._current_server.uri.scheme in WEBSOCKET:
+            # Whoever is on the way may have written what comes before TLS, and nats-py would take the names in it for
+            # those of certificates. Of a WebSocket it would take them for its own.
+            info = {name: value for name, value in info.items() if name != "connect_urls"}
         await self._process_info(info, initial_connection)
+
+    async def _logging_in(self) -> None:
+        try:
+            if self._on_try is not None:
+                self._on_try()
+            await self._process_connect_init()
+        except BaseException:
+            self.abort()  # nats-py opens the next one and forgets this
+            raise
 
     async def _broken(self, error: Exception) -> None:
         match error:
@@ -190,15 +223,24 @@ class Tap:
         await self._process_op_err(error)
 
     async def _reconnecting(self) -> None:
-        self.abort("it is left")
+        self.end("it is left")
         reason, self._reason = self._reason, ""
         for watcher in tuple(self.watchers):
             watcher.on_lost(reason)
             self._drop(watcher.inbox)
         # A server that ends every connection is asked again at once otherwise.
         await asyncio.sleep(max(0.0, self._connected_at + PAUSE_S - time.monotonic()))
-        with suppress(asyncio.InvalidStateError):  # a future of nats-py's own, where it is closed meanwhile
-            await self._attempt_reconnect()
+        task = asyncio.current_task()
+        while True:
+            try:
+                await self._attempt_reconnect()
+            except asyncio.InvalidStateError:  # of a future of nats-py's own, where it is closed meanwhile
+                break
+            except Exception as error:  # noqa: BLE001 - of a callback or a file; nats-py would not try again
+                await self.failed(error)
+            if self._nats.is_connected or self._nats.is_closed or (task is not None and task.cancelling()):
+                break
+            await asyncio.sleep(PAUSE_S)
         self._connected_at = time.monotonic()
         if self._nats.is_connected:
             for watcher in tuple(self.watchers):
@@ -211,7 +253,12 @@ class Tap:
                 watcher.on_closed()
 
     def _drop(self, inbox: bytes) -> None:
-        kept = [command for command in self._nats._pending if inbox not in command.split(b"\r\n", 1)[0]]
+        # The members of a batch have no reply; the server forgets one whose end does not come.
+        kept = [
+            command
+            for command in self._nats._pending
+            if inbox not in command.split(b"\r\n", 1)[0] and b"\r\nNats-Batch-Id: " not in command
+        ]
         self._nats._pending = kept
         self._nats._pending_data_size = sum(map(len, kept))
 
@@ -256,13 +303,29 @@ class _Parser:
                 case b"PING":
                     await self._nats._process_ping()
                 case b"PONG":
-                    await self._nats._process_pong()
+                    await self._took_pong()
                 case b"INFO":
                     await self._nats._process_info(json.loads(argument))
                 case b"-ERR":
-                    await self._nats._process_err(argument.decode("utf-8", "replace").lower())
+                    await self._took_fault(argument.decode("utf-8", "replace").strip("' ").lower())
                 case _:
                     pass
+
+    async def _took_pong(self) -> None:
+        pongs = self._nats._pongs
+        if pongs and pongs[0].done():
+            # Whoever asked has given up, which would end nats-py's reading.
+            pongs.pop(0)
+            self._nats._pings_outstanding = 0
+        else:
+            await self._nats._process_pong()
+
+    async def _took_fault(self, text: str) -> None:
+        if text.startswith("maximum payload violation"):
+            # nats-py closes itself for good; the next connection tells the limit.
+            await self._nats._process_op_err(NatsError(f"nats: {text}"))
+        else:
+            await self._nats._process_err(text)
 
 
 def _matches(pattern: list[str], tokens: list[str]) -> bool:

@@ -451,6 +451,8 @@ def _error_of(
         case outcome.ErrorReply(code=code, text=text):
             reason = f"the server answered {text!r} ({code})"
             return Refused(f"A save to {shown}", reason, f"Nothing was stored.{changed}")
+        case outcome.Violation(refused=Refused() as refused):
+            return refused
         case outcome.Violation(reason=reason):
             return Forbidden(f"a publish to {shown}", reason)
         case outcome.Unknown(cause=cause, is_read_only=is_read_only, is_torn=is_torn):

@@ -28,6 +28,7 @@ from typing import Any
 import orjson
 
 from eventjet.codec.envelope import RawRecord
+from eventjet.errors import Refused
 from eventjet.nats.api import IN_PROCESS, LIMITS, REPEATED_ID, STORE_FAILED, WRONG_SEQUENCE
 
 REFUSALS = frozenset(
@@ -74,9 +75,11 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """The server denied the publish to these credentials; nothing was stored by this try."""
+    """The server denied the publish to these credentials, or was not asked; nothing was stored by this try."""
 
     reason: str
+    refused: Refused | None = None
+    """Why it was not asked."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from eventjet.codec.envelope import header_block, mark_saves
 from eventjet.codec.subjects import subject_of
-from eventjet.errors import Forbidden, StoreUnavailable
+from eventjet.errors import Forbidden, Refused, StoreUnavailable
 from eventjet.nats.client import Client
 from eventjet.store import outcome
 from eventjet.store.lane import Lane, Rider
@@ -163,6 +163,8 @@ class Sender:
             return outcome.Silence(error.reason)
         except Forbidden as error:
             return outcome.Violation(error.reason)
+        except Refused as error:  # it is too large
+            return outcome.Violation(error.reason, error)
         return outcome.answer_in(reply[4])
 
     def _subject(self, write: Append) -> str:
