@@ -86,9 +86,12 @@ compiled: setup
 simulate: setup
 	$(bin)/python -m tests.simulation --schedules $(SCHEDULES)
 
-# Servers and workers that are killed, stopped, cut off and starved, each scenario with its figures in REPORT.
+# Servers and workers that are killed, stopped, cut off and starved, each scenario with its figures in REPORT. Most of the
+# time they wait, so JOBS of them run at once.
+JOBS ?= 2
+
 faults: setup
-	$(FAULTS) $(bin)/python -m tests.faults $(trial) --report $(or $(REPORT),benchmarks/out/faults.md)
+	$(FAULTS) $(bin)/python -m tests.faults --jobs $(JOBS) $(trial) --report $(or $(REPORT),benchmarks/out/faults.md)
 
 # What needs root as well: power cuts on loop devices, partitions between network namespaces, disks that fill.
 faults-root: setup

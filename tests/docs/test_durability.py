@@ -7,7 +7,7 @@ import re
 from importlib import import_module
 from pathlib import Path
 
-from tests.faults.__main__ import MODULES
+from tests.faults.trials.running import MODULES
 from tests.faults.trials.trial import SCENARIOS
 
 ROOT = Path(__file__).parents[2]

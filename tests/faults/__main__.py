@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import logging
 import random
 import sys
-import tempfile
-import time
-import traceback
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 
 from tests.among import AMONG
 from tests.faults.trials import report
-from tests.faults.trials.machine import apart, missing
+from tests.faults.trials.machine import apart
 from tests.faults.trials.report import Outcome
-from tests.faults.trials.trial import SCENARIOS, Options, Scenario, Trial
-
-MODULES = ("power", "partition", "processes", "limits", "pasts", "clocks", "snapshots", "parts")
+from tests.faults.trials.running import load, outcomes_of
+from tests.faults.trials.trial import SCENARIOS, Options
 
 
 def main() -> int:
     """Exit status 0 when every scenario held, and every control has lost what it must; 1 otherwise."""
-    for name in MODULES:
-        importlib.import_module(f"tests.faults.trials.{name}")
+    load()
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
     parser.add_argument("--seed", type=int, default=None, help="repeats a run's choices; drawn when it is not given")
     parser.add_argument("--report", type=Path, help="the Markdown file to write")
@@ -34,6 +28,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="how often each does what it does")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long commands run around each fault")
     parser.add_argument("--minutes", type=float, default=10.0, help="of steady load")
+    parser.add_argument("--jobs", type=int, default=1, help="scenarios that run at once, each in a process of its own")
     parser.add_argument("--list", action="store_true", help="name the scenarios and end")
     given = parser.parse_args()
     chosen = [SCENARIOS[name] for name in given.only] or [
@@ -50,34 +45,15 @@ def main() -> int:
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1_000_000)
     options = Options(seed, given.rounds, given.seconds, given.minutes)
     outcomes: list[Outcome] = []
-    for one, among in ((each, among) for each in chosen for among in (AMONG if each.folds else (1,))):
-        outcomes.append(_tried(one, options, among))
-        sys.stdout.write(f"{outcomes[-1].line()}\n")
+    trials = [(each, among) for each in chosen for among in (AMONG if each.folds else (1,))]
+    for outcome in outcomes_of(trials, options, given.jobs):
+        outcomes.append(outcome)
+        sys.stdout.write(f"{outcome.line()}\n")
         sys.stdout.flush()
         if given.report is not None:
             given.report.parent.mkdir(parents=True, exist_ok=True)
             given.report.write_text(report.page(outcomes, options), encoding="utf-8")
     return int(any(outcome.failed for outcome in outcomes))
-
-
-def _tried(one: Scenario, options: Options, among: int) -> Outcome:
-    for need in one.needs:
-        if (why := missing(need)) is not None:
-            return Outcome(one, among, skipped=why)
-    began = time.monotonic()
-    outcome = Outcome(one, among)
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eventjet-faults-")))
-        # The embedded PostgreSQL, which root may not run, passes through.
-        folder.chmod(0o711)
-        trial = Trial(folder, options, stack, random.Random(f"{options.seed}/{one.name}"), among)
-        try:
-            one.run(trial)
-        except Exception as error:  # noqa: BLE001 - the report says it, and the next one runs
-            outcome.error = "".join(traceback.format_exception(error))
-        outcome.figures, outcome.notes = trial.figures, trial.notes
-    outcome.seconds = time.monotonic() - began
-    return outcome
 
 
 if __name__ == "__main__":

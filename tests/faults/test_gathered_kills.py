@@ -39,7 +39,7 @@ def ledger(eventjet_nats: NatsServer, database: str) -> Iterator[Ledger]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60 + 10 * KILLS)
+@pytest.mark.timeout(600 + 60 * KILLS)
 async def test_workers_killed_around_what_is_gathered_take_every_event_once(ledger: Ledger, tmp_path: Path) -> None:
     chance = random.Random(KILLS)
     last = 0

@@ -57,7 +57,7 @@ def coverage(done: Counter[Fault]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60 + 10 * KILLS)
+@pytest.mark.timeout(600 + 60 * KILLS)
 def test_workers_killed_and_stopped_at_every_step_lose_and_repeat_nothing(
     stage: Scene, processes: ExitStack, among: int
 ) -> None:

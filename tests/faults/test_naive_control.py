@@ -38,7 +38,7 @@ def prepare(database: str) -> None:
     engine.dispose()
 
 
-@pytest.mark.timeout(60 + 20 * KILLS)
+@pytest.mark.timeout(600 + 60 * KILLS)
 def test_the_naive_design_is_seen_to_lose(stage: Scene, processes: ExitStack) -> None:
     database = stage.ledger.settings.database
     prepare(database)

@@ -33,7 +33,7 @@ def coverage(killed: Counter[str]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200 + 4 * KILLS * len(ALONE))
+@pytest.mark.timeout(900 + 60 * KILLS * len(ALONE))
 async def test_a_run_killed_at_any_step_leaves_the_live_table_whole(
     eventjet_nats: NatsServer, database: str, tmp_path: Path, among: int
 ) -> None:
@@ -49,7 +49,7 @@ async def test_a_run_killed_at_any_step_leaves_the_live_table_whole(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120 + 40 * PAIRS)
+@pytest.mark.timeout(600 + 120 * PAIRS)
 async def test_of_two_rebuilds_at_once_one_may_be_killed_and_the_other_does_its_work(
     eventjet_nats: NatsServer, database: str, tmp_path: Path, among: int
 ) -> None:

@@ -125,7 +125,7 @@ class Duel:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60 + 15 * TAKEOVERS)
+@pytest.mark.timeout(600 + 60 * TAKEOVERS)
 def test_revived_workers_write_nothing_and_starve_nobody(stage: Scene, processes: ExitStack, among: int) -> None:
     stage.names = ("totals",)
     stage.feed.rate = RATE

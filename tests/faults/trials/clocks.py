@@ -49,7 +49,7 @@ def clock_jumps(trial: Trial) -> None:
             trial.wait(number % 3)
             workers.pop(0).process.kill()
             before = run.log_position()
-            took_s = await_it(lambda before=before: run.is_at(before), lambda: "a takeover", TAKES_OVER_S)
+            took_s = await_it(lambda before=before: run.is_at(before), lambda: "a takeover", TAKES_OVER_S, run.reached)
             trial.note(f"{jump:+,} s: taken over after {took_s:.1f} s")
 
 

@@ -5,9 +5,12 @@ Their choices have seeds of their own; how much they do is said by `EVENTJET_TES
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from tests.faults.trials.trial import Trial, scenario
@@ -38,9 +41,17 @@ SAID = re.compile(r"\d")
 def _listed(path: str) -> None:
     def part(trial: Trial) -> None:
         command = [sys.executable, "-m", "pytest", "--timeout", "1800", "-s", "-q", "-p", "no:cacheprovider", path]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PART_S)
-        lines = [line.strip().lstrip(".") for line in done.stdout.splitlines()]
-        assert done.returncode == 0, "\n".join(lines[-60:] + done.stderr.splitlines()[-20:])
+        with (trial.folder / "said").open("w+", encoding="utf-8") as said:
+            # Into a file: what a part that was ended leaves running would keep a pipe open, and this waiting.
+            running = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said, start_new_session=True)
+            try:
+                status = running.wait(PART_S)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(running.pid, signal.SIGKILL)
+            said.seek(0)
+            lines = [line.strip().lstrip(".") for line in said]
+        assert status == 0, "\n".join(lines[-80:])
         for line in lines:
             if SAID.search(line):
                 trial.note(line)

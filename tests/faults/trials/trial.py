@@ -152,6 +152,10 @@ class Run:
     def log_position(self) -> int:
         return ask_once(Endpoint.of(self.settings), stream_info(self.ledger.name)).last
 
+    def reached(self) -> int:
+        """How far the read models are, all together."""
+        return sum(one.position for one in self.statuses())
+
     def is_at(self, position: int) -> bool:
         """Whether the read models are at this position, or beyond it."""
         return all(one.position >= position for one in self.statuses())

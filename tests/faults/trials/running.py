@@ -1,0 +1,67 @@
+"""Runs scenarios, one after the other or several at once, each then in a process of its own."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import random
+import tempfile
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import ExitStack
+from multiprocessing import get_context
+from pathlib import Path
+
+from tests.faults.trials.machine import missing
+from tests.faults.trials.report import Outcome
+from tests.faults.trials.trial import SCENARIOS, Options, Scenario, Trial
+from tests.faults.trials.verdict import Figures
+
+MODULES = ("power", "partition", "processes", "limits", "pasts", "clocks", "snapshots", "parts")
+
+
+def load() -> None:
+    """Import the modules that list scenarios."""
+    for name in MODULES:
+        importlib.import_module(f"tests.faults.trials.{name}")
+
+
+def outcomes_of(chosen: Sequence[tuple[Scenario, int]], options: Options, jobs: int) -> Iterator[Outcome]:
+    """Of each scenario with so many fold processes, in their order or, where several run at once, as they end."""
+    if jobs == 1:
+        yield from (_tried(one, options, among) for one, among in chosen)
+        return
+    with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
+        running = {pool.submit(_apart, one.name, options, among): (one, among) for one, among in chosen}
+        for done in as_completed(running):
+            yield Outcome(*running[done], *done.result())
+
+
+def _apart(name: str, options: Options, among: int) -> tuple[Figures, list[str], float, str, str]:
+    """What `_tried` has counted, in a process of its own."""
+    load()
+    logging.disable(logging.ERROR)
+    outcome = _tried(SCENARIOS[name], options, among)
+    return outcome.figures, outcome.notes, outcome.seconds, outcome.skipped, outcome.error
+
+
+def _tried(one: Scenario, options: Options, among: int) -> Outcome:
+    for need in one.needs:
+        if (why := missing(need)) is not None:
+            return Outcome(one, among, skipped=why)
+    began = time.monotonic()
+    outcome = Outcome(one, among)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eventjet-faults-")))
+        # The embedded PostgreSQL, which root may not run, passes through.
+        folder.chmod(0o711)
+        trial = Trial(folder, options, stack, random.Random(f"{options.seed}/{one.name}"), among)
+        try:
+            one.run(trial)
+        except Exception as error:  # noqa: BLE001 - the report says it, and the next one runs
+            outcome.error = "".join(traceback.format_exception(error))
+        outcome.figures, outcome.notes = trial.figures, trial.notes
+    outcome.seconds = time.monotonic() - began
+    return outcome
