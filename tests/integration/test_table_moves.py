@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -651,13 +650,11 @@ async def test_what_comes_to_depend_on_the_table_while_it_is_rebuilt_keeps_the_o
     await again(postgres_book)
     identity = "select 'balances'::regclass::oid"
     before = [tuple(one) for one in postgres_book.execute(identity)]
-    made = asyncio.Event()
-    loop = asyncio.get_running_loop()
+    statements = [statement]
 
     def progress(_: Any) -> None:
-        if not made.is_set():
-            postgres_book.execute(statement)
-            loop.call_soon_threadsafe(made.set)
+        while statements:
+            postgres_book.execute(statements.pop())
 
     with pytest.raises(told_as(RebuildRefused), match="seen on balances would be lost"):
         await rebuild(postgres_book.ref, ["balances"], postgres_book.settings, engine=LOCAL, progress=progress)

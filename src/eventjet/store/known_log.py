@@ -2,8 +2,8 @@
 
 A save is fenced by positions alone, and a stream that was deleted and made again has the same positions. So a writer
 looks at the stream when it begins, every second while it is asked, and as soon as the server tells that the stream was
-deleted, made or changed. What it remembers counts for three seconds after a look, and is forgotten with the log, or
-with a part of it.
+deleted, made or changed. What it remembers counts for three seconds after a look, and is forgotten when the log
+or a part of it is gone.
 """
 
 from __future__ import annotations
@@ -121,11 +121,12 @@ class KnownLog:
             self._told()
             raise
         before, self._seen = self._seen, found
-        if before is not None and (_is_another(before, found) or loss(found) != self.loss):
+        missing = loss(found)
+        if before is not None and (_is_another(before, found) or missing != self.loss):
             self._told()
         self.identity = found.metadata.get(IDENTITY, "")
         identity_of(found)
-        self.loss = loss(found)
+        self.loss = missing
         self.aggregates = frozenset(found.metadata.get(AGGREGATES, "").split())
         self._warn(drifts_of(found))
         self._seen_at = asked_at

@@ -15,7 +15,7 @@ from tests.forked import ForkedWorker
 from tests.tables import execute
 
 TAKES_OVER_S = 300.0
-"""Seconds on a machine that does nothing else; minutes where it is overloaded, and fold processes have to start."""
+"""How long the read models may come no nearer. On an idle machine a takeover takes six seconds."""
 GROWTH_MAX = 1.3
 """Of what a process holds, from a third of the time on."""
 SPARE_MB = 16.0

@@ -1,4 +1,4 @@
-"""Runs scenarios, one after the other or several at once, each then in a process of its own."""
+"""Run scenarios one after the other, or several at once, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ def load() -> None:
 
 
 def outcomes_of(chosen: Sequence[tuple[Scenario, int]], options: Options, jobs: int) -> Iterator[Outcome]:
-    """Of each scenario with so many fold processes, in their order or, where several run at once, as they end."""
+    """Yield the outcome of each scenario, run with so many fold processes; several at once come as they end."""
     if jobs == 1:
         yield from (_tried(one, options, among) for one, among in chosen)
         return
     with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
-        running = {pool.submit(_apart, one.name, options, among): (one, among) for one, among in chosen}
+        running = {pool.submit(_in_a_process, one.name, options, among): (one, among) for one, among in chosen}
         for done in as_completed(running):
             yield Outcome(*running[done], *done.result())
 
 
-def _apart(name: str, options: Options, among: int) -> tuple[Figures, list[str], float, str, str]:
-    """What `_tried` has counted, in a process of its own."""
+def _in_a_process(name: str, options: Options, among: int) -> tuple[Figures, list[str], float, str, str]:
+    """Run a scenario in a process of its own, and return what an `Outcome` has beside the scenario."""
     load()
     logging.disable(logging.ERROR)
     outcome = _tried(SCENARIOS[name], options, among)
@@ -48,6 +48,7 @@ def _apart(name: str, options: Options, among: int) -> tuple[Figures, list[str],
 
 
 def _tried(one: Scenario, options: Options, among: int) -> Outcome:
+    """Run a scenario; whatever it raises is in its outcome."""
     for need in one.needs:
         if (why := missing(need)) is not None:
             return Outcome(one, among, skipped=why)

@@ -153,7 +153,7 @@ class Run:
         return ask_once(Endpoint.of(self.settings), stream_info(self.ledger.name)).last
 
     def reached(self) -> int:
-        """How far the read models are, all together."""
+        """Return the sum of the positions of all read models."""
         return sum(one.position for one in self.statuses())
 
     def is_at(self, position: int) -> bool:
