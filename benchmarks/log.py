@@ -13,7 +13,7 @@ from benchmarks.bank import Deposited, Withdrawn, bank
 from benchmarks.postings import CURRENCY, Posting, postings
 from eventjet.codec.envelope import header_block
 from eventjet.domain.identity import encode_id
-from eventjet.nats.connection import NatsConnection
+from eventjet.reader.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame
 from eventjet.settings import Settings

@@ -24,7 +24,7 @@ from eventjet.codec.subjects import timer_stream
 from eventjet.dev.nats import NatsServer
 from eventjet.examples.transfer.accounts import Account, Book
 from eventjet.examples.transfer.transfers import Debited, Requested, Stage, Transfer
-from eventjet.nats.api import stream_info
+from eventjet.jetstream.api import stream_info
 from eventjet.settings import Settings
 from eventjet.store.timers import JetStreamTimers
 from eventjet.workers.context import WorkerOptions

@@ -18,7 +18,7 @@ from benchmarks.bank import balances, bank
 from benchmarks.laps import APP, ROOT
 from benchmarks.usage import Parts, difference, peak_of
 from eventjet.dev import NatsServer, PostgresServer
-from eventjet.nats.connection import NatsConnection
+from eventjet.reader.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 

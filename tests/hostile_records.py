@@ -20,7 +20,7 @@ from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import RawRecord, header_block
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, UndecodableEvent, UnknownEvent
-from eventjet.nats.api import direct_record
+from eventjet.jetstream.api import direct_record
 from eventjet.operations.events import shown, stored_json
 from eventjet.quarantine.fold import Offered, Offering, parked_for
 

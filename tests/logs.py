@@ -9,11 +9,11 @@ from itertools import chain
 from uuid import uuid4
 
 from eventjet.codec.envelope import EXPECTED, VERSION, RawRecord, header, header_block, number_of
-from eventjet.nats.api import last_message, stream_info
-from eventjet.nats.connection import NatsConnection, ask_once
+from eventjet.jetstream.api import last_message, stream_info
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame
-from eventjet.nats.ranges import read_range
+from eventjet.reader.connection import NatsConnection, ask_once
+from eventjet.reader.ranges import read_range
 from eventjet.store.earlier import EarlierRecords
 
 NEXT = "next"

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from eventjet.codec.envelope import header_block
 from eventjet.errors import StoreUnavailable
-from eventjet.nats.client import Client, connect
+from eventjet.jetstream.client import Client, connect
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.patience import Patience

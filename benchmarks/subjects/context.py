@@ -14,11 +14,11 @@ from benchmarks.bank import bank
 from benchmarks.subjects.clock import Clock
 from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import RawRecord
-from eventjet.nats.api import create_consumer
-from eventjet.nats.connection import NatsConnection
-from eventjet.nats.consumer import Deliveries
+from eventjet.jetstream.api import create_consumer
+from eventjet.reader.connection import NatsConnection
+from eventjet.reader.consumer import Deliveries
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.ranges import read_range
+from eventjet.reader.ranges import read_range
 from eventjet.projections.fold import Fold
 from eventjet.projections.row_codec import RowCodec
 from eventjet.settings import Settings

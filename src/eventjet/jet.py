@@ -16,8 +16,9 @@ from eventjet.domain.recorded import Recorded
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import LogUnusable, NotCaughtUp, OutcomeUnknown, UsageError
 from eventjet.errors.projection import ANOTHER_LOG
+from eventjet.jetstream.client import Client
 from eventjet.loop_guard import GuardedBlock, GuardedIterator
-from eventjet.nats.client import Client, NatsClient
+from eventjet.nats.client import NatsClient
 from eventjet.projections.app_ref import Application, Declared, projections_of
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.reactions.beginning import begin

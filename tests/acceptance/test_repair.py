@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from eventjet.errors import StreamMissing
-from eventjet.nats.api import StreamState, call, stream_info
-from eventjet.nats.connection import ask_once
+from eventjet.jetstream.api import StreamState, call, stream_info
 from eventjet.nats.endpoint import Endpoint
+from eventjet.reader.connection import ask_once
 from eventjet.store.topology import IDENTITY
 from tests.acceptance.conftest import Program
 from tests.logs import append, block

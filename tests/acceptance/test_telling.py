@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from eventjet.dev.nats import NatsServer
-from eventjet.nats.client import connect
+from eventjet.jetstream.client import connect
 from eventjet.operations.roles import ADMIN, READER, roles_of, user_lines
 from eventjet.settings import Settings
 from tests.acceptance.conftest import Ended, Program, clean_environ

@@ -12,7 +12,7 @@ from cloudevents.core.v1.event import CloudEvent
 
 from eventjet import App, Jet, Recorded, aggregate, event, publication
 from eventjet.codec.subjects import subject_of
-from eventjet.nats.api import create_stream, stream_info
+from eventjet.jetstream.api import create_stream, stream_info
 from eventjet.settings import Settings
 from eventjet.workers.status import status
 from tests.integration.reacting import eventually, working

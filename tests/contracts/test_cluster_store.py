@@ -11,7 +11,7 @@ import pytest
 from eventjet.codec.envelope import MSG_ID, header
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ConcurrencyConflict, StoreUnavailable
-from eventjet.nats.client import connect
+from eventjet.jetstream.client import connect
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.testing.store_contract import StoreContract, new, write

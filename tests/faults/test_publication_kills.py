@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from eventjet.dev.nats import NatsServer
-from eventjet.nats.api import create_stream, stream_info
-from eventjet.nats.client import Client
+from eventjet.jetstream.api import create_stream, stream_info
+from eventjet.jetstream.client import Client
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.ranges import read_range
+from eventjet.reader.ranges import read_range
 from eventjet.settings import Settings
 from tests.faults.acting.bells import Bell
 from tests.faults.acting.news import STREAM, town

@@ -30,10 +30,10 @@ from eventjet.domain.history import Commands, FoldedState
 from eventjet.domain.identity import decode_id, encode_id
 from eventjet.domain.recorded import Metadata
 from eventjet.errors import ArchiveBroken, CodecError, EventjetError, Refused, UnencodableEvent, UsageError
-from eventjet.nats.api import answer_in as api_answer_in
-from eventjet.nats.api import direct_record, end_of_page
-from eventjet.nats.consumer import parse_ack
+from eventjet.jetstream.api import answer_in as api_answer_in
+from eventjet.jetstream.api import direct_record, end_of_page
 from eventjet.nats.protocol import FrameParser, nobody_listens, server_fault, status_of
+from eventjet.reader.consumer import parse_ack
 from eventjet.repository.decisions import position_in
 from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.store.outcome import answer_in

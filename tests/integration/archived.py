@@ -9,8 +9,8 @@ from eventjet.archive.manifest import Archive
 from eventjet.archive.reading import ArchiveReader, FolderFiles
 from eventjet.codec.envelope import RawRecord
 from eventjet.dev.nats import NatsServer
-from eventjet.nats.connection import NatsConnection
-from eventjet.nats.ranges import read_range
+from eventjet.reader.connection import NatsConnection
+from eventjet.reader.ranges import read_range
 from eventjet.rebuild import ArchiveReport, archive, rebuild
 from eventjet.settings import Settings
 from eventjet.sql.locations import create_tables

@@ -16,10 +16,10 @@ from uuid import uuid4
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.decoder import Decoder
 from eventjet.domain.recorded import Recorded
-from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.ranges import read_range
 from eventjet.projections.resolve import ResolvedProjection
+from eventjet.reader.connection import NatsConnection
+from eventjet.reader.ranges import read_range
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables

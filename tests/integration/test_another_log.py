@@ -15,9 +15,9 @@ from eventjet.errors import HistoryBroken, IdentityLost, LogUnusable, NotCaughtU
 from eventjet.examples.bank.account import Account, Deposited, InsufficientFunds, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.examples.bank.read_models import balances
-from eventjet.nats.api import call
-from eventjet.nats.connection import ask_once
+from eventjet.jetstream.api import call
 from eventjet.nats.endpoint import Endpoint
+from eventjet.reader.connection import ask_once
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables

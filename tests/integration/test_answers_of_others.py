@@ -27,12 +27,12 @@ from eventjet.dev.server import reserved_port
 from eventjet.doctor.diagnosis import Installation
 from eventjet.doctor.runner import examine
 from eventjet.errors import LogUnusable, NotUnique, OutcomeUnknown, Refused, StoreUnavailable, Unreachable
-from eventjet.nats.api import create_stream, stream_info, update_stream
-from eventjet.nats.client import Client, connect
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream.api import create_stream, stream_info, update_stream
+from eventjet.jetstream.client import Client, connect
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
 from eventjet.observability import logs
+from eventjet.reader.connection import NatsConnection
 from eventjet.settings import Settings
 from eventjet.snapshots.kv import Bucket, KeyValueSnapshots
 from eventjet.store.public_stream import PublicStream

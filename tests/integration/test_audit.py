@@ -16,8 +16,8 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import withdrawn_has_a_reason
-from eventjet.nats.api import stream_info
-from eventjet.nats.connection import NatsConnection, ask_once
+from eventjet.jetstream.api import stream_info
+from eventjet.reader.connection import NatsConnection, ask_once
 from eventjet.rebuild import AuditReport, Kind, Progress, audit, restore
 from eventjet.store.repairing import repair
 from eventjet.store.topology import IDENTITY, stream_config

@@ -24,7 +24,7 @@ from eventjet.errors import NotCaughtUp, Unreachable, UsageError
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.examples.bank.read_models import balances
-from eventjet.nats.client import connect
+from eventjet.jetstream.client import connect
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables

@@ -27,7 +27,7 @@ from eventjet.errors import (
 )
 from eventjet.examples.bank.account import Account, Deposited
 from eventjet.examples.bank.app import withdrawn_has_a_reason
-from eventjet.nats.client import Client, connect
+from eventjet.jetstream.client import Client, connect
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore, LongReads

@@ -21,7 +21,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import ConnectionClosed, Forbidden, Unauthorized, UsageError
 from eventjet.examples.bank.account import Account, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
-from eventjet.nats.client import Client, connect
+from eventjet.jetstream.client import Client, connect
 from eventjet.nats.dial import dial
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings

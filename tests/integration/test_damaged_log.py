@@ -13,9 +13,9 @@ from eventjet.errors import LogIncomplete
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.examples.bank.read_models import balances
-from eventjet.nats.api import call, create_stream, stream_info
-from eventjet.nats.connection import ask_once
+from eventjet.jetstream.api import call, create_stream, stream_info
 from eventjet.nats.endpoint import Endpoint
+from eventjet.reader.connection import ask_once
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from eventjet.sql.database import Database

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from eventjet.nats.client import connect
+from eventjet.jetstream.client import connect
 from eventjet.observability import logs
 from eventjet.sql.locations import create_tables
 from eventjet.store.voids import record_void

@@ -21,11 +21,11 @@ from eventjet.errors import Forbidden, LogUnusable, NoResponders, StreamMissing,
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
 from eventjet.examples.bank.read_models import balances_table
-from eventjet.nats.api import direct_last, last_message, stream_info
-from eventjet.nats.client import connect, connected
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream.api import direct_last, last_message, stream_info
+from eventjet.jetstream.client import connect, connected
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.roles import Role, accounts, leaf_accounts, roles_of
+from eventjet.reader.connection import NatsConnection
 from eventjet.rebuild import rebuild
 from eventjet.settings import Settings, SettingsOverrides
 from eventjet.spark.options import LogOptions, connection_options

@@ -9,7 +9,7 @@ from eventjet.codec.catalog import EncodedEvent
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.identity import encode_id, new_event_id
 from eventjet.errors import Refused
-from eventjet.nats.client import connect
+from eventjet.jetstream.client import connect
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.store import Append, NewEvent

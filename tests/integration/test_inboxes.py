@@ -15,7 +15,7 @@ from eventjet import App, DefinitionError, Incoming, Jet, Reaction, Retry, aggre
 from eventjet.cursors.kv import Cursors
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import LogUnusable
-from eventjet.nats.api import create_stream
+from eventjet.jetstream.api import create_stream
 from eventjet.reactions import verdicts
 from eventjet.reactions.beginning import cursor_at, put, records_of
 from eventjet.reactions.following import declarations_of

@@ -16,8 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from eventjet import Recorded
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import PromotionRefused, RebuildError
-from eventjet.nats.connection import NatsConnection
 from eventjet.nats.protocol import publish_frame
+from eventjet.reader.connection import NatsConnection
 from eventjet.rebuild import rebuild, verify
 from eventjet.rebuild.catchup import catching_up
 from eventjet.rebuild.job import open_job

@@ -20,8 +20,8 @@ from eventjet.doctor.streams import tell_stream
 from eventjet.domain.history import FoldedState
 from eventjet.errors import LogDrifted, LogUnusable, StoreError
 from eventjet.jet import Jet
-from eventjet.nats.api import StreamState, create_stream, stream_info
-from eventjet.nats.client import Client, connect
+from eventjet.jetstream.api import StreamState, create_stream, stream_info
+from eventjet.jetstream.client import Client, connect
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.snapshots.kv import BulkSnapshots, Offer
@@ -250,7 +250,7 @@ async def test_a_process_that_connects_names_what_was_changed_before(
 async def test_settings_that_eventjet_never_sets_are_taken_away_by_a_repair(
     app: App, jet: Jet, eventjet_nats: NatsServer, client: Client
 ) -> None:
-    from eventjet.nats.connection import NatsConnection
+    from eventjet.reader.connection import NatsConnection
     from eventjet.store.repairing import repair
 
     await edit(client, app.name, {**changes(app.name)["subject_transform"], "no_ack": True, "description": "ours"})

@@ -31,7 +31,7 @@ from eventjet import (
 )
 from eventjet.codec.subjects import cursor_bucket, timer_stream
 from eventjet.dev.nats import NatsServer
-from eventjet.nats.api import call, create_stream, stream_info, update_stream
+from eventjet.jetstream.api import call, create_stream, stream_info, update_stream
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables

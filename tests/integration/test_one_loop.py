@@ -22,7 +22,7 @@ from eventjet.errors import OutcomeUnknown, UsageError
 from eventjet.examples.bank.account import Account, AccountEvent, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.examples.bank.read_models import balances
-from eventjet.nats.api import stream_info
+from eventjet.jetstream.api import stream_info
 from eventjet.testing import world
 from tests.logs import fresh_name
 

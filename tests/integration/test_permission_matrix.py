@@ -18,11 +18,11 @@ from eventjet.dev.nats import NatsServer, nats_program
 from eventjet.errors import Forbidden
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
-from eventjet.nats.api import last_message, stream_info
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream.api import last_message, stream_info
 from eventjet.nats.dial import dial
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.roles import Role, accounts, roles_of, server_config, serving_roles
+from eventjet.reader.connection import NatsConnection
 from eventjet.rebuild import build_snapshots, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
@@ -398,7 +398,10 @@ def test_a_consumer_that_pushes_to_a_forbidden_subject_has_no_effect(nats: NatsS
     with NatsConnection.open(_as(nats.url, "writer")) as link:
         link.publish("bank.account.pushed", b"")
     config = {"name": "pushed", "deliver_subject": target, "ack_policy": "none", "deliver_policy": "all"}
-    with NatsConnection.open(_as(nats.url, "rebuild")) as link, NatsConnection.open(_as(nats.url, "admin")) as admin:
+    with (
+        NatsConnection.open(_as(nats.url, "rebuild")) as link,
+        NatsConnection.open(_as(nats.url, "admin")) as admin,
+    ):
         before, snapshots = admin.ask(stream_info("bank")), admin.ask(stream_info("KV_bank_snapshots"))
         assert before.messages
         link.api("CONSUMER.CREATE.bank.pushed", {"stream_name": "bank", "config": config, "action": "create"})

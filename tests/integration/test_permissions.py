@@ -9,10 +9,10 @@ import pytest
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Forbidden
-from eventjet.nats.api import stream_info
-from eventjet.nats.client import connect
-from eventjet.nats.connection import ask_once
+from eventjet.jetstream.api import stream_info
+from eventjet.jetstream.client import connect
 from eventjet.nats.endpoint import Endpoint
+from eventjet.reader.connection import ask_once
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.topology import declare

@@ -19,12 +19,12 @@ from eventjet.errors import LogDrifted, StoreUnavailable
 from eventjet.examples.transfer.accounts import Account
 from eventjet.examples.transfer.app import transfers
 from eventjet.examples.transfer.transfers import Stage, Transfer
-from eventjet.nats.api import stream_info, update_stream
-from eventjet.nats.client import connect
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream.api import stream_info, update_stream
+from eventjet.jetstream.client import connect
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.roles import accounts, roles_of, serving_roles
 from eventjet.reactions.following import declarations_of
+from eventjet.reader.connection import NatsConnection
 from eventjet.repository.repositories import open_repositories
 from eventjet.serving.service import Service
 from eventjet.settings import Settings

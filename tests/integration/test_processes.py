@@ -18,7 +18,7 @@ from eventjet.domain.parked import PARKED
 from eventjet.examples.orders.goods import Payment, Shipment, Stock
 from eventjet.examples.orders.orders import Order
 from eventjet.examples.orders.orders import Stage as OrderStage
-from eventjet.nats.api import stream_info
+from eventjet.jetstream.api import stream_info
 from eventjet.reactions import verdicts
 from eventjet.reactions.beginning import cursor_at
 from eventjet.reactions.following import declarations_of

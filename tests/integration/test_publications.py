@@ -15,7 +15,7 @@ from eventjet.codec.envelope import MSG_ID, header
 from eventjet.cursors.kv import Cursors
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ConcurrencyConflict, LogUnusable
-from eventjet.nats.api import create_stream, next_message
+from eventjet.jetstream.api import create_stream, next_message
 from eventjet.reactions.following import declarations_of
 from eventjet.settings import Settings
 from eventjet.store.public_stream import PublicStream

@@ -18,7 +18,7 @@ from eventjet.cursors.kv import CHANGES_MAX, Cursors, parked_now
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.parked import PARKED, Parked
 from eventjet.errors import CursorMissing, UnexpectedExit, UsageError
-from eventjet.nats.api import stream_info
+from eventjet.jetstream.api import stream_info
 from eventjet.reactions import verdicts
 from eventjet.reactions.beginning import cursor_at, put
 from eventjet.reactions.following import declarations_of

@@ -16,7 +16,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import Forbidden, LogUnusable, StoreError, StoreUnavailable
 from eventjet.examples.bank.account import Account, Deposited
 from eventjet.examples.bank.app import withdrawn_has_a_reason
-from eventjet.nats.client import Client
+from eventjet.jetstream.client import Client
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.store.jetstream import LongReads

@@ -17,7 +17,7 @@ from eventjet import App, UsageError, served
 from eventjet.cli.main import main
 from eventjet.dev.nats import NatsServer
 from eventjet.examples.transfer.accounts import Account
-from eventjet.nats.client import Client, connect
+from eventjet.jetstream.client import Client, connect
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
 from eventjet.nats.tap import send

@@ -17,8 +17,8 @@ from eventjet.codec.imported import logged_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, Refused, UsageError
 from eventjet.examples.bank.account import Account
-from eventjet.nats.api import stream_info
-from eventjet.nats.connection import NatsConnection, ask_once
+from eventjet.jetstream.api import stream_info
+from eventjet.reader.connection import NatsConnection, ask_once
 from eventjet.rebuild import AppRef, rebuild, restore, verify
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, read

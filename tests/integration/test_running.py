@@ -19,7 +19,7 @@ from eventjet.examples.bank.read_models import balances_table
 from eventjet.examples.transfer.accounts import Account as Frozen
 from eventjet.examples.transfer.app import transfers
 from eventjet.examples.transfer.transfers import Transfer
-from eventjet.nats.client import connect
+from eventjet.jetstream.client import connect
 from eventjet.testing import running
 
 PATIENT_S = 120.0

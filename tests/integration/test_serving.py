@@ -30,7 +30,7 @@ from eventjet import (
 )
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import CommandFailed, CommandReused
-from eventjet.nats.client import connect, connected
+from eventjet.jetstream.client import connect, connected
 from eventjet.nats.protocol import Frame
 from eventjet.repository.repositories import open_repositories
 from eventjet.serving import service as serving

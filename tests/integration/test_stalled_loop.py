@@ -14,7 +14,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import StoreUnavailable
 from eventjet.examples.bank.account import Account, Deposited, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
-from eventjet.nats.client import Client
+from eventjet.jetstream.client import Client
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.store.jetstream import REQUESTS_MAX, LongReads

@@ -16,7 +16,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import UsageError
 from eventjet.examples.bank.account import Account, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
-from eventjet.nats.client import connect
+from eventjet.jetstream.client import connect
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.topology import declare

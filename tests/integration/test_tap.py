@@ -15,7 +15,8 @@ from nats.aio.client import Srv
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ConnectionLost, StoreUnavailable, UsageError
-from eventjet.nats.client import Client, connect, given_endpoint
+from eventjet.jetstream.client import Client, connect
+from eventjet.nats.client import given_endpoint
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame, nobody_listens
 from eventjet.nats.tap import Tap, send

@@ -15,9 +15,9 @@ import pytest
 from eventjet import App, Imported, Jet, Reaction, Recorded, Refused, aggregate, event, reactor
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.unique import CLAIMS
-from eventjet.nats.api import stream_info, update_stream
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream.api import stream_info, update_stream
 from eventjet.nats.endpoint import Endpoint
+from eventjet.reader.connection import NatsConnection
 from eventjet.store.strangers import LIST_S, noted_unknown, unknown_aggregates
 from eventjet.store.topology import AGGREGATES
 from eventjet.workers.supervisor import run_workers

@@ -17,7 +17,7 @@ from eventjet.codec.envelope import MSG_ID, header
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.identity import new_event_id
 from eventjet.errors import ConcurrencyConflict, OutcomeUnknown
-from eventjet.nats.client import connect
+from eventjet.jetstream.client import connect
 from eventjet.settings import Settings
 from eventjet.store.jetstream import JetStreamStore
 from eventjet.store.store import Append, NewEvent

@@ -12,8 +12,8 @@ import pytest
 from eventjet.codec.envelope import header
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ConnectionClosed, RebuildError, UndecodableEvent
-from eventjet.nats.client import connect
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream.client import connect
+from eventjet.reader.connection import NatsConnection
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.session import Started

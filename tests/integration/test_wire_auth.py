@@ -11,10 +11,10 @@ import pytest
 
 from eventjet.dev import NatsServer
 from eventjet.errors import Forbidden, Unauthorized, Unreachable, UsageError
-from eventjet.nats.api import message_at
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream.api import message_at
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.ranges import read_range
+from eventjet.reader.connection import NatsConnection
+from eventjet.reader.ranges import read_range
 from tests.integration.wire_fake import FakeServer, read_until
 from tests.integration.wire_log import make_log, positions
 from tests.integration.wire_secrets import certificates, tls_config, trust_chain, user_key
@@ -176,7 +176,10 @@ def test_a_password_is_not_sent_before_the_handshake(pems: dict[str, Path]) -> N
 
 def test_credentials_that_expire_end_the_link_as_a_refusal(tmp_path: Path) -> None:
     config, good, _ = trust_chain(tmp_path, expires_in_s=10)
-    with NatsServer(config=config) as server, NatsConnection.open(Endpoint((server.url,), credentials=good)) as link:
+    with (
+        NatsServer(config=config) as server,
+        NatsConnection.open(Endpoint((server.url,), credentials=good)) as link,
+    ):
         with pytest.raises(Unauthorized, match="Expired"):
             link.receive(60.0)
         assert not link.usable

@@ -11,10 +11,10 @@ import pytest
 
 from eventjet.dev import NatsServer
 from eventjet.errors import ApiRefused, DeliveryGap, Forbidden, HistoryBroken, StoreError, StoreUnavailable, Unreachable
-from eventjet.nats.api import message_at, next_message, stream_info
-from eventjet.nats.connection import NatsConnection, ask_once
+from eventjet.jetstream.api import message_at, next_message, stream_info
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.ranges import ReadOptions, read_range
+from eventjet.reader.connection import NatsConnection, ask_once
+from eventjet.reader.ranges import ReadOptions, read_range
 from tests.integration.wire_fake import FakeServer, delivery, jetstream
 from tests.integration.wire_log import append, consumers, make_log, positions
 

@@ -15,12 +15,12 @@ import pytest
 
 from eventjet.cli.main import main
 from eventjet.errors import EventjetError
-from eventjet.nats.api import stream_info
-from eventjet.nats.client import connect
-from eventjet.nats.connection import NatsConnection, ask_once
-from eventjet.nats.consumer import DurablePull
+from eventjet.jetstream.api import stream_info
+from eventjet.jetstream.client import connect
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.ranges import read_range
+from eventjet.reader.connection import NatsConnection, ask_once
+from eventjet.reader.consumer import DurablePull
+from eventjet.reader.ranges import read_range
 from eventjet.rebuild import rebuild
 from eventjet.settings import Settings
 from eventjet.spark.options import LogOptions

@@ -34,7 +34,7 @@ from eventjet import (
 )
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import StoreUnavailable, Unreachable
-from eventjet.nats.api import create_stream
+from eventjet.jetstream.api import create_stream
 from eventjet.settings import Settings
 from eventjet.workers.status import StatusReader
 from eventjet.workers.supervisor import run_workers

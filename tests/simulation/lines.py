@@ -7,7 +7,7 @@ import json
 from typing import Any, Protocol
 
 from eventjet.codec.envelope import header_block
-from eventjet.nats.client import Client, connect
+from eventjet.jetstream.client import Client, connect
 from eventjet.settings import Settings
 from tests.logs import fresh_name
 from tests.simulation.scripts import Read, Script, Step

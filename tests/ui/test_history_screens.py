@@ -26,7 +26,7 @@ from eventjet.errors import Refused
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.examples.bank.read_models import balances
-from eventjet.nats.client import Client, connected
+from eventjet.jetstream.client import Client, connected
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables

@@ -21,7 +21,7 @@ from eventjet.examples.bank.app import bank
 from eventjet.examples.transfer.accounts import Account, Noted, Opened
 from eventjet.examples.transfer.app import transfers
 from eventjet.examples.transfer.transfers import Transfer
-from eventjet.nats.client import connected
+from eventjet.jetstream.client import connected
 from eventjet.operations.processes import deadlines_waiting, running, wake_processes
 from eventjet.settings import Settings
 from tests.integration.reacting import eventually, working

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pytest
 
-from eventjet.nats.answers import Answerers, ExpectedAnswer, stream_answer
+from eventjet.jetstream.answers import Answerers, ExpectedAnswer, stream_answer
 from eventjet.nats.protocol import Frame
 
 CONFLICT = {"error": {"code": 400, "err_code": 10071, "description": "wrong last sequence: 3"}, "stream": "shop"}

@@ -16,8 +16,8 @@ from eventjet.archive.reading import folder_of
 from eventjet.cli.main import main
 from eventjet.cli.target import without_token
 from eventjet.errors import EventjetError
+from eventjet.jetstream.client import connect
 from eventjet.nats import client
-from eventjet.nats.client import connect
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.spark.options import LogOptions
@@ -116,7 +116,7 @@ GIVEN = [
 @pytest.fixture(autouse=True)
 def nowhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No server is where the environment says, and nobody waits for one."""
-    monkeypatch.setattr(client, "_PAUSE_S", 0.0)
+    monkeypatch.setattr(client, "PAUSE_S", 0.0)
     monkeypatch.chdir(tmp_path)
     for name in [name for name in os.environ if name.startswith("EVENTJET_")]:
         monkeypatch.delenv(name)

@@ -13,7 +13,7 @@ from eventjet.codec.envelope import RawRecord
 from eventjet.cursors.kv import Cursors, ParkedEntry
 from eventjet.domain.parked import PARKED, RETRY, Parked
 from eventjet.errors import StoreUnavailable
-from eventjet.nats.api import is_page, reading_records
+from eventjet.jetstream.api import is_page, reading_records
 from eventjet.nats.protocol import Frame
 from eventjet.workers.terms import renewing
 

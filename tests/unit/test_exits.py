@@ -19,7 +19,7 @@ from eventjet.calls import called
 from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import DefinitionError, HandlerFailed, LeaseEnded, UnexpectedExit
-from eventjet.nats.client import Client
+from eventjet.jetstream.client import Client
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.fold import Fold
 from eventjet.projections.resolve import resolve

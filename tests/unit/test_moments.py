@@ -11,7 +11,7 @@ import pytest
 from eventjet import Retry, after, at
 from eventjet.codec.request import canonical
 from eventjet.domain.reactor import retry_faults
-from eventjet.nats.api import direct_since
+from eventjet.jetstream.api import direct_since
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)
 FIRST, LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)

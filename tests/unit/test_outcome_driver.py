@@ -20,7 +20,7 @@ from eventjet.errors import (
     SaveTorn,
     StoreUnavailable,
 )
-from eventjet.nats.api import Request
+from eventjet.jetstream.api import Request
 from eventjet.nats.protocol import Frame
 from eventjet.store.store import Append
 from tests.simulation.store import SimulatedClient, SimulatedStore, frame

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from eventjet.errors import LogIncomplete
-from eventjet.nats.api import StreamState
+from eventjet.jetstream.api import StreamState
 from eventjet.store.wholeness import FIRST, MISSING, check_whole, loss
 
 

@@ -28,10 +28,10 @@ from eventjet.errors import (
     StreamMissing,
     Unreachable,
 )
-from eventjet.nats import api
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream import api
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.ranges import read_range
+from eventjet.reader.connection import NatsConnection
+from eventjet.reader.ranges import read_range
 from eventjet.store.outcome import REFUSALS, STALE_LEADER_S
 from eventjet.store.topology import IDENTITY, compare, not_created, stream_config
 from eventjet.store.wholeness import FIRST, MISSING

@@ -162,10 +162,10 @@ async def _drop(at: AppTarget, found: Sequence[CursorSeen]) -> int:
 
 def _forget_durables(at: AppTarget, found: Sequence[CursorSeen]) -> None:
     """Delete their consumers of the log; nothing names the stream any more that an inbox followed."""
-    from eventjet.nats.api import delete_consumer
-    from eventjet.nats.connection import NatsConnection
+    from eventjet.jetstream.api import delete_consumer
     from eventjet.nats.endpoint import Endpoint
     from eventjet.reactions.following import INBOX
+    from eventjet.reader.connection import NatsConnection
 
     for one in found:
         if one.cursor.kind == INBOX:
@@ -184,8 +184,8 @@ def _forget_durables(at: AppTarget, found: Sequence[CursorSeen]) -> None:
 
 
 def _seen(at: AppTarget) -> list[CursorSeen]:
-    from eventjet.nats.connection import NatsConnection
     from eventjet.nats.endpoint import Endpoint
+    from eventjet.reader.connection import NatsConnection
     from eventjet.workers.cursor_status import cursors_seen
 
     with NatsConnection.open(Endpoint.of(at.settings).with_name("eventjet cursor")) as link:

@@ -196,9 +196,9 @@ def _named(text: str) -> tuple[str, int]:
 
 
 def _drop(at: AppTarget, where: Database, name: str, revision: int) -> Unused:
-    from eventjet.nats.api import delete_consumer
-    from eventjet.nats.connection import NatsConnection
+    from eventjet.jetstream.api import delete_consumer
     from eventjet.nats.endpoint import Endpoint
+    from eventjet.reader.connection import NatsConnection
     from eventjet.sql.retired_tables import retire
 
     with where.sync_engine("eventjet db").begin() as connection:

@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from eventjet.cli.target import AppTarget
-    from eventjet.nats.api import StreamState
-    from eventjet.nats.connection import NatsConnection
+    from eventjet.jetstream.api import StreamState
+    from eventjet.reader.connection import NatsConnection
     from eventjet.sql.checkpoint import Checkpoint
 
 
 def faults(at: AppTarget) -> list[str]:
     """Why projections cannot go on over the log, what is gone from it, and what this app cannot read of it."""
-    from eventjet.nats.connection import NatsConnection
     from eventjet.nats.endpoint import Endpoint
+    from eventjet.reader.connection import NatsConnection
     from eventjet.sql.checkpoint import RETIRED
     from eventjet.store.strangers import strangers
     from eventjet.store.wholeness import loss
@@ -41,8 +41,8 @@ def refuse_a_lost_log(at: AppTarget, reset: Collection[str]) -> None:
 
     An empty one in its place would take commands, and to them every aggregate would be new.
     """
-    from eventjet.nats.connection import NatsConnection
     from eventjet.nats.endpoint import Endpoint
+    from eventjet.reader.connection import NatsConnection
     from eventjet.sql.checkpoint import RETIRED
     from eventjet.store import repairing
 
@@ -70,8 +70,8 @@ def repair(at: AppTarget, log: str | None, *, accept_loss: bool) -> list[str]:
 
     Raises `UsageError` where the identity cannot be found for certain, and `Unreachable`.
     """
-    from eventjet.nats.connection import NatsConnection
     from eventjet.nats.endpoint import Endpoint
+    from eventjet.reader.connection import NatsConnection
     from eventjet.store import repairing
     from eventjet.store.topology import IDENTITY
 
@@ -105,7 +105,7 @@ def _checkpoints(at: AppTarget) -> list[Checkpoint]:
 def _identity_of(connection: NatsConnection, state: StreamState, checkpoints: list[Checkpoint]) -> str:
     """The log that every checkpoint is of, if the stream holds the very event at which each of them stands."""
     from eventjet.codec.envelope import MSG_ID, header
-    from eventjet.nats.api import message_at
+    from eventjet.jetstream.api import message_at
 
     known = [held for held in checkpoints if held.log and held.position]
     logs = {held.log for held in known}

@@ -24,7 +24,7 @@ from eventjet.urls import database_url, server_url, shown_master
 if TYPE_CHECKING:
     from eventjet.app import App
     from eventjet.cursors.kv import Cursors
-    from eventjet.nats.client import Client
+    from eventjet.jetstream.client import Client
     from eventjet.projections.sql_projection import AnyResolved
     from eventjet.workers.supervisor import Chosen
 
@@ -105,7 +105,7 @@ class AppTarget:
     @asynccontextmanager
     async def client(self) -> AsyncGenerator[Client]:
         """A connection to the server."""
-        from eventjet.nats.client import connected
+        from eventjet.jetstream.client import connected
 
         async with connected(self.settings) as client:
             yield client

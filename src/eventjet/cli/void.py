@@ -30,7 +30,7 @@ def void(
 
 async def _void(at: AppTarget, position: int, reason: str, *, yes: bool) -> Answer:
     from eventjet.codec.voids import voided_by
-    from eventjet.nats.api import message_at
+    from eventjet.jetstream.api import message_at
     from eventjet.operations.events import shown
     from eventjet.store.voids import record_void
 

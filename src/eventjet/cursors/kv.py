@@ -23,8 +23,8 @@ from eventjet.cursors.cursor import Cursor, known_fields
 from eventjet.domain.identity import encode_id
 from eventjet.domain.parked import BLOCKING, AggregateKey, Parked
 from eventjet.errors import ApiRefused, CursorDamaged, CursorFenced, CursorMissing, StoreUnavailable, StreamMissing
-from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message
-from eventjet.nats.client import Client
+from eventjet.jetstream.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message
+from eventjet.jetstream.client import Client
 from eventjet.store.topology import cursors_config, explained
 
 CHANGES_MAX = 900

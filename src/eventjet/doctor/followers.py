@@ -9,10 +9,10 @@ from eventjet.doctor.diagnosis import Diagnoses, Installation
 from eventjet.doctor.streams import tell_no_server
 from eventjet.doctor.work import tell_work
 from eventjet.errors import Forbidden, LogUnusable
-from eventjet.nats.connection import NatsConnection
 from eventjet.nats.dial import Greeting
 from eventjet.nats.endpoint import Endpoint
 from eventjet.reactions.following import declarations_of
+from eventjet.reader.connection import NatsConnection
 from eventjet.workers.reader import state_of_log
 from eventjet.workers.status import look_at_followers
 

@@ -8,11 +8,11 @@ from eventjet.doctor.database import SeenDatabase
 from eventjet.doctor.diagnosis import Diagnoses, Installation, Level
 from eventjet.doctor.streams import tell_no_server
 from eventjet.doctor.work import tell_work
-from eventjet.nats.api import next_message
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream.api import next_message
 from eventjet.nats.dial import Greeting
 from eventjet.nats.endpoint import Endpoint
 from eventjet.reactions.following import filters_of
+from eventjet.reader.connection import NatsConnection
 from eventjet.workers.status import WorkStatus, look_at_projections
 
 

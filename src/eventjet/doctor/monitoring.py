@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from eventjet.doctor.clocks import tell_clock
 from eventjet.doctor.diagnosis import Diagnoses, Installation, Level, named
 from eventjet.errors import UsageError
-from eventjet.nats.api import nanoseconds
+from eventjet.jetstream.api import nanoseconds
 from eventjet.nats.dial import Greeting, tls_context
 from eventjet.nats.endpoint import Endpoint
 from eventjet.urls import parse

@@ -12,13 +12,13 @@ from eventjet.codec.subjects import declared_name, snapshot_bucket
 from eventjet.doctor.clocks import tell_clock
 from eventjet.doctor.diagnosis import Diagnoses, Installation, Level, named
 from eventjet.errors import Forbidden, UnknownAggregate, UnknownEvent
-from eventjet.nats.api import StreamState, direct_page, server_time, stream_info
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream.api import StreamState, direct_page, server_time, stream_info
 from eventjet.nats.dial import Greeting
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.inspection import ListedConsumer, list_consumers, replicas_of
 from eventjet.projections.app_ref import Application
 from eventjet.reactions.following import declarations_of, has_timers, probes_of
+from eventjet.reader.connection import NatsConnection
 from eventjet.store.public_stream import check_public
 from eventjet.store.repairing import found as find
 from eventjet.store.strangers import LIST_S, LOOKS, strangers, unknown_aggregates

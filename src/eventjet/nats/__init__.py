@@ -1,1 +1,1 @@
-"""The NATS client: one protocol and one API layer under a blocking connection and the loop's connection."""
+"""NATS: its protocol, servers and logins, and what an application's loop sends and hears over nats-py."""

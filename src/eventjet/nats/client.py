@@ -1,4 +1,4 @@
-"""`Client`: what an application's loop asks, sends and hears, over one `nats.aio.client.Client`.
+"""`LoopClient`: what an application's loop asks, sends and hears, over one `nats.aio.client.Client`.
 
 nats-py dials, authenticates, pings, parses, reconnects and subscribes anew. Added here: one inbox with a table of what
 waits for answers, answers of many messages, a bound on every wait, violations told to the request whose subject they
@@ -11,12 +11,10 @@ import asyncio
 import logging
 import re
 import secrets
-from collections.abc import AsyncGenerator, Callable, Collection, Generator
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeAlias, cast
 from urllib.parse import urlparse
 
 from nats.aio.client import Client as NatsClient
@@ -24,36 +22,28 @@ from nats.aio.client import Srv
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 
-from eventjet.codec.envelope import RawRecord
 from eventjet.codec.reasons import reason_of
 from eventjet.errors import (
-    ApiRefused,
     ConnectionClosed,
     ConnectionLost,
     Forbidden,
-    NoResponders,
-    SingleResponse,
     StoreError,
     StoreUnavailable,
-    StreamMissing,
-    Unauthorized,
     Unreachable,
     UsageError,
 )
 from eventjet.loop_guard import LoopGuard
-from eventjet.nats.answers import PROBE, Answerers, ExpectedAnswer
-from eventjet.nats.api import CONFLICTS, LAG_S, STATUS, Request, call, is_page, reading_records, shortened
-from eventjet.nats.dial import check_files, dial, login, tls_context
-from eventjet.nats.endpoint import Endpoint, is_file
+from eventjet.nats.dial import dial, login, tls_context
+from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.exchange import LOOK_S, STILL_S, Exchange, Exchanges
-from eventjet.nats.protocol import Frame, nobody_listens, server_fault
-from eventjet.nats.requirements import check_server
+from eventjet.nats.protocol import Frame, server_fault
 from eventjet.nats.tap import PAUSE_S, Tap, Watcher, send
 from eventjet.observability import logs
 from eventjet.settings import Settings
 from eventjet.urls import WEBSOCKET
 
-T = TypeVar("T")
+Message: TypeAlias = tuple[str, bytes, bytes]
+"""(subject, payload, header block or empty)."""
 
 _log = logging.getLogger(__name__)
 
@@ -68,66 +58,10 @@ _PONG_S = 4.0
 _ROOM_BYTES = 1 << 20
 """What may wait for the socket before those who send wait with it: half of what nats-py lets wait by default."""
 _ROOM_PAUSE_S = 0.001
-_END_S, _END_AGAIN_S = 0.5, 2.0
-"""How long the end of a page may take before it is asked for again, and then."""
-_REFUSED_S = 0.25
-"""So long after an error that refuses a publish an acknowledgement is waited for: no error says whose it is."""
 _INBOX = re.compile(rb"[^\x00-\x20\x7f-\xff.*>]+(\.[^\x00-\x20\x7f-\xff.*>]+)+")
 """A subject of several tokens in ASCII, without wildcards: what a client makes for its answers."""
 _INBOX_MAX = 1_000
 """Bytes of one."""
-_CREDENTIALS = (
-    "Set EVENTJET_CREDENTIALS, EVENTJET_NKEY, EVENTJET_USER and EVENTJET_PASSWORD, or EVENTJET_TOKEN; "
-    "EVENTJET_TLS_CERT and EVENTJET_TLS_KEY where it asks for a certificate."
-)
-
-_NO_JETSTREAM = (
-    "If the log is in the JetStream of another domain, such as that of the hub of a leaf node, set "
-    "EVENTJET_JETSTREAM_DOMAIN to its name. Else start the server with `-js`, or with a "
-    "`jetstream { store_dir: … sync_interval: always }` block."
-)
-_NO_DOMAIN = (
-    "Set EVENTJET_JETSTREAM_DOMAIN to the `domain` of the JetStream that has the log, or EVENTJET_JETSTREAM_PREFIX to "
-    "what this account imports its API as, and see whether the link to its server is up."
-)
-
-
-async def connect(settings: Settings, nats: NatsClient | None = None) -> Client:
-    """A client that is connected, by the settings or over a client of nats-py that is open, which stays its owner's.
-
-    Checked at once: the credentials, the server's version, the size of its messages, and that JetStream is on. Raises
-    `Unreachable`, and `UsageError` for files that cannot be used, and for a client that is closed, draining or of
-    another loop.
-    """
-    if nats is not None:
-        client = Client(given_endpoint(nats, settings), settings.request_timeout_s, nats)
-    else:
-        check_settings(settings)
-        client = Client(Endpoint.of(settings), settings.request_timeout_s)
-    where = f"The NATS server at {', '.join(client.endpoint.servers)}"
-    try:
-        check_server(where, await client.connect())
-        await _check_jetstream(where, client)
-    except BaseException as error:
-        await client.close()
-        if not isinstance(error, Unauthorized):
-            raise
-        raise Unreachable(where, f"it refused the credentials ({error.reason})", _CREDENTIALS) from None
-    return client
-
-
-def check_settings(settings: Settings) -> None:
-    """Raise `Unreachable` or `UsageError` for files that are not there or cannot be used."""
-    for name in ("credentials", "nkey", "tls_ca", "tls_cert", "tls_key"):
-        path: Path | None = getattr(settings, name)
-        if path is not None and not is_file(path):
-            # Not shown: people put the seed itself where its file belongs.
-            what = f"The file of EVENTJET_{name.upper()}"
-            raise Unreachable(what, "it does not exist", "Give the path of a file that is there.")
-    endpoint = Endpoint.of(settings)
-    check_files(endpoint)
-    if endpoint.is_websocket and find_spec("aiohttp") is None:
-        raise UsageError("A WebSocket takes aiohttp, which is not installed: pip install 'eventjet[websocket]'.")
 
 
 def given_endpoint(nats: NatsClient, settings: Settings) -> Endpoint:
@@ -151,36 +85,6 @@ def given_endpoint(nats: NatsClient, settings: Settings) -> Endpoint:
     )
 
 
-@asynccontextmanager
-async def connected(settings: Settings) -> AsyncGenerator[Client]:
-    """What `connect` gives, closed on the way out."""
-    client = await connect(settings)
-    try:
-        yield client
-    finally:
-        await client.close()
-
-
-async def _check_jetstream(where: str, client: Client) -> None:
-    try:
-        client.domain = str((await client.api("INFO")).get("domain", ""))
-    except Forbidden:
-        if client.unfit is not None:
-            raise client.unfit from None  # no answer would ever come
-        # Else credentials without this right may still append and read.
-    except (StoreUnavailable, ApiRefused, Unreachable) as error:
-        if client.unfit is not None:
-            raise client.unfit from None
-        choosing = " In a cluster that is choosing the leader of its JetStream, try again in some seconds."
-        is_elsewhere = client.endpoint.is_elsewhere
-        below = f" below {client.endpoint.jetstream_prefix}" if is_elsewhere else ""
-        raise Unreachable(
-            f"JetStream{below} on {where[0].lower()}{where[1:]}",
-            f"it is not available ({error})",
-            (_NO_DOMAIN if is_elsewhere else _NO_JETSTREAM) + (choosing if len(client.endpoint.servers) > 1 else ""),
-        ) from None
-
-
 @dataclass(slots=True, eq=False)
 class Listening:
     """One subscription, which outlives connections."""
@@ -191,7 +95,7 @@ class Listening:
     subscription: Subscription | None = None
 
 
-class Client:
+class LoopClient:
     """For any number of tasks of one loop. Every wait ends: by an answer, a violation, a lost connection or in time.
 
     Between two connections, requests wait for the next one, for as long as they may take.
@@ -206,13 +110,6 @@ class Client:
         """Called when the connection is lost: what was known of the log may be of another past."""
         self.on_denied: list[Callable[[Forbidden], object]] = []
         """Called for what the server denies that nobody waits for: an answer, or a subscription."""
-        self.domain: str | None = None
-        """The JetStream domain of what answers this account's API, as it has told; None where it was not asked.
-
-        That may be another than the connected server's: a leaf node can have one of its own for other accounts alone.
-        """
-        self.answerers = Answerers()
-        """Who else answers what this client publishes."""
         self._exchanges = Exchanges(f"{endpoint.inbox_prefix}.{secrets.token_hex(11)}", self._doubt)
         self.nats = nats
         """The client of nats-py that carries all this; None before the first connection."""
@@ -247,9 +144,9 @@ class Client:
         """Whether it goes over a client that somebody else closes."""
         return not self._is_own
 
-    def another(self, name: str) -> Client:
+    def another(self, name: str) -> Self:
         """A client of the same servers and credentials, to be closed, which connects when it is first used."""
-        client = Client(replace(self.endpoint.with_name(name), shuffle=True), self.timeout_s)
+        client = type(self)(replace(self.endpoint.with_name(name), shuffle=True), self.timeout_s)
         client.guard = self.guard
         return client
 
@@ -381,160 +278,51 @@ class Client:
 
     # Requests.
 
-    async def ask(self, request: Request[T], timeout_s: float | None = None) -> T:
-        """The answer to a request; raises what it means, `StoreUnavailable`, and `Forbidden`."""
-        frame = await self.request(request.subject, request.payload, request.headers, timeout_s, stream=request.stream)
-        return request.parse(frame)
+    async def ready(self, subject: str, wait_s: float) -> None:
+        """Return once the connection takes a message; raises `StoreUnavailable` when there is none in time."""
+        await self._with_room(subject, asyncio.get_running_loop().time() + wait_s)
 
-    async def api(self, subject: str, body: object = None) -> dict[str, Any]:
-        """A JetStream request in JSON, `subject` without `$JS.API.`; raises `ApiRefused` for its `error`."""
-        return await self.ask(call(subject, body))
+    async def begin(
+        self, messages: Sequence[Message], wait_s: float, accepts: Callable[[Frame], bool] | None = None
+    ) -> Exchange:
+        """Publish messages over one connection; return the exchange of what answers the last, to be forgotten.
 
-    async def request(
-        self,
-        subject: str,
-        payload: bytes = b"",
-        headers: bytes = b"",
-        timeout_s: float | None = None,
-        before: Collection[tuple[str, bytes, bytes]] = (),
-        stream: str = "",
-    ) -> Frame:
-        """Publish, and wait for one answer; `before` are (subject, payload, headers) that go before it over the same
-        connection, and are part of the same matter.
-
-        What is to be stored names its `stream`: answers of others are passed over, and one that may be another's is
-        none, so it raises `StoreUnavailable` as well.
+        `wait_s` is how long the connection, and then each part of the answer, may take. Where others may answer, too,
+        `accepts` tells whose answers count. Raises `StoreUnavailable`, `Forbidden` and `Refused`.
         """
         self.check_open()
-        subjects = (*(each[0] for each in before), subject)
+        what, subjects = messages[-1][0], [subject for subject, _, _ in messages]
         if self.endpoint.is_elsewhere:
+            messages = [(self.endpoint.routed(subject), body, block) for subject, body, block in messages]
             # A server of this domain names in violations what it maps it to.
-            subject, asked = self.endpoint.routed(subject), subjects
-            before = [(self.endpoint.routed(to), body, block) for to, body, block in before]
-            subjects = (subject, *(each[0] for each in before), *asked)
-        wait_s = self.timeout_s if timeout_s is None else timeout_s
+            subjects = [*(subject for subject, _, _ in messages), *subjects]
         until = asyncio.get_running_loop().time() + wait_s
-        nats = await self._with_room(subject, until)
-        expected = self._expected(stream, subject, 1 + len(before)) if stream else None
-        exchange = self._exchanges.begin(subjects, wait_s, expected and expected.accepts)
+        nats = await self._with_room(what, until)
+        exchange = self._exchanges.begin(subjects, wait_s, accepts)
         try:
-            for each in before:
-                send(nats, *each)
+            for message in messages[:-1]:
+                send(nats, *message)
                 if nats.pending_data_size > _ROOM_BYTES:
-                    await self._with_room(subject, until)
+                    await self._with_room(what, until)
                 if exchange.fault is not None:
                     raise exchange.fault
-            send(nats, subject, payload, headers, exchange.reply)
-            frames = await exchange.came()
-            frame = frames[0] if expected is None else await _answer_of_stream(exchange, expected, frames)
-        except StoreUnavailable as error:
-            if type(error) is not StoreUnavailable or expected is None or not expected.stranger:
-                raise
-            raise StoreUnavailable(error.what, f"{error.reason}; {expected.stranger} answered") from None
-        finally:
-            self._exchanges.forget(exchange)
-        if nobody_listens(frame):
-            raise NoResponders(subject)
-        return frame
-
-    def probe(self, stream: str, subject: str) -> None:
-        """Ask who answers a publish there; nobody stores it, and `answerers` names who is not the stream.
-
-        Waits for nothing, not even for the permission, without which nobody is asked.
-        """
-        nats, subject = self.nats, self.endpoint.routed(subject)
-        if nats is not None and nats.is_connected and nats.pending_data_size <= _ROOM_BYTES:
-            accepts = self._expected(stream, subject, 1).accepts
-            exchange = self._exchanges.begin((subject,), self.timeout_s, accepts)
-            send(nats, subject, b"", PROBE, exchange.reply)
-            self._exchanges.forget(exchange)
-
-    async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
-        """The parts of a long answer as they come, for as long as whoever asks wants more; raises as `request`."""
-        self.check_open()
-        subject, came = self.endpoint.routed(request.subject), 0
-        nats = await self._with_room(subject, asyncio.get_running_loop().time() + self.timeout_s)
-        exchange = self._exchanges.begin((subject, request.subject), self.timeout_s)
-        try:
-            send(nats, subject, request.payload, request.headers, exchange.reply)
-            while True:
-                frames = await exchange.came()
-                if nobody_listens(frames[-1]):
-                    raise NoResponders(subject)
-                came += len(frames)
-                yield frames
-        except StoreUnavailable as late:
-            if came == 1 and type(late) is StoreUnavailable:
-                await self.check_pages(request)
+            send(nats, *messages[-1], exchange.reply)
+        except BaseException:
+            self.forget(exchange)
             raise
-        finally:
-            self._exchanges.forget(exchange)
+        return exchange
 
-    async def records(self, stream: str, subject: str, limit: int | None = None) -> list[RawRecord]:
-        """All records whose subject matches: see `reading_records`. None where there is no stream."""
-        reading, answer = reading_records(stream, subject, limit), None
-        try:
-            while True:
-                request = reading.send(answer)
-                if request is None:
-                    answer = await asyncio.sleep(LAG_S)
-                else:
-                    answer = await (self._page(request) if is_page(request) else self.ask(request))
-        except StopIteration as ended:
-            return ended.value
-        except StreamMissing:
-            return []
+    def forget(self, exchange: Exchange) -> None:
+        """Wait no more for what answers it."""
+        self._exchanges.forget(exchange)
 
-    async def run(self, conversation: Generator[Request[Any], Any, T], timeout_s: float | None = None) -> T:
-        """What a conversation returns: each request that it yields is asked, and the answer sent to it."""
-        answer: Any = None
-        try:
-            while True:
-                answer = await self.ask(conversation.send(answer), timeout_s)
-        except StopIteration as ended:
-            return ended.value
-
-    async def _page(self, request: Request[Any]) -> list[Frame]:
-        """All messages of a long answer, the last of which is the status that ends it."""
-        page: list[Frame] = []
-        async with aclosing(self.stream(request)) as parts:
-            async for part in parts:
-                page += part
-                if part[-1][3].startswith(STATUS):
-                    break
-        return page
-
-    async def check_pages(self, request: Request[Any]) -> None:
-        """Raise `SingleResponse` where a page brings its first message and never its end, as often as it is asked.
-
-        Where nobody answers, or these credentials may not ask, nothing is raised.
-        """
-        brief = shortened(request)
-        subject = self.endpoint.routed(brief.subject)
-        for wait_s in (_END_S, *[_END_AGAIN_S] * 3):
-            came: list[Frame] = []
-            try:
-                nats = await self._with_room(subject, asyncio.get_running_loop().time() + self.timeout_s)
-                exchange = self._exchanges.begin((subject, brief.subject), self.timeout_s)
-                try:
-                    send(nats, subject, brief.payload, brief.headers, exchange.reply)
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(wait_s):
-                            while len(came) < 2:
-                                came += await exchange.came()
-                finally:
-                    self._exchanges.forget(exchange)
-            except (StoreUnavailable, Forbidden):
-                return
-            if len(came) != 1 or came[0][3].startswith(STATUS):
-                return
-        raise SingleResponse(subject)
-
-    def _expected(self, stream: str, subject: str, messages: int) -> ExpectedAnswer:
-        domain = self.domain
-        if domain is None and self.info.get("jetstream") and not self.endpoint.is_elsewhere:
-            domain = str(self.info.get("domain", ""))
-        return ExpectedAnswer(stream, subject, messages, domain, self.answerers)
+    def try_request(self, message: Message, accepts: Callable[[Frame], bool]) -> None:
+        """Publish if the connection takes it at once, and give what answers to `accepts`, whenever it comes."""
+        nats, subject = self.nats, self.endpoint.routed(message[0])
+        if nats is not None and nats.is_connected and nats.pending_data_size <= _ROOM_BYTES:
+            exchange = self._exchanges.begin((subject,), self.timeout_s, accepts)
+            send(nats, subject, *message[1:], exchange.reply)
+            self.forget(exchange)
 
     # What is published and heard.
 
@@ -648,10 +436,13 @@ class Client:
                 self._fault = error
                 await asyncio.sleep(PAUSE_S)
 
+    def check_server(self, where: str, greeting: Mapping[str, Any]) -> None:
+        """Raise `Unreachable` for a server that will not do, by what it says of itself when it greets."""
+
     def _check_again(self) -> None:
         """Another server may be too old, or take too little."""
         try:
-            check_server(f"The NATS server at {self._peer}", {} if self._tap is None else self._tap.greeting)
+            self.check_server(f"The NATS server at {self._peer}", {} if self._tap is None else self._tap.greeting)
         except Unreachable as error:
             self._unfit = error
 
@@ -736,19 +527,3 @@ async def _close(nats: NatsClient, tap: Tap) -> None:
     await asyncio.wait({closing}, timeout=_CLOSE_S)
     tap.abort()
     await asyncio.wait({closing}, timeout=_CLOSE_S)
-
-
-async def _answer_of_stream(exchange: Exchange, expected: ExpectedAnswer, frames: list[Frame]) -> Frame:
-    """An acknowledgement if one comes, else an error; raises `StoreUnavailable` for what another may have said."""
-    frame, answer = expected.best(frames)
-    # A conflict is looked at anyway, whoever has told of it; where two answer, both are heard.
-    if answer is not None and answer.is_error and (answer.error not in CONFLICTS or expected.doubt(answer)):
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_REFUSED_S):
-                while answer is not None and answer.is_error and len(frames) < 2:
-                    frames = [*frames, *await exchange.came()]
-                    frame, answer = expected.best(frames)
-    doubt = "" if answer is None else expected.doubt(answer)
-    if doubt:
-        raise StoreUnavailable(expected.subject, doubt)
-    return frame

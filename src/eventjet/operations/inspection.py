@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from eventjet.nats.api import Request, call
+from eventjet.jetstream.api import Request, call
 from eventjet.nats.protocol import Frame
 
 T = TypeVar("T")

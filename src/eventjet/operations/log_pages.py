@@ -16,8 +16,8 @@ from eventjet.codec.envelope import ACTOR, COMMAND, CORRELATION, TYPE, RawRecord
 from eventjet.codec.subjects import subject_of, type_subjects
 from eventjet.codec.voids import reason_in, void_subject
 from eventjet.errors import StoreUnavailable, StreamMissing
-from eventjet.nats import api
-from eventjet.nats.client import Client
+from eventjet.jetstream import api
+from eventjet.jetstream.client import Client
 from eventjet.nats.protocol import Frame
 from eventjet.store.topology import missing
 
@@ -192,7 +192,7 @@ async def _request(
     records: list[RawRecord] = []
     try:
         async for frames in parts:
-            final = frames.pop() if frames[-1][3].startswith(api.STATUS) else None
+            final = frames.pop() if api.is_status(frames[-1]) else None
             records += [api.direct_record(frame, stream=app) for frame in frames]
             if final is not None:
                 last, left = request.parse(final) or (0, 0)

@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 
 from eventjet.app import App
 from eventjet.cursors.kv import Cursors
-from eventjet.nats.client import Client
+from eventjet.jetstream.client import Client
 from eventjet.operations.events import stored_json
 from eventjet.operations.quarantines import kind_of, stored_of_follower, stored_of_projection
 from eventjet.quarantine import rows

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from eventjet.app import App
 from eventjet.cursors.kv import Cursors
 from eventjet.errors import UsageError
-from eventjet.nats.client import connected
+from eventjet.jetstream.client import connected
 from eventjet.reactions import verdicts
 from eventjet.reactions.verdicts import PausedCursor
 from eventjet.settings import Settings

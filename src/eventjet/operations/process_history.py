@@ -17,8 +17,8 @@ from eventjet.domain.process import deadlines_of
 from eventjet.domain.state import own_copy
 from eventjet.errors import CodecError, DefinitionError
 from eventjet.jet import Jet
-from eventjet.nats.api import message_at
-from eventjet.nats.client import Client
+from eventjet.jetstream.api import message_at
+from eventjet.jetstream.client import Client
 from eventjet.operations.events import shown
 from eventjet.operations.processes import Running, asked_of, shown_time, step_shown
 from eventjet.operations.rows import page_of_log

@@ -25,7 +25,7 @@ from eventjet.domain.personal import argument_hints, masked
 from eventjet.domain.process import Call, ProcessInfo, Step, deadlines_of
 from eventjet.domain.state import own_copy
 from eventjet.errors import DefinitionError, Forbidden, StoreUnavailable, UnexpectedExit, Unreachable, UsageError
-from eventjet.nats.client import Client
+from eventjet.jetstream.client import Client
 from eventjet.reactions.steps import ProcessRunner
 from eventjet.repository.repositories import Repositories, open_repositories
 from eventjet.settings import Settings

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, cast
 
 from eventjet.codec.json import read_json
 from eventjet.errors import UsageError
-from eventjet.nats.client import connected
+from eventjet.jetstream.client import connected
 from eventjet.shown import cut
 from eventjet.workers.supervisor import chosen_of
 
 if TYPE_CHECKING:
     from eventjet.app import App
     from eventjet.cursors.kv import Cursors
-    from eventjet.nats.client import Client
+    from eventjet.jetstream.client import Client
     from eventjet.projections.sql_projection import AnyResolved
     from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
     from eventjet.settings import Settings
@@ -270,7 +270,7 @@ async def stored_of_follower(client: Client, app: App, name: str, found: Shown) 
     from eventjet.codec.envelope import SCHEMA, number_of
     from eventjet.cursors.kv import Cursors
     from eventjet.errors import Forbidden, StreamMissing
-    from eventjet.nats.api import message_at, stream_info
+    from eventjet.jetstream.api import message_at, stream_info
     from eventjet.quarantine.fold import is_of
 
     event, inbox = found.event, app.inboxes.get(name)

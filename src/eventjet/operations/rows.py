@@ -23,8 +23,8 @@ from eventjet.domain.personal import masked_row
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, HandlerFailed, Refused, StoreUnavailable, UsageError
 from eventjet.jet import Jet
-from eventjet.nats.api import STATUS, direct_page, direct_record, message_at, next_message
-from eventjet.nats.client import Client
+from eventjet.jetstream.api import direct_page, direct_record, is_status, message_at, next_message
+from eventjet.jetstream.client import Client
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.processes import plain
 from eventjet.operations.tables import key_of, row_query
@@ -329,7 +329,7 @@ async def page_of_log(
     parts = client.stream(request)
     try:
         async for frames in parts:
-            final = frames.pop() if frames[-1][3].startswith(STATUS) else None
+            final = frames.pop() if is_status(frames[-1]) else None
             found += [direct_record(frame, stream=stream) for frame in frames]
             if final is not None:
                 last, left = request.parse(final) or (0, 0)

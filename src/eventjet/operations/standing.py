@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from eventjet.app import App
 from eventjet.codec.subjects import stream_subjects
 from eventjet.errors import StoreUnavailable, StreamMissing
-from eventjet.nats.api import StreamState, last_message, stream_info
-from eventjet.nats.client import Client
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream.api import StreamState, last_message, stream_info
+from eventjet.jetstream.client import Client
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.inspection import Replica, replicas_of
 from eventjet.reactions.following import declarations_of
+from eventjet.reader.connection import NatsConnection
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.store.timers import timers_due, timers_set

@@ -19,7 +19,7 @@ from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState
 from eventjet.domain.personal import masked
 from eventjet.errors import CodecError, DefinitionError, HistoryBroken, StoreError, Unreachable
-from eventjet.nats.client import Client
+from eventjet.jetstream.client import Client
 from eventjet.operations.differences import Beside, compared
 from eventjet.operations.processes import plain
 from eventjet.repository.histories import fold_records

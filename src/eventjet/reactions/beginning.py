@@ -15,8 +15,8 @@ from eventjet.cursors.kv import CHANGES_MAX, Cursors, FoundCursor, ParkedEntry
 from eventjet.domain.parked import DROPPED
 from eventjet.domain.reactor import Start, partition_of
 from eventjet.errors import CursorFenced, EventjetError, LogUnusable, StreamMissing, UsageError
-from eventjet.nats.api import delete_consumer, message_at, stream_info
-from eventjet.nats.client import Client
+from eventjet.jetstream.api import delete_consumer, message_at, stream_info
+from eventjet.jetstream.client import Client
 from eventjet.quarantine.fold import is_of
 from eventjet.reactions.following import Declaration, missing_stream
 from eventjet.reactions.verdicts import RecordAt, give_up_lost, set_position

@@ -10,10 +10,10 @@ from itertools import chain
 from eventjet.archive.reading import ArchiveReader
 from eventjet.codec.envelope import RawRecord
 from eventjet.collecting import uncollected
-from eventjet.nats.api import stream_info
-from eventjet.nats.connection import ask_once
-from eventjet.nats.ranges import read_range
+from eventjet.jetstream.api import stream_info
 from eventjet.projections.app_ref import Application, AppRef
+from eventjet.reader.connection import ask_once
+from eventjet.reader.ranges import read_range
 from eventjet.rebuild.findings import MISSING, NOTES, Found
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.log_audit import LogAudit, side_by_side

@@ -17,12 +17,12 @@ from eventjet import failpoints
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.domain.parked import Parked
 from eventjet.errors import LogRolledBack, RebuildError, VerificationFailed
-from eventjet.nats.api import stream_info
-from eventjet.nats.connection import NatsConnection, ask_once
+from eventjet.jetstream.api import stream_info
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine import rows
 from eventjet.quarantine.fold import BlockedAggregates, Reader, reader
+from eventjet.reader.connection import NatsConnection, ask_once
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Phase

@@ -26,12 +26,12 @@ from eventjet.archive.manifest import Segment
 from eventjet.archive.reading import ArchiveFiles, folder_of
 from eventjet.codec.catalog import Catalog
 from eventjet.errors import RebuildError, RowsRefused, UsageError
-from eventjet.nats.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import spans, tracing
 from eventjet.parallel.fork_server import ForkServer
 from eventjet.projections.app_ref import Application, AppRef, loaded
 from eventjet.projections.sql_projection import AnyResolved
+from eventjet.reader.connection import NatsConnection
 from eventjet.rebuild.choice import CHOICES, EngineChoice, Work, choose, slower_than_local
 from eventjet.rebuild.plan import EngineName, Extent, Plan, make_plan
 from eventjet.rebuild.progress import Report, Watch

@@ -15,10 +15,10 @@ from eventjet.archive.manifest import Archive
 from eventjet.archive.reading import ArchiveFiles, ArchiveReader
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.errors import ArchiveBroken
-from eventjet.nats.api import StreamState, deleted_positions, message_at
-from eventjet.nats.connection import ask_once
+from eventjet.jetstream.api import StreamState, deleted_positions, message_at
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.ranges import read_range
+from eventjet.reader.connection import ask_once
+from eventjet.reader.ranges import read_range
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 from eventjet.store.topology import check_settings

@@ -17,10 +17,10 @@ from eventjet.codec.subjects import entity_of, snapshot_bucket
 from eventjet.domain.aggregate import AggregateInfo
 from eventjet.domain.history import FoldedState
 from eventjet.errors import DefinitionError, EventjetError, StreamMissing, Unreachable, UsageError
-from eventjet.nats.api import stream_info
-from eventjet.nats.connection import ask_once
+from eventjet.jetstream.api import stream_info
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, aggregate_of
+from eventjet.reader.connection import ask_once
 from eventjet.rebuild.choice import EngineChoice
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineName, plan_snapshots

@@ -12,8 +12,9 @@ from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.process import is_process
 from eventjet.domain.subscription import shown_name
 from eventjet.errors import StoreError, Unreachable, UsageError
+from eventjet.jetstream.client import Client, connect
 from eventjet.loop_guard import LoopGuard
-from eventjet.nats.client import Client, NatsClient, connect
+from eventjet.nats.client import NatsClient
 from eventjet.observability import logs, tracing
 from eventjet.projections.app_ref import Application
 from eventjet.repository.histories import Snapshots

@@ -29,7 +29,8 @@ from eventjet.errors import (
     StoreUnavailable,
     UsageError,
 )
-from eventjet.nats.client import Client, NatsClient, given_endpoint
+from eventjet.jetstream.client import Client
+from eventjet.nats.client import NatsClient, given_endpoint
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import spans, tracing
 from eventjet.observability.tracing import current_traceparent

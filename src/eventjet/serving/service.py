@@ -27,7 +27,8 @@ from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.identity import decode_id
 from eventjet.domain.served import Served
 from eventjet.errors import EventjetError, Forbidden, OutcomeUnknown, UnexpectedExit
-from eventjet.nats.client import Client, Listening
+from eventjet.jetstream.client import Client
+from eventjet.nats.client import Listening
 from eventjet.nats.protocol import Frame
 from eventjet.observability import logs, spans, tracing
 from eventjet.repository.repositories import Repositories

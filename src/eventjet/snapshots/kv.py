@@ -19,7 +19,7 @@ from eventjet.codec.envelope import EXPECTED, MSG_ID, RawRecord, header, header_
 from eventjet.codec.subjects import entity_key
 from eventjet.domain.history import FoldedState
 from eventjet.errors import ApiRefused, LogUnusable, StoreError, StoreUnavailable, Unreachable
-from eventjet.nats.api import (
+from eventjet.jetstream.api import (
     IN_PROCESS,
     WRONG_SEQUENCE,
     Request,
@@ -29,11 +29,11 @@ from eventjet.nats.api import (
     message_at,
     stream_info,
 )
-from eventjet.nats.client import Client
-from eventjet.nats.connection import NatsConnection, ask_once
+from eventjet.jetstream.client import Client
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
 from eventjet.observability import spans, tracing
+from eventjet.reader.connection import NatsConnection, ask_once
 from eventjet.store.topology import bucket_config, explained_by
 
 VALUE_MAX = 890_000

@@ -36,10 +36,10 @@ from eventjet.domain.aggregate import event_info
 from eventjet.domain.moment import in_utc
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
 from eventjet.errors import StreamMissing, UndecodableEvent, UsageError
-from eventjet.nats.api import stream_info
-from eventjet.nats.connection import ask_once
+from eventjet.jetstream.api import stream_info
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef
+from eventjet.reader.connection import ask_once
 from eventjet.settings import Settings
 from eventjet.spark.columns import pyarrow, records_of
 from eventjet.spark.options import connection_options

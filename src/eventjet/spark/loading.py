@@ -23,9 +23,9 @@ from eventjet.archive.reading import folder_of
 from eventjet.collecting import uncollected
 from eventjet.domain.parked import Parked
 from eventjet.errors import CodecError, ProjectionError, RebuildError, RowsRefused
-from eventjet.nats.ranges import Range
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.row_codec import ColumnValues
+from eventjet.reader.ranges import Range
 from eventjet.rebuild.folding import Folding, Foldings
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.plan import Pass, Plan, Route

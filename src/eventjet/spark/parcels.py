@@ -22,9 +22,9 @@ from eventjet.codec.chain import chained
 from eventjet.codec.envelope import RawRecord
 from eventjet.collecting import uncollected
 from eventjet.errors import CodecError, ProjectionError
-from eventjet.nats.ranges import Range, read_range
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.row_codec import ColumnValues
+from eventjet.reader.ranges import Range, read_range
 from eventjet.rebuild.folding import Tokens, fold_of
 from eventjet.spark.columns import arrow_schema, pyarrow, records_of
 from eventjet.spark.options import LogOptions

@@ -21,9 +21,9 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from eventjet.errors import HistoryBroken, StoreUnavailable, StreamMissing, Unreachable, UsageError
-from eventjet.nats.api import StreamState, deleted_positions, messages_of, stream_info
-from eventjet.nats.connection import NatsConnection
-from eventjet.nats.ranges import Range, range_count, read_range, split
+from eventjet.jetstream.api import StreamState, deleted_positions, messages_of, stream_info
+from eventjet.reader.connection import NatsConnection
+from eventjet.reader.ranges import Range, range_count, read_range, split
 from eventjet.spark.columns import SCHEMA, arrow_batch, columns_in, schema_of
 from eventjet.spark.options import LogOptions
 from eventjet.store.topology import IDENTITY

@@ -8,9 +8,9 @@ from typing import Self, TypeVar
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.errors import ConnectionClosed, StoreUnavailable, Unreachable
-from eventjet.nats.api import message_at, next_message
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream.api import message_at, next_message
 from eventjet.nats.endpoint import Endpoint
+from eventjet.reader.connection import NatsConnection
 
 T = TypeVar("T")
 

@@ -30,10 +30,10 @@ from eventjet.errors import (
     StoreUnavailable,
     StreamFull,
 )
-from eventjet.nats import api
-from eventjet.nats.answers import AMBIGUOUS_S
-from eventjet.nats.client import Client
-from eventjet.nats.requirements import check_version
+from eventjet.jetstream import api
+from eventjet.jetstream.answers import AMBIGUOUS_S
+from eventjet.jetstream.client import Client
+from eventjet.jetstream.requirements import check_version
 from eventjet.store import outcome
 from eventjet.store.known_log import KnownLog
 from eventjet.store.patience import Patience
@@ -400,7 +400,7 @@ class LongReads:
                 parts = self._reader.stream(request)
                 try:
                     async for frames in parts:
-                        final = frames.pop() if frames[-1][3].startswith(api.STATUS) else None
+                        final = frames.pop() if api.is_status(frames[-1]) else None
                         if frames:
                             page = api.direct_records(frames, self._stream, told)
                             came = page[-1][0]

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from eventjet.errors import LogUnusable, StoreError
-from eventjet.nats.api import StreamState
-from eventjet.nats.client import Client
+from eventjet.jetstream.api import StreamState
+from eventjet.jetstream.client import Client
 from eventjet.observability import logs
 from eventjet.store.topology import AGGREGATES, IDENTITY, Drift, check_settings, drifts_of, identity_of, info
 from eventjet.store.wholeness import loss

@@ -29,7 +29,7 @@ import orjson
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.errors import Refused
-from eventjet.nats.api import IN_PROCESS, LIMITS, REPEATED_ID, STORE_FAILED, WRONG_SEQUENCE
+from eventjet.jetstream.api import IN_PROCESS, LIMITS, REPEATED_ID, STORE_FAILED, WRONG_SEQUENCE
 
 REFUSALS = frozenset(
     {10002, 10054, 10060, 10097, 10109, 10111, 10120, 10165, 10166, 10168, 10170, 10171}

@@ -12,7 +12,7 @@ from eventjet.codec.cloud_events import POSITION, PublicMessage
 from eventjet.codec.envelope import EXPECTED, header_block, mark_batch, number_of
 from eventjet.codec.subjects import covers
 from eventjet.errors import ApiRefused, ConcurrencyConflict, LogUnusable, StoreError, StoreUnavailable, StreamMissing
-from eventjet.nats.api import (
+from eventjet.jetstream.api import (
     IN_PROCESS,
     REPEATED_ID,
     WRONG_SEQUENCE,
@@ -21,7 +21,7 @@ from eventjet.nats.api import (
     last_message,
     stream_info,
 )
-from eventjet.nats.client import Client
+from eventjet.jetstream.client import Client
 from eventjet.store.topology import full_stream
 
 EXPECTED_OF = "Nats-Expected-Last-Subject-Sequence-Subject"

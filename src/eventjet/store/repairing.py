@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from eventjet.errors import ApiRefused, StreamMissing, Unreachable
-from eventjet.nats.api import StreamState, stream_info, update_stream
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream.api import StreamState, stream_info, update_stream
+from eventjet.reader.connection import NatsConnection
 from eventjet.store.topology import IDENTITY, compare, every_config
 from eventjet.store.wholeness import FIRST, MISSING
 

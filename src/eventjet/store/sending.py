@@ -15,7 +15,7 @@ from typing import TypeAlias
 from eventjet.codec.envelope import header_block, mark_saves
 from eventjet.codec.subjects import subject_of
 from eventjet.errors import Forbidden, Refused, StoreUnavailable
-from eventjet.nats.client import Client
+from eventjet.jetstream.client import Client
 from eventjet.store import outcome
 from eventjet.store.lane import Lane, Rider
 from eventjet.store.store import Append, event_headers, message_size

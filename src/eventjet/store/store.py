@@ -139,7 +139,7 @@ class EventStore(Protocol):
         ...
 
     def records(self, *, start: int = 1, until: int | None = None, follow: bool = False) -> AsyncIterator[RawRecord]:
-        """All records from a position on, in order; ends at the tail unless `follow`. In bulk: `nats.ranges`.
+        """All records from a position on, in order; ends at the tail unless `follow`. In bulk: `reader.ranges`.
 
         Ends behind the position `until`, where that is given: with a follower, once the log has come so far.
         """

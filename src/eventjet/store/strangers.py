@@ -14,8 +14,8 @@ from eventjet.codec.envelope import SCHEMA, TYPE, RawRecord, header, number_of
 from eventjet.codec.voids import VOID_NAME
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UnknownAggregate, UnknownEvent
-from eventjet.nats.api import Request, StreamState, last_message, message_at, stream_info, subjects_of
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream.api import Request, StreamState, last_message, message_at, stream_info, subjects_of
+from eventjet.reader.connection import NatsConnection
 from eventjet.store.topology import AGGREGATES
 from eventjet.store.voids import voids_in
 

@@ -17,8 +17,8 @@ from eventjet.codec.subjects import due_subject, timer_stream, timer_subject
 from eventjet.domain.identity import decode_id, encode_id
 from eventjet.domain.moment import in_utc
 from eventjet.errors import ApiRefused, StoreUnavailable
-from eventjet.nats.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message, next_message, purge_stream
-from eventjet.nats.client import Client
+from eventjet.jetstream.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message, next_message, purge_stream
+from eventjet.jetstream.client import Client
 from eventjet.store.topology import explained, timer_config
 
 FARTHEST = timedelta(days=365 * 100)

@@ -29,7 +29,7 @@ from eventjet.errors import (
     StreamMissing,
     UnknownAggregate,
 )
-from eventjet.nats.api import (
+from eventjet.jetstream.api import (
     LIMITS,
     NAME_IN_USE,
     NO_RESOURCES,
@@ -38,7 +38,7 @@ from eventjet.nats.api import (
     stream_info,
     update_stream,
 )
-from eventjet.nats.client import Client
+from eventjet.jetstream.client import Client
 from eventjet.store.wholeness import FIRST
 
 IDENTITY = "eventjet.log"

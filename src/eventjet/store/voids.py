@@ -6,9 +6,9 @@ from eventjet.codec.envelope import EXPECTED, MSG_ID, SCHEMA, TYPE, VERSION, Raw
 from eventjet.codec.voids import REASON_MAX, TYPE_NAME, reason_in, void_body, void_subject, voided_by
 from eventjet.domain.identity import new_event_id
 from eventjet.errors import Refused, StoreUnavailable
-from eventjet.nats.api import WRONG_SEQUENCE, last_message, next_message
-from eventjet.nats.client import Client
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream.api import WRONG_SEQUENCE, last_message, next_message
+from eventjet.jetstream.client import Client
+from eventjet.reader.connection import NatsConnection
 from eventjet.store import outcome
 
 VOIDS_MAX = 10_000

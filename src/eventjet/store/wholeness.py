@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from eventjet.errors import LogIncomplete
-from eventjet.nats.api import StreamState
+from eventjet.jetstream.api import StreamState
 
 FIRST = "eventjet.first"
 """Key of the log's first position in the stream's metadata: 1, or where the archive began that it was restored from."""

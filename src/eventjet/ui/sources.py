@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from eventjet.app import App
 from eventjet.errors import EventjetError, Unreachable
 from eventjet.jet import Jet
-from eventjet.nats.client import Client
+from eventjet.jetstream.client import Client
 from eventjet.operations.time_travel import TimeTravel
 from eventjet.repository.repositories import Repositories, open_repositories
 from eventjet.settings import Settings

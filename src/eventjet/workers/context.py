@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.subjects import notice, notice_subject
 from eventjet.errors import Forbidden
-from eventjet.nats.client import Client
+from eventjet.jetstream.client import Client
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.observability.metrics import Meter

@@ -22,10 +22,10 @@ from eventjet.errors import (
     NoResponders,
     StreamMissing,
 )
-from eventjet.nats.api import StreamState, last_message, next_message, server_time, stream_info
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream.api import StreamState, last_message, next_message, server_time, stream_info
 from eventjet.projections.app_ref import Application
 from eventjet.reactions.following import INBOX, REACTOR, Declaration, declarations_of, filters_of, has_timers
+from eventjet.reader.connection import NatsConnection
 from eventjet.store.public_stream import check_public
 from eventjet.store.topology import cursors_config, timer_config
 from eventjet.store.topology import standstill as standstill_of

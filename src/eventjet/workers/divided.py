@@ -20,11 +20,11 @@ from eventjet import failpoints
 from eventjet.codec.envelope import MSG_ID, header
 from eventjet.codec.reasons import reason_of
 from eventjet.errors import CheckpointFenced, FoldProcessLost
-from eventjet.nats.consumer import DurablePull
 from eventjet.observability import tracing
 from eventjet.parallel.process import FoldFailed
 from eventjet.parallel.processes import FoldProcesses
 from eventjet.projections.resolve import ResolvedProjection
+from eventjet.reader.consumer import DurablePull
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.dialect import is_about_data
 from eventjet.workers.context import Session

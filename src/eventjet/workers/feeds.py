@@ -10,8 +10,8 @@ from eventjet.codec.envelope import RawRecord
 from eventjet.cursors.cursor import Cursor
 from eventjet.domain.inbox import Inbox
 from eventjet.errors import LogRolledBack, StoreError, StreamMissing, UnexpectedExit
-from eventjet.nats.api import message_at, stream_info
-from eventjet.nats.client import Client
+from eventjet.jetstream.api import message_at, stream_info
+from eventjet.jetstream.client import Client
 from eventjet.quarantine.fold import Offered, Offering, Reader, aggregate_key_of
 from eventjet.reactions.following import Declaration, filters_of, missing_stream
 from eventjet.repository.repositories import Repositories

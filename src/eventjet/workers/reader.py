@@ -25,13 +25,13 @@ from eventjet.errors import (
     StreamMissing,
     Unreachable,
 )
-from eventjet.nats.api import StreamState, message_at, paused_until, stream_info
-from eventjet.nats.client import Client
-from eventjet.nats.connection import NatsConnection
-from eventjet.nats.consumer import DurablePull
+from eventjet.jetstream.api import StreamState, message_at, paused_until, stream_info
+from eventjet.jetstream.client import Client
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.quarantine.fold import Reader
+from eventjet.reader.connection import NatsConnection
+from eventjet.reader.consumer import DurablePull
 from eventjet.store.earlier import EarlierRecords
 from eventjet.store.topology import check_settings, identity_of, info, missing
 from eventjet.store.voids import voids_of

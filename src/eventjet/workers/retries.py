@@ -15,14 +15,14 @@ from sqlalchemy.exc import DBAPIError
 from eventjet.codec.envelope import RawRecord
 from eventjet.domain.parked import PARKED, RETRIED, RETRY, AggregateKey, Parked
 from eventjet.errors import HistoryBroken, StillHeld
-from eventjet.nats.api import message_at
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream.api import message_at
 from eventjet.observability import logs
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine import rows
 from eventjet.quarantine.fold import BlockedAggregates, Offered, Offering
 from eventjet.quarantine.rows import WaitingEvent
+from eventjet.reader.connection import NatsConnection
 from eventjet.sql.statements import QuarantineChanges
 from eventjet.store.earlier import EarlierRecords
 from eventjet.workers.context import Session, WorkerContext

@@ -14,12 +14,12 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.errors import EventjetError, TableLost
-from eventjet.nats.api import next_message
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream.api import next_message
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application
 from eventjet.quarantine.rows import parked_counts
 from eventjet.reactions.following import Declaration, declarations_of
+from eventjet.reader.connection import NatsConnection
 from eventjet.settings import Settings
 from eventjet.shown import cut
 from eventjet.sql import checkpoint, table_identity

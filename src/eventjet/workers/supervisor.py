@@ -14,8 +14,7 @@ from eventjet.calls import called
 from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.cursors.kv import Cursors
 from eventjet.errors import EventjetError, UnexpectedExit, Unreachable, UsageError
-from eventjet.nats.client import Client, connected
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream.client import Client, connected
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.observability.metrics import FollowerMeter, Meter
@@ -23,6 +22,7 @@ from eventjet.projections.app_ref import Application, projections_of
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.reactions.following import Declaration, declarations_of
 from eventjet.reactions.steps import ProcessRunner
+from eventjet.reader.connection import NatsConnection
 from eventjet.repository.repositories import Repositories, open_repositories
 from eventjet.settings import Settings
 from eventjet.spelling import listed, meant

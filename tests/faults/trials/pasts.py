@@ -21,9 +21,9 @@ from typing import Any
 from eventjet.codec.decoder import Decoder
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ComponentFailed, EventjetError
-from eventjet.nats.api import stream_info, update_stream
-from eventjet.nats.connection import NatsConnection, ask_once
+from eventjet.jetstream.api import stream_info, update_stream
 from eventjet.nats.endpoint import Endpoint
+from eventjet.reader.connection import NatsConnection, ask_once
 from eventjet.rebuild.auditing import audit
 from eventjet.rebuild.findings import NOTES
 from eventjet.store.known_log import RELY_S

@@ -17,9 +17,9 @@ from typing import Any
 
 from eventjet.codec.decoder import Decoder
 from eventjet.errors import EventjetError
-from eventjet.nats.api import stream_info
-from eventjet.nats.connection import ask_once
+from eventjet.jetstream.api import stream_info
 from eventjet.nats.endpoint import Endpoint
+from eventjet.reader.connection import ask_once
 from eventjet.settings import Settings
 from eventjet.workers.status import WorkStatus
 from tests.faults.processes import WorkerProcess

@@ -11,10 +11,10 @@ from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import SAVE, RawRecord, header, save_of
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import ApiRefused
-from eventjet.nats.api import stream_info
-from eventjet.nats.connection import ask_once
+from eventjet.jetstream.api import stream_info
 from eventjet.nats.endpoint import Endpoint
-from eventjet.nats.ranges import read_range
+from eventjet.reader.connection import ask_once
+from eventjet.reader.ranges import read_range
 from eventjet.rebuild.findings import NOTES, Kind
 from eventjet.rebuild.log_audit import LogAudit
 from tests.faults.tally import Added, tally_app

@@ -7,7 +7,7 @@ from typing import Any, cast
 from eventjet.app import App
 from eventjet.domain.parked import AggregateKey
 from eventjet.domain.recorded import Recorded
-from eventjet.nats.client import Client
+from eventjet.jetstream.client import Client
 from eventjet.reactions.following import Declaration
 from eventjet.reactions.steps import ProcessRunner
 from eventjet.repository.repositories import Repositories

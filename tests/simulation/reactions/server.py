@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 import orjson
 
 from eventjet.errors import ConnectionClosed, ConnectionLost, StoreUnavailable
-from eventjet.nats.api import Request
-from eventjet.nats.client import Client
+from eventjet.jetstream.api import Request
+from eventjet.jetstream.client import Client
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
 from eventjet.settings import Settings

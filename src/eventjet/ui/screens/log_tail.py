@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from eventjet.codec.envelope import RawRecord
 from eventjet.jet import Jet
-from eventjet.nats.client import Client
+from eventjet.jetstream.client import Client
 from eventjet.operations.events import shown
 from eventjet.operations.log_pages import LogFilter, ends_of, news_since, page_before, voids_among
 

@@ -25,10 +25,10 @@ from eventjet.errors import (
     StoreUnavailable,
     Unreachable,
 )
-from eventjet.nats.api import Consumer, create_consumer, delete_consumer, next_message
-from eventjet.nats.connection import NatsConnection
-from eventjet.nats.consumer import Deliveries
+from eventjet.jetstream.api import Consumer, create_consumer, delete_consumer, next_message
 from eventjet.nats.endpoint import Endpoint
+from eventjet.reader.connection import NatsConnection
+from eventjet.reader.consumer import Deliveries
 
 _AHEAD = 4
 _PULL = 5_000

@@ -28,8 +28,8 @@ from eventjet.errors import (
     StreamMissing,
     UsageError,
 )
-from eventjet.nats.answers import PROBE, Answerers, ExpectedAnswer
-from eventjet.nats.api import LAG_S, STATUS, Request, call, is_page, reading_records, shortened
+from eventjet.jetstream.answers import PROBE, Answerers, ExpectedAnswer
+from eventjet.jetstream.api import LAG_S, Request, call, is_page, is_status, reading_records, shortened
 from eventjet.nats.dial import Dialled, dial
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Control, Frame, nobody_listens, publish_frame, server_fault, subscribe_frame
@@ -202,7 +202,7 @@ class NatsConnection:
     def _page(self, request: Request[Any], timeout_s: float) -> list[Frame]:
         """All messages of a long answer, the last of which is the status that ends it; raises as `ask` does."""
         frames = self._part(request, timeout_s)
-        if not frames or not frames[-1][3].startswith(STATUS):
+        if not frames or not is_status(frames[-1]):
             if len(frames) == 1:
                 self.check_pages(request)
             raise StoreUnavailable(request.subject, f"no whole answer within {timeout_s:g} s")
@@ -221,7 +221,7 @@ class NatsConnection:
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0:
             frames += [frame for frame in self.receive(left) if frame[:2] == (_REPLIES, reply)]
-            if frames and frames[-1][3].startswith(STATUS):
+            if frames and is_status(frames[-1]):
                 break
         return frames
 
@@ -229,7 +229,7 @@ class NatsConnection:
         """Raise `SingleResponse` where a page brings its first message and never its end, as often as it is asked."""
         for _ in range(_TRIES):
             frames = self._part(shortened(request), _END_S)
-            if len(frames) != 1 or frames[0][3].startswith(STATUS):
+            if len(frames) != 1 or is_status(frames[0]):
                 return
         raise SingleResponse(self.routed(request.subject))
 

@@ -25,10 +25,10 @@ from eventjet.errors import (
     HistoryBroken,
     SingleResponse,
 )
-from eventjet.nats.api import Consumer, create_consumer, delete_consumer
-from eventjet.nats.connection import NatsConnection
+from eventjet.jetstream.api import Consumer, create_consumer, delete_consumer
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame, publish_frame, status_of
+from eventjet.reader.connection import NatsConnection
 
 _EXPIRES_S = 30.0
 _BYTES_MAX = 4 * 1024 * 1024

@@ -59,7 +59,7 @@ LAG_S = 0.1
 _LAGS_MAX = 30
 PAGE_MAX, _PAGE_BYTES = 500, 2_000_000
 """Of one request: there is no flow control inside it."""
-STATUS = b"NATS/1.0 "
+_STATUS = b"NATS/1.0 "
 """How the headers of a message begin that is the server's own: what is stored has no status."""
 
 
@@ -345,8 +345,8 @@ def reading_records(
 ) -> Generator[Request[Any] | None, Any, list[RawRecord]]:
     """All records whose subject matches, as the leader knows them, in a few large pages; `limit`: so many of the first.
 
-    For `Client.records` and `NatsConnection.records`: what it yields is to be asked, and the answer sent, of a page
-    (see `is_page`) its frames; None is a pause of `LAG_S`. Pages come from any replica. Up to where one that lags is,
+    What it yields is to be asked, and the answer sent, of a page (see `is_page`) its frames; None is a pause of
+    `LAG_S`. Pages come from any replica. Up to where one that lags is,
     it lacks nothing that the leader has, and may hold what is gone there, or comes again: so what is read in order, up
     to the last that the leader knows of, is whole. Raises `StoreUnavailable` where the replicas stay behind.
     """
@@ -377,6 +377,11 @@ def shortened(request: Request[T]) -> Request[T]:
     return request._replace(payload=orjson.dumps({**orjson.loads(request.payload), "batch": 1}))
 
 
+def is_status(frame: Frame) -> bool:
+    """Whether it is the server's own word, which ends a page."""
+    return frame[3].startswith(_STATUS)
+
+
 def is_page(request: Request[Any]) -> bool:
     """Whether many messages answer it."""
     return request.subject.startswith("$JS.API.DIRECT.GET.")
@@ -384,7 +389,7 @@ def is_page(request: Request[Any]) -> bool:
 
 def _direct(what: str, stream: str, subject: str, query: bytes) -> Request[RawRecord | None]:
     def parse(frame: Frame) -> RawRecord | None:
-        if not frame[3].startswith(STATUS):
+        if not is_status(frame):
             return direct_record(frame, stream=stream)
         _check_status(frame, what, 404)
         return None
