@@ -1,7 +1,7 @@
 """Who may do what on the server, and a server's configuration that says so. PURE.
 
 One account for an app keeps other apps away from its stream. Within it each role may use the subjects that its work
-takes, by what `nats/api.py` sends, and has an inbox of its own: nobody hears what others are answered.
+takes, by what `jetstream/api.py` sends, and has an inbox of its own: nobody hears what others are answered.
 """
 
 from __future__ import annotations
