@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _HERE = (HERE, "::1", "localhost")
 _REQUEST_S = 15.0
 """How long a request may take to arrive whole, its body included."""
+_UNFINISHED_MAX = 100
+"""Connections that wait for the rest of a request: far fewer than the files that a process may open."""
 AccessOption = Annotated[
     str | None,
     typer.Option(
@@ -127,27 +129,38 @@ async def _serve(site: ASGIApp, end_streams: Callable[[], None], listening: sock
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class BoundedRequests(H11Protocol):
-        """Ends a connection whose request does not arrive whole in time; uvicorn would keep it open for ever."""
+        """Ends a connection whose request does not arrive whole in time, and the oldest where too many wait.
 
-        _bound: asyncio.TimerHandle | None = None
+        uvicorn would keep them open for ever, and answer nobody once the process has as many files as it may open.
+        """
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  as uvicorn has it
             super().connection_made(transport)
-            self._bound = self.loop.call_later(_REQUEST_S, transport.abort)
+            self._await_request()
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            is_whole = self.conn.their_state not in (h11.IDLE, h11.SEND_BODY)
-            if is_whole and self._bound is not None:
-                self._bound.cancel()
-                self._bound = None
-            elif not is_whole and self._bound is None:
-                self._bound = self.loop.call_later(_REQUEST_S, self.transport.abort)
+            if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+                self._forget()
+            elif self not in unfinished:
+                self._await_request()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            if self._bound is not None:
-                self._bound.cancel()
+            self._forget()
             super().connection_lost(exc)
+
+        def _await_request(self) -> None:
+            if len(unfinished) >= _UNFINISHED_MAX:
+                oldest = next(iter(unfinished))
+                oldest._forget()
+                oldest.transport.abort()
+            unfinished[self] = self.loop.call_later(_REQUEST_S, self.transport.abort)
+
+        def _forget(self) -> None:
+            if (bound := unfinished.pop(self, None)) is not None:
+                bound.cancel()
+
+    unfinished: dict[BoundedRequests, asyncio.TimerHandle] = {}  # the oldest first
 
     class Server(uvicorn.Server):
         """Leaves signals to us."""
@@ -159,6 +172,7 @@ async def _serve(site: ASGIApp, end_streams: Callable[[], None], listening: sock
     config = uvicorn.Config(
         site,
         http=BoundedRequests,
+        backlog=_UNFINISHED_MAX,  # which asyncio accepts in one go, before it tells of any
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=2,
