@@ -674,6 +674,7 @@ class Client:
 
     def _lost(self, reason: str) -> None:
         self._usable.clear()
+        self._unfit = None
         if self._closed:
             return
         self._exchanges.end_all(ConnectionLost(f"NATS at {self._peer}", reason))
@@ -694,7 +695,7 @@ class Client:
                 pool.append(Srv(uri, discovered=True, tls_name=address.name))
 
     def _reconnected(self) -> None:
-        self._fault = self._unfit = None
+        self._fault = None  # and not what was said of the inbox, which is subscribed to by now
         self._check_again()
         self._usable.set()
 

@@ -143,12 +143,8 @@ class Exchanges:
                     self._answered[reply](frame)
 
     def denied(self, fault: Forbidden) -> bool:
-        """End what was published on the subject of a violation; whether there was any.
-
-        A violation of the inbox ends all: no answer would ever come.
-        """
-        is_mute = fault.subject.startswith(self.inbox)
-        concerned = [each for each in self._waiting.values() if is_mute or fault.subject in each.subjects]
+        """End what was published on the subject of a violation; whether there was any."""
+        concerned = [each for each in self._waiting.values() if fault.subject in each.subjects]
         for exchange in concerned:
             exchange.end(fault)
         return bool(concerned)
