@@ -55,6 +55,12 @@ async def test_credentials_that_can_hear_no_answer_are_refused_at_once() -> None
         await connect(Settings(servers=(server.url,), user="deaf", password="deaf", request_timeout_s=60))
 
 
+async def asked(client: Client) -> dict[str, Any]:
+    while True:
+        with suppress(ConnectionLost):
+            return await client.api("INFO")
+
+
 async def test_an_inbox_that_may_not_be_heard_after_a_reconnect_is_said_at_once(tmp_path: Path) -> None:
     with reserved_port() as port:
         hearing = USERS.replace("deny", "allow")
@@ -63,9 +69,7 @@ async def test_an_inbox_that_may_not_be_heard_after_a_reconnect_is_said_at_once(
         with NatsServer(tmp_path, port=port, config=USERS):
             async with asyncio.timeout(60):
                 with pytest.raises(Forbidden, match="Set EVENTJET_INBOX_PREFIX"):
-                    while True:
-                        with suppress(ConnectionLost):
-                            await client.api("INFO")
+                    await asked(client)
             await client.close()
 
 

@@ -140,6 +140,37 @@ async def test_a_given_client_that_is_closed_meanwhile_is_said(app: App, given: 
             await accounts.execute("a", Account.deposit, Decimal(1))
 
 
+async def test_a_given_client_that_drains_is_said(app: App, given: NatsClient) -> None:
+    last = asyncio.Event()
+
+    async def hear(message: Any) -> None:
+        await last.wait()
+
+    await given.subscribe("greetings", cb=hear)
+    await given.publish("greetings", b"")
+    await given.flush()
+    async with app.connect(client=given, save_timeout_s=1, request_timeout_s=1) as jet:
+        await jet.init()
+        draining = asyncio.create_task(given.drain())
+        async with asyncio.timeout(PATIENT_S):
+            while not given.is_draining:
+                await asyncio.sleep(0.01)
+        with pytest.raises(StoreUnavailable, match="that was given is draining"):
+            await jet.repository(Account).execute("a", Account.open, "ada")
+        last.set()
+        await draining
+
+
+async def test_an_answer_that_whoever_asked_has_given_up_ends_nobodys_reading(app: App, given: NatsClient) -> None:
+    async with app.connect(client=given, request_timeout_s=PATIENT_S, save_timeout_s=PATIENT_S) as jet:
+        await jet.init()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await given.flush()
+        assert (await jet.repository(Account).execute("a", Account.open, "ada")).version == 1
+        await given.flush()
+
+
 async def test_a_given_client_goes_on_after_its_server_was_away(app: App) -> None:
     with NatsServer() as server:
         given = await nats.connect(server.url, reconnect_time_wait=0.1, max_reconnect_attempts=-1)

@@ -12,6 +12,7 @@ import nats
 import pytest
 from nats.aio.client import Client as NatsClient
 from nats.aio.client import Srv
+from nats.errors import NoRespondersError
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ConnectionLost, StoreUnavailable, UsageError
@@ -171,6 +172,32 @@ async def test_a_given_clients_own_callbacks_are_called_as_before(eventjet_nats:
         await given.publish("No.more", b"")
         await given.flush()
         assert denied == ["No.entry"]
+        await given.close()
+
+
+async def test_what_could_not_be_unsubscribed_in_time_is_not_subscribed_to_anew() -> None:
+    with NatsServer() as server:
+        again = asyncio.Event()
+
+        async def reconnected() -> None:
+            again.set()
+
+        given = await nats.connect(
+            server.url, reconnect_time_wait=0.1, max_reconnect_attempts=-1, reconnected_cb=reconnected
+        )
+        client = await over(given)
+        served = await client.serve("work", lambda frame: None, "workers")
+        await client.api("INFO")
+        server.pause()
+        client.timeout_s = 0.1
+        await client.unsubscribe([served])
+        server.kill()
+        server.start()
+        async with asyncio.timeout(PATIENT_S):
+            await again.wait()
+        with pytest.raises(NoRespondersError):
+            await given.request("work", b"", timeout=PATIENT_S)
+        await client.close()
         await given.close()
 
 
