@@ -101,12 +101,20 @@ async def test_what_waits_for_a_lost_connection_is_not_sent_over_the_next() -> N
         while client.nats.pending_data_size == 0:
             client.publish("elsewhere", bytes(800_000))
             await asyncio.sleep(0.001)
-        waiting = asyncio.create_task(client.request(f"{name}.thing.a", b"late", stream=name))
+        batch = b"NATS/1.0\r\nNats-Batch-Id: 1\r\nNats-Batch-Sequence: %d\r\n%b\r\n"
+        before = [(f"{name}.thing.b", b"late", batch % (1, b""))]
+        last = batch % (2, b"Nats-Batch-Commit: 1\r\n")
+        waiting = [
+            asyncio.create_task(client.request(f"{name}.thing.a", b"late", stream=name)),
+            asyncio.create_task(client.request(f"{name}.thing.c", b"late", last, before=before, stream=name)),
+        ]
         await asyncio.sleep(0)
-        assert any(b"late" in command for command in client.nats._pending)
+        assert sum(b"late" in command for command in client.nats._pending) == 3
         server.kill()
-        with pytest.raises(ConnectionLost):
-            await waiting
+        for each in waiting:
+            with pytest.raises(ConnectionLost):
+                await each
+        assert not any(b"late" in command for command in client.nats._pending)
         server.start()
         while True:
             with suppress(StoreUnavailable):

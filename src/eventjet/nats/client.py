@@ -296,7 +296,8 @@ class Client:
         dialled = await asyncio.to_thread(dial, self.endpoint, bound_s)
         dialled.sock.close()
         try:
-            return await self._opened_at([url for url in servers if url.endswith(dialled.peer)], bound_s)
+            addresses = self.endpoint.addresses()
+            return await self._opened_at([each.url for each in addresses if each.peer == dialled.peer], bound_s)
         except (OSError, NatsError, TimeoutError) as error:
             raise Unreachable("NATS", reason_of(self._fault or error), "Try again.") from None
 

@@ -203,6 +203,14 @@ class Tap:
         await self._process_info(info, initial_connection)
 
     async def _logging_in(self) -> None:
+        transport, came = self._nats._transport, b""
+
+        async def readline() -> bytes:
+            nonlocal came
+            came = await type(transport).readline(transport)
+            return came
+
+        transport.readline = readline
         try:
             if self._on_try is not None:
                 self._on_try()
@@ -210,6 +218,10 @@ class Tap:
         except BaseException:
             self.abort()  # nats-py opens the next one and forgets this
             raise
+        finally:
+            del transport.readline
+        # A WebSocket brings the limits of the user in one frame with the PONG, the only thing that nats-py looks for.
+        await self._nats._ps.parse(came.partition(b"PONG\r\n")[2])
 
     async def _broken(self, error: Exception) -> None:
         match error:
