@@ -26,8 +26,8 @@ from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.nats.client import Client, connect
 from eventjet.nats.dial import dial
 from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.tap import REQUESTS_MAX
 from eventjet.settings import Settings
-from eventjet.store.jetstream import REQUESTS_MAX
 from eventjet.testing.store_contract import write
 from tests.integration.wire_fake import FakeServer, greet
 from tests.logs import fresh_name

@@ -19,7 +19,7 @@ import pytest
 from faststream.nats import NatsBroker
 from nats.aio.client import Client as NatsClient
 
-from eventjet import App
+from eventjet import App, served
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.server import reserved_port
 from eventjet.errors import OutcomeUnknown, Refused, StoreUnavailable, Unreachable, UsageError
@@ -200,6 +200,29 @@ async def test_no_service_answers_into_the_inboxes_of_the_given_client(app: App,
         await given.subscribe(f"{mine}.*")
         assert not jet.client.may_answer(f"{mine}.1".encode())
         assert jet.client.may_answer(b"_INBOX.of.others")
+
+
+async def test_a_caller_and_the_service_that_it_asks_may_share_one_client(given: NatsClient) -> None:
+    app = App(
+        fresh_name(),
+        aggregates=[Account],
+        upcasters=[withdrawn_has_a_reason],
+        served=[served(Account, Account.open)],
+    )
+    async with app.connect(client=given, request_timeout_s=PATIENT_S) as jet, app.client(client=given) as remote:
+        await jet.init()
+        async with jet.service():
+            done = await remote.repository(Account).execute("a", Account.open, "ada")
+            assert done.version == 1
+
+
+async def test_all_that_is_read_over_one_client_shares_what_the_server_keeps_for_it(
+    app: App, given: NatsClient, eventjet_nats: NatsServer
+) -> None:
+    async with app.connect(client=given) as one, app.connect(client=given) as two:
+        assert one.client is not None
+        assert two.client is not None
+        assert one.client.room is two.client.room
 
 
 @pytest.mark.parametrize("how", ["settings", "client"])

@@ -48,7 +48,7 @@ from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.exchange import LOOK_S, STILL_S, Exchange, Exchanges
 from eventjet.nats.protocol import Frame, nobody_listens, server_fault
 from eventjet.nats.requirements import check_server
-from eventjet.nats.tap import PAUSE_S, Tap, Watcher, send
+from eventjet.nats.tap import PAUSE_S, REQUESTS_MAX, Tap, Watcher, send
 from eventjet.observability import logs
 from eventjet.settings import Settings
 from eventjet.urls import WEBSOCKET
@@ -217,9 +217,12 @@ class Client:
         self.nats = nats
         """The client of nats-py that carries all this; None before the first connection."""
         self._is_own = nats is None
+        self.room = asyncio.Semaphore(REQUESTS_MAX) if nats is None else Tap.of(nats).room
+        """For pages, which all that goes over one connection share."""
         self._tap: Tap | None = None
         self._watcher = Watcher(
             self._exchanges.inbox.encode(),
+            self._exchanges.waits,
             self._failed,
             self._faulted,
             self._lost,
@@ -318,7 +321,7 @@ class Client:
         return nats
 
     def _renew(self, nats: NatsClient) -> None:
-        """Read what the next login shows: files may have been changed since the last."""
+        """Read what the next connection shows: files may have been changed since the last."""
         if any(each.tls for each in self.endpoint.addresses()):
             nats.options["tls"] = tls_context(self.endpoint)
         if self.endpoint.nkey is not None:
@@ -582,13 +585,17 @@ class Client:
             with suppress(StoreUnavailable):
                 send(self.nats, subject, payload, headers)
 
-    def may_answer(self, reply: bytes) -> bool:
+    def may_answer(self, reply: bytes, subject: bytes = b"") -> bool:
         """Whether an answer may go to the reply subject of a request, which whoever asks chooses freely: to an inbox of
         callers, never to this client's own, whose messages it believes to be the server's.
 
+        A caller over the same connection gets its answer while it waits for one to what it asked on this `subject`.
         A request from another account comes with a reply below `_R_.`, which the server makes and takes from no client.
         """
-        if len(reply) > _INBOX_MAX or not _INBOX.fullmatch(reply) or self.is_own_inbox(reply):
+        if len(reply) > _INBOX_MAX or not _INBOX.fullmatch(reply):
+            return False
+        watchers = [] if self._tap is None else self._tap.watchers
+        if self.is_own_inbox(reply) and not any(watcher.waits(reply, subject) for watcher in watchers):
             return False
         return reply.startswith((b"_R_.", *(f"{prefix}.".encode() for prefix in self.endpoint.caller_inboxes)))
 

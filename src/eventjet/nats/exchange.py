@@ -154,6 +154,11 @@ class Exchanges:
         for exchange in self._waiting.values():
             exchange.end(fault)
 
+    def waits(self, reply: bytes, subject: bytes) -> bool:
+        """Whether an answer with this reply subject is waited for, to what was asked on a subject."""
+        exchange = self._waiting.get(reply)
+        return exchange is not None and subject.decode("utf-8", "replace") in exchange.subjects
+
     def is_own_inbox(self, subject: bytes) -> bool:
         """Whether what is published there would be read as an answer."""
         return subject.startswith(self._prefix)
