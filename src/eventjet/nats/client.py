@@ -738,7 +738,7 @@ async def _close(nats: NatsClient, tap: Tap) -> None:
     """Close a client of our own; nats-py waits for ever for a server that reads nothing, or failed at TLS."""
 
     async def close() -> None:
-        with suppress(AssertionError):  # it was never connected
+        with suppress(AssertionError, OSError):  # it was never connected, or is broken
             await nats.close()
 
     closing = asyncio.ensure_future(close())
