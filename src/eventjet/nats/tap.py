@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -218,10 +218,11 @@ class Tap:
 
     async def _logging_in(self) -> None:
         transport, came = self._nats._transport, b""
+        read: Callable[[], Awaitable[bytes]] = transport.readline
 
         async def readline() -> bytes:
             nonlocal came
-            came = await type(transport).readline(transport)
+            came = await read()
             return came
 
         transport.readline = readline
