@@ -8,7 +8,7 @@
 * What waits for a lost connection is forgotten: nats-py sends it over the next one, when its outcome was settled.
 * A connection whose server reads nothing is let go of: nats-py waits for its buffer to become empty.
 
-Each has a test that fails without it (`tests/integration/test_tap.py`).
+Each has a test that fails without it (`test_tap.py` and `test_ways_in.py` in `tests/integration`).
 """
 
 from __future__ import annotations
