@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,15 @@ import pytest
 
 from eventjet import App, Imported
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import ConnectionClosed, Forbidden, Unauthorized, UsageError
+from eventjet.dev.server import reserved_port
+from eventjet.errors import ConnectionClosed, ConnectionLost, Forbidden, Unauthorized, UsageError
 from eventjet.examples.bank.account import Account, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.jetstream.client import Client, connect
 from eventjet.nats.dial import dial
 from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.tap import REQUESTS_MAX
 from eventjet.settings import Settings
-from eventjet.store.jetstream import REQUESTS_MAX
 from eventjet.testing.store_contract import write
 from tests.integration.wire_fake import FakeServer, greet
 from tests.logs import fresh_name
@@ -51,6 +53,24 @@ async def test_credentials_that_can_hear_no_answer_are_refused_at_once() -> None
         ),
     ):
         await connect(Settings(servers=(server.url,), user="deaf", password="deaf", request_timeout_s=60))
+
+
+async def asked(client: Client) -> dict[str, Any]:
+    while True:
+        with suppress(ConnectionLost):
+            return await client.api("INFO")
+
+
+async def test_an_inbox_that_may_not_be_heard_after_a_reconnect_is_said_at_once(tmp_path: Path) -> None:
+    with reserved_port() as port:
+        hearing = USERS.replace("deny", "allow")
+        with NatsServer(tmp_path, port=port, config=hearing) as server:
+            client = await connect(Settings(servers=(server.url,), user="deaf", password="deaf", request_timeout_s=600))
+        with NatsServer(tmp_path, port=port, config=USERS):
+            async with asyncio.timeout(60):
+                with pytest.raises(Forbidden, match="Set EVENTJET_INBOX_PREFIX"):
+                    await asked(client)
+            await client.close()
 
 
 async def test_what_is_used_after_its_block_says_that_it_is_closed_and_not_to_look_at_the_server(

@@ -19,8 +19,9 @@ import pytest
 from faststream.nats import NatsBroker
 from nats.aio.client import Client as NatsClient
 
-from eventjet import App
+from eventjet import App, served
 from eventjet.dev.nats import NatsServer
+from eventjet.dev.server import reserved_port
 from eventjet.errors import OutcomeUnknown, Refused, StoreUnavailable, Unreachable, UsageError
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import withdrawn_has_a_reason
@@ -30,6 +31,10 @@ from tests.integration.wire_secrets import certificates, tls_config, trust_chain
 from tests.logs import fresh_name
 
 PATIENT_S = 60.0
+
+
+def websocket(port: int) -> str:
+    return f"websocket {{ listen: 127.0.0.1:{port}, no_tls: true }}"
 
 
 @pytest.fixture
@@ -140,6 +145,37 @@ async def test_a_given_client_that_is_closed_meanwhile_is_said(app: App, given: 
             await accounts.execute("a", Account.deposit, Decimal(1))
 
 
+async def test_a_given_client_that_drains_is_said(app: App, given: NatsClient) -> None:
+    last = asyncio.Event()
+
+    async def hear(message: Any) -> None:
+        await last.wait()
+
+    await given.subscribe("greetings", cb=hear)
+    await given.publish("greetings", b"")
+    await given.flush()
+    async with app.connect(client=given, save_timeout_s=1, request_timeout_s=1) as jet:
+        await jet.init()
+        draining = asyncio.create_task(given.drain())
+        async with asyncio.timeout(PATIENT_S):
+            while not given.is_draining:
+                await asyncio.sleep(0.01)
+        with pytest.raises(StoreUnavailable, match="that was given is draining"):
+            await jet.repository(Account).execute("a", Account.open, "ada")
+        last.set()
+        await draining
+
+
+async def test_an_answer_that_whoever_asked_has_given_up_ends_nobodys_reading(app: App, given: NatsClient) -> None:
+    async with app.connect(client=given, request_timeout_s=PATIENT_S, save_timeout_s=PATIENT_S) as jet:
+        await jet.init()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await given.flush()
+        assert (await jet.repository(Account).execute("a", Account.open, "ada")).version == 1
+        await given.flush()
+
+
 async def test_a_given_client_goes_on_after_its_server_was_away(app: App) -> None:
     with NatsServer() as server:
         given = await nats.connect(server.url, reconnect_time_wait=0.1, max_reconnect_attempts=-1)
@@ -164,6 +200,29 @@ async def test_no_service_answers_into_the_inboxes_of_the_given_client(app: App,
         await given.subscribe(f"{mine}.*")
         assert not jet.client.may_answer(f"{mine}.1".encode())
         assert jet.client.may_answer(b"_INBOX.of.others")
+
+
+async def test_a_caller_and_the_service_that_it_asks_may_share_one_client(given: NatsClient) -> None:
+    app = App(
+        fresh_name(),
+        aggregates=[Account],
+        upcasters=[withdrawn_has_a_reason],
+        served=[served(Account, Account.open)],
+    )
+    async with app.connect(client=given, request_timeout_s=PATIENT_S) as jet, app.client(client=given) as remote:
+        await jet.init()
+        async with jet.service():
+            done = await remote.repository(Account).execute("a", Account.open, "ada")
+            assert done.version == 1
+
+
+async def test_all_that_is_read_over_one_client_shares_what_the_server_keeps_for_it(
+    app: App, given: NatsClient, eventjet_nats: NatsServer
+) -> None:
+    async with app.connect(client=given) as one, app.connect(client=given) as two:
+        assert one.client is not None
+        assert two.client is not None
+        assert one.client.room is two.client.room
 
 
 @pytest.mark.parametrize("how", ["settings", "client"])
@@ -207,10 +266,7 @@ async def test_callbacks_give_the_jwt_and_sign(how: str, app: App, tmp_path: Pat
 @pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning")  # nats-py's call of aiohttp
 @pytest.mark.parametrize("how", ["settings", "client"])
 async def test_websockets_carry_commands_and_histories(how: str, app: App, tmp_path: Path) -> None:
-    with NatsServer() as reserved:
-        port = reserved.port
-    config = f"websocket {{ listen: 127.0.0.1:{port}, no_tls: true }}"
-    with NatsServer(config=config) as server:
+    with reserved_port() as port, NatsServer(config=websocket(port)) as server:
         async with app.connect(servers=server.url) as jet:
             await jet.init()
         url = f"ws://127.0.0.1:{port}"
@@ -246,14 +302,18 @@ def test_settings_of_one_kind_are_given_together() -> None:
         Settings.load({"tls": ssl.create_default_context(), "tls_ca": "ca.pem"}, {})
 
 
+@pytest.mark.filterwarnings("ignore:parameter 'timeout':DeprecationWarning")  # nats-py's call of aiohttp
+@pytest.mark.parametrize("scheme", ["nats", "ws"])
 async def test_an_event_larger_than_what_the_account_may_send_is_refused_before_it_is_sent(
-    app: App, tmp_path: Path
+    scheme: str, app: App, tmp_path: Path
 ) -> None:
     """The limit of the user comes with the INFO after the login; nats-py goes by the one before."""
     config, good, _ = trust_chain(tmp_path, payload=20_000)
-    with NatsServer(config=config) as server:
+    with reserved_port() as port, NatsServer(config=f"{config}\n{websocket(port)}") as server:
         async with app.connect(servers=server.url, credentials=good) as jet:
             await jet.init()
+        url = server.url if scheme == "nats" else f"ws://127.0.0.1:{port}"
+        async with app.connect(servers=url, credentials=good) as jet:
             accounts = jet.repository(Account)
             await accounts.execute("a", Account.open, "ada")
             with pytest.raises(Refused, match=r"A message of 3\d,\d{3} bytes .* takes 20,000 from this user"):
@@ -262,3 +322,28 @@ async def test_an_event_larger_than_what_the_account_may_send_is_refused_before_
             assert jet.client.nats is not None
             assert jet.client.nats.stats["reconnects"] == 0
             assert (await accounts.execute("a", Account.deposit, Decimal(1))).version == 2
+
+
+async def test_what_is_too_large_for_the_user_of_a_given_client_leaves_it_open(app: App, tmp_path: Path) -> None:
+    """nats-py closes itself for good then. Over the next connection the limit is known."""
+    config, good, _ = trust_chain(tmp_path, payload=20_000)
+    with NatsServer(config=config) as server:
+        again = asyncio.Event()
+
+        async def reconnected() -> None:
+            again.set()
+
+        given = await nats.connect(server.url, user_credentials=str(good), reconnected_cb=reconnected)
+        await given.flush()  # so that nats-py has read the INFO with the limit, and passed it over
+        async with app.connect(client=given, request_timeout_s=PATIENT_S, save_timeout_s=1) as jet:
+            await jet.init()
+            with pytest.raises(OutcomeUnknown):
+                await jet.repository(Account).execute("a", Account.open, "x" * 30_000)
+        async with asyncio.timeout(PATIENT_S):
+            await again.wait()
+        async with app.connect(client=given, request_timeout_s=PATIENT_S, save_timeout_s=PATIENT_S) as jet:
+            accounts = jet.repository(Account)
+            with pytest.raises(Refused, match="takes 20,000 from this user"):
+                await accounts.execute("a", Account.open, "x" * 30_000)
+            assert (await accounts.execute("a", Account.open, "ada")).version == 1
+        await given.close()

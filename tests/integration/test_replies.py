@@ -242,7 +242,7 @@ async def test_a_service_that_would_answer_anywhere_is_held_by_the_server(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Were its own check wrong, or gone: nothing is stored, and what could not be answered is logged."""
-    monkeypatch.setattr(Client, "may_answer", lambda self, reply: bool(reply))
+    monkeypatch.setattr(Client, "may_answer", lambda self, reply, subject=b"": bool(reply))
     async with served_with_roles() as (server, app):
         caller = Client(Endpoint.of(role_settings(server, "caller")), 60.0)
         await caller.connect()

@@ -16,8 +16,9 @@ from eventjet.examples.bank.account import Account, Deposited, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.jetstream.client import Client
 from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.tap import REQUESTS_MAX
 from eventjet.settings import Settings
-from eventjet.store.jetstream import REQUESTS_MAX, LongReads
+from eventjet.store.jetstream import LongReads
 from tests.logs import append, block, create, fresh_name
 from tests.stores import patience
 

@@ -12,6 +12,7 @@ import nats
 import pytest
 from nats.aio.client import Client as NatsClient
 from nats.aio.client import Srv
+from nats.errors import NoRespondersError
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ConnectionLost, StoreUnavailable, UsageError
@@ -101,12 +102,20 @@ async def test_what_waits_for_a_lost_connection_is_not_sent_over_the_next() -> N
         while client.nats.pending_data_size == 0:
             client.publish("elsewhere", bytes(800_000))
             await asyncio.sleep(0.001)
-        waiting = asyncio.create_task(client.request(f"{name}.thing.a", b"late", stream=name))
+        batch = b"NATS/1.0\r\nNats-Batch-Id: 1\r\nNats-Batch-Sequence: %d\r\n%b\r\n"
+        before = [(f"{name}.thing.b", b"late", batch % (1, b""))]
+        last = batch % (2, b"Nats-Batch-Commit: 1\r\n")
+        waiting = [
+            asyncio.create_task(client.request(f"{name}.thing.a", b"late", stream=name)),
+            asyncio.create_task(client.request(f"{name}.thing.c", b"late", last, before=before, stream=name)),
+        ]
         await asyncio.sleep(0)
-        assert any(b"late" in command for command in client.nats._pending)
+        assert sum(b"late" in command for command in client.nats._pending) == 3
         server.kill()
-        with pytest.raises(ConnectionLost):
-            await waiting
+        for each in waiting:
+            with pytest.raises(ConnectionLost):
+                await each
+        assert not any(b"late" in command for command in client.nats._pending)
         server.start()
         while True:
             with suppress(StoreUnavailable):
@@ -172,6 +181,32 @@ async def test_a_given_clients_own_callbacks_are_called_as_before(eventjet_nats:
         await given.publish("No.more", b"")
         await given.flush()
         assert denied == ["No.entry"]
+        await given.close()
+
+
+async def test_what_could_not_be_unsubscribed_in_time_is_not_subscribed_to_anew() -> None:
+    with NatsServer() as server:
+        again = asyncio.Event()
+
+        async def reconnected() -> None:
+            again.set()
+
+        given = await nats.connect(
+            server.url, reconnect_time_wait=0.1, max_reconnect_attempts=-1, reconnected_cb=reconnected
+        )
+        client = await over(given)
+        served = await client.serve("work", lambda frame: None, "workers")
+        await client.api("INFO")
+        server.pause()
+        client.timeout_s = 0.1
+        await client.unsubscribe([served])
+        server.kill()
+        server.start()
+        async with asyncio.timeout(PATIENT_S):
+            await again.wait()
+        with pytest.raises(NoRespondersError):
+            await given.request("work", b"", timeout=PATIENT_S)
+        await client.close()
         await given.close()
 
 

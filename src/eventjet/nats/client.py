@@ -37,7 +37,7 @@ from eventjet.nats.dial import dial, login, tls_context
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.exchange import LOOK_S, STILL_S, Exchange, Exchanges
 from eventjet.nats.protocol import Frame, server_fault
-from eventjet.nats.tap import PAUSE_S, Tap, Watcher, send
+from eventjet.nats.tap import PAUSE_S, REQUESTS_MAX, Tap, Watcher, send
 from eventjet.observability import logs
 from eventjet.settings import Settings
 from eventjet.urls import WEBSOCKET
@@ -114,9 +114,12 @@ class LoopClient:
         self.nats = nats
         """The client of nats-py that carries all this; None before the first connection."""
         self._is_own = nats is None
+        self.room = asyncio.Semaphore(REQUESTS_MAX) if nats is None else Tap.of(nats).room
+        """For pages, which all that goes over one connection share."""
         self._tap: Tap | None = None
         self._watcher = Watcher(
             self._exchanges.inbox.encode(),
+            self._exchanges.waits,
             self._failed,
             self._faulted,
             self._lost,
@@ -193,7 +196,8 @@ class LoopClient:
         dialled = await asyncio.to_thread(dial, self.endpoint, bound_s)
         dialled.sock.close()
         try:
-            return await self._opened_at([url for url in servers if url.endswith(dialled.peer)], bound_s)
+            addresses = self.endpoint.addresses()
+            return await self._opened_at([each.url for each in addresses if each.peer == dialled.peer], bound_s)
         except (OSError, NatsError, TimeoutError) as error:
             raise Unreachable("NATS", reason_of(self._fault or error), "Try again.") from None
 
@@ -214,7 +218,7 @@ class LoopClient:
         return nats
 
     def _renew(self, nats: NatsClient) -> None:
-        """Read what the next login shows: files may have been changed since the last."""
+        """Read what the next connection shows: files may have been changed since the last."""
         if any(each.tls for each in self.endpoint.addresses()):
             nats.options["tls"] = tls_context(self.endpoint)
         if self.endpoint.nkey is not None:
@@ -369,13 +373,17 @@ class LoopClient:
             with suppress(StoreUnavailable):
                 send(self.nats, subject, payload, headers)
 
-    def may_answer(self, reply: bytes) -> bool:
+    def may_answer(self, reply: bytes, subject: bytes = b"") -> bool:
         """Whether an answer may go to the reply subject of a request, which whoever asks chooses freely: to an inbox of
         callers, never to this client's own, whose messages it believes to be the server's.
 
+        A caller over the same connection gets its answer while it waits for one to what it asked on this `subject`.
         A request from another account comes with a reply below `_R_.`, which the server makes and takes from no client.
         """
-        if len(reply) > _INBOX_MAX or not _INBOX.fullmatch(reply) or self.is_own_inbox(reply):
+        if len(reply) > _INBOX_MAX or not _INBOX.fullmatch(reply):
+            return False
+        watchers = [] if self._tap is None else self._tap.watchers
+        if self.is_own_inbox(reply) and not any(watcher.waits(reply, subject) for watcher in watchers):
             return False
         return reply.startswith((b"_R_.", *(f"{prefix}.".encode() for prefix in self.endpoint.caller_inboxes)))
 
@@ -465,6 +473,7 @@ class LoopClient:
 
     def _lost(self, reason: str) -> None:
         self._usable.clear()
+        self._unfit = None
         if self._closed:
             return
         self._exchanges.end_all(ConnectionLost(f"NATS at {self._peer}", reason))
@@ -485,7 +494,7 @@ class LoopClient:
                 pool.append(Srv(uri, discovered=True, tls_name=address.name))
 
     def _reconnected(self) -> None:
-        self._fault = self._unfit = None
+        self._fault = None  # and not what was said of the inbox, which is subscribed to by now
         self._check_again()
         self._usable.set()
 
@@ -520,7 +529,7 @@ async def _close(nats: NatsClient, tap: Tap) -> None:
     """Close a client of our own; nats-py waits for ever for a server that reads nothing, or failed at TLS."""
 
     async def close() -> None:
-        with suppress(AssertionError):  # it was never connected
+        with suppress(AssertionError, OSError):  # it was never connected, or is broken
             await nats.close()
 
     closing = asyncio.ensure_future(close())

@@ -143,12 +143,8 @@ class Exchanges:
                     self._answered[reply](frame)
 
     def denied(self, fault: Forbidden) -> bool:
-        """End what was published on the subject of a violation; whether there was any.
-
-        A violation of the inbox ends all: no answer would ever come.
-        """
-        is_mute = fault.subject.startswith(self.inbox)
-        concerned = [each for each in self._waiting.values() if is_mute or fault.subject in each.subjects]
+        """End what was published on the subject of a violation; whether there was any."""
+        concerned = [each for each in self._waiting.values() if fault.subject in each.subjects]
         for exchange in concerned:
             exchange.end(fault)
         return bool(concerned)
@@ -157,6 +153,11 @@ class Exchanges:
         """End every exchange with the same error."""
         for exchange in self._waiting.values():
             exchange.end(fault)
+
+    def waits(self, reply: bytes, subject: bytes) -> bool:
+        """Whether an answer with this reply subject is waited for, to what was asked on a subject."""
+        exchange = self._waiting.get(reply)
+        return exchange is not None and subject.decode("utf-8", "replace") in exchange.subjects
 
     def is_own_inbox(self, subject: bytes) -> bool:
         """Whether what is published there would be read as an answer."""

@@ -8,7 +8,7 @@
 * What waits for a lost connection is forgotten: nats-py sends it over the next one, when its outcome was settled.
 * A connection whose server reads nothing is let go of: nats-py waits for its buffer to become empty.
 
-Each has a test that fails without it (`tests/integration/test_tap.py`).
+Each has a test that fails without it (`test_tap.py` and `test_ways_in.py` in `tests/integration`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -37,6 +37,8 @@ from eventjet.urls import WEBSOCKET
 
 PAUSE_S = 0.2
 """Between two tries to connect."""
+REQUESTS_MAX = 24
+"""Pages at once: what all of them bring is less than the server keeps for a slow client (64 MB)."""
 _PRIVATE = (
     "_ps",
     "_process_msg",
@@ -46,6 +48,7 @@ _PRIVATE = (
     "_process_err",
     "_process_op_err",
     "_attempt_reconnect",
+    "_connect_to_server",
     "_process_connect_init",
     "_pongs",
     "_remove_sub",
@@ -68,6 +71,8 @@ class Watcher:
 
     inbox: bytes
     """The prefix of its reply subjects: what waits with one of them is dropped with the connection."""
+    waits: Callable[[bytes, bytes], bool]
+    """Whether it waits for an answer with a reply subject, the first, to what it asked on a subject, the second."""
     on_error: Callable[[Exception], object]
     """Called with the client's errors, but for what the server says."""
     on_fault: Callable[[str], object]
@@ -88,7 +93,7 @@ class Tap:
     ) -> None:
         """Of a client that is connected or, with `on_try`, of one that is to be, with `failed` as its `error_cb`.
 
-        `on_try` is called before each login, to renew what it shows. Raises `UsageError` for another nats-py.
+        `on_try` is called before each try to connect, to renew what it shows. Raises `UsageError` for another nats-py.
         """
         client: Any = nats
         missing = [name for name in _PRIVATE if not hasattr(client, name)]
@@ -98,6 +103,8 @@ class Tap:
             )
         self.watchers: list[Watcher] = []
         self.last_error: Exception | None = None
+        self.room = asyncio.Semaphore(REQUESTS_MAX)
+        """For pages, whoever asks for them."""
         self.greeting: dict[str, Any] = dict(client._server_info)
         """What the server said of itself before the login."""
         self.info = self.greeting
@@ -112,6 +119,7 @@ class Tap:
         self._process_info = client._process_info
         self._process_op_err = client._process_op_err
         self._attempt_reconnect = client._attempt_reconnect
+        self._connect_to_server = client._connect_to_server
         self._process_connect_init = client._process_connect_init
         self._close = client._close
         setattr(client, _TAP, self)
@@ -119,6 +127,7 @@ class Tap:
         client._process_info = self._took_info
         client._process_op_err = self._broken
         client._attempt_reconnect = self._reconnecting
+        client._connect_to_server = self._connecting
         client._process_connect_init = self._logging_in
         client._close = self._closing
         client._error_cb = self.failed
@@ -202,14 +211,30 @@ class Tap:
             info = {name: value for name, value in info.items() if name != "connect_urls"}
         await self._process_info(info, initial_connection)
 
+    async def _connecting(self, server: object) -> None:
+        if self._on_try is not None:
+            self._on_try()
+        await self._connect_to_server(server)
+
     async def _logging_in(self) -> None:
+        transport, came = self._nats._transport, b""
+        read: Callable[[], Awaitable[bytes]] = transport.readline
+
+        async def readline() -> bytes:
+            nonlocal came
+            came = await read()
+            return came
+
+        transport.readline = readline
         try:
-            if self._on_try is not None:
-                self._on_try()
             await self._process_connect_init()
         except BaseException:
             self.abort()  # nats-py opens the next one and forgets this
             raise
+        finally:
+            del transport.readline
+        # A WebSocket brings the limits of the user in one frame with the PONG, the only thing that nats-py looks for.
+        await self._nats._ps.parse(came.partition(b"PONG\r\n")[2])
 
     async def _broken(self, error: Exception) -> None:
         match error:

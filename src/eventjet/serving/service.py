@@ -140,7 +140,7 @@ class Service:
         self._served.append(await self._client.serve(subject, heard, queue))
 
     def _took(self, endpoint: ServedEndpoint, frame: Frame) -> None:
-        if not self._client.may_answer(frame[2]):
+        if not self._client.may_answer(frame[2], frame[1]):
             # Not carried out either: whoever may read can have the server send stored messages here, without a reply
             # or with one of its own.
             endpoint.requests += 1
@@ -238,7 +238,7 @@ class Service:
             self._warned_at, self._unanswered = now, 0
 
     def _tell(self, verb: str, frame: Frame) -> None:
-        if not self._client.may_answer(frame[2]):
+        if not self._client.may_answer(frame[2], frame[1]):
             self._refuse_reply(f"$SRV.{verb}", frame)
             return
         kind = f"io.nats.micro.v1.{verb.lower()}_response"

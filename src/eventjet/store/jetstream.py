@@ -54,8 +54,6 @@ REQUEST_MAX = 1_000
 """Records of one request: there is no flow control inside it."""
 REQUEST_BYTES = 2_000_000
 """Bytes of one request, so that records of any size fit into memory."""
-REQUESTS_MAX = 24
-"""Requests at once: what all of them bring is less than the server keeps for a slow client (64 MB)."""
 
 
 class JetStreamStore(EventStore):
@@ -375,7 +373,6 @@ class LongReads:
         self._patience = patience
         self._stream = stream
         self._reader = reader
-        self._room = asyncio.Semaphore(REQUESTS_MAX)
 
     async def pages(
         self, subject: str | None, start: int, *, at_leisure: bool = False, most: int | None = None
@@ -395,7 +392,7 @@ class LongReads:
             request = api.direct_page(self._stream, last + 1, subject, count=count, size=REQUEST_BYTES)
             came, ended, kept = 0, (0, 0), list[list[RawRecord]]()
             fault: StoreUnavailable | None = None
-            async with self._room:
+            async with self._reader.room:
                 patience = patience or self._patience()  # it begins with the first request, however many go before
                 parts = self._reader.stream(request)
                 try:
