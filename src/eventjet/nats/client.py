@@ -382,16 +382,11 @@ class LoopClient:
         """
         if len(reply) > _INBOX_MAX or not _INBOX.fullmatch(reply):
             return False
-        watchers = [] if self._tap is None else self._tap.watchers
-        if self.is_own_inbox(reply) and not any(watcher.waits(reply, subject) for watcher in watchers):
-            return False
+        tap = self._tap
+        is_heard = not self._is_own and tap is not None and tap.hears(reply.decode())
+        if is_heard or self._exchanges.is_own_inbox(reply):
+            return tap is not None and any(watcher.waits(reply, subject) for watcher in tap.watchers)
         return reply.startswith((b"_R_.", *(f"{prefix}.".encode() for prefix in self.endpoint.caller_inboxes)))
-
-    def is_own_inbox(self, subject: bytes) -> bool:
-        """Whether what is published there would be read as an answer to this client, or to others of its connection."""
-        if self._exchanges.is_own_inbox(subject):
-            return True
-        return not self._is_own and self._tap is not None and self._tap.hears(subject.decode("utf-8", "replace"))
 
     # The connection.
 
