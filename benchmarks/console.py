@@ -26,9 +26,9 @@ from urllib.parse import quote
 from benchmarks.log import await_acks
 from eventjet.codec.envelope import header_block
 from eventjet.dev import NatsServer, PostgresServer
-from eventjet.reader.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame
+from eventjet.reader.connection import NatsConnection
 from eventjet.settings import Settings
 from eventjet.store.topology import IDENTITY, stream_config
 

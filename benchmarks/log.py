@@ -13,9 +13,9 @@ from benchmarks.bank import Deposited, Withdrawn, bank
 from benchmarks.postings import CURRENCY, Posting, postings
 from eventjet.codec.envelope import header_block
 from eventjet.domain.identity import encode_id
-from eventjet.reader.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame
+from eventjet.reader.connection import NatsConnection
 from eventjet.settings import Settings
 from eventjet.store.topology import IDENTITY, stream_config
 
