@@ -162,10 +162,10 @@ class App:
         With `client`, an open `nats.aio.client.Client`, everything goes over that, and it is not closed at the end.
 
         ```python
-        nc = await nats.connect("nats://127.0.0.1:4222")
-        async with bank.connect(client=nc) as jet:
-            await jet.repository(Account).execute("a-1", Account.open, "ada")
-        await nc.publish("greetings", b"still open")
+        async def greet(nc: nats.aio.client.Client) -> None:
+            async with bank.connect(client=nc) as jet:
+                await jet.repository(Account).execute("a-1", Account.open, "ada")
+            await nc.publish("greetings", b"still open")
         ```
         """
         return _Opening(open_jet(self, _settings(settings, overrides, client), client), "connect")

@@ -169,7 +169,7 @@ async def test_what_a_role_may_not_know_is_told_with_the_permission(tmp_path: Pa
     found = await sick.found()
     told = [one for one in found if one.what.startswith("not allowed to know")]
     assert {one.level for one in told} == {UNKNOWN}
-    assert {"$JS.API.INFO", "$JS.API.CONSUMER.LIST.bank"} <= {one.what.rpartition(" ")[2] for one in told}
+    assert {"$JS.API.CONSUMER.LIST.bank"} <= {one.what.rpartition(" ")[2] for one in told}
     assert not {one.level for one in found} & {FAULT, UNREACHABLE}
     refused = await Sick(replace(settings_of("worker"), password="wrong"), tmp_path, app_of("bank")).found()
     assert next(one.what for one in refused if one.level is UNREACHABLE).startswith("it refused the credentials")

@@ -56,9 +56,9 @@ async def test_many_histories_at_once_do_not_mix(app: App, eventjet_nats: NatsSe
     async with app.connect(servers=eventjet_nats.url) as jet:
         await jet.init()
         await jet.append_many(deposits(), source="x")
-    reads = LongReads(app.name, Client(Endpoint.of(Settings(servers=(eventjet_nats.url,))), 10), patience(0))
+    reads = LongReads(app.name, client := Client(Endpoint.of(Settings(servers=(eventjet_nats.url,))), 10), patience(0))
     assert await lengths(app, reads) == EXPECTED
-    await reads.close()
+    await client.close()
 
 
 async def test_histories_over_tls(app: App, tmp_path: Path) -> None:
@@ -77,18 +77,18 @@ async def test_a_silent_server_ends_the_wait_and_the_connection(app: App) -> Non
         async with app.connect(servers=server.url) as jet:
             await jet.init()
             await jet.append_many(deposits(), source="x")
-        reads = LongReads(app.name, Client(Endpoint.of(Settings(servers=(server.url,))), 30), patience(0))
+        reads = LongReads(app.name, client := Client(Endpoint.of(Settings(servers=(server.url,))), 30), patience(0))
         assert await lengths(app, reads) == EXPECTED
         server.pause()
-        reads._client.timeout_s = 1  # pyright: ignore[reportPrivateUsage]
+        client.timeout_s = 1
         started = time.monotonic()
         with pytest.raises(StoreUnavailable, match="no answer within 1 s"):
             await lengths(app, reads)
         assert time.monotonic() - started < 25
-        reads._client.timeout_s = 30  # pyright: ignore[reportPrivateUsage]
+        client.timeout_s = 30
         server.resume()
         assert await lengths(app, reads) == EXPECTED
-        await reads.close()
+        await client.close()
 
 
 async def test_a_lost_connection_is_opened_anew_for_whoever_asked_over_it(app: App) -> None:
@@ -96,13 +96,13 @@ async def test_a_lost_connection_is_opened_anew_for_whoever_asked_over_it(app: A
         async with app.connect(servers=server.url) as jet:
             await jet.init()
             await jet.append_many(deposits(), source="x")
-        reads = LongReads(app.name, Client(Endpoint.of(Settings(servers=(server.url,))), 10), patience(60))
+        reads = LongReads(app.name, client := Client(Endpoint.of(Settings(servers=(server.url,))), 10), patience(60))
         assert await lengths(app, reads) == EXPECTED
         server.kill()
         server.start()
         # The loop has not seen the end of the connection yet: this is asked over it.
         assert await lengths(app, reads) == EXPECTED
-        await reads.close()
+        await client.close()
 
 
 async def test_who_may_not_read_is_told(app: App) -> None:

@@ -71,9 +71,9 @@ def test_servers_of_which_the_cluster_told_are_tried_after_those_that_were_named
     endpoint = Endpoint(("tls://one.example:1",), tls_ca=Path("ca"))
     endpoint = endpoint.with_discovered(["10.0.0.2:4222", "one.example:1", "[::2]:5", "ada:s3cret@", "host:port"])
     found = endpoint.with_discovered(["two.example:7"]).addresses()
-    assert found[0] == ("one.example", 1, True, "one.example")
+    assert found[0][:4] == ("one.example", 1, True, "one.example")
     # Servers tell addresses, and certificates tell names.
-    assert set(found[1:]) == {
+    assert {each[:4] for each in found[1:]} == {
         ("10.0.0.2", 4222, True, "one.example"),
         ("::2", 5, True, "one.example"),
         ("two.example", 7, True, "two.example"),
@@ -83,7 +83,7 @@ def test_servers_of_which_the_cluster_told_are_tried_after_those_that_were_named
 def test_a_name_that_came_before_tls_is_not_what_a_certificate_is_held_against() -> None:
     """Anyone on the way may have added a server of their own, with a certificate of an authority that all trust."""
     endpoint = Endpoint(("tls://one.example:1",)).with_discovered(["thief.example:4222"])
-    assert endpoint.addresses()[1] == ("thief.example", 4222, True, "one.example")
+    assert endpoint.addresses()[1][:4] == ("thief.example", 4222, True, "one.example")
 
 
 def test_one_server_with_tls_means_all_with_tls() -> None:

@@ -103,7 +103,6 @@ class Exchanges:
         self.inbox = inbox
         self._prefix = f"{inbox}.".encode()
         self._on_late = on_late
-        self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._count = 0
         self._waiting: dict[bytes, Exchange] = {}
@@ -116,7 +115,7 @@ class Exchanges:
 
         Where others may answer, too, `accepts` tells whose answers count. It sees those that come later as well.
         """
-        now = self._loop.time()
+        now = asyncio.get_running_loop().time()
         self._count += 1
         exchange = Exchange(b"%b%d" % (self._prefix, self._count), subjects, patience_s, now, accepts)
         self._waiting[exchange.reply] = exchange
@@ -133,7 +132,7 @@ class Exchanges:
 
     def arrived(self, frames: list[Frame]) -> None:
         """Give messages of the inbox to the exchanges that they answer."""
-        now = self._loop.time()
+        now = asyncio.get_running_loop().time()
         for reply, group in groupby(frames, _subject_of):
             exchange = self._waiting.get(reply)
             if exchange is not None:
@@ -168,12 +167,12 @@ class Exchanges:
             if self._timer.when() <= at:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._look)
+        self._timer = asyncio.get_running_loop().call_at(at, self._look)
 
     def _look(self) -> None:
         """End what has waited too long."""
         assert self._timer is not None
-        now = self._loop.time()
+        now = asyncio.get_running_loop().time()
         lateness_s, self._timer = now - self._timer.when(), None
         is_late = False
         for each in self._waiting.values():
