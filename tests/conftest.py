@@ -33,7 +33,7 @@ FAULTS = Path(__file__).parent / "faults"
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what is slow; tests that share a session of Spark come first, so that few processes need one.
 
-    `EVENTJET_TEST_TIMEOUT_S` is the bound of every test, whatever its own says, for machines that are busy.
+    `EVENTJET_TEST_TIMEOUT_S` replaces the timeout of every test, for busy machines.
     """
     bound_s = os.environ.get("EVENTJET_TEST_TIMEOUT_S")
     for item in items:

@@ -35,7 +35,7 @@ ELSEWHERE = (
 )
 PART_S = 4 * 3600.0
 TEST_S = 2 * 3600.0
-"""The bound of each test: it is there for what hangs, and beside other parts everything takes longer."""
+"""Timeout of each test, for one that hangs: beside other parts every test takes several times as long."""
 SAID = re.compile(r"\d")
 """Lines that tests print are figures."""
 
