@@ -9,6 +9,7 @@ no other test has.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -30,8 +31,14 @@ FAULTS = Path(__file__).parent / "faults"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what is slow; tests that share a session of Spark come first, so that few processes need one."""
+    """Mark what is slow; tests that share a session of Spark come first, so that few processes need one.
+
+    `EVENTJET_TEST_TIMEOUT_S` replaces the timeout of every test, for busy machines.
+    """
+    bound_s = os.environ.get("EVENTJET_TEST_TIMEOUT_S")
     for item in items:
+        if bound_s is not None:
+            item.add_marker(pytest.mark.timeout(float(bound_s)), append=False)
         if wants_spark(item) or FAULTS in item.path.parents:
             item.add_marker(pytest.mark.slow)
     files = {item.path for item in items if wants_spark(item)}

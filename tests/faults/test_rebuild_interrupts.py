@@ -132,7 +132,7 @@ async def test_a_signal_ends_spark_too(
             took_s = time.monotonic() - began
             assert "Traceback" not in run.logged()
             assert list(temporary.iterdir()) == []
-            await_it(lambda: run.others() == {}, lambda: str(run.others()), 60.0)
+            await_it(lambda: run.others() == {}, lambda: str(run.others()), 300.0)
         assert remains(Database(scene.ledger.settings.database)) == []
         scene.said.append(f"Spark, {number.name} at {place}: over after {took_s:.2f} s")
         await scene.settle()

@@ -172,7 +172,7 @@ async def _serve(site: ASGIApp, end_streams: Callable[[], None], listening: sock
     config = uvicorn.Config(
         site,
         http=BoundedRequests,
-        backlog=_UNFINISHED_MAX,  # which asyncio accepts in one go, before it tells of any
+        backlog=_UNFINISHED_MAX,  # asyncio accepts so many in one go, before any protocol hears of them
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=2,

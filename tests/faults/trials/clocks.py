@@ -15,9 +15,9 @@ from tests.forked import ForkedWorker
 from tests.tables import execute
 
 TAKES_OVER_S = 300.0
-"""How long the read models may come no nearer. On an idle machine a takeover takes six seconds."""
+"""How long the read models may make no progress. On an idle machine a takeover takes six seconds."""
 WRITE_PAUSE_S = 0.2
-"""Of each of eight writers, where the worker reads some fifty events a second."""
+"""Seconds that each of eight writers pauses after a command: the slow worker reads some fifty events a second."""
 GROWTH_MAX = 1.3
 """Of what a process holds, from a third of the time on."""
 SPARE_MB = 16.0
@@ -40,7 +40,7 @@ def clock_jumps(trial: Trial) -> None:
         "'select pg_catalog.clock_timestamp() + make_interval(secs => (select seconds from shifted.jump))'",
         f'alter database "{name}" set search_path = shifted, pg_catalog, public',
     )
-    # A worker with fold processes is slow on purpose: it would never reach what comes unhindered.
+    # A worker with fold processes is slow on purpose: writers that never pause would outrun it for ever.
     pause_s = 0.0 if trial.among == 1 else WRITE_PAUSE_S
     with trial.running([server.url], database, pause_s=pause_s) as run:
         workers = [run.worker]

@@ -64,8 +64,8 @@ def parted(trial: Trial, *, with_clients: bool) -> None:
             others = [one for one in network.addresses if one != network.addresses[number]]
             others += [] if with_clients else [network.gateway]
             network.cut_off(number, others)
-            trial.note(f"the first save after a cut was acknowledged {run.commands.await_acks(1, 90.0):.1f} s later")
-            run.commands.await_acks(20, 90.0)
+            trial.note(f"the first save after a cut was acknowledged {run.commands.await_acks(1, 300.0):.1f} s later")
+            run.commands.await_acks(20, 300.0)
             trial.wait(4)
             network.heal(number, others)
             cluster.wait_ready(HEALS_S)

@@ -34,16 +34,19 @@ ELSEWHERE = (
     "tests/integration/test_snapshots_build.py",
 )
 PART_S = 4 * 3600.0
+TEST_S = 2 * 3600.0
+"""Timeout of each test, for one that hangs: beside other parts every test takes several times as long."""
 SAID = re.compile(r"\d")
 """Lines that tests print are figures."""
 
 
 def _listed(path: str) -> None:
     def part(trial: Trial) -> None:
-        command = [sys.executable, "-m", "pytest", "--timeout", "1800", "-s", "-q", "-p", "no:cacheprovider", path]
+        command = [sys.executable, "-m", "pytest", "-s", "-q", "-p", "no:cacheprovider", path]
+        environ = {**os.environ, "EVENTJET_TEST_TIMEOUT_S": f"{TEST_S}"}
         with (trial.folder / "said").open("w+", encoding="utf-8") as said:
             # Into a file: what a part that was ended leaves running would keep a pipe open, and this waiting.
-            running = subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said, start_new_session=True)
+            running = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=said, stderr=said, start_new_session=True)
             try:
                 status = running.wait(PART_S)
             finally:

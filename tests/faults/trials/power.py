@@ -128,7 +128,7 @@ def swap(trial: Trial, sync_interval: str, swaps: int) -> None:
             # Killed, not stopped: what the leader sends to one that is stopped waits for it in the kernel.
             behind.kill()
             # What is stored from here on is on two servers.
-            run.commands.await_acks(20, 60.0)
+            run.commands.await_acks(20, 300.0)
             trial.wait()
             cut([other], [disks[cluster.servers.index(other)]])
             leader.pause()

@@ -82,7 +82,7 @@ def stop_leader(trial: Trial) -> None:
         leader = cluster.stream_leader(run.ledger.name) or cluster.servers[0]
         leader.pause()
         run.commands.await_silence(0.5, 3.0)
-        trial.note(f"twenty saves after a stop were acknowledged {run.commands.await_acks(20, 90.0):.1f} s later")
+        trial.note(f"twenty saves after a stop were acknowledged {run.commands.await_acks(20, 300.0):.1f} s later")
         trial.wait(2)
         leader.resume()
 
