@@ -358,14 +358,24 @@ class LoopClient:
         listening.subscription = await tap.subscribe(listening.subject, listening.take, listening.queue)
 
     async def unsubscribe(self, served: Collection[Listening]) -> None:
-        """Hear nothing of these any more; returns when the server knows."""
-        tap, subscriptions = self._tap, [each.subscription for each in served if each.subscription is not None]
+        """Hear nothing of these any more.
+
+        Returns once all that the server has sent of them was taken, or the connection is lost.
+        """
+        tap, nats, subscriptions = self._tap, self.nats, [each.subscription for each in served if each.subscription]
         for each in served:
             self._listening.remove(each)
-        if tap is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self.timeout_s):
-                    await asyncio.gather(*map(tap.unsubscribe, subscriptions))
+        if tap is None or nats is None or not subscriptions:
+            return
+        leaving = asyncio.gather(*map(tap.unsubscribe, subscriptions))
+        try:
+            while not leaving.done() and nats.is_connected:
+                await asyncio.wait({leaving}, timeout=LOOK_S)
+        finally:
+            leaving.cancel()
+        await asyncio.wait({leaving})
+        if not leaving.cancelled():
+            leaving.result()
 
     def publish(self, subject: str, payload: bytes, headers: bytes = b"") -> None:
         """Send one message and wait for nothing; it is lost where there is no connection."""

@@ -39,6 +39,8 @@ PAUSE_S = 0.2
 """Between two tries to connect."""
 REQUESTS_MAX = 24
 """Pages at once: what all of them bring is less than the server keeps for a slow client (64 MB)."""
+_FLUSH_S = 60
+"""For the last messages of a subscription; whoever waits may give up before."""
 _PRIVATE = (
     "_ps",
     "_process_msg",
@@ -52,6 +54,7 @@ _PRIVATE = (
     "_process_connect_init",
     "_pongs",
     "_remove_sub",
+    "_send_unsubscribe",
     "_close",
     "_error_cb",
     "_flush_queue",
@@ -149,13 +152,18 @@ class Tap:
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """Hear nothing of it any more, once what the server has sent by then was taken."""
+        ours: Any = subscription
         try:
             with suppress(NatsError):
-                await subscription.drain()
+                # nats-py's own `drain` gives up after ten seconds, which a busy loop may need.
+                await self._nats._send_unsubscribe(ours._id)
+                await self._nats.flush(_FLUSH_S)
         finally:
             # nats-py subscribes anew to what it could not drain.
-            self._nats._remove_sub(cast("Any", subscription)._id)
-            self._takers.pop(cast("Any", subscription)._cb, None)
+            self._nats._remove_sub(ours._id)
+            self._takers.pop(ours._cb, None)
+            ours._stop_processing()
+            ours._closed = True
 
     def taker(self, sid: int) -> Callable[[list[Frame]], object] | None:
         """Who takes the messages of a subscription; None for one that others have made."""
