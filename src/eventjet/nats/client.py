@@ -128,7 +128,8 @@ class LoopClient:
             self._ended,
         )
         self._usable = asyncio.Event()
-        self._unfit: Exception | None = None
+        self.unfit: Exception | None = None
+        """Why nothing can be asked over this connection: no answer would come, or the server is too old."""
         self._answers: Subscription | None = None
         self._listening: list[Listening] = []
         self._opening: asyncio.Task[None] | None = None
@@ -136,11 +137,6 @@ class LoopClient:
         self._fault: Exception | None = None
         self._closed = False
         self.guard = LoopGuard()
-
-    @property
-    def unfit(self) -> Exception | None:
-        """Why nothing can be asked over this connection: no answer would come, or the server is too old."""
-        return self._unfit
 
     @property
     def is_given(self) -> bool:
@@ -166,7 +162,7 @@ class LoopClient:
         self.guard.check()
         nats = await self._dialled() if self.nats is None or self._is_own else self.nats
         tap = self._tap = Tap.of(nats)
-        self.nats, self._unfit = nats, None
+        self.nats, self.unfit = nats, None
         tap.watchers.append(self._watcher)
         try:
             self._answers = await tap.subscribe(f"{self._exchanges.inbox}.*", self._exchanges.arrived)
@@ -404,10 +400,10 @@ class LoopClient:
         """The connection, once it takes more; raises `StoreUnavailable` when there is none in time."""
         loop = asyncio.get_running_loop()
         while not self._closed:
-            if isinstance(self._unfit, Unreachable):
-                raise StoreUnavailable(what, str(self._unfit))
-            if self._unfit is not None:
-                raise self._unfit
+            if isinstance(self.unfit, Unreachable):
+                raise StoreUnavailable(what, str(self.unfit))
+            if self.unfit is not None:
+                raise self.unfit
             nats = self.nats
             if nats is not None and not self._is_own and (nats.is_draining or nats.is_closed):
                 state = "closed" if nats.is_closed else "draining"
@@ -457,7 +453,7 @@ class LoopClient:
         try:
             self.check_server(f"The NATS server at {self._peer}", {} if self._tap is None else self._tap.greeting)
         except Unreachable as error:
-            self._unfit = error
+            self.unfit = error
 
     def _failed(self, error: Exception) -> None:
         self._fault = error
@@ -470,7 +466,7 @@ class LoopClient:
             return
         if fault.subject.startswith(self._exchanges.inbox):
             # No answer will come, whatever became of what was sent.
-            self._unfit = fault
+            self.unfit = fault
             self._exchanges.end_all(ConnectionLost(f"NATS at {self._peer}", fault.reason))
         elif not self._exchanges.denied(fault):
             for tell in self.on_denied:
@@ -478,7 +474,7 @@ class LoopClient:
 
     def _lost(self, reason: str) -> None:
         self._usable.clear()
-        self._unfit = None
+        self.unfit = None
         if self._closed:
             return
         self._exchanges.end_all(ConnectionLost(f"NATS at {self._peer}", reason))
