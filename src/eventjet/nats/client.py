@@ -167,7 +167,7 @@ class LoopClient:
         try:
             self._answers = await tap.subscribe(f"{self._exchanges.inbox}.*", self._exchanges.arrived)
             for each in self._listening:
-                await self._subscribe(tap, each)
+                each.subscription = await tap.subscribe(each.subject, each.take, each.queue)
         except NatsError as error:
             raise Unreachable("NATS", f"it ended the connection at once ({reason_of(error)})", "Try again.") from None
         if nats.is_closed:  # nobody else opens another one
@@ -347,11 +347,8 @@ class LoopClient:
         listening = Listening(subject, take, queue)
         self._listening.append(listening)
         if self._tap is not None and self.nats is not None and not self.nats.is_closed:
-            await self._subscribe(self._tap, listening)
+            listening.subscription = await self._tap.subscribe(subject, take, queue)
         return listening
-
-    async def _subscribe(self, tap: Tap, listening: Listening) -> None:
-        listening.subscription = await tap.subscribe(listening.subject, listening.take, listening.queue)
 
     async def unsubscribe(self, served: Collection[Listening]) -> None:
         """Hear nothing of these any more.
@@ -390,7 +387,7 @@ class LoopClient:
             return False
         tap = self._tap
         is_heard = not self._is_own and tap is not None and tap.hears(reply.decode())
-        if is_heard or self._exchanges.is_own_inbox(reply):
+        if is_heard or reply.startswith(self._watcher.inbox):
             return tap is not None and any(watcher.waits(reply, subject) for watcher in tap.watchers)
         return reply.startswith((b"_R_.", *(f"{prefix}.".encode() for prefix in self.endpoint.caller_inboxes)))
 

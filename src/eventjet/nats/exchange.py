@@ -158,10 +158,6 @@ class Exchanges:
         exchange = self._waiting.get(reply)
         return exchange is not None and subject.decode("utf-8", "replace") in exchange.subjects
 
-    def is_own_inbox(self, subject: bytes) -> bool:
-        """Whether what is published there would be read as an answer."""
-        return subject.startswith(self._prefix)
-
     def _look_by(self, at: float) -> None:
         if self._timer is not None:
             if self._timer.when() <= at:

@@ -363,12 +363,10 @@ class _Parser:
 
 def _matches(pattern: list[str], tokens: list[str]) -> bool:
     if pattern[-1] == ">":
-        return len(tokens) >= len(pattern) and all(map(_fits, pattern[:-1], tokens))
-    return len(pattern) == len(tokens) and all(map(_fits, pattern, tokens))
-
-
-def _fits(token: str, other: str) -> bool:
-    return token in ("*", other)
+        pattern = [*pattern[:-1], *("*" * (len(tokens) - len(pattern) + 1) or ">")]
+    return len(pattern) == len(tokens) and all(
+        ours in ("*", token) for ours, token in zip(pattern, tokens, strict=True)
+    )
 
 
 def send(nats: NatsClient, subject: str, payload: bytes, headers: bytes = b"", reply: bytes = b"") -> None:
