@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 from urllib.parse import urlparse, urlsplit
 
@@ -236,3 +236,34 @@ def test_an_endpoint_of_websockets_alone_is_one() -> None:
     with pytest.raises(UsageError, match="Give one kind"):
         Endpoint(("ws://127.0.0.1:80", "nats://127.0.0.1"))
     assert Endpoint(("wss://example.org/nats",)).addresses()[0].url == "wss://example.org:443/nats"
+
+
+async def test_no_message_is_lost_to_members_that_leave_their_queue_group(eventjet_nats: NatsServer) -> None:
+    subject, heard, more = fresh_name(), 0, asyncio.Event()
+
+    def hear(_: Frame) -> None:
+        nonlocal heard
+        heard += 1
+        more.set()
+
+    async with AsyncExitStack() as opened:
+        clients: list[Client] = []
+        for _ in range(2):
+            clients.append(await connect(Settings(servers=(eventjet_nats.url,), request_timeout_s=PATIENT_S)))
+            opened.push_async_callback(clients[-1].close)
+        staying, leaving = clients
+        await staying.serve(subject, hear, "q")
+        await staying.api("INFO")
+        messages = b"PUB %b 1\r\nx\r\n" % subject.encode() * 10_000
+        for _ in range(20):
+            places = [await leaving.serve(subject, hear, "q") for _ in range(20)]
+            await leaving.api("INFO")
+            more.clear()
+            publishing = asyncio.create_task(published(eventjet_nats, messages))
+            await more.wait()
+            await leaving.unsubscribe(places)
+            await publishing
+        async with asyncio.timeout(PATIENT_S):
+            while heard < 20 * 10_000:
+                more.clear()
+                await more.wait()

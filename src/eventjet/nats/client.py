@@ -366,8 +366,7 @@ class LoopClient:
                 await asyncio.wait({leaving}, timeout=LOOK_S)
         finally:
             leaving.cancel()
-        await asyncio.wait({leaving})
-        if not leaving.cancelled():
+        with suppress(asyncio.CancelledError):
             leaving.result()
 
     def publish(self, subject: str, payload: bytes, headers: bytes = b"") -> None:

@@ -39,8 +39,6 @@ PAUSE_S = 0.2
 """Between two tries to connect."""
 REQUESTS_MAX = 24
 """Pages at once: what all of them bring is less than the server keeps for a slow client (64 MB)."""
-_FLUSH_S = 60
-"""For the last messages of a subscription; whoever waits may give up before."""
 _PRIVATE = (
     "_ps",
     "_process_msg",
@@ -57,6 +55,7 @@ _PRIVATE = (
     "_send_unsubscribe",
     "_close",
     "_error_cb",
+    "_flush_pending",
     "_flush_queue",
     "_pending",
     "_pending_data_size",
@@ -155,9 +154,10 @@ class Tap:
         ours: Any = subscription
         try:
             with suppress(NatsError):
-                # nats-py's own `drain` gives up after ten seconds, which a busy loop may need.
+                # nats-py's `drain` sends its PING ahead of the UNSUB, and drops what the server sends in between.
                 await self._nats._send_unsubscribe(ours._id)
-                await self._nats.flush(_FLUSH_S)
+                await self._nats._flush_pending(force_flush=True)
+                await self._nats.flush(60)  # whoever waits may give up before
         finally:
             # nats-py subscribes anew to what it could not drain.
             self._nats._remove_sub(ours._id)
