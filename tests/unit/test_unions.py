@@ -217,6 +217,8 @@ CONFUSED: list[Any] = [
     Rank | float,
     Odd | None,
     bytes | Decimal,
+    Literal[1, True] | Decimal,
+    Rank | Decimal,
     list[int] | tuple[int, ...],
     list[date | str],
     dict[str, date | str],
