@@ -149,14 +149,14 @@ def _of_scalars(one: Node, other: Node) -> int:
 
 
 def _is_read(kind: str, written: Any) -> bool:
-    """Whether a scalar reads the JSON of a constant."""
+    """Whether a scalar reads the JSON of a constant, or pydantic takes a value of it for the constant."""
     if isinstance(written, str):
         try:
             return bool(kind in _TEXTS and _TEXTS[kind](written))
         except ValueError:
             return False
     if kind == "decimal":
-        # Not from JSON, where a decimal is text: pydantic takes Decimal(1) for the constant that equals it.
+        # In JSON a decimal is text, but in Python pydantic takes Decimal(1) for a constant that equals it.
         return isinstance(written, int)
     return written is not None and kind in (("bool",) if isinstance(written, bool) else ("int", "float"))
 
