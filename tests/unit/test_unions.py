@@ -219,6 +219,8 @@ CONFUSED: list[Any] = [
     bytes | Decimal,
     Literal[1, True] | Decimal,
     Rank | Decimal,
+    tuple[float, ...] | tuple[Annotated[int, Field(ge=0, le=9)], ...],
+    dict[str, float] | dict[str, Annotated[int, Field(ge=0, le=9)]],
     list[int] | tuple[int, ...],
     list[date | str],
     dict[str, date | str],

@@ -72,10 +72,14 @@ class _Unions:
             return _ALIKE
         self._above.add(pair)
         try:
-            told = {self._of_forms(*each) for each in product(self._forms(one), self._forms(other))}
+            told = {self._of_inner(*each) for each in product(self._forms(one), self._forms(other))}
         finally:
             self._above.discard(pair)
         return _CONFUSED if _CONFUSED in told else _APART if told == {_APART} else _ALIKE
+
+    def _of_inner(self, one: Node, other: Node) -> int:
+        # As an item or a field pydantic reads an integer as a float, where a float is what it tries first.
+        return _CONFUSED if {one["type"], other["type"]} == {"int", "float"} else self._of_forms(one, other)
 
     def _of_forms(self, one: Node, other: Node, *, is_choice: bool = False) -> int:
         if "none" in (one["type"], other["type"]):
