@@ -72,10 +72,14 @@ class _Unions:
             return _ALIKE
         self._above.add(pair)
         try:
-            told = {self._of_forms(*each) for each in product(self._forms(one), self._forms(other))}
+            told = {self._of_inner(*each) for each in product(self._forms(one), self._forms(other))}
         finally:
             self._above.discard(pair)
         return _CONFUSED if _CONFUSED in told else _APART if told == {_APART} else _ALIKE
+
+    def _of_inner(self, one: Node, other: Node) -> int:
+        # As an item or a field pydantic reads an integer as a float, where a float is what it tries first.
+        return _CONFUSED if {one["type"], other["type"]} == {"int", "float"} else self._of_forms(one, other)
 
     def _of_forms(self, one: Node, other: Node, *, is_choice: bool = False) -> int:
         if "none" in (one["type"], other["type"]):
@@ -139,9 +143,18 @@ def _of_scalars(one: Node, other: Node) -> int:
             return _APART
         return _CONFUSED if any(kinds <= pair for pair in _CONFUSABLE) else _APART
     if left is not None and right is not None:
+        pairs = product(left.values(), right.values())
+        if any(ours == theirs and type(ours) is not type(theirs) for ours, theirs in pairs):
+            return _CONFUSED
         common = left.keys() & right.keys()
         return (_ALIKE if all(left[key] is right[key] for key in common) else _CONFUSED) if common else _APART
     table, kind = (left or {}, other["type"]) if right is None else (right, one["type"])
+    if kind in _NUMBERS:
+        # Of numbers that are equal pydantic takes any for the constant, so False for 0 and Decimal(1) for True.
+        exact = {value for value in table.values() if type(value).__name__ == kind}
+        others = [value for (_, written), value in table.items() if isinstance(written, int) and value not in exact]
+        if any(kind != "bool" or value in (0, 1) for value in others):
+            return _CONFUSED
     common = [value for (_, written), value in table.items() if _is_read(kind, written)]
     if not common:
         return _APART
@@ -155,9 +168,6 @@ def _is_read(kind: str, written: Any) -> bool:
             return bool(kind in _TEXTS and _TEXTS[kind](written))
         except ValueError:
             return False
-    if kind == "decimal":
-        # Not from JSON, where a decimal is text: pydantic takes Decimal(1) for the constant that equals it.
-        return isinstance(written, int)
     return written is not None and kind in (("bool",) if isinstance(written, bool) else ("int", "float"))
 
 
@@ -226,7 +236,7 @@ def _way_of(one: Node, other: Node) -> str:
 
 
 _REASON = (
-    "which JSON does not tell apart, so that a value might come back as the other type; "
+    "which JSON or pydantic does not tell apart, so that a value might become one of the other type; "
     "take one of them, or for each a class with a Literal field that says which it is"
 )
 _ANY: Node = {"type": "any"}
@@ -249,6 +259,7 @@ _TEXTS: Mapping[str, Callable[[str], object]] = {
 """Scalars that travel as text, an integer beyond 2^53 among them, and what tells whether a text may be one."""
 _CONFUSABLE = (*({"str", kind} for kind in _TEXTS), {"int", "decimal", "bytes"}, {"bytes", "timedelta"})
 """Kinds of which some text is of two."""
+_NUMBERS = ("bool", "int", "float", "decimal")
 _GROUPS = dict.fromkeys((*_TEXTS, "float", "bool"), "scalar") | dict.fromkeys(
     ("list", "tuple", "set", "frozenset"), "array"
 )
