@@ -100,7 +100,7 @@ class Jet:
         self._decoder = Decoder(self._catalog)
         self._checkpoints = Checkpoints(settings.database)
         # Workers' notices come over the connection; without one there is nothing to wait for.
-        self._waiting = Waiting(self.name, self._checkpoints, client.listen if client is not None else None)
+        self._waiting = Waiting(self.name, self._checkpoints, client.serve if client is not None else None)
 
     def repository(self, aggregate: AggregateType[S, E], /) -> Repository[S, E]:
         """The repository of one aggregate type, the same for every call; raises `UsageError` for a stranger."""

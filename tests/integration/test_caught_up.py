@@ -63,7 +63,7 @@ async def waiting(ledger: Ledger, slow_s: float = LONG_S) -> AsyncGenerator[tupl
     """As a connection waits, with looks that come a minute late unless a notice wakes."""
     client = await connect(ledger.settings)
     look = Counted(Checkpoints(ledger.settings.database))
-    found = Waiting(ledger.name, look, client.listen, slow_s=slow_s)
+    found = Waiting(ledger.name, look, client.serve, slow_s=slow_s)
     try:
         yield found, look
     finally:

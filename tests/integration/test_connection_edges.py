@@ -140,7 +140,7 @@ async def test_what_is_asked_and_heard_goes_on_over_the_next_connection() -> Non
         heard: list[bytes] = []
         lost: list[None] = []
         client.on_lost.append(lambda: lost.append(None))
-        await client.listen("news.>", heard.append)
+        await client.serve("news.>", lambda frame: heard.append(frame[4]))
         for number in range(1, 4):
             server.kill()
             server.start()
@@ -188,7 +188,7 @@ async def test_a_server_that_is_frozen_is_left_after_the_first_late_request(monk
     with NatsServer() as server:
         client = await connect(Settings(servers=(server.url,), request_timeout_s=60))
         assert client.nats is not None
-        await client.listen("nobody.answers", lambda _: None)
+        await client.serve("nobody.answers", lambda _: None)
         assert "no answer" in await late("nobody.answers", 1)
         await client.api("INFO")  # it answers, so it is not left
         assert client.nats.stats["reconnects"] == 0

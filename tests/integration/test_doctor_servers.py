@@ -14,8 +14,8 @@ import pytest
 from eventjet.dev.nats import NatsServer
 from eventjet.doctor.diagnosis import Diagnoses
 from eventjet.doctor.environment import look_at_environment
+from eventjet.doctor.monitoring import Greeting
 from eventjet.doctor.server import tell_greetings
-from eventjet.nats.dial import Greeting
 from eventjet.operations.roles import accounts, roles_of
 from eventjet.reactions.following import declarations_of
 from eventjet.settings import Settings

@@ -139,7 +139,7 @@ async def test_the_client_and_the_store_of_a_connection_are_of_its_loop_too(
         uses: list[Use] = [
             lambda: client.api("INFO"),
             lambda: client.ask(stream_info(name)),
-            lambda: client.listen("news", print),
+            lambda: client.serve("news", print),
             client.close,
             lambda: store.history("account", "a"),
             lambda: first(store.records()),

@@ -115,14 +115,14 @@ async def test_what_others_are_answered_does_not_keep_a_late_request_alive(nats:
     await client.connect()
     heard = 0
 
-    def hear(_: bytes) -> None:
+    def hear(_: object) -> None:
         nonlocal heard
         heard += 1
 
     subject = fresh_name("silent")
-    await client.listen(f"{subject}.others", hear)
+    await client.serve(f"{subject}.others", hear)
     # Nobody answers on it, and somebody listens.
-    await client.listen(f"{subject}.never", lambda _: None)
+    await client.serve(f"{subject}.never", lambda _: None)
     asked = asyncio.create_task(client.request(f"{subject}.never"))
     async with asyncio.timeout(PATIENT_S):
         while not asked.done():

@@ -176,7 +176,9 @@ async def test_a_given_clients_own_callbacks_are_called_as_before(eventjet_nats:
         await given.publish("No.entry", b"")
         await client.api("INFO")
         assert denied == ["No.entry"]
-        assert any("no.entry" in text for text in said)
+        async with asyncio.timeout(PATIENT_S):
+            while not any("no.entry" in text for text in said):
+                await asyncio.sleep(0.01)
         await client.close()
         await given.publish("No.more", b"")
         await given.flush()
@@ -230,6 +232,39 @@ async def test_messages_go_together_in_one_turn_of_the_loop(given: NatsClient) -
         send(given, subject, b"%d" % number, b"NATS/1.0\r\nA: b\r\n\r\n")
     async with asyncio.timeout(PATIENT_S):
         assert [await heard.get() for _ in range(100)] == [b"%d" % number for number in range(100)]
+
+
+FRAMES = b"HMSG a 1 reply 17 22\r\nNATS/1.0\r\nA:b\r\n\r\nhello\r\nMSG a 1 5\r\nagain\r\n"
+
+
+@pytest.mark.parametrize("cut", range(len(FRAMES)))
+async def test_a_client_is_given_in_the_middle_of_a_message(cut: int) -> None:
+    has_begun, is_given = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"version": "2.15.1", "max_payload": 1000000, "headers": true}\r\n')
+        while not (line := await reader.readline()).startswith(b"SUB"):
+            writer.write(b"PONG\r\n" * (line == b"PING\r\n"))
+        writer.write(b"PING\r\n" + FRAMES[:cut])
+        while await reader.readline() != b"PONG\r\n":
+            pass
+        has_begun.set()
+        await is_given.wait()
+        writer.write(FRAMES[cut:])
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1") as server:
+        given = await nats.connect(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}", allow_reconnect=False)
+        heard = await given.subscribe("a")
+        async with asyncio.timeout(PATIENT_S):
+            await has_begun.wait()
+            Tap.of(given)
+            is_given.set()
+            first, second = await heard.next_msg(PATIENT_S), await heard.next_msg(PATIENT_S)
+        await given.close()
+    assert (first.reply, first.headers, first.data) == ("reply", {"A": "b"}, b"hello")
+    assert (second.reply, second.headers, second.data) == ("", None, b"again")
 
 
 def test_an_endpoint_of_websockets_alone_is_one() -> None:

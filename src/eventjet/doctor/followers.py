@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from eventjet.doctor.diagnosis import Diagnoses, Installation
+from eventjet.doctor.monitoring import Greeting
 from eventjet.doctor.streams import tell_no_server
 from eventjet.doctor.work import tell_work
 from eventjet.errors import Forbidden, LogUnusable
-from eventjet.nats.dial import Greeting
 from eventjet.nats.endpoint import Endpoint
 from eventjet.reactions.following import declarations_of
 from eventjet.reader.connection import NatsConnection

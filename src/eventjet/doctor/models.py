@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 from eventjet.doctor.database import SeenDatabase
 from eventjet.doctor.diagnosis import Diagnoses, Installation, Level
+from eventjet.doctor.monitoring import Greeting
 from eventjet.doctor.streams import tell_no_server
 from eventjet.doctor.work import tell_work
 from eventjet.jetstream.api import next_message
-from eventjet.nats.dial import Greeting
 from eventjet.nats.endpoint import Endpoint
 from eventjet.reactions.following import filters_of
 from eventjet.reader.connection import NatsConnection

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import http.client
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import urlsplit
 
 from eventjet.doctor.clocks import tell_clock
 from eventjet.doctor.diagnosis import Diagnoses, Installation, Level, named
-from eventjet.errors import UsageError
+from eventjet.errors import StoreError, UsageError
 from eventjet.jetstream.api import nanoseconds
-from eventjet.nats.dial import Greeting, tls_context
+from eventjet.nats.dial import dial_at, fault_of, tls_context
 from eventjet.nats.endpoint import Endpoint
 from eventjet.urls import parse
 
@@ -25,6 +27,33 @@ _REQUEST_S = 5.0
 _SERVERS_MAX = 20
 _NEAR = 0.8
 _ALWAYS = "jetstream { sync_interval: always }"
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What one server says of itself, or why it says nothing."""
+
+    peer: str
+    info: dict[str, Any]
+    """Its INFO; empty where there was none."""
+    fault: str = ""
+
+
+def greetings(endpoint: Endpoint, timeout_s: float) -> list[Greeting]:
+    """Of every server that is named or known, one after the other; each is connected to and left. Never raises."""
+    deadline = time.monotonic() + timeout_s
+    addresses = endpoint.addresses()
+    greeted: list[Greeting] = []
+    for index, address in enumerate(addresses):
+        share_s = (deadline - time.monotonic()) / (len(addresses) - index)
+        try:
+            dialled = dial_at(endpoint, address, time.monotonic() + max(share_s, 0.0))
+        except (OSError, ValueError, StoreError) as error:
+            greeted.append(Greeting(address.peer, {}, fault_of(error)))
+        else:
+            dialled.sock.close()
+            greeted.append(Greeting(address.peer, dialled.info))
+    return greeted
 
 
 def monitoring_url(text: str) -> str:

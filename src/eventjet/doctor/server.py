@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eventjet.doctor.diagnosis import Diagnoses, Installation, Level, named
+from eventjet.doctor.monitoring import Greeting, greetings
 from eventjet.errors import LogUnusable, NoResponders, StoreUnavailable, Unreachable
 from eventjet.jetstream.requirements import RECOMMENDED_SERVER, check_server, shown_version, version_of
-from eventjet.nats.dial import Greeting, greetings
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.inspection import AccountLimits, Limit, account_limits
 from eventjet.reader.connection import NatsConnection

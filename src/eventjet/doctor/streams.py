@@ -11,9 +11,9 @@ from typing import Any
 from eventjet.codec.subjects import declared_name, snapshot_bucket
 from eventjet.doctor.clocks import tell_clock
 from eventjet.doctor.diagnosis import Diagnoses, Installation, Level, named
+from eventjet.doctor.monitoring import Greeting
 from eventjet.errors import Forbidden, UnknownAggregate, UnknownEvent
 from eventjet.jetstream.api import StreamState, direct_page, server_time, stream_info
-from eventjet.nats.dial import Greeting
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.inspection import ListedConsumer, list_consumers, replicas_of
 from eventjet.projections.app_ref import Application

@@ -25,7 +25,7 @@ from eventjet.jetstream.answers import PROBE, Answerers, ExpectedAnswer
 from eventjet.jetstream.api import CONFLICTS, LAG_S, Request, call, is_page, is_status, reading_records, shortened
 from eventjet.jetstream.requirements import check_server
 from eventjet.nats.client import LoopClient, Message, NatsClient, given_endpoint
-from eventjet.nats.dial import check_files
+from eventjet.nats.dial import login, tls_context
 from eventjet.nats.endpoint import Endpoint, is_file
 from eventjet.nats.exchange import Exchange
 from eventjet.nats.protocol import Frame, nobody_listens
@@ -96,7 +96,11 @@ def check_settings(settings: Settings) -> None:
             what = f"The file of EVENTJET_{name.upper()}"
             raise Unreachable(what, "it does not exist", "Give the path of a file that is there.")
     endpoint = Endpoint.of(settings)
-    check_files(endpoint)
+    # Files of no use are a fault also where no server needs them.
+    if endpoint.tls_ca or endpoint.tls_cert or endpoint.tls_key:
+        tls_context(endpoint)
+    if endpoint.signature_cb is None:
+        login(endpoint, "")
     if endpoint.is_websocket and find_spec("aiohttp") is None:
         raise UsageError("A WebSocket takes aiohttp, which is not installed: pip install 'eventjet[websocket]'.")
 

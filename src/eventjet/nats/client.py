@@ -113,7 +113,8 @@ class LoopClient:
         self._exchanges = Exchanges(f"{endpoint.inbox_prefix}.{secrets.token_hex(11)}", self._doubt)
         self.nats = nats
         """The client of nats-py that carries all this; None before the first connection."""
-        self._is_own = nats is None
+        self.is_own = nats is None
+        """Whether it ends with this; a given client is somebody else's to close."""
         self.room = asyncio.Semaphore(REQUESTS_MAX) if nats is None else Tap.of(nats).room
         """For pages, which all that goes over one connection share."""
         self._tap: Tap | None = None
@@ -138,11 +139,6 @@ class LoopClient:
         self._closed = False
         self.guard = LoopGuard()
 
-    @property
-    def is_given(self) -> bool:
-        """Whether it goes over a client that somebody else closes."""
-        return not self._is_own
-
     def another(self, name: str) -> Self:
         """A client of the same servers and credentials, to be closed, which connects when it is first used."""
         client = type(self)(replace(self.endpoint.with_name(name), shuffle=True), self.timeout_s)
@@ -160,7 +156,7 @@ class LoopClient:
         Raises `Unauthorized`, `Unreachable` and `UsageError`.
         """
         self.guard.check()
-        nats = await self._dialled() if self.nats is None or self._is_own else self.nats
+        nats = await self._dialled() if self.nats is None or self.is_own else self.nats
         tap = self._tap = Tap.of(nats)
         self.nats, self.unfit = nats, None
         tap.watchers.append(self._watcher)
@@ -267,7 +263,7 @@ class LoopClient:
             return
         if self._watcher in tap.watchers:
             tap.watchers.remove(self._watcher)
-        if self._is_own:
+        if self.is_own:
             await _close(nats, tap)
             return
         with suppress(TimeoutError):
@@ -280,7 +276,7 @@ class LoopClient:
 
     async def ready(self, subject: str, wait_s: float) -> None:
         """Return once the connection takes a message; raises `StoreUnavailable` when there is none in time."""
-        await self._with_room(subject, asyncio.get_running_loop().time() + wait_s)
+        await self._with_room(subject, wait_s)
 
     async def begin(
         self, messages: Sequence[Message], wait_s: float, accepts: Callable[[Frame], bool] | None = None
@@ -291,22 +287,24 @@ class LoopClient:
         `accepts` tells whose answers count. Raises `StoreUnavailable`, `Forbidden` and `Refused`.
         """
         self.check_open()
-        what, subjects = messages[-1][0], [subject for subject, _, _ in messages]
+        subjects = [message[0] for message in messages]
+        what = subjects[-1]
         if self.endpoint.is_elsewhere:
             messages = [(self.endpoint.routed(subject), body, block) for subject, body, block in messages]
             # A server of this domain names in violations what it maps it to.
             subjects = [*(subject for subject, _, _ in messages), *subjects]
-        until = asyncio.get_running_loop().time() + wait_s
-        nats = await self._with_room(what, until)
+        nats = self._roomy() or await self._with_room(what, wait_s)
         exchange = self._exchanges.begin(subjects, wait_s, accepts)
         try:
             for message in messages[:-1]:
                 send(nats, *message)
                 if nats.pending_data_size > _ROOM_BYTES:
-                    await self._with_room(what, until)
+                    await self._with_room(what, exchange.until - asyncio.get_running_loop().time())
                 if exchange.fault is not None:
                     raise exchange.fault
             send(nats, *messages[-1], exchange.reply)
+            if len(self._exchanges.waiting) == 1:
+                Tap.of(nats).flush()  # nobody else is likely to send in this turn of the loop
         except BaseException:
             self.forget(exchange)
             raise
@@ -326,16 +324,12 @@ class LoopClient:
 
     # What is published and heard.
 
-    async def listen(self, subject: str, heard: Callable[[bytes], object]) -> None:
-        """Have `heard` called with each payload on a subject, from now on and over every later connection.
-
-        Messages are lost while there is none, and a subscription that the server denies only stays silent.
-        Raises `ConnectionClosed` after `close`.
-        """
-        await self.serve(subject, lambda frame: heard(frame[4]))
-
     async def serve(self, subject: str, heard: Callable[[Frame], object], queue: str = "") -> Listening:
-        """As `listen`, with whole messages, and as a member of a queue group where one is named."""
+        """Have `heard` called with each message on a subject, from now on and over every later connection.
+
+        As a member of a queue group, where one is named. Messages are lost while there is no connection, and a
+        subscription that the server denies only stays silent. Raises `ConnectionClosed` after `close`.
+        """
         self.check_open()
         loop = asyncio.get_running_loop()
 
@@ -385,28 +379,36 @@ class LoopClient:
         if len(reply) > _INBOX_MAX or not _INBOX.fullmatch(reply):
             return False
         tap = self._tap
-        is_heard = not self._is_own and tap is not None and tap.hears(reply.decode())
+        is_heard = not self.is_own and tap is not None and tap.hears(reply.decode())
         if is_heard or reply.startswith(self._watcher.inbox):
             return tap is not None and any(watcher.waits(reply, subject) for watcher in tap.watchers)
         return reply.startswith((b"_R_.", *(f"{prefix}.".encode() for prefix in self.endpoint.caller_inboxes)))
 
     # The connection.
 
-    async def _with_room(self, what: str, until: float) -> NatsClient:
+    def _roomy(self) -> NatsClient | None:
+        """The connection, where it takes more."""
+        nats = self.nats
+        if nats is None or self.unfit is not None or not nats.is_connected or (not self.is_own and nats.is_draining):
+            return None
+        return nats if nats.pending_data_size <= _ROOM_BYTES else None
+
+    async def _with_room(self, what: str, wait_s: float) -> NatsClient:
         """The connection, once it takes more; raises `StoreUnavailable` when there is none in time."""
         loop = asyncio.get_running_loop()
+        until = loop.time() + wait_s
         while not self._closed:
             if isinstance(self.unfit, Unreachable):
                 raise StoreUnavailable(what, str(self.unfit))
             if self.unfit is not None:
                 raise self.unfit
             nats = self.nats
-            if nats is not None and not self._is_own and (nats.is_draining or nats.is_closed):
+            if nats is not None and not self.is_own and (nats.is_draining or nats.is_closed):
                 state = "closed" if nats.is_closed else "draining"
                 raise StoreUnavailable(what, f"the NATS client that was given is {state}")
+            if roomy := self._roomy():
+                return roomy
             is_connected = nats is not None and nats.is_connected
-            if nats is not None and is_connected and nats.pending_data_size <= _ROOM_BYTES:
-                return nats
             left_s = until - loop.time()
             if left_s <= 0:
                 reason = "the connection takes nothing" if is_connected else "there is no connection"
@@ -480,7 +482,7 @@ class LoopClient:
     def _informed(self) -> None:
         """Take the servers of the cluster, each with the name that its certificate must have."""
         nats = self.nats
-        if nats is None or self.endpoint.is_websocket or not self._is_own:
+        if nats is None or self.endpoint.is_websocket or not self.is_own:
             return
         self.endpoint = self.endpoint.with_discovered(self.info.get("connect_urls") or ())
         pool: list[Srv] = cast("Any", nats)._server_pool
@@ -498,12 +500,12 @@ class LoopClient:
     def _ended(self) -> None:
         """The client is closed: by its owner, or by nats-py, since the server ended the login."""
         self._lost(reason_of(self._fault) if self._fault else "it ended the connection")
-        if self._is_own and not self._closed:
+        if self.is_own and not self._closed:
             self._open()
 
     def _doubt(self) -> None:
         """A request had no answer in time: a server that says nothing at all is left for another."""
-        if self._is_own and (self._doubting is None or self._doubting.done()):
+        if self.is_own and (self._doubting is None or self._doubting.done()):
             self._doubting = asyncio.create_task(self._pinged())
 
     async def _pinged(self) -> None:

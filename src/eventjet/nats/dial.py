@@ -59,12 +59,12 @@ def dial(endpoint: Endpoint, timeout_s: float) -> Dialled:
         if share_s <= 0:
             break
         try:
-            return _dial_one(endpoint, address, time.monotonic() + share_s)
+            return dial_at(endpoint, address, time.monotonic() + share_s)
         except Unauthorized as error:
             refusal = error
         except (OSError, ValueError, StoreError) as error:
             refusal = _refusal_of_client(error, endpoint, address.peer) or refusal
-            faults.append(f"{address.peer} {_reason(error)}")
+            faults.append(f"{address.peer} {fault_of(error)}")
     if refusal is not None:
         raise refusal
     raise Unreachable(
@@ -74,34 +74,8 @@ def dial(endpoint: Endpoint, timeout_s: float) -> Dialled:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Greeting:
-    """What one server says of itself, or why it says nothing."""
-
-    peer: str
-    info: dict[str, Any]
-    """Its INFO; empty where there was none."""
-    fault: str = ""
-
-
-def greetings(endpoint: Endpoint, timeout_s: float) -> list[Greeting]:
-    """Of every server that is named or known, one after the other; each is connected to and left. Never raises."""
-    deadline = time.monotonic() + timeout_s
-    addresses = endpoint.addresses()
-    found: list[Greeting] = []
-    for index, address in enumerate(addresses):
-        share_s = (deadline - time.monotonic()) / (len(addresses) - index)
-        try:
-            dialled = _dial_one(endpoint, address, time.monotonic() + max(share_s, 0.0))
-        except (OSError, ValueError, StoreError) as error:
-            found.append(Greeting(address.peer, {}, _reason(error)))
-        else:
-            dialled.sock.close()
-            found.append(Greeting(address.peer, dialled.info))
-    return found
-
-
-def _dial_one(endpoint: Endpoint, address: Address, deadline: float) -> Dialled:
+def dial_at(endpoint: Endpoint, address: Address, deadline: float) -> Dialled:
+    """Connect to one server; raises what `fault_of` words, and `Unauthorized`."""
     sock = socket.create_connection((address.host, address.port), timeout=_left(deadline))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -227,14 +201,6 @@ def _read(path: Path, pattern: re.Pattern[bytes], setting: str, what: str) -> by
     return match[1]
 
 
-def check_files(endpoint: Endpoint) -> None:
-    """Raise `UsageError` for files of credentials or TLS that cannot be used, also where no server needs them."""
-    if endpoint.tls_ca or endpoint.tls_cert or endpoint.tls_key:
-        tls_context(endpoint)
-    if endpoint.signature_cb is None:
-        _connect_options(endpoint, {}, encrypted=False)
-
-
 def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
     """What the endpoint says of TLS; raises `UsageError` for files that cannot be used."""
     if endpoint.tls is not None:
@@ -268,7 +234,8 @@ def _refusal_of_client(error: Exception, endpoint: Endpoint, peer: str) -> Unaut
     return None
 
 
-def _reason(error: Exception) -> str:
+def fault_of(error: Exception) -> str:
+    """What is wrong with a server that did not let us in, as the end of a sentence that it begins."""
     match error:
         case ssl.SSLCertVerificationError():
             return f"has a certificate that is not trusted ({error.verify_message})"

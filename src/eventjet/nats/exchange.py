@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 
@@ -25,44 +26,24 @@ _ANSWERED_MAX = 1_000
 """So many publishes are remembered after their answer: a second one says that somebody else answers, too."""
 
 
+@dataclass(slots=True, eq=False)
 class Exchange:
     """One request, and what has come in answer to it."""
 
-    __slots__ = (
-        "_frames",
-        "_wake",
-        "accepts",
-        "began",
-        "fault",
-        "is_overdue",
-        "patience_s",
-        "reply",
-        "subjects",
-        "until",
-    )
-
-    def __init__(
-        self,
-        reply: bytes,
-        subjects: Collection[str],
-        patience_s: float,
-        now: float,
-        accepts: Callable[[Frame], bool] | None,
-    ) -> None:
-        self.reply = reply
-        self.subjects = subjects
-        """What was published for it: a violation on any of them ends it."""
-        self.patience_s = patience_s
-        """How long its answer, or the next part of it, may take."""
-        self.began = now
-        self.until = now + patience_s
-        self.is_overdue = False
-        self.accepts = accepts
-        """Whether a frame is of whoever was asked, None where nobody else answers; others' frames give no more time."""
-        self.fault: Exception | None = None
-        """What ended it."""
-        self._frames: list[Frame] = []
-        self._wake: asyncio.Future[None] | None = None
+    reply: bytes
+    subjects: Collection[str]
+    """What was published for it: a violation on any of them ends it."""
+    patience_s: float
+    """How long its answer, or the next part of it, may take."""
+    began: float
+    until: float
+    accepts: Callable[[Frame], bool] | None
+    """Whether a frame is of whoever was asked, None where nobody else answers; others' frames give no more time."""
+    is_overdue: bool = False
+    fault: Exception | None = None
+    """What ended it."""
+    _frames: list[Frame] = field(default_factory=list[Frame])
+    _wake: asyncio.Future[None] | None = None
 
     async def came(self) -> list[Frame]:
         """Return the next frames of the answer, at least one; raises what ended the exchange."""
@@ -105,7 +86,7 @@ class Exchanges:
         self._on_late = on_late
         self._timer: asyncio.TimerHandle | None = None
         self._count = 0
-        self._waiting: dict[bytes, Exchange] = {}
+        self.waiting: dict[bytes, Exchange] = {}
         self._answered: dict[bytes, Callable[[Frame], bool]] = {}
 
     def begin(
@@ -117,14 +98,14 @@ class Exchanges:
         """
         now = asyncio.get_running_loop().time()
         self._count += 1
-        exchange = Exchange(b"%b%d" % (self._prefix, self._count), subjects, patience_s, now, accepts)
-        self._waiting[exchange.reply] = exchange
-        self._look_by(min(exchange.until, now + min(LOOK_S, patience_s / 8)))
+        exchange = Exchange(b"%b%d" % (self._prefix, self._count), subjects, patience_s, now, now + patience_s, accepts)
+        self.waiting[exchange.reply] = exchange
+        self._look_by(now + min(LOOK_S, patience_s / 8))
         return exchange
 
     def forget(self, exchange: Exchange) -> None:
         """Ignore whatever still comes in answer to it, but for who it is that answers."""
-        self._waiting.pop(exchange.reply, None)
+        self.waiting.pop(exchange.reply, None)
         if exchange.accepts is not None:
             self._answered[exchange.reply] = exchange.accepts
             if len(self._answered) > _ANSWERED_MAX:
@@ -134,7 +115,7 @@ class Exchanges:
         """Give messages of the inbox to the exchanges that they answer."""
         now = asyncio.get_running_loop().time()
         for reply, group in groupby(frames, _subject_of):
-            exchange = self._waiting.get(reply)
+            exchange = self.waiting.get(reply)
             if exchange is not None:
                 exchange.arrived(list(group), now)
             elif reply in self._answered:
@@ -143,19 +124,19 @@ class Exchanges:
 
     def denied(self, fault: Forbidden) -> bool:
         """End what was published on the subject of a violation; whether there was any."""
-        concerned = [each for each in self._waiting.values() if fault.subject in each.subjects]
+        concerned = [each for each in self.waiting.values() if fault.subject in each.subjects]
         for exchange in concerned:
             exchange.end(fault)
         return bool(concerned)
 
     def end_all(self, fault: Exception) -> None:
         """End every exchange with the same error."""
-        for exchange in self._waiting.values():
+        for exchange in self.waiting.values():
             exchange.end(fault)
 
     def waits(self, reply: bytes, subject: bytes) -> bool:
         """Whether an answer with this reply subject is waited for, to what was asked on a subject."""
-        exchange = self._waiting.get(reply)
+        exchange = self.waiting.get(reply)
         return exchange is not None and subject.decode("utf-8", "replace") in exchange.subjects
 
     def _look_by(self, at: float) -> None:
@@ -171,7 +152,7 @@ class Exchanges:
         now = asyncio.get_running_loop().time()
         lateness_s, self._timer = now - self._timer.when(), None
         is_late = False
-        for each in self._waiting.values():
+        for each in self.waiting.values():
             if each.fault is not None:
                 continue
             if lateness_s > STILL_S:

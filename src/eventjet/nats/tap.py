@@ -24,44 +24,31 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Any, cast
 
+from nats.aio.client import DEFAULT_BUFFER_SIZE
 from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription
 from nats.errors import Error as NatsError
 from nats.errors import ProtocolError, StaleConnectionError, UnexpectedEOF
+from nats.protocol.parser import AWAITING_CONTROL_LINE
 
 from eventjet.codec.reasons import reason_of
 from eventjet.errors import ConnectionLost, Refused, UsageError
-from eventjet.nats.protocol import Frame, FrameParser, publish_frame
+from eventjet.nats.protocol import Control, Frame, FrameParser, publish_frame
 from eventjet.urls import WEBSOCKET
 
 PAUSE_S = 0.2
 """Between two tries to connect."""
 REQUESTS_MAX = 24
 """Pages at once: what all of them bring is less than the server keeps for a slow client (64 MB)."""
+# fmt: off
 _PRIVATE = (
-    "_ps",
-    "_process_msg",
-    "_process_info",
-    "_process_ping",
-    "_process_pong",
-    "_process_err",
-    "_process_op_err",
-    "_attempt_reconnect",
-    "_connect_to_server",
-    "_process_connect_init",
-    "_pongs",
-    "_remove_sub",
-    "_send_unsubscribe",
-    "_close",
-    "_error_cb",
-    "_flush_pending",
-    "_flush_queue",
-    "_pending",
-    "_pending_data_size",
-    "_server_info",
-    "_subs",
+    "_ps", "_process_msg", "_process_info", "_process_ping", "_process_pong", "_process_err", "_process_op_err",
+    "_attempt_reconnect", "_connect_to_server", "_process_connect_init", "_pongs", "_remove_sub", "_send_unsubscribe",
+    "_close", "_error_cb", "_flush_pending", "_flush_queue", "_pending", "_pending_data_size", "_server_info", "_subs",
+    "_transport",
 )
+# fmt: on
 _TAP = "_eventjet_tap"
 """Attribute of nats-py's client that keeps its one."""
 _sid_of = itemgetter(0)
@@ -193,6 +180,19 @@ class Tap:
         self._reason = self._reason or reason
         self.abort()
 
+    def flush(self) -> None:
+        """Write what waits to be sent, unless the socket is full, which nats-py's flusher waits for."""
+        client = self._nats
+        if not client._pending:
+            return
+        writer = getattr(client._transport, "_io_writer", None)  # a WebSocket has none
+        if writer is not None and client.is_connected and not writer.transport.get_write_buffer_size():
+            writer.write(b"".join(client._pending))
+            client._pending = []
+            client._pending_data_size = 0
+        elif client._flush_queue.empty():
+            client._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+
     def abort(self) -> None:
         """Close the socket, so that nobody waits for a server that reads nothing."""
         for name in ("_io_writer", "_bare_io_writer"):
@@ -297,40 +297,73 @@ class Tap:
 
 
 class _Parser:
-    """In place of nats-py's: our frames go to their takers at once, those of others the way they would."""
+    """In place of nats-py's: our frames go to their takers as they come, the rest in nats-py's own reading.
+
+    That is a task which a stream wakes up, and costs a request 15 µs (decision 56). So once its stream is empty, what
+    comes is parsed at once, and the task has only what is not ours.
+    """
 
     def __init__(self, tap: Tap, nats: Any) -> None:
         self._tap = tap
         self._nats = nats
-        self._frames = FrameParser()
+        self._before: Any = nats._ps
+        self.reset()
 
     def reset(self) -> None:
         self._frames = FrameParser()
+        self._wake: Callable[[bytes], object] | None = None
+        self._left: list[tuple[list[Frame], list[Control]]] = []
+        self._fault: ValueError | None = None
 
     async def parse(self, data: bytes = b"") -> None:
         """Take what the server has sent; raises `ProtocolError`, which ends the connection."""
+        if self._wake is None:
+            before, self._before = self._before, None
+            self._feed(_unparsed(before) + data if before is not None else bytes(data))
+            stream = getattr(self._nats._transport, "_io_reader", None)  # a WebSocket has none
+            if stream is not None and 0 < len(data) < DEFAULT_BUFFER_SIZE:
+                self._wake = stream.feed_data
+                stream.feed_data = self._came
+        while self._left:
+            await self._took(*self._left.pop(0))
+        if self._fault is not None:
+            raise ProtocolError from self._fault
+
+    def _came(self, data: bytes) -> None:
+        self._feed(data)
+        if (self._left or self._fault is not None) and self._wake is not None:
+            self._wake(b" ")
+
+    def _feed(self, data: bytes) -> None:
+        if self._fault is not None or self._nats.is_closed or self._nats.is_reconnecting:
+            return
         try:
-            frames, controls = self._frames.feed(bytes(data))
+            frames, controls = self._frames.feed(data)
         except ValueError as error:
-            raise ProtocolError from error
-        # A violation comes before the answer to what was let through of the same batch, and an answer before the PONG
-        # that says that there are no more.
+            self._fault = error
+            return
         for verb, argument in controls:
             if verb == b"-ERR":
-                self._tap.said(argument.decode("utf-8", "replace").strip("' "))
+                # Before the answer to what was let through of the same batch.
+                self._tap.said(_text(argument))
+        others: list[Frame] = []
         for sid, group in groupby(frames, _sid_of):
-            take = self._tap.taker(int(sid))
-            if take is not None:
-                messages = list(group)
-                self._nats.stats["in_msgs"] += len(messages)
-                self._nats.stats["in_bytes"] += sum([len(frame[4]) for frame in messages])
-                take(messages)
+            messages, take = list(group), self._tap.taker(int(sid))
+            if take is None:
+                others += messages
                 continue
-            for _, subject, reply, headers, body in group:
-                try:
-                    await self._nats._process_msg(int(sid), subject, reply, body, headers or None)
-                except (ValueError, IndexError) as error:  # not UTF-8
-                    await self._tap.failed(error)
+            self._nats.stats["in_msgs"] += len(messages)
+            self._nats.stats["in_bytes"] += sum([len(frame[4]) for frame in messages])
+            take(messages)
+        if others or controls:
+            self._left.append((others, controls))
+
+    async def _took(self, frames: list[Frame], controls: list[Control]) -> None:
+        for sid, subject, reply, headers, body in frames:
+            try:
+                await self._nats._process_msg(int(sid), subject, reply, body, headers or None)
+            except (ValueError, IndexError) as error:  # not UTF-8
+                await self._tap.failed(error)
         for verb, argument in controls:
             match verb:
                 case b"PING":
@@ -340,7 +373,7 @@ class _Parser:
                 case b"INFO":
                     await self._nats._process_info(json.loads(argument))
                 case b"-ERR":
-                    await self._took_fault(argument.decode("utf-8", "replace").strip("' ").lower())
+                    await self._took_fault(_text(argument).lower())
                 case _:
                     pass
 
@@ -359,6 +392,20 @@ class _Parser:
             await self._nats._process_op_err(NatsError(f"nats: {text}"))
         else:
             await self._nats._process_err(text)
+
+
+def _unparsed(parser: Any) -> bytes:
+    """What nats-py's own parser has of a frame whose end it has not seen."""
+    if parser.state == AWAITING_CONTROL_LINE:
+        return bytes(parser.buf)
+    verb, head = (b"HMSG", b"%d " % parser.header_needed) if parser.header_needed else (b"MSG", b"")
+    name = parser.msg_arg
+    reply = name["reply"] + b" " if name["reply"] else b""
+    return b"%b %b %d %b%b%d\r\n%b" % (verb, name["subject"], name["sid"], reply, head, parser.needed, parser.buf)
+
+
+def _text(argument: bytes) -> str:
+    return argument.decode("utf-8", "replace").strip("' ")
 
 
 def _matches(pattern: list[str], tokens: list[str]) -> bool:
@@ -386,9 +433,9 @@ def send(nats: NatsClient, subject: str, payload: bytes, headers: bytes = b"", r
         )
     client: Any = nats
     frame = publish_frame(subject, payload, reply=reply, headers=headers)
+    if not client._pending:
+        asyncio.get_running_loop().call_soon(getattr(client, _TAP).flush)
     client._pending.append(frame)
     client._pending_data_size += len(frame)
     client.stats["out_msgs"] += 1
     client.stats["out_bytes"] += len(payload)
-    if client._flush_queue.empty():
-        client._flush_queue.put_nowait(asyncio.get_running_loop().create_future())

@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from eventjet.codec.subjects import notice_subject, read_notice
 from eventjet.errors import NotCaughtUp, StoreError, Unreachable
 from eventjet.errors.projection import ANOTHER_APP, ANOTHER_LOG, LOST_ROWS
+from eventjet.nats.protocol import Frame
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.checkpoint import FAILED, PAUSED, RETIRED
 from eventjet.sql.database import Database
@@ -37,8 +38,8 @@ _POLL_S = (0.01, 0.2)
 _HOPELESS = (FAILED, PAUSED, RETIRED)
 """States in which nobody will advance it before a person has done something."""
 
-Listen = Callable[[str, Callable[[bytes], object]], Awaitable[object]]
-"""Has payloads of a subject handed over from now on; raises `StoreError`."""
+Listen = Callable[[str, Callable[[Frame], object]], Awaitable[object]]
+"""Has messages of a subject handed over from now on; raises `StoreError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +186,7 @@ class Waiting:
             return
         self._heard.add(projection)
         try:
-            await self.listen(notice_subject(self.app, projection), lambda payload: self._notice(projection, payload))
+            await self.listen(notice_subject(self.app, projection), lambda frame: self._notice(projection, frame[4]))
         except StoreError:
             self._heard.discard(projection)  # the slow look serves meanwhile
 

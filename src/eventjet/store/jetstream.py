@@ -70,7 +70,7 @@ class JetStreamStore(EventStore):
         self._aggregates = frozenset(aggregates)
         self._client = client
         self.known = KnownLog(app, client)
-        self._reader = client if client.is_given else client.another("eventjet histories")
+        self._reader = client.another("eventjet histories") if client.is_own else client
         self._save_timeout_s = save_timeout_s
         self._long_reads = LongReads(app, self._reader, self._patience)
         self._sender = Sender(app, client)

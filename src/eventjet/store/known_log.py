@@ -113,7 +113,7 @@ class KnownLog:
         """The stream as its leader knows it now; raises `LogUnusable`, `StoreUnavailable` and `Forbidden`."""
         if not self._listens:
             self._listens = True
-            await self._client.listen(f"$JS.EVENT.ADVISORY.STREAM.*.{self._stream}", lambda _: self._told())
+            await self._client.serve(f"$JS.EVENT.ADVISORY.STREAM.*.{self._stream}", lambda _: self._told())
         asked_at = time.monotonic()
         try:
             found = await info(self._client, self._stream)

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eventjet.doctor.diagnosis import Diagnoses, Diagnosis, Installation
-from eventjet.doctor.monitoring import look_at_monitoring
-from eventjet.nats.dial import greetings
+from eventjet.doctor.monitoring import greetings, look_at_monitoring
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.standing import DeadlineCounts, Following, LogNow, deadline_counts, log_now
 from eventjet.reactions.following import declarations_of
