@@ -239,7 +239,7 @@ FRAMES = b"HMSG a 1 reply 17 22\r\nNATS/1.0\r\nA:b\r\n\r\nhello\r\nMSG a 1 5\r\n
 
 @pytest.mark.parametrize("cut", range(len(FRAMES)))
 async def test_a_client_is_given_in_the_middle_of_a_message(cut: int) -> None:
-    has_begun, is_given = asyncio.Event(), asyncio.Event()
+    has_begun, is_given, is_over = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b'INFO {"version": "2.15.1", "max_payload": 1000000, "headers": true}\r\n')
@@ -253,6 +253,8 @@ async def test_a_client_is_given_in_the_middle_of_a_message(cut: int) -> None:
         writer.write(FRAMES[cut:])
         await reader.read()
         writer.close()
+        await writer.wait_closed()
+        is_over.set()
 
     async with await asyncio.start_server(serve, "127.0.0.1") as server:
         given = await nats.connect(f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}", allow_reconnect=False)
@@ -262,7 +264,8 @@ async def test_a_client_is_given_in_the_middle_of_a_message(cut: int) -> None:
             Tap.of(given)
             is_given.set()
             first, second = await heard.next_msg(PATIENT_S), await heard.next_msg(PATIENT_S)
-        await given.close()
+            await given.close()
+            await is_over.wait()
     assert (first.reply, first.headers, first.data) == ("reply", {"A": "b"}, b"hello")
     assert (second.reply, second.headers, second.data) == ("", None, b"again")
 
