@@ -176,12 +176,12 @@ async def test_what_a_listener_raises_is_no_matter_of_those_who_wait_for_answers
     raised: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
 
-    def hear(_: bytes) -> None:
+    def hear(_: object) -> None:
         raise LookupError
 
     with NatsServer() as server:
         client = await connect(Settings(servers=(server.url,), request_timeout_s=60))
-        await client.listen("news", hear)
+        await client.serve("news", hear)
         for _ in range(3):
             await client.request("$JS.API.INFO", before=[("news", b"x", b"")])
         async with asyncio.timeout(60):

@@ -19,6 +19,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.domain.parked import PARKED, Parked
 from eventjet.errors import CursorMissing, UnexpectedExit, UsageError
 from eventjet.jetstream.api import stream_info
+from eventjet.nats.protocol import Frame
 from eventjet.reactions import verdicts
 from eventjet.reactions.beginning import cursor_at, put
 from eventjet.reactions.following import declarations_of
@@ -578,10 +579,10 @@ async def test_a_worker_that_takes_over_reads_a_large_quarantine_in_a_few_reques
             for n in range(start, min(start + CHANGES_MAX, most))
         ]
         await cursors.write(held, held.cursor, entries)
-    asked: list[bytes] = []
+    asked: list[Frame] = []
     assert jet.client is not None
-    await jet.client.listen("$JS.API.STREAM.MSG.GET.*", asked.append)  # from the leader, one each
-    await jet.client.listen("$JS.API.DIRECT.GET.*", asked.append)
+    await jet.client.serve("$JS.API.STREAM.MSG.GET.*", asked.append)  # from the leader, one each
+    await jet.client.serve("$JS.API.DIRECT.GET.*", asked.append)
     assert len(await cursors.parked("echo")) == most
     async with working(app, settings):
         await until(lambda: town.order("b-1") == [1])

@@ -10,6 +10,7 @@ import pytest
 
 from eventjet.codec.subjects import notice, notice_subject, read_notice
 from eventjet.errors import NotCaughtUp, TableLost, Unreachable, UsageError
+from eventjet.nats.protocol import Frame
 from eventjet.repository.decisions import Committed, position_in
 from eventjet.sql.waiting import Standing, Waiting, serving
 from tests.integration.projecting import BALANCES, MOVEMENTS
@@ -27,7 +28,7 @@ class Desk:
     at_once: int = 0
     looking_max: int = 0
     subjects: list[str] = field(default_factory=list[str])
-    heard: dict[str, Callable[[bytes], object]] = field(default_factory=dict[str, Callable[[bytes], object]])
+    heard: dict[str, Callable[[Frame], object]] = field(default_factory=dict[str, Callable[[Frame], object]])
     fault: Exception | None = None
 
     async def look(self) -> Mapping[str, Sequence[Standing]]:
@@ -40,7 +41,7 @@ class Desk:
             raise self.fault
         return {name: list(found) for name, found in self.standing.items()}
 
-    async def listen(self, subject: str, heard: Callable[[bytes], object]) -> None:
+    async def listen(self, subject: str, heard: Callable[[Frame], object]) -> None:
         self.subjects.append(subject)
         self.heard[subject] = heard
 
@@ -51,7 +52,8 @@ class Desk:
         self.standing["balances"] = [Standing(revision, position, state, **more)]
 
     def tell(self, revision: int, position: int, projection: str = "balances") -> None:
-        self.heard[notice_subject("bank", projection)](notice(revision, position))
+        subject = notice_subject("bank", projection)
+        self.heard[subject]((b"1", subject.encode(), b"", b"", notice(revision, position)))
 
     async def looked(self, times: int) -> None:
         """Until that many looks are over, and whoever they concern knows."""
@@ -156,7 +158,7 @@ async def test_what_concerns_nobody_wakes_nobody() -> None:
     await desk.looked(1)
     desk.tell(1, 8)
     desk.tell(2, 9)
-    desk.heard[desk.subjects[0]](b"nonsense")
+    desk.heard[desk.subjects[0]]((b"1", desk.subjects[0].encode(), b"", b"", b"nonsense"))
     for _ in range(20):
         await asyncio.sleep(0)
     assert desk.looks == 1
