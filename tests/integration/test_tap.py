@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, suppress
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlparse, urlsplit
 
 import nats
@@ -268,6 +270,166 @@ async def test_a_client_is_given_in_the_middle_of_a_message(cut: int) -> None:
             await is_over.wait()
     assert (first.reply, first.headers, first.data) == ("reply", {"A": "b"}, b"hello")
     assert (second.reply, second.headers, second.data) == ("", None, b"again")
+
+
+async def test_a_client_that_is_given_in_the_middle_of_a_message_may_lose_its_connection_then() -> None:
+    connections, is_given, over = 0, asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        is_first = connections == 1
+        writer.write(b'INFO {"version": "2.15.1", "max_payload": 1000000, "headers": true}\r\n')
+        with suppress(ConnectionError):
+            while line := await reader.readline():
+                writer.write(b"PONG\r\n" * (line == b"PING\r\n"))
+                if line.startswith(b"SUB") and is_first:
+                    writer.write(b"PING\r\nMSG a 1 64\r\nold")
+                elif line.startswith(b"SUB"):
+                    writer.write(b"MSG a 1 3\r\nnew\r\n" * 30)
+                elif line == b"PONG\r\n" and is_first:
+                    is_given.set()
+                    await over.wait()
+                    break
+        if is_first:  # a reset, so that nobody reads an end
+            linger = struct.pack("ii", 1, 0)
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+            writer.transport.abort()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1") as server:
+        url = f"nats://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        given = await nats.connect(url, reconnect_time_wait=0.1, error_cb=_nothing)
+        heard = await given.subscribe("a")
+        async with asyncio.timeout(PATIENT_S):
+            await is_given.wait()
+            Tap.of(given)
+            over.set()
+            assert [(await heard.next_msg(PATIENT_S)).data for _ in range(30)] == [b"new"] * 30
+        assert connections == 2
+        await given.close()
+
+
+async def _nothing(_: Exception) -> None:
+    """For a client of nats-py, which logs each error otherwise."""
+
+
+async def test_a_given_client_that_its_owner_has_reconnect_hears_over_the_next_connection(
+    eventjet_nats: NatsServer,
+) -> None:
+    subject = fresh_name()
+    given = await nats.connect(eventjet_nats.url, reconnect_time_wait=0.01, error_cb=_nothing)
+    heard = await given.subscribe(subject, pending_msgs_limit=-1, pending_bytes_limit=-1)
+    client = await over(given)
+    other = await connect(Settings(servers=(eventjet_nats.url,), request_timeout_s=PATIENT_S))
+    is_over = False
+
+    async def publish() -> None:
+        while not is_over:
+            for _ in range(5):
+                other.publish(subject, b"x")
+            await asyncio.sleep(0)
+            await other.api("INFO")
+
+    publishing = asyncio.create_task(publish())
+    async with asyncio.timeout(2 * PATIENT_S):
+        for _ in range(20):
+            await client.api("INFO")  # its answer often comes in one piece with messages of the subject
+            await given.force_reconnect()
+            while True:
+                with suppress(StoreUnavailable):
+                    await client.api("INFO")
+                    break
+            while not heard._pending_queue.empty():
+                heard._pending_queue.get_nowait()
+                heard._pending_queue.task_done()
+            await heard.next_msg(PATIENT_S)
+    is_over = True
+    await publishing
+    for each in (client, other, given):
+        await each.close()
+
+
+async def test_a_client_that_was_given_may_be_closed_and_connected_again(eventjet_nats: NatsServer) -> None:
+    given = await nats.connect(eventjet_nats.url)
+    for _ in range(3):
+        client = await over(given)
+        await client.api("INFO")
+        await client.close()
+        await given.close()
+        await given.connect(eventjet_nats.url)
+        await given.flush(int(PATIENT_S))
+        heard = await given.subscribe("again." + fresh_name())
+        await given.publish(heard.subject, b"x")
+        assert (await heard.next_msg(PATIENT_S)).data == b"x"
+    await given.close()
+
+
+async def test_the_socket_is_not_read_while_nats_py_waits_for_a_callback(eventjet_nats: NatsServer) -> None:
+    subject, goes_on = fresh_name(), asyncio.Event()
+
+    async def wait(_: Exception) -> None:
+        await goes_on.wait()
+
+    given = await nats.connect(eventjet_nats.url, error_cb=wait)
+    heard = await given.subscribe(subject, pending_msgs_limit=1)  # the second one is told to the callback
+    client = await over(given)
+    other = await connect(Settings(servers=(eventjet_nats.url,), request_timeout_s=PATIENT_S))
+    reading: Any = cast("Any", given)._transport._io_reader._transport
+    async with asyncio.timeout(PATIENT_S):
+        while reading.is_reading():
+            other.publish(subject, bytes(100_000))
+            await other.api("INFO")
+        goes_on.set()
+        await heard.next_msg(PATIENT_S)
+        await client.api("INFO")
+    for each in (client, other, given):
+        await each.close()
+
+
+async def test_what_is_sent_over_a_socket_that_was_just_closed_is_a_lost_connection(
+    eventjet_nats: NatsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await connect(Settings(servers=(eventjet_nats.url,), request_timeout_s=PATIENT_S))
+    assert client.nats is not None
+    transport: Any = cast("Any", client.nats)._transport._io_writer.transport
+
+    def size() -> int:
+        assert not transport.is_closing()  # uvloop raises here
+        return 0
+
+    monkeypatch.setattr(transport, "get_write_buffer_size", size)
+    await client.api("INFO")
+    transport.abort()
+    with pytest.raises(ConnectionLost, match="NATS"):
+        await client.api("INFO")
+    await client.close()
+
+
+async def test_a_connection_that_the_server_closes_was_not_silent() -> None:
+    with NatsServer() as server:
+        client = await connect(Settings(servers=(server.url,), request_timeout_s=PATIENT_S))
+        asked = asyncio.Event()
+        await client.serve("nobody.answers", lambda _: asked.set())
+        waiting = asyncio.create_task(client.request("nobody.answers"))
+        await asked.wait()
+        server.kill()
+        with pytest.raises(ConnectionLost, match="it closed the connection"):
+            await waiting
+        await client.close()
+
+
+async def test_a_loop_may_read_into_byte_arrays(eventjet_nats: NatsServer) -> None:
+    given = await nats.connect(eventjet_nats.url)
+    client = await over(given)
+    await client.api("INFO")
+    stream: Any = cast("Any", given)._transport._io_reader
+    plain = stream.feed_data
+    stream.feed_data = lambda data: plain(bytearray(data))  # as a loop of Windows does
+    async with asyncio.timeout(PATIENT_S):
+        assert "api" in await client.api("INFO")
+    await client.close()
+    await given.close()
 
 
 def test_an_endpoint_of_websockets_alone_is_one() -> None:

@@ -225,7 +225,7 @@ class LoopClient:
         def sign(nonce: str) -> bytes:
             return login(endpoint, nonce)["sig"].encode()
 
-        options: dict[str, Any] = {
+        return {
             "name": endpoint.name,
             "inbox_prefix": endpoint.inbox_prefix,
             "allow_reconnect": False,
@@ -241,7 +241,6 @@ class LoopClient:
             "signature_cb": endpoint.signature_cb if endpoint.credentials is None and endpoint.nkey is None else sign,
             "tls_handshake_first": endpoint.tls_first,
         }
-        return options
 
     def check_open(self) -> None:
         """Raise `ConnectionClosed` after `close`, and `UsageError` in another loop than that which connected."""

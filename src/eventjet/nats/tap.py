@@ -19,6 +19,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from itertools import groupby
 from operator import itemgetter
@@ -185,9 +186,12 @@ class Tap:
         client = self._nats
         if not client._pending:
             return
-        writer = getattr(client._transport, "_io_writer", None)  # a WebSocket has none
-        if writer is not None and client.is_connected and not writer.transport.get_write_buffer_size():
-            writer.write(b"".join(client._pending))
+        transport: Any = getattr(
+            getattr(client._transport, "_io_writer", None), "transport", None
+        )  # no WebSocket has it
+        is_open = transport is not None and client.is_connected and not transport.is_closing()
+        if is_open and not transport.get_write_buffer_size():
+            transport.write(b"".join(client._pending))
             client._pending = []
             client._pending_data_size = 0
         elif client._flush_queue.empty():
@@ -225,6 +229,7 @@ class Tap:
         await self._connect_to_server(server)
 
     async def _logging_in(self) -> None:
+        self._nats._ps.reset()  # nats-py does so only where it is reconnecting
         transport, came = self._nats._transport, b""
         read: Callable[[], Awaitable[bytes]] = transport.readline
 
@@ -246,10 +251,10 @@ class Tap:
 
     async def _broken(self, error: Exception) -> None:
         match error:
+            case UnexpectedEOF():  # which is a StaleConnectionError
+                reason = "it closed the connection"
             case StaleConnectionError():
                 reason = "it has been silent"
-            case UnexpectedEOF():
-                reason = "it closed the connection"
             case _:
                 reason = f"the connection broke ({reason_of(error)})"
         self._reason = self._reason or reason
@@ -306,10 +311,11 @@ class _Parser:
     def __init__(self, tap: Tap, nats: Any) -> None:
         self._tap = tap
         self._nats = nats
-        self._before: Any = nats._ps
         self.reset()
+        self._before = nats._ps
 
     def reset(self) -> None:
+        self._before: Any = None
         self._frames = FrameParser()
         self._wake: Callable[[bytes], object] | None = None
         self._left: list[tuple[list[Frame], list[Control]]] = []
@@ -317,22 +323,26 @@ class _Parser:
 
     async def parse(self, data: bytes = b"") -> None:
         """Take what the server has sent; raises `ProtocolError`, which ends the connection."""
+        if self._nats.is_closed or self._nats.is_reconnecting:
+            return
         if self._wake is None:
             before, self._before = self._before, None
-            self._feed(_unparsed(before) + data if before is not None else bytes(data))
+            self._feed((b"" if before is None else _unparsed(before)) + data)
             stream = getattr(self._nats._transport, "_io_reader", None)  # a WebSocket has none
             if stream is not None and 0 < len(data) < DEFAULT_BUFFER_SIZE:
-                self._wake = stream.feed_data
-                stream.feed_data = self._came
+                wake = self._wake = stream.feed_data
+                stream.feed_data = partial(self._came, wake)
         while self._left:
             await self._took(*self._left.pop(0))
         if self._fault is not None:
             raise ProtocolError from self._fault
 
-    def _came(self, data: bytes) -> None:
-        self._feed(data)
-        if (self._left or self._fault is not None) and self._wake is not None:
-            self._wake(b" ")
+    def _came(self, wake: Callable[[bytes], object], data: bytes) -> None:
+        if wake is not self._wake:
+            return  # of a connection before this
+        self._feed(bytes(data))
+        if self._left or self._fault is not None:
+            wake(data)  # as much as waits, so that the stream pauses the socket where it is too much
 
     def _feed(self, data: bytes) -> None:
         if self._fault is not None or self._nats.is_closed or self._nats.is_reconnecting:
@@ -365,17 +375,14 @@ class _Parser:
             except (ValueError, IndexError) as error:  # not UTF-8
                 await self._tap.failed(error)
         for verb, argument in controls:
-            match verb:
-                case b"PING":
-                    await self._nats._process_ping()
-                case b"PONG":
-                    await self._took_pong()
-                case b"INFO":
-                    await self._nats._process_info(json.loads(argument))
-                case b"-ERR":
-                    await self._took_fault(_text(argument).lower())
-                case _:
-                    pass
+            if verb == b"PING":
+                await self._nats._process_ping()
+            elif verb == b"PONG":
+                await self._took_pong()
+            elif verb == b"INFO":
+                await self._nats._process_info(json.loads(argument))
+            elif verb == b"-ERR":
+                await self._took_fault(_text(argument).lower())
 
     async def _took_pong(self) -> None:
         pongs = self._nats._pongs
