@@ -186,12 +186,10 @@ class Tap:
         client = self._nats
         if not client._pending:
             return
-        transport: Any = getattr(
-            getattr(client._transport, "_io_writer", None), "transport", None
-        )  # no WebSocket has it
-        is_open = transport is not None and client.is_connected and not transport.is_closing()
-        if is_open and not transport.get_write_buffer_size():
-            transport.write(b"".join(client._pending))
+        writer = getattr(client._transport, "_io_writer", None)  # a WebSocket has none
+        is_open = writer is not None and client.is_connected and not writer.transport.is_closing()
+        if writer is not None and is_open and not writer.transport.get_write_buffer_size():
+            writer.write(b"".join(client._pending))
             client._pending = []
             client._pending_data_size = 0
         elif client._flush_queue.empty():
