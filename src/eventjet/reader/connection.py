@@ -145,6 +145,25 @@ class NatsConnection:
             if left <= 0:
                 return []
 
+    def receive_of(self, sid: bytes, timeout_s: float) -> list[Frame]:
+        """As `receive`, of one subscription; what comes of others meanwhile is kept for `receive`.
+
+        Raises `ConnectionLost` where that is too much.
+        """
+        kept, self._kept = self._kept, []
+        try:
+            frames = self.receive(timeout_s)
+            kept += [frame for frame in frames if frame[0] != sid]
+            if len(kept) > _KEPT_MAX:
+                raise ConnectionLost(f"NATS at {self.peer}", f"more than {_KEPT_MAX} messages came before an answer")
+            return [frame for frame in frames if frame[0] == sid]
+        finally:
+            self._kept = kept + self._kept
+
+    def keep(self, frames: list[Frame]) -> None:
+        """Have the next `receive` return these."""
+        self._kept += frames
+
     def request(
         self,
         subject: str,
@@ -220,7 +239,7 @@ class NatsConnection:
         frames: list[Frame] = []
         deadline = time.monotonic() + timeout_s
         while (left := deadline - time.monotonic()) > 0:
-            frames += [frame for frame in self.receive(left) if frame[:2] == (_REPLIES, reply)]
+            frames += [frame for frame in self.receive_of(_REPLIES, left) if frame[1] == reply]
             if frames and is_status(frames[-1]):
                 break
         return frames
@@ -253,8 +272,8 @@ class NatsConnection:
         deadline = time.monotonic() + wait_s
         while (left_s := deadline - time.monotonic()) > 0:
             with suppress(Forbidden):
-                for frame in self.receive(left_s):
-                    if frame[0] == sid and frame[1] in asked:
+                for frame in self.receive_of(sid, left_s):
+                    if frame[1] in asked:
                         asked[frame[1]].accepts(frame)
         self.send(b"UNSUB %b\r\n" % sid)
         return list(asked.values()), self._answerers.strangers
@@ -291,25 +310,15 @@ class NatsConnection:
         self.send(b"".join([self._message(*message, reply) for reply, message in zip(replies, messages, strict=True)]))
         answers: dict[bytes, Frame] = {}
         deadline = time.monotonic() + timeout_s
-        others, self._kept = self._kept, []
-        try:
-            while waiting and (left := deadline - time.monotonic()) > 0:
-                frames = self.receive(left)
-                others += [frame for frame in frames if frame[0] != _REPLIES]
-                for frame in frames:
-                    if frame[1] in wanted and not wanted[frame[1]].accepts(frame):
-                        continue
-                    if frame[0] == _REPLIES and frame[1] in waiting:  # else a late answer to an earlier request
-                        subject = waiting.pop(frame[1])
-                        if nobody_listens(frame):
-                            raise NoResponders(subject)
-                        answers[frame[1]] = frame
-                if waiting and len(others) > _KEPT_MAX:
-                    raise ConnectionLost(
-                        f"NATS at {self.peer}", f"more than {_KEPT_MAX} messages came before an answer"
-                    )
-        finally:
-            self._kept = others + self._kept
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for frame in self.receive_of(_REPLIES, left):
+                if frame[1] in wanted and not wanted[frame[1]].accepts(frame):
+                    continue
+                if frame[1] in waiting:  # else a late answer to an earlier request
+                    subject = waiting.pop(frame[1])
+                    if nobody_listens(frame):
+                        raise NoResponders(subject)
+                    answers[frame[1]] = frame
         if waiting:
             raise StoreUnavailable(next(iter(waiting.values())), f"none within {timeout_s:g} s")
         return [answers[reply] for reply in replies]

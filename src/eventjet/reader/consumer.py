@@ -123,6 +123,8 @@ class Deliveries:
         brief_ns = min(_BRIEF_NS, expires_ns)
         self._brief = {**self._request, "expires": brief_ns, "idle_heartbeat": brief_ns // 4}
         self._pulls = self._answers = 0
+        self._checks = b""
+        """Subscription to the answers to pulls that check how many there are."""
         self._heard_at = time.monotonic()
 
     def ask(self, limit: int | None = None) -> None:
@@ -178,17 +180,25 @@ class Deliveries:
 
     def _check_pulls(self) -> None:
         """Raise `SingleResponse` where each of some more pulls has one answer, a message or a heartbeat. Then this is
-        of no use: what the server went on to send is gone."""
-        sid = self._link.subscribe(f"{self._link.inbox}.q.*")
-        for number in range(_TRIES):
-            request = json.dumps({"batch": 2, **self._brief}).encode()
-            self._link.publish(self._subject, request, reply=f"{self._link.inbox}.q.{number}")
-            answers: list[Frame] = []
-            deadline = time.monotonic() + _SILENT_S
-            while len(answers) < 2 and (left_s := deadline - time.monotonic()) > 0:
-                answers += [frame for frame in self._link.receive(left_s) if frame[0] == sid]
-            if len(answers) != 1 or (not answers[0][2] and status_of(answers[0][3])[0] != 100):
-                return
+        of no use: what the server went on to send is gone. Else the messages that came are kept for `receive`.
+        """
+        if not self._checks:
+            self._checks = self._link.subscribe(f"{self._link.inbox}.q.*")
+        kept: list[Frame] = []
+        try:
+            for number in range(_TRIES):
+                request = json.dumps({"batch": 2, **self._brief}).encode()
+                self._link.publish(self._subject, request, reply=f"{self._link.inbox}.q.{number}")
+                answers: list[Frame] = []
+                deadline = time.monotonic() + _SILENT_S
+                while len(answers) < 2 and (left_s := deadline - time.monotonic()) > 0:
+                    frames = self._link.receive(left_s)
+                    answers += [frame for frame in frames if frame[0] == self._checks]
+                    kept += [frame for frame in frames if frame[0] != self._checks or frame[2]]
+                if len(answers) != 1 or (not answers[0][2] and status_of(answers[0][3])[0] != 100):
+                    return
+        finally:
+            self._link.keep(kept)
         raise SingleResponse(self._subject)
 
     def _accept(self, frames: list[Frame]) -> list[bytes]:
@@ -201,7 +211,7 @@ class Deliveries:
         for sid, subject, reply, headers, body in frames:
             found = reply.rsplit(b".", fields)  # prefix, delivered, position, sequence, time, pending, maybe more
             if found[0] != prefix:
-                if sid != self._sid:
+                if sid != self._sid and not (sid == self._checks and reply):
                     continue
                 if not reply:
                     statuses.append(headers)
