@@ -73,6 +73,41 @@ def test_last_events_that_a_rival_was_given_are_missed_though_nothing_follows(en
             follow()
 
 
+def test_what_is_delivered_to_a_check_of_pulls_is_kept(endpoint: Endpoint) -> None:
+    name = make_log(endpoint, [b"{}"])
+    is_asked = threading.Event()
+
+    def append_during_a_check(link: NatsConnection) -> None:
+        while not any(b".q." in frame[2] for frame in link.receive(60.0)):
+            pass
+        is_asked.set()
+        for _ in range(3):
+            append(endpoint, name, [b"new"])
+
+    with NatsConnection.open(endpoint) as link, DurablePull(endpoint, name, "p", position=1, linger_s=0.1) as pull:
+        link.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{name}.p")
+        flush(link)
+        appending = threading.Thread(target=append_during_a_check, args=(link,))
+        appending.start()
+        records: list[RawRecord] = []
+        deadline = time.monotonic() + 60.0
+        while len(records) < 3 and time.monotonic() < deadline:
+            records += pull.next_batch()
+        appending.join()
+        assert is_asked.is_set()
+        assert positions([records]) == [2, 3, 4]
+
+
+def test_what_is_delivered_while_a_page_is_read_is_kept(endpoint: Endpoint) -> None:
+    name = make_log(endpoint, [b"{}"] * 500, allow_direct=True)
+    with DurablePull(endpoint, name, "p", position=500, linger_s=0.1) as pull:
+        for number in range(501, 601, 2):
+            append(endpoint, name, [b"new"])  # on its way while the page is read
+            assert len(pull.link.records(name, f"{name}.account.*", 400)) == 400
+            append(endpoint, name, [b"new"])
+            assert positions([take(pull, 2)]) == [number, number + 1]
+
+
 def test_batches_are_bounded_and_not_waited_for_to_fill(endpoint: Endpoint) -> None:
     name = make_log(endpoint, [b"{}"] * 1_000)
     with DurablePull(endpoint, name, "p", position=0, batch_max=64, linger_s=60) as pull:
