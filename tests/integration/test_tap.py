@@ -220,6 +220,10 @@ async def test_another_nats_py_is_refused_by_name(given: NatsClient) -> None:
     del unlike._flush_queue
     with pytest.raises(UsageError, match=r"nats-py 2\.\d+\.\d+ has no _flush_queue"):
         Tap.of(unlike)
+    unlike = NatsClient()
+    del cast("Any", unlike)._ps.needed
+    with pytest.raises(UsageError, match=r"nats-py 2\.\d+\.\d+ has no _ps.needed"):
+        Tap.of(unlike)
     assert Tap.of(given) is Tap.of(given)
 
 

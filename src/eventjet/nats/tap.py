@@ -49,9 +49,9 @@ _PRIVATE = (
     "_close", "_error_cb", "_flush_pending", "_flush_queue", "_pending", "_pending_data_size", "_server_info", "_subs",
     "_transport",
 )
+_OF_PARSER = ("state", "buf", "needed", "header_needed", "msg_arg")
 # fmt: on
 _TAP = "_eventjet_tap"
-"""Attribute of nats-py's client that keeps its one."""
 _sid_of = itemgetter(0)
 
 
@@ -87,10 +87,10 @@ class Tap:
         """
         client: Any = nats
         missing = [name for name in _PRIVATE if not hasattr(client, name)]
+        missing = missing or [f"_ps.{name}" for name in _OF_PARSER if not hasattr(client._ps, name)]
         if missing:
-            raise UsageError(
-                f"nats-py {version('nats-py')} has no {missing[0]}, which eventjet needs. Install nats-py 2.16."
-            )
+            lacks = f"nats-py {version('nats-py')} has no {missing[0]}"
+            raise UsageError(f"{lacks}, which eventjet needs. Install nats-py 2.16.")
         self.watchers: list[Watcher] = []
         self.last_error: Exception | None = None
         self.room = asyncio.Semaphore(REQUESTS_MAX)
@@ -112,7 +112,7 @@ class Tap:
         self._connect_to_server = client._connect_to_server
         self._process_connect_init = client._process_connect_init
         self._close = client._close
-        setattr(client, _TAP, self)
+        setattr(client, _TAP, self)  # its one
         client._ps = _Parser(self, client)
         client._process_info = self._took_info
         client._process_op_err = self._broken
