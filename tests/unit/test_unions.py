@@ -78,10 +78,11 @@ decimals = st.decimals(allow_nan=False, allow_infinity=False) | st.sampled_from(
     [Decimal(2**60), Decimal(1), Decimal(86400)]
 )
 cash, card, cheque = st.builds(Cash, decimals), st.builds(Card, decimals, texts), st.builds(Cheque, decimals, texts)
+SHORT: Any = Annotated[int, Field(ge=-(2**53), le=2**53)]
 LEAVES: dict[Any, st.SearchStrategy[Any]] = {
     bool: st.booleans(),
     int: whole,
-    Annotated[int, Field(ge=-(2**53), le=2**53)]: st.integers(-(2**53), 2**53),
+    SHORT: st.integers(-(2**53), 2**53),
     float: st.floats(allow_nan=False, allow_infinity=False) | st.integers().map(float),
     str: texts,
     bytes: st.binary(max_size=9) | texts.filter(lambda one: one.isalnum() and not len(one) % 4).map(base64.b64decode),
@@ -202,6 +203,17 @@ CLEAR: list[Any] = [
 @pytest.mark.parametrize("kind", CLEAR, ids=str)
 def test_a_union_whose_members_json_tells_apart_is_taken(kind: Any) -> None:
     assert Catalog([declared(kind)]).faults() == []
+
+
+@pytest.mark.parametrize("kind", [SHORT | bytes, bytes | SHORT, bool | SHORT | bytes], ids=str)
+def test_bytes_beside_an_integer_are_written_as_bytes(kind: Any) -> None:
+    made = declared(kind)
+    catalog = Catalog([made])
+    assert catalog.faults() == []
+    resolved = catalog.resolve("union.made", 1)
+    assert resolved is not None
+    for value in (b"\0", b"AAAA", b"\xff", 1):
+        assert shown(resolved.decode(catalog.encode(made(given=value)).body).given) == shown(value)
 
 
 CONFUSED: list[Any] = [

@@ -33,6 +33,7 @@ from pydantic import BaseModel
 from pydantic.errors import PydanticUndefinedAnnotation
 from pydantic_core import (
     PydanticSerializationError,
+    PydanticSerializationUnexpectedValue,
     SchemaError,
     SchemaSerializer,
     SchemaValidator,
@@ -621,7 +622,7 @@ _KEYS: dict[Any, Callable[[Any], Any]] = {
 
 def _integer_to_json(value: Any) -> Any:
     if not isinstance(value, int):
-        return value  # the other side of a union
+        raise PydanticSerializationUnexpectedValue("no integer")  # in a union pydantic tries the next of its members
     return value if -SAFE_INTEGER <= value <= SAFE_INTEGER else str(value)
 
 
