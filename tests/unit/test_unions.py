@@ -67,6 +67,36 @@ class Owed(BaseModel):
     by: Cash | None = None
 
 
+class Open(BaseModel):
+    value: bool
+
+
+class Rate(BaseModel):
+    value: float
+
+
+class Shade(BaseModel):
+    value: Colour
+
+
+@dataclass(frozen=True)
+class Sum:
+    value: Decimal
+
+
+@dataclass(frozen=True)
+class Fee:
+    amount: float
+
+
+class Within(BaseModel):
+    held: Cash
+
+
+class Without(BaseModel):
+    held: Fee
+
+
 texts = st.sampled_from(
     ["", "x", "1", "9007199254740993", "2026-01-01", "2026-01-01T00:00:00Z", "09:00:00", "P1D", "red"]
 )
@@ -191,6 +221,7 @@ CLEAR: list[Any] = [
     Literal["all"] | str,
     Rank | str,
     Cash | Card,
+    Open | Shade,
     Cash | Decimal | list[Cash],
     Paid | Owed,
     list[Paid | Owed],
@@ -244,6 +275,10 @@ CONFUSED: list[Any] = [
     list[date] | list[str],
     Cash | Cheque,
     Cash | dict[str, Any],
+    Open | Sum,
+    Rate | Sum,
+    Rate | Shade,
+    Without | Within,
     Union[Any, int],  # noqa: UP007
 ]
 

@@ -7,6 +7,8 @@ from enum import Enum
 from itertools import combinations, product
 from typing import Any, TypeAlias, cast
 
+from pydantic_core import SchemaValidator
+
 from eventjet.codec.json import DATE, DATETIME, DURATION, SAFE_INTEGER, TIME, bytes_from_json
 from eventjet.codec.quick_parts import UUID_TEXT, decimal
 
@@ -25,6 +27,8 @@ class _Unions:
         self._definitions: Mapping[str, Node] = {each["ref"]: each for each in schema.get("definitions", ())}
         self._seen: set[str] = set()
         self._above: set[tuple[int, int]] = set()
+        self._is_lax = False
+        """Whether what is compared is read by a pydantic model, or within one."""
 
     def faults(self, part: Any, path: str) -> Iterator[str]:
         """Each as a sentence."""
@@ -79,7 +83,11 @@ class _Unions:
 
     def _of_inner(self, one: Node, other: Node) -> int:
         # As an item or a field pydantic reads an integer as a float, where a float is what it tries first.
-        return _CONFUSED if {one["type"], other["type"]} == {"int", "float"} else self._of_forms(one, other)
+        if {one["type"], other["type"]} == {"int", "float"}:
+            return _CONFUSED
+        found = self._of_forms(one, other)
+        is_read = found == _APART and self._is_lax and (_is_read_laxly(one, other) or _is_read_laxly(other, one))
+        return _CONFUSED if is_read else found
 
     def _of_forms(self, one: Node, other: Node, *, is_choice: bool = False) -> int:
         if "none" in (one["type"], other["type"]):
@@ -121,7 +129,10 @@ class _Unions:
         needs, has = _fields(reader), _fields(written)
         required = {name for name, field in needs.items() if _is_required(field)}
         always = {name for name, field in has.items() if field.get("required", True)}
-        told = {name: self._relation(needs[name]["schema"], has[name]["schema"]) for name in needs.keys() & has.keys()}
+        was_lax, self._is_lax = self._is_lax, self._is_lax or "model" in (reader["type"], written["type"])
+        common = needs.keys() & has.keys()
+        told = {name: self._relation(needs[name]["schema"], has[name]["schema"]) for name in common}
+        self._is_lax = was_lax
         if required - has.keys() or any(told[name] == _APART for name in (required | always) & told.keys()):
             return False
         # Of choices that fit pydantic takes the one with most of the fields; those of what a field holds count, too.
@@ -159,6 +170,16 @@ def _of_scalars(one: Node, other: Node) -> int:
     if not common:
         return _APART
     return _ALIKE if all(type(value).__name__ == kind for value in common) else _CONFUSED
+
+
+def _is_read_laxly(reader: Node, written: Node) -> bool:
+    """Whether a field of a model takes the other's JSON: a number as text, say, for a float or a bool."""
+    if written["type"] == "decimal":
+        return reader["type"] in ("bool", "float")
+    if written["type"] != "enum" or reader["type"] not in _LAX:
+        return False
+    read = SchemaValidator(cast("Any", reader))
+    return any(read.isinstance_python(each.value) for each in written["members"])
 
 
 def _is_read(kind: str, written: Any) -> bool:
@@ -259,6 +280,8 @@ _TEXTS: Mapping[str, Callable[[str], object]] = {
 """Scalars that travel as text, an integer beyond 2^53 among them, and what tells whether a text may be one."""
 _CONFUSABLE = (*({"str", kind} for kind in _TEXTS), {"int", "decimal", "bytes"}, {"bytes", "timedelta"})
 """Kinds of which some text is of two."""
+_LAX = ("bool", "float", "enum", "datetime", "time", "timedelta")
+"""Kinds that pydantic makes of constants of another kind, too."""
 _NUMBERS = ("bool", "int", "float", "decimal")
 _GROUPS = dict.fromkeys((*_TEXTS, "float", "bool"), "scalar") | dict.fromkeys(
     ("list", "tuple", "set", "frozenset"), "array"
