@@ -136,10 +136,12 @@ async def test_a_client_that_cannot_be_used_is_refused_in_words(app: App, eventj
 
 
 async def test_a_given_client_that_is_closed_meanwhile_is_said(app: App, given: NatsClient) -> None:
-    async with app.connect(client=given, save_timeout_s=1, request_timeout_s=1) as jet:
+    async with app.connect(client=given, save_timeout_s=PATIENT_S, request_timeout_s=PATIENT_S) as jet:
         await jet.init()
+        await jet.repository(Account).execute("a", Account.open, "ada")
+    async with app.connect(client=given, save_timeout_s=1, request_timeout_s=PATIENT_S) as jet:
         accounts = jet.repository(Account)
-        await accounts.execute("a", Account.open, "ada")
+        await accounts.load("a")
         await given.close()
         with pytest.raises((OutcomeUnknown, StoreUnavailable), match="that was given is closed"):
             await accounts.execute("a", Account.deposit, Decimal(1))
@@ -154,7 +156,7 @@ async def test_a_given_client_that_drains_is_said(app: App, given: NatsClient) -
     await given.subscribe("greetings", cb=hear)
     await given.publish("greetings", b"")
     await given.flush()
-    async with app.connect(client=given, save_timeout_s=1, request_timeout_s=1) as jet:
+    async with app.connect(client=given, save_timeout_s=1, request_timeout_s=PATIENT_S) as jet:
         await jet.init()
         draining = asyncio.create_task(given.drain())
         async with asyncio.timeout(PATIENT_S):
