@@ -151,6 +151,9 @@ class NatsConnection:
         Raises `ConnectionLost` where that is too much.
         """
         kept, self._kept = self._kept, []
+        if own := [frame for frame in kept if frame[0] == sid]:
+            self._kept = [frame for frame in kept if frame[0] != sid]
+            return own
         try:
             frames = self.receive(timeout_s)
             kept += [frame for frame in frames if frame[0] != sid]
