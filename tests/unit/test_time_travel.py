@@ -38,6 +38,11 @@ class Counter:
 shop = App("shop", aggregates=[Counter])
 
 
+@pytest.fixture(autouse=True)
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time_travel, "FOLD_S", 600.0)
+
+
 class Counting(MemoryStore):
     given = 0
 
