@@ -118,7 +118,7 @@ def _relay(client: socket.socket, session: socket.socket) -> None:
             while len(waiting) > 5 and len(waiting) > (size := struct.unpack("!i", waiting[1:5])[0]):
                 status = waiting[5:6] if waiting[:1] == b"Z" else b""
                 waiting = waiting[size + 1 :]
-            if not waiting and status == b"I" and not select.select([client], [], [], 0)[0]:
+            if not waiting and status == b"I":  # what the client has sent since is the beginning of another one
                 return
 
 
