@@ -85,9 +85,9 @@ class _Unions:
         # As an item or a field pydantic reads an integer as a float, where a float is what it tries first.
         if {one["type"], other["type"]} == {"int", "float"}:
             return _CONFUSED
-        found = self._of_forms(one, other)
-        is_read = found == _APART and self._is_lax and (_is_read_laxly(one, other) or _is_read_laxly(other, one))
-        return _CONFUSED if is_read else found
+        relation = self._of_forms(one, other)
+        is_read = relation == _APART and self._is_lax and (_is_read_laxly(one, other) or _is_read_laxly(other, one))
+        return _CONFUSED if is_read else relation
 
     def _of_forms(self, one: Node, other: Node, *, is_choice: bool = False) -> int:
         if "none" in (one["type"], other["type"]):
@@ -131,17 +131,17 @@ class _Unions:
         always = {name for name, field in has.items() if field.get("required", True)}
         was_lax, self._is_lax = self._is_lax, self._is_lax or "model" in (reader["type"], written["type"])
         common = needs.keys() & has.keys()
-        told = {name: self._relation(needs[name]["schema"], has[name]["schema"]) for name in common}
+        relations = {name: self._relation(needs[name]["schema"], has[name]["schema"]) for name in common}
         self._is_lax = was_lax
-        if required - has.keys() or any(told[name] == _APART for name in (required | always) & told.keys()):
+        if required - has.keys() or any(relations[name] == _APART for name in (required | always) & relations.keys()):
             return False
         # Of choices that fit pydantic takes the one with most of the fields; those of what a field holds count, too.
         is_counted = is_choice and all(
             form["type"] == "none" or _group(form) == "scalar"
-            for name in told
+            for name in relations
             for form in (*self._forms(needs[name]["schema"]), *self._forms(has[name]["schema"]))
         )
-        return not (is_counted and _CONFUSED not in told.values() and always - needs.keys())
+        return not (is_counted and _CONFUSED not in relations.values() and always - needs.keys())
 
 
 def _of_scalars(one: Node, other: Node) -> int:
