@@ -26,11 +26,11 @@ from urllib.parse import quote
 from benchmarks.log import await_acks
 from eventjet.codec.envelope import header_block
 from eventjet.dev import NatsServer, PostgresServer
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.topology import IDENTITY, stream_config
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame
-from eventjet.reader.connection import NatsConnection
 from eventjet.settings import Settings
-from eventjet.store.topology import IDENTITY, stream_config
 
 WARM_MAX_S = 0.3
 TIMES = 20

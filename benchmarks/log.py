@@ -13,11 +13,11 @@ from benchmarks.bank import Deposited, Withdrawn, bank
 from benchmarks.postings import CURRENCY, Posting, postings
 from eventjet.codec.envelope import header_block
 from eventjet.domain.identity import encode_id
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.topology import IDENTITY, stream_config
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame
-from eventjet.reader.connection import NatsConnection
 from eventjet.settings import Settings
-from eventjet.store.topology import IDENTITY, stream_config
 
 _WINDOW = 2_000
 

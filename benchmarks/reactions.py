@@ -25,10 +25,10 @@ from eventjet.dev.nats import NatsServer
 from eventjet.examples.transfer.accounts import Account, Book
 from eventjet.examples.transfer.transfers import Debited, Requested, Stage, Transfer
 from eventjet.jetstream.api import stream_info
+from eventjet.log.timers import JetStreamTimers
 from eventjet.settings import Settings
-from eventjet.store.timers import JetStreamTimers
-from eventjet.workers.context import WorkerOptions
-from eventjet.workers.supervisor import run_workers
+from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.supervisor import run_workers
 
 OURS, FLOOR = "a process", "the same saves by hand"
 FAR = datetime(2200, 1, 1, tzinfo=UTC)

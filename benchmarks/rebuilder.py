@@ -18,8 +18,8 @@ from benchmarks.bank import balances, bank
 from benchmarks.laps import APP, ROOT
 from benchmarks.usage import Parts, difference, peak_of
 from eventjet.dev import NatsServer, PostgresServer
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import NatsConnection
 from eventjet.settings import Settings
 
 _POLL_S = 0.01

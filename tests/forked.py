@@ -30,7 +30,7 @@ IMPORTED = [
     "eventjet.app",
     "eventjet.cli.main",
     "eventjet.rebuild",
-    "eventjet.workers.supervisor",
+    "eventjet.subscriptions.supervisor",
     "sqlalchemy.dialects.postgresql.psycopg",
     "sqlalchemy.dialects.sqlite.pysqlite",
 ]

@@ -10,11 +10,11 @@ from uuid import uuid4
 
 from eventjet.codec.envelope import EXPECTED, VERSION, RawRecord, header, header_block, number_of
 from eventjet.jetstream.api import last_message, stream_info
+from eventjet.jetstream.connection import NatsConnection, ask_once
+from eventjet.jetstream.ranges import read_range
+from eventjet.log.earlier import EarlierRecords
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame
-from eventjet.reader.connection import NatsConnection, ask_once
-from eventjet.reader.ranges import read_range
-from eventjet.store.earlier import EarlierRecords
 
 NEXT = "next"
 """Instead of a version: `append` puts the one that comes next on the subject, and what it is written after."""

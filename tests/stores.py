@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 from eventjet.codec.envelope import header_block
 from eventjet.errors import StoreUnavailable
 from eventjet.jetstream.client import Client, connect
+from eventjet.log.jetstream import JetStreamStore
+from eventjet.log.patience import Patience
+from eventjet.log.topology import declare
 from eventjet.settings import Settings
-from eventjet.store.jetstream import JetStreamStore
-from eventjet.store.patience import Patience
-from eventjet.store.topology import declare
 from tests.logs import fresh_name
 
 

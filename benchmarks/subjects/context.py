@@ -15,12 +15,12 @@ from benchmarks.subjects.clock import Clock
 from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import RawRecord
 from eventjet.jetstream.api import create_consumer
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.jetstream.consumer import Deliveries
+from eventjet.jetstream.ranges import read_range
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.fold import Fold
 from eventjet.projections.row_codec import RowCodec
-from eventjet.reader.connection import NatsConnection
-from eventjet.reader.consumer import Deliveries
-from eventjet.reader.ranges import read_range
 from eventjet.settings import Settings
 from eventjet.sql.postgres import POSTGRES
 

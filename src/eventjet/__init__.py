@@ -12,6 +12,7 @@ from eventjet.lazy import lazy
 if TYPE_CHECKING:
     from eventjet.app import App, load_app
     from eventjet.codec.catalog import Upcaster, upcaster
+    from eventjet.commands import Command, Committed, Imported, ImportReport, Planned, Repository
     from eventjet.domain.aggregate import aggregate, event
     from eventjet.domain.inbox import Inbox, Incoming, inbox
     from eventjet.domain.personal import Personal
@@ -37,13 +38,12 @@ if TYPE_CHECKING:
         UsageError,
     )
     from eventjet.jet import Jet
+    from eventjet.log.store import LogState
+    from eventjet.log.topology import Topology
     from eventjet.projections.app_ref import AppRef
     from eventjet.projections.projection import Entries, Projection, entries, projection
     from eventjet.projections.sql_projection import SqlProjection
-    from eventjet.repository import Command, Committed, Imported, ImportReport, Planned, Repository
     from eventjet.settings import Settings
-    from eventjet.store.store import LogState
-    from eventjet.store.topology import Topology
 
 __all__ = [
     "App",
@@ -139,10 +139,10 @@ __getattr__ = lazy(
         "eventjet.projections.app_ref": ("AppRef",),
         "eventjet.projections.projection": ("Entries", "Projection", "entries", "projection"),
         "eventjet.projections.sql_projection": ("SqlProjection",),
-        "eventjet.repository": ("Command", "Committed", "ImportReport", "Imported", "Planned", "Repository"),
+        "eventjet.commands": ("Command", "Committed", "ImportReport", "Imported", "Planned", "Repository"),
         "eventjet.settings": ("Settings",),
-        "eventjet.store.store": ("LogState",),
-        "eventjet.store.topology": ("Topology",),
+        "eventjet.log.store": ("LogState",),
+        "eventjet.log.topology": ("Topology",),
     },
 )
 

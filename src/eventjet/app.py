@@ -28,13 +28,18 @@ from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.domain.unique import CLAIMS, unique_faults
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.jet import Jet, open_jet
+from eventjet.log.snapshot import SnapshotCodec
 from eventjet.loop_guard import GuardedBlock, LoopGuard
 from eventjet.nats.client import NatsClient
 from eventjet.projections.app_ref import AppRef, Declared
 from eventjet.projections.projection import Entries, Projection
 from eventjet.projections.resolve import resolve
 from eventjet.projections.sql_projection import AnyResolved, SqlProjection, resolve_sql
-from eventjet.reactions.resolve import (
+from eventjet.serving.remote import RemoteApp, open_remote
+from eventjet.settings import Settings, SettingsOverrides
+from eventjet.shown import shown
+from eventjet.sql.sqlite import make_readable
+from eventjet.subscriptions.reaction_resolve import (
     checked_inboxes,
     checked_publications,
     checked_reactors,
@@ -42,11 +47,6 @@ from eventjet.reactions.resolve import (
     resolved_processes,
     shared_names,
 )
-from eventjet.serving.remote import RemoteApp, open_remote
-from eventjet.settings import Settings, SettingsOverrides
-from eventjet.shown import shown
-from eventjet.snapshots.snapshot import SnapshotCodec
-from eventjet.sql.sqlite import make_readable
 
 D = TypeVar("D")
 T = TypeVar("T")

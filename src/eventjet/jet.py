@@ -10,32 +10,32 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 
 from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import RawRecord
-from eventjet.cursors.kv import Cursors
+from eventjet.commands import Committed, Imported, ImportReport, Planned, Repository
+from eventjet.commands.decisions import position_in, transact
+from eventjet.commands.importing import Importer
+from eventjet.commands.log_tail import LogTail
+from eventjet.commands.repositories import Repositories, open_repositories
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import LogUnusable, NotCaughtUp, OutcomeUnknown, UsageError
 from eventjet.errors.projection import ANOTHER_LOG
 from eventjet.jetstream.client import Client
+from eventjet.log.public_stream import check_public_stream
+from eventjet.log.store import EventStore, LogState
+from eventjet.log.strangers import LIST_S, unknown_aggregates
+from eventjet.log.topology import Topology, declare, note_aggregates, others_answering
 from eventjet.loop_guard import GuardedBlock, GuardedIterator
 from eventjet.nats.client import NatsClient
 from eventjet.projections.app_ref import Application, Declared, projections_of
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.reactions.beginning import begin
-from eventjet.reactions.following import declarations_of, has_timers, probes_of
-from eventjet.repository import Committed, Imported, ImportReport, Planned, Repository
-from eventjet.repository.decisions import position_in, transact
-from eventjet.repository.importing import Importer
-from eventjet.repository.log_tail import LogTail
-from eventjet.repository.repositories import Repositories, open_repositories
 from eventjet.serving.service import Service
 from eventjet.settings import Settings
 from eventjet.shown import shown
 from eventjet.sql.waiting import Checkpoints, Waiting
-from eventjet.store.public_stream import check_public_stream
-from eventjet.store.store import EventStore, LogState
-from eventjet.store.strangers import LIST_S, unknown_aggregates
-from eventjet.store.topology import Topology, declare, note_aggregates, others_answering
+from eventjet.subscriptions.beginning import begin
+from eventjet.subscriptions.cursor_store import Cursors
+from eventjet.subscriptions.following import declarations_of, has_timers, probes_of
 
 S = TypeVar("S")
 E = TypeVar("E")

@@ -9,9 +9,9 @@ import pytest
 
 from eventjet.errors import StreamMissing
 from eventjet.jetstream.api import StreamState, call, stream_info
+from eventjet.jetstream.connection import ask_once
+from eventjet.log.topology import IDENTITY
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import ask_once
-from eventjet.store.topology import IDENTITY
 from tests.acceptance.conftest import Program
 from tests.logs import append, block
 

@@ -17,7 +17,7 @@ from eventjet.codec.envelope import RawRecord
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ApiRefused
 from eventjet.jetstream.api import stream_info
-from eventjet.reader.connection import ask_once
+from eventjet.jetstream.connection import ask_once
 from tests.acceptance.conftest import Program
 from tests.integration.restoring import endpoint, records_of, seal
 from tests.logs import block

@@ -14,7 +14,7 @@ from eventjet import App, Jet, Recorded, aggregate, event, publication
 from eventjet.codec.subjects import subject_of
 from eventjet.jetstream.api import create_stream, stream_info
 from eventjet.settings import Settings
-from eventjet.workers.status import status
+from eventjet.subscriptions.status import status
 from tests.integration.reacting import eventually, working
 from tests.logs import fresh_name
 

@@ -12,7 +12,7 @@ from faststream import AckPolicy, FastStream
 from faststream.nats import ConsumerConfig, JStream, NatsBroker, NatsMessage, PullSub
 from nats.js.errors import ServerError
 
-from eventjet.workers.status import status
+from eventjet.subscriptions.status import status
 from tests.clients.bells import Fact, Told, Town, fact_of, told_of
 from tests.integration.reacting import eventually, until, working
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eventjet import Metadata
-from eventjet.store.voids import record_void
+from eventjet.log.voids import record_void
 from tests import javascript
 from tests.clients.bells import BELLS, Bell, Town
 from tests.docs.pages import blocks_of

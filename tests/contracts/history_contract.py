@@ -13,7 +13,7 @@ from eventjet.domain.identity import new_event_id
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import HistoryBroken, Refused, UndecodableEvent, UsageError
 from eventjet.examples.bank.account import Account, AccountEvent
-from eventjet.store.store import EventStore, NewEvent
+from eventjet.log.store import EventStore, NewEvent
 from eventjet.testing.store_contract import write
 from tests.contracts.repository_contract import Accounts, repository
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
+from eventjet.commands import Committed, Planned, Repository
+from eventjet.commands.decisions import transact
+from eventjet.commands.histories import Snapshots
 from eventjet.domain.recorded import Metadata
 from eventjet.errors import CommandReused, OutcomeUnknown, Refused, UsageError
 from eventjet.examples.bank.account import Account, AccountEvent, Deposited, InsufficientFunds, Opened
-from eventjet.repository import Committed, Planned, Repository
-from eventjet.repository.decisions import transact
-from eventjet.repository.histories import Snapshots
-from eventjet.store.store import EventStore
+from eventjet.log.store import EventStore
 from tests.contracts.repository_contract import Accounts, catalog, repository
 
 Done = tuple[Committed[Account, AccountEvent], ...]

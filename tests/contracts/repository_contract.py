@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from eventjet.codec.catalog import Catalog, EncodedEvent
+from eventjet.commands import Repository
 from eventjet.domain.identity import new_event_id
 from eventjet.errors import CommandReused, ConcurrencyConflict, HistoryBroken, Refused, UnknownEvent, UsageError
 from eventjet.examples.bank.account import Account, AccountEvent, Deposited, InsufficientFunds, Opened, Withdrawn
-from eventjet.repository import Repository
-from eventjet.store.store import EventStore, NewEvent
+from eventjet.log.store import EventStore, NewEvent
 from eventjet.testing.store_contract import write
 
 Accounts = Repository[Account, AccountEvent]
@@ -260,7 +260,7 @@ class RepositoryContract:
                 self.tries += 1
                 raise ConcurrencyConflict("account.poor", 0)
 
-        monkeypatch.setattr("eventjet.repository.decisions.CONFLICTS_MAX", 5)
+        monkeypatch.setattr("eventjet.commands.decisions.CONFLICTS_MAX", 5)
         contested: Any = Contested(store)
         with pytest.raises(ConcurrencyConflict, match="the last of 5 tries"):
             await repository(app, contested).execute("poor", Account.deposit, Decimal(1))

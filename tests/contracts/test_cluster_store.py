@@ -12,8 +12,8 @@ from eventjet.codec.envelope import MSG_ID, header
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ConcurrencyConflict, StoreUnavailable
 from eventjet.jetstream.client import connect
+from eventjet.log.jetstream import JetStreamStore
 from eventjet.settings import Settings
-from eventjet.store.jetstream import JetStreamStore
 from eventjet.testing.store_contract import StoreContract, new, write
 from tests.nats_cluster import NatsCluster
 from tests.simulation.lines import answers_of_both

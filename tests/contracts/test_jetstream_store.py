@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from eventjet.dev.nats import NatsServer
-from eventjet.store.jetstream import JetStreamStore
+from eventjet.log.jetstream import JetStreamStore
 from eventjet.testing.store_contract import StoreContract
 from tests.stores import fresh_jetstream
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eventjet.store.memory import MemoryStore
+from eventjet.log.memory import MemoryStore
 from eventjet.testing.store_contract import StoreContract
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from eventjet.dev.nats import NatsServer
 from eventjet.examples.bank.account import Account, Deposited
-from eventjet.store.jetstream import JetStreamStore
-from eventjet.store.memory import MemoryStore
+from eventjet.log.jetstream import JetStreamStore
+from eventjet.log.memory import MemoryStore
 from tests.contracts.history_contract import HistoryContract
 from tests.contracts.repeated_contract import RepeatedContract
 from tests.contracts.repository_contract import Accounts, Counted, RepositoryContract, repository

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from eventjet.dev.nats import NatsServer
-from eventjet.store.jetstream import JetStreamStore
-from eventjet.store.memory import MemoryStore
+from eventjet.log.jetstream import JetStreamStore
+from eventjet.log.memory import MemoryStore
 from tests.contracts.unique_contract import UniqueContract
 from tests.simulation.store import SimulatedStore
 from tests.stores import fresh_jetstream

@@ -11,14 +11,14 @@ import pytest
 
 from eventjet import App, Imported, Repository, aggregate, event, unique
 from eventjet.codec.catalog import Catalog, EncodedEvent
+from eventjet.commands.claim_check import build_claims, check_claims
+from eventjet.commands.decisions import transact
+from eventjet.commands.importing import Importer
+from eventjet.commands.repositories import Repositories
 from eventjet.domain.identity import new_event_id
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import NotUnique, Refused, UniqueNotBuilt, UsageError
-from eventjet.repository.claim_check import build_claims, check_claims
-from eventjet.repository.decisions import transact
-from eventjet.repository.importing import Importer
-from eventjet.repository.repositories import Repositories
-from eventjet.store.store import EventStore, NewEvent
+from eventjet.log.store import EventStore, NewEvent
 from eventjet.testing.store_contract import write
 
 

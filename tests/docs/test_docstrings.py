@@ -19,9 +19,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 import eventjet
 import eventjet.alembic
+import eventjet.console
 import eventjet.rebuild
 import eventjet.testing
-import eventjet.ui
 from eventjet import errors
 from eventjet.examples.bank import account, read_models
 from eventjet.examples.bank import app as wired
@@ -35,7 +35,10 @@ NAMES = {
     for package in (eventjet, eventjet.testing)
     for name in package.__all__
     if name not in RAISED | ALIASES
-} | {"eventjet.alembic.include_object": eventjet.alembic.include_object, "eventjet.ui.console": eventjet.ui.console}
+} | {
+    "eventjet.alembic.include_object": eventjet.alembic.include_object,
+    "eventjet.console.console": eventjet.console.console,
+}
 MADE = {
     "Command": "Repository",
     "Committed": "Repository",

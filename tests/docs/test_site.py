@@ -41,7 +41,7 @@ def public() -> set[str]:
 def test_the_reference_describes_every_public_name_once() -> None:
     found = described()
     assert sorted(set(found)) == sorted(found)
-    assert set(found) - public() == {"eventjet.alembic.include_object", "eventjet.ui.console"}
+    assert set(found) - public() == {"eventjet.alembic.include_object", "eventjet.console.console"}
     assert public() - set(found) == set()
 
 

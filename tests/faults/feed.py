@@ -13,8 +13,8 @@ from uuid import uuid4
 from eventjet.codec.envelope import header_block
 from eventjet.errors import EventjetError
 from eventjet.jetstream.api import stream_info
+from eventjet.jetstream.connection import NatsConnection, ask_once
 from eventjet.nats.protocol import publish_frame
-from eventjet.reader.connection import NatsConnection, ask_once
 from tests.faults.tally import Added, Noted
 from tests.integration.ledger_log import Ledger
 

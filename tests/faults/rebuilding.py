@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError
 
 from eventjet import failpoints
 from eventjet.errors import Unreachable
-from eventjet.reader.connection import NatsConnection
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.rebuild import AppRef, EngineOptions, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.sql.database import READ_ONLY, Database

@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlalchemy import Engine, text
 
 from eventjet.errors import ApiRefused
-from eventjet.reader.connection import NatsConnection
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.settings import Settings
 from eventjet.sql.database import READ_ONLY, Database
 from tests.faults import audit

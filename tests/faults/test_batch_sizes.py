@@ -14,9 +14,9 @@ from sqlalchemy import text
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Unreachable
 from eventjet.settings import Settings
-from eventjet.workers.context import WorkerOptions
-from eventjet.workers.division import FAR
-from eventjet.workers.status import status
+from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.division import FAR
+from eventjet.subscriptions.status import status
 from tests.integration.divided import stage_of
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Opened, folded, made, rows_of

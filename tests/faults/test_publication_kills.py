@@ -14,8 +14,8 @@ import pytest
 from eventjet.dev.nats import NatsServer
 from eventjet.jetstream.api import create_stream, stream_info
 from eventjet.jetstream.client import Client
+from eventjet.jetstream.ranges import read_range
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.ranges import read_range
 from eventjet.settings import Settings
 from tests.faults.acting.bells import Bell
 from tests.faults.acting.news import STREAM, town

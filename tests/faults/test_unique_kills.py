@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from eventjet import App, Settings
+from eventjet.commands.claim_check import check_claims
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.claim import Released, Taken
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import StoreUnavailable, Unreachable
 from eventjet.jet import Jet
-from eventjet.repository.claim_check import check_claims
 from tests.contracts.unique_contract import User
 from tests.faults.claimants import NAMES, USERS
 from tests.forked import ROOT, Forked

@@ -16,9 +16,9 @@ from typing import Any
 
 from eventjet.parallel import processes as fold_processes
 from eventjet.settings import Settings
-from eventjet.workers import among
-from eventjet.workers.context import WorkerOptions
-from eventjet.workers.supervisor import run_workers
+from eventjet.subscriptions import among
+from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.supervisor import run_workers
 from tests.faults.among import BOUND_S, FOLDING, SLOW, TURN_S
 from tests.faults.audit import sessions_of
 

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import Recorded
 from eventjet.settings import Settings
-from eventjet.workers.context import WorkerOptions
+from eventjet.subscriptions.context import WorkerOptions
 from tests.faults.worker import work
 from tests.integration import by_hand_writing
 from tests.integration.by_hand import Found, accounts_table, bound_with

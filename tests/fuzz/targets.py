@@ -26,17 +26,17 @@ from eventjet.codec.context import context_headers
 from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import header, header_block, metadata_of, number_of, recorded_at
 from eventjet.codec.subjects import entity_of, entity_shown
+from eventjet.commands.decisions import position_in
 from eventjet.domain.history import Commands, FoldedState
 from eventjet.domain.identity import decode_id, encode_id
 from eventjet.domain.recorded import Metadata
 from eventjet.errors import ArchiveBroken, CodecError, EventjetError, Refused, UnencodableEvent, UsageError
 from eventjet.jetstream.api import answer_in as api_answer_in
 from eventjet.jetstream.api import direct_record, end_of_page
+from eventjet.jetstream.consumer import parse_ack
+from eventjet.log.outcome import answer_in
+from eventjet.log.snapshot import SnapshotCodec
 from eventjet.nats.protocol import FrameParser, nobody_listens, server_fault, status_of
-from eventjet.reader.consumer import parse_ack
-from eventjet.repository.decisions import position_in
-from eventjet.snapshots.snapshot import SnapshotCodec
-from eventjet.store.outcome import answer_in
 from tests.unit.test_frames import CONTROLS, MESSAGES, printed
 from tests.unit.test_manifest import SEALED
 

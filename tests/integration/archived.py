@@ -9,8 +9,8 @@ from eventjet.archive.manifest import Archive
 from eventjet.archive.reading import ArchiveReader, FolderFiles
 from eventjet.codec.envelope import RawRecord
 from eventjet.dev.nats import NatsServer
-from eventjet.reader.connection import NatsConnection
-from eventjet.reader.ranges import read_range
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.jetstream.ranges import read_range
 from eventjet.rebuild import ArchiveReport, archive, rebuild
 from eventjet.settings import Settings
 from eventjet.sql.locations import create_tables

@@ -36,7 +36,7 @@ from eventjet.projections.sql_projection import ResolvedSql, resolve_sql
 from eventjet.settings import Settings
 from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.sqlite import make_readable
-from eventjet.workers.context import WorkerOptions
+from eventjet.subscriptions.context import WorkerOptions
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import CATALOG, Added, Closed, Opened, made
 

@@ -25,8 +25,8 @@ from eventjet.domain.recorded import Recorded
 from eventjet.projections.projection import entries, projection
 from eventjet.projections.resolve import ResolvedProjection, resolve
 from eventjet.settings import Settings
-from eventjet.workers.context import WorkerOptions
-from eventjet.workers.supervisor import run_workers
+from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.supervisor import run_workers
 from tests.forked import ForkedWorker
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import (

@@ -24,7 +24,7 @@ from eventjet.projections.projection import projection
 from eventjet.projections.resolve import ResolvedProjection, resolve
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, read
-from eventjet.workers.context import WorkerOptions
+from eventjet.subscriptions.context import WorkerOptions
 from tests.among import SEVERAL
 from tests.fold_processes import MARK, fold_processes
 from tests.integration.ledger_log import Ledger, eventually, history

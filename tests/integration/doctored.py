@@ -22,8 +22,8 @@ from eventjet.examples.transfer.accounts import Account, Book, Deposited
 from eventjet.examples.transfer.app import outside, receipts
 from eventjet.examples.transfer.transfers import Transfer
 from eventjet.jetstream.api import stream_info
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import NatsConnection
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables

@@ -16,18 +16,18 @@ from uuid import uuid4
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.decoder import Decoder
 from eventjet.domain.recorded import Recorded
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.jetstream.ranges import read_range
+from eventjet.log.topology import IDENTITY
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.resolve import ResolvedProjection
-from eventjet.reader.connection import NatsConnection
-from eventjet.reader.ranges import read_range
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
 from eventjet.sql.sqlite import make_readable
-from eventjet.store.topology import IDENTITY
-from eventjet.workers.context import WorkerOptions
-from eventjet.workers.status import WorkStatus, status
-from eventjet.workers.supervisor import run_workers
+from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.status import WorkStatus, status
+from eventjet.subscriptions.supervisor import run_workers
 from tests import logs
 from tests.caught_up import wait_caught_up
 from tests.integration.projecting import BALANCES, CATALOG, MOVEMENTS, Added, Closed, Noted, Opened

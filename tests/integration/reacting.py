@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from eventjet import App, Jet, Reaction, Recorded, Retry, aggregate, event, reactor
 from eventjet.settings import Settings
-from eventjet.workers.context import WorkerOptions
-from eventjet.workers.supervisor import run_workers
+from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.supervisor import run_workers
 from tests.logs import fresh_name
 
 T = TypeVar("T")

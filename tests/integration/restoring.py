@@ -16,8 +16,8 @@ from eventjet import App, Imported, Metadata
 from eventjet.archive.manifest import ArchivedFile, Segment, dump_segment
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.examples.bank.account import Account, Deposited, Opened
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import NatsConnection
 from tests import logs
 from tests.archives import batch_of
 

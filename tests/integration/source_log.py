@@ -11,8 +11,8 @@ from typing import Any
 from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
 from eventjet.examples.bank.account import Deposited, Opened, Withdrawn
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import NatsConnection
 from eventjet.settings import Settings
 from tests.integration.ledger_log import Ledger
 

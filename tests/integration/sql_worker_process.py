@@ -10,8 +10,8 @@ import signal
 import sys
 
 from eventjet.settings import Settings
-from eventjet.workers.context import WorkerOptions
-from eventjet.workers.supervisor import run_workers
+from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.supervisor import run_workers
 from tests.integration.by_hand import LEDGER
 from tests.integration.ledger_log import Ledger
 

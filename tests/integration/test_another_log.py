@@ -16,8 +16,8 @@ from eventjet.examples.bank.account import Account, Deposited, InsufficientFunds
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.examples.bank.read_models import balances
 from eventjet.jetstream.api import call
+from eventjet.jetstream.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import ask_once
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables

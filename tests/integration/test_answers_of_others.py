@@ -20,8 +20,6 @@ from eventjet.archive.republish import Restore
 from eventjet.codec.cloud_events import PublicMessage
 from eventjet.codec.envelope import RawRecord
 from eventjet.codec.subjects import cursor_bucket, snapshot_bucket, stream_subjects, timer_stream
-from eventjet.cursors.cursor import Cursor
-from eventjet.cursors.kv import Cursors, HeldCursor
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.server import reserved_port
 from eventjet.doctor.diagnosis import Installation
@@ -29,16 +27,18 @@ from eventjet.doctor.runner import examine
 from eventjet.errors import LogUnusable, NotUnique, OutcomeUnknown, Refused, StoreUnavailable, Unreachable
 from eventjet.jetstream.api import create_stream, stream_info, update_stream
 from eventjet.jetstream.client import Client, connect
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.public_stream import PublicStream
+from eventjet.log.snapshot_store import Bucket, KeyValueSnapshots
+from eventjet.log.timers import JetStreamTimers
+from eventjet.log.topology import declare, stream_config
+from eventjet.log.voids import record_void
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
 from eventjet.observability import logs
-from eventjet.reader.connection import NatsConnection
 from eventjet.settings import Settings
-from eventjet.snapshots.kv import Bucket, KeyValueSnapshots
-from eventjet.store.public_stream import PublicStream
-from eventjet.store.timers import JetStreamTimers
-from eventjet.store.topology import declare, stream_config
-from eventjet.store.voids import record_void
+from eventjet.subscriptions.cursor import Cursor
+from eventjet.subscriptions.cursor_store import Cursors, HeldCursor
 from tests.archives import archive_of
 from tests.contracts.unique_contract import Called, User
 from tests.faults.proxy import PASS, Fate, NatsProxy, Publish

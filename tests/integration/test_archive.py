@@ -11,7 +11,7 @@ import pytest
 from eventjet.archive.reading import ArchiveReader
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, RebuildError, UsageError
-from eventjet.reader.connection import NatsConnection
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.rebuild import ENGINES, preview, rebuild, verify
 from eventjet.spark import archiving
 from eventjet.spark.archiving import SparkFiles, archived_frame, reading

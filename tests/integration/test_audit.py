@@ -17,10 +17,10 @@ from eventjet.errors import ArchiveBroken
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.jetstream.api import stream_info
-from eventjet.reader.connection import NatsConnection, ask_once
+from eventjet.jetstream.connection import NatsConnection, ask_once
+from eventjet.log.repairing import repair
+from eventjet.log.topology import IDENTITY, stream_config
 from eventjet.rebuild import AuditReport, Kind, Progress, audit, restore
-from eventjet.store.repairing import repair
-from eventjet.store.topology import IDENTITY, stream_config
 from tests.integration.restoring import NAME, append_raw, delete, endpoint, fill, records_of, seal
 from tests.logs import block
 

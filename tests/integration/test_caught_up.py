@@ -29,8 +29,8 @@ from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
 from eventjet.sql.waiting import Checkpoints, Standing, Waiting
-from eventjet.workers.context import WorkerOptions
-from eventjet.workers.supervisor import run_workers
+from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.supervisor import run_workers
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, made
 from tests.logs import fresh_name

@@ -13,7 +13,7 @@ from eventjet.projections.app_ref import AppRef
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import rebuild, verify
 from eventjet.sql.resetting import reset
-from eventjet.workers.context import WorkerOptions
+from eventjet.subscriptions.context import WorkerOptions
 from tests.among import LOCAL
 from tests.integration.ledger_log import Ledger, eventually
 from tests.integration.rebuild_log import Book

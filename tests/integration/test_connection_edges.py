@@ -28,11 +28,11 @@ from eventjet.errors import (
 from eventjet.examples.bank.account import Account, Deposited
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.jetstream.client import Client, connect
+from eventjet.log.jetstream import JetStreamStore, LongReads
+from eventjet.log.store import Append, NewEvent
+from eventjet.log.topology import declare
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
-from eventjet.store.jetstream import JetStreamStore, LongReads
-from eventjet.store.store import Append, NewEvent
-from eventjet.store.topology import declare
 from tests.logs import fresh_name
 from tests.stores import patience
 

@@ -14,14 +14,14 @@ from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.examples.bank.read_models import balances
 from eventjet.jetstream.api import call, create_stream, stream_info
+from eventjet.jetstream.connection import ask_once
+from eventjet.log.topology import IDENTITY, stream_config
+from eventjet.log.wholeness import FIRST
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import ask_once
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
-from eventjet.store.topology import IDENTITY, stream_config
-from eventjet.store.wholeness import FIRST
 from tests.integration.ledger_log import Ledger, eventually
 from tests.logs import fresh_name
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from eventjet.jetstream.client import connect
+from eventjet.log.voids import record_void
 from eventjet.observability import logs
 from eventjet.sql.locations import create_tables
-from eventjet.store.voids import record_void
-from eventjet.workers.context import WorkerOptions
+from eventjet.subscriptions.context import WorkerOptions
 from tests.among import SEVERAL
 from tests.integration import divided
 from tests.integration.divided import NEXT, OPTIONS, OWNERS, Stage, stage_of
@@ -85,7 +85,7 @@ async def test_entries_are_divided_too(stage: Stage) -> None:
 async def test_one_projection_at_a_time_has_the_processes_and_while_the_log_grows_they_take_turns(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("eventjet.workers.among.TURN_S", 0.2)
+    monkeypatch.setattr("eventjet.subscriptions.among.TURN_S", 0.2)
     stage.fill()
 
     async def each_had_two_turns() -> bool:
@@ -155,7 +155,7 @@ async def test_a_fold_process_that_is_lost_ends_the_term_and_nothing_else(
     stage: Stage, ending: signal.Signals, which: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if ending == signal.SIGSTOP:
-        monkeypatch.setattr("eventjet.workers.among.BOUND_S", 3.0)
+        monkeypatch.setattr("eventjet.subscriptions.among.BOUND_S", 3.0)
         monkeypatch.setattr("eventjet.parallel.processes._BEGIN", 1)
     stage.fill()
     async with stage.ledger.working("balances", options=OPTIONS):

@@ -11,13 +11,13 @@ from uuid import uuid4
 import pytest
 
 from eventjet import Incoming, Reaction, Recorded, inbox, publication
-from eventjet.cursors.cursor import Cursor
 from eventjet.doctor.diagnosis import Diagnosis
 from eventjet.examples.transfer.accounts import Deposited
 from eventjet.examples.transfer.app import receipts
+from eventjet.log.topology import IDENTITY
 from eventjet.nats.endpoint import Endpoint
 from eventjet.sql.pausing import pause
-from eventjet.store.topology import IDENTITY
+from eventjet.subscriptions.cursor import Cursor
 from tests import logs
 from tests.integration.doctored import (
     ALONE,

@@ -17,8 +17,8 @@ from eventjet.doctor.environment import look_at_environment
 from eventjet.doctor.monitoring import Greeting
 from eventjet.doctor.server import tell_greetings
 from eventjet.operations.roles import accounts, roles_of
-from eventjet.reactions.following import declarations_of
 from eventjet.settings import Settings
+from eventjet.subscriptions.following import declarations_of
 from tests.integration.doctored import (
     ALONE,
     FAULT,

@@ -23,15 +23,15 @@ from eventjet.examples.bank.app import bank
 from eventjet.examples.bank.read_models import balances_table
 from eventjet.jetstream.api import direct_last, last_message, stream_info
 from eventjet.jetstream.client import connect, connected
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.topology import info
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.roles import Role, accounts, leaf_accounts, roles_of
-from eventjet.reader.connection import NatsConnection
 from eventjet.rebuild import rebuild
 from eventjet.settings import Settings, SettingsOverrides
 from eventjet.spark.options import LogOptions, connection_options
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
-from eventjet.store.topology import info
 from tests.among import LOCAL
 from tests.contracts.unique_contract import User
 from tests.integration.doctored import FAULT, NOTE, OK, UNKNOWN, UNREACHABLE, Sick

@@ -12,7 +12,7 @@ import pytest
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import OutcomeUnknown
-from eventjet.store.store import EventStore
+from eventjet.log.store import EventStore
 from eventjet.testing.store_contract import new, write
 from tests.stores import fresh_jetstream
 

@@ -10,10 +10,10 @@ from eventjet.dev.nats import NatsServer
 from eventjet.domain.identity import encode_id, new_event_id
 from eventjet.errors import Refused
 from eventjet.jetstream.client import connect
+from eventjet.log.jetstream import JetStreamStore
+from eventjet.log.store import Append, NewEvent
+from eventjet.log.topology import declare
 from eventjet.settings import Settings
-from eventjet.store.jetstream import JetStreamStore
-from eventjet.store.store import Append, NewEvent
-from eventjet.store.topology import declare
 from tests.hostile_ids import hostile_ids
 from tests.logs import fresh_name
 

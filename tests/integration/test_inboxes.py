@@ -12,15 +12,15 @@ import pytest
 from pydantic import BaseModel
 
 from eventjet import App, DefinitionError, Incoming, Jet, Reaction, Retry, aggregate, event, inbox
-from eventjet.cursors.kv import Cursors
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import LogUnusable
 from eventjet.jetstream.api import create_stream
-from eventjet.reactions import verdicts
-from eventjet.reactions.beginning import cursor_at, put, records_of
-from eventjet.reactions.following import declarations_of
 from eventjet.settings import Settings
-from eventjet.workers.status import status
+from eventjet.subscriptions import verdicts
+from eventjet.subscriptions.beginning import cursor_at, put, records_of
+from eventjet.subscriptions.cursor_store import Cursors
+from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.status import status
 from tests.integration.reacting import eventually, until, working
 from tests.logs import fresh_name
 

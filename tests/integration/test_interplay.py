@@ -16,8 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from eventjet import Recorded
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import PromotionRefused, RebuildError
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.protocol import publish_frame
-from eventjet.reader.connection import NatsConnection
 from eventjet.rebuild import rebuild, verify
 from eventjet.rebuild.catchup import catching_up
 from eventjet.rebuild.job import open_job
@@ -29,7 +29,7 @@ from eventjet.sql.exchange import NotNow
 from eventjet.sql.locations import create_tables
 from eventjet.sql.promotion import attempt, promote
 from eventjet.sql.retired_tables import retire
-from eventjet.workers.context import Session
+from eventjet.subscriptions.context import Session
 from tests.caught_up import wait_caught_up
 from tests.integration import by_hand
 from tests.integration.by_hand import LEDGER, QUICK, bound_with, changed, expected, found, log_of

@@ -13,7 +13,6 @@ import pytest
 
 from eventjet import App, aggregate, event
 from eventjet.codec.subjects import snapshot_bucket
-from eventjet.cursors.kv import Cursors
 from eventjet.dev.nats import NatsServer
 from eventjet.doctor.diagnosis import Diagnoses
 from eventjet.doctor.streams import tell_stream
@@ -22,12 +21,10 @@ from eventjet.errors import LogDrifted, LogUnusable, StoreError
 from eventjet.jet import Jet
 from eventjet.jetstream.api import StreamState, create_stream, stream_info
 from eventjet.jetstream.client import Client, connect
-from eventjet.nats.endpoint import Endpoint
-from eventjet.settings import Settings
-from eventjet.snapshots.kv import BulkSnapshots, Offer
-from eventjet.store.public_stream import PublicStream, check_public_stream
-from eventjet.store.timers import JetStreamTimers
-from eventjet.store.topology import (
+from eventjet.log.public_stream import PublicStream, check_public_stream
+from eventjet.log.snapshot_store import BulkSnapshots, Offer
+from eventjet.log.timers import JetStreamTimers
+from eventjet.log.topology import (
     COSTS,
     INDIFFERENT,
     UNSET,
@@ -36,7 +33,10 @@ from eventjet.store.topology import (
     stream_config,
     unknown_settings,
 )
-from eventjet.workers.reader import check_running
+from eventjet.nats.endpoint import Endpoint
+from eventjet.settings import Settings
+from eventjet.subscriptions.cursor_store import Cursors
+from eventjet.subscriptions.reader import check_running
 from tests.logs import fresh_name
 
 SAVE_S = 3.0
@@ -250,8 +250,8 @@ async def test_a_process_that_connects_names_what_was_changed_before(
 async def test_settings_that_eventjet_never_sets_are_taken_away_by_a_repair(
     app: App, jet: Jet, eventjet_nats: NatsServer, client: Client
 ) -> None:
-    from eventjet.reader.connection import NatsConnection
-    from eventjet.store.repairing import repair
+    from eventjet.jetstream.connection import NatsConnection
+    from eventjet.log.repairing import repair
 
     await edit(client, app.name, {**changes(app.name)["subject_transform"], "no_ack": True, "description": "ours"})
     identity = (await jet.init()).identity
@@ -266,7 +266,7 @@ async def test_settings_that_eventjet_never_sets_are_taken_away_by_a_repair(
 async def test_a_worker_does_not_go_on_over_a_log_that_stores_events_elsewhere(
     app: App, jet: Jet, client: Client
 ) -> None:
-    from eventjet.cursors.cursor import Cursor
+    from eventjet.subscriptions.cursor import Cursor
 
     log = (await jet.log()).identity
     stand = Cursor("any", "reactor", log)

@@ -13,16 +13,16 @@ import pytest
 
 from eventjet import App, Jet
 from eventjet.codec.subjects import cursor_bucket
-from eventjet.cursors.kv import Cursors
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.reactor import partition_of
 from eventjet.errors import CursorFenced, CursorMissing, UsageError
-from eventjet.reactions import beginning, verdicts
-from eventjet.reactions.beginning import cursor_at, put, where
-from eventjet.reactions.following import declarations_of
 from eventjet.settings import Settings
-from eventjet.workers.status import status
-from eventjet.workers.supervisor import run_workers
+from eventjet.subscriptions import beginning, verdicts
+from eventjet.subscriptions.beginning import cursor_at, put, where
+from eventjet.subscriptions.cursor_store import Cursors
+from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.status import status
+from eventjet.subscriptions.supervisor import run_workers
 from tests.integration.reacting import QUICK, Bell, Town, app_of, counted, eventually, until, working
 
 PARTS = [f"echo-{number}-of-4" for number in (1, 2, 3, 4)]

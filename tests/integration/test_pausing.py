@@ -16,7 +16,7 @@ from eventjet.rebuild import rebuild
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.pausing import Paused, pause, resume
-from eventjet.workers.context import Session, WorkerOptions
+from eventjet.subscriptions.context import Session, WorkerOptions
 from tests.among import LOCAL
 from tests.integration.ledger_log import eventually
 from tests.integration.rebuild_log import Book

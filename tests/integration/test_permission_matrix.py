@@ -19,15 +19,15 @@ from eventjet.errors import Forbidden
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
 from eventjet.jetstream.api import last_message, stream_info
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.dial import dial
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.roles import Role, accounts, roles_of, server_config, serving_roles
-from eventjet.reader.connection import NatsConnection
 from eventjet.rebuild import build_snapshots, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
-from eventjet.workers.supervisor import run_workers
+from eventjet.subscriptions.supervisor import run_workers
 from tests.integration.wire_secrets import certificates
 
 ROOT = Path(__file__).parents[2]

@@ -11,11 +11,11 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import Forbidden
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.client import connect
+from eventjet.jetstream.connection import ask_once
+from eventjet.log.jetstream import JetStreamStore
+from eventjet.log.topology import declare
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import ask_once
 from eventjet.settings import Settings
-from eventjet.store.jetstream import JetStreamStore
-from eventjet.store.topology import declare
 from eventjet.testing.store_contract import new, write
 
 USERS = """

@@ -12,6 +12,7 @@ import pytest
 
 from eventjet import App, served
 from eventjet.codec.subjects import cursor_bucket, timer_stream
+from eventjet.commands.repositories import open_repositories
 from eventjet.dev.nats import NatsServer
 from eventjet.doctor.diagnosis import Installation, Level
 from eventjet.doctor.runner import examine
@@ -21,15 +22,14 @@ from eventjet.examples.transfer.app import transfers
 from eventjet.examples.transfer.transfers import Stage, Transfer
 from eventjet.jetstream.api import stream_info, update_stream
 from eventjet.jetstream.client import connect
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.topology import cursors_config, explained, timer_config
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.roles import accounts, roles_of, serving_roles
-from eventjet.reactions.following import declarations_of
-from eventjet.reader.connection import NatsConnection
-from eventjet.repository.repositories import open_repositories
 from eventjet.serving.service import Service
 from eventjet.settings import Settings
-from eventjet.store.topology import cursors_config, explained, timer_config
-from eventjet.workers.status import status
+from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.status import status
 from tests.integration.reacting import Bell, Town, app_of, eventually, until, working
 from tests.integration.test_permission_matrix import denied
 from tests.logs import fresh_name

@@ -10,8 +10,8 @@ import pytest
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Forbidden
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import NatsConnection
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from tests.among import LOCAL

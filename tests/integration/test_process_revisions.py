@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from eventjet import App, Deadline, Imported, Jet, Step, after, aggregate, do, event, process
-from eventjet.cursors.cursor import Cursor
-from eventjet.cursors.kv import Cursors
 from eventjet.dev.nats import NatsServer
 from eventjet.settings import Settings
+from eventjet.subscriptions.cursor import Cursor
+from eventjet.subscriptions.cursor_store import Cursors
 from tests.integration.reacting import eventually, until, working
 from tests.logs import fresh_name
 

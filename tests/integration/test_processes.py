@@ -12,23 +12,22 @@ import pytest
 
 from eventjet import App, Deadline, Jet, Retry, Step, after, aggregate, at, do, event, process
 from eventjet.codec.subjects import timer_stream
-from eventjet.cursors.kv import Cursors
+from eventjet.commands.repositories import open_repositories
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.parked import PARKED
 from eventjet.examples.orders.goods import Payment, Shipment, Stock
 from eventjet.examples.orders.orders import Order
 from eventjet.examples.orders.orders import Stage as OrderStage
 from eventjet.jetstream.api import stream_info
-from eventjet.reactions import verdicts
-from eventjet.reactions.beginning import cursor_at
-from eventjet.reactions.following import declarations_of
-from eventjet.reactions.steps import ProcessRunner
-from eventjet.repository.repositories import open_repositories
+from eventjet.log.timers import JetStreamTimers, TimerSet, timers_set
 from eventjet.settings import Settings
-from eventjet.store.timers import JetStreamTimers, TimerSet, timers_set
-from eventjet.workers import followed
-from eventjet.workers.followed import wake
-from eventjet.workers.status import status
+from eventjet.subscriptions import followed, verdicts
+from eventjet.subscriptions.beginning import cursor_at
+from eventjet.subscriptions.cursor_store import Cursors
+from eventjet.subscriptions.followed import wake
+from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.status import status
+from eventjet.subscriptions.steps import ProcessRunner
 from tests.integration.reacting import eventually, working
 from tests.logs import fresh_name
 

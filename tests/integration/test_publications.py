@@ -12,16 +12,16 @@ import pytest
 
 from eventjet import App, DefinitionError, Jet, Recorded, aggregate, event, publication
 from eventjet.codec.envelope import MSG_ID, header
-from eventjet.cursors.kv import Cursors
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ConcurrencyConflict, LogUnusable
 from eventjet.jetstream.api import create_stream, next_message
-from eventjet.reactions.following import declarations_of
+from eventjet.log.public_stream import PublicStream
 from eventjet.settings import Settings
-from eventjet.store.public_stream import PublicStream
-from eventjet.workers.feeds import Feed
-from eventjet.workers.followed import FollowedPublication
-from eventjet.workers.status import status
+from eventjet.subscriptions.cursor_store import Cursors
+from eventjet.subscriptions.feeds import Feed
+from eventjet.subscriptions.followed import FollowedPublication
+from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.status import status
 from tests.integration.reacting import eventually, working
 from tests.logs import fresh_name
 

@@ -15,15 +15,15 @@ from sqlalchemy import Connection, text
 from eventjet.codec.catalog import Catalog
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import CheckpointFenced
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.protocol import publish_frame
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.quarantine import rows as verdict
 from eventjet.quarantine.fold import Offering
-from eventjet.reader.connection import NatsConnection
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, ensure, read, take
 from eventjet.sql.database import Database
-from eventjet.workers.context import WorkerOptions
+from eventjet.subscriptions.context import WorkerOptions
 from eventjet.writers.batch import Batch
 from eventjet.writers.fold_writer import FoldWriter
 from tests.integration.ledger_log import Ledger, eventually, history

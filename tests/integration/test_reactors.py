@@ -14,18 +14,18 @@ import pytest
 
 from eventjet import App, Imported, Jet, Retry
 from eventjet.codec.subjects import cursor_bucket
-from eventjet.cursors.kv import CHANGES_MAX, Cursors, parked_now
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.parked import PARKED, Parked
 from eventjet.errors import CursorMissing, UnexpectedExit, UsageError
 from eventjet.jetstream.api import stream_info
 from eventjet.nats.protocol import Frame
-from eventjet.reactions import verdicts
-from eventjet.reactions.beginning import cursor_at, put
-from eventjet.reactions.following import declarations_of
 from eventjet.settings import Settings
-from eventjet.workers.status import WorkStatus, status
-from eventjet.workers.supervisor import run_workers
+from eventjet.subscriptions import verdicts
+from eventjet.subscriptions.beginning import cursor_at, put
+from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, parked_now
+from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.status import WorkStatus, status
+from eventjet.subscriptions.supervisor import run_workers
 from tests.integration.reacting import (
     PATIENT_S,
     QUICK,

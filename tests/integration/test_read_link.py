@@ -17,9 +17,9 @@ from eventjet.errors import Forbidden, LogUnusable, StoreError, StoreUnavailable
 from eventjet.examples.bank.account import Account, Deposited
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.jetstream.client import Client
+from eventjet.log.jetstream import LongReads
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
-from eventjet.store.jetstream import LongReads
 from tests.integration.wire_secrets import certificates, tls_config
 from tests.logs import fresh_name
 from tests.stores import patience

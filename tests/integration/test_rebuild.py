@@ -17,7 +17,7 @@ from sqlalchemy import text
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import HandlerFailed, RebuildError, RebuildRefused, Unreachable, UsageError, VerificationFailed
-from eventjet.reader.connection import NatsConnection
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.rebuild import Progress, preview, rebuild, verify
 from eventjet.rebuild.job import STOP_TIMEOUT_S
 from eventjet.rebuild.progress import Watch

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
-from eventjet.reader.connection import NatsConnection
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.rebuild import rebuild, verify
 from eventjet.spark.session import Started
 from tests.among import LOCAL

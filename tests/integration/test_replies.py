@@ -15,6 +15,7 @@ import pytest
 
 from eventjet import App, UsageError, served
 from eventjet.cli.main import main
+from eventjet.commands.repositories import open_repositories
 from eventjet.dev.nats import NatsServer
 from eventjet.examples.transfer.accounts import Account
 from eventjet.jetstream.client import Client, connect
@@ -22,7 +23,6 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
 from eventjet.nats.tap import send
 from eventjet.operations.roles import accounts, roles_of, serving_roles
-from eventjet.repository.repositories import open_repositories
 from eventjet.serving.service import Service
 from eventjet.settings import Settings
 from tests.logs import fresh_name

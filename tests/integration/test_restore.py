@@ -18,8 +18,8 @@ from eventjet.errors import ArchiveBroken, Refused
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.jetstream.api import stream_info
-from eventjet.reader.connection import NatsConnection, ask_once
-from eventjet.store.topology import IDENTITY, stream_config
+from eventjet.jetstream.connection import NatsConnection, ask_once
+from eventjet.log.topology import IDENTITY, stream_config
 from tests.archives import archive_of
 from tests.faults.proxy import PASS, Fate, NatsProxy, Publish
 from tests.integration.restoring import (

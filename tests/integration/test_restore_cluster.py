@@ -7,8 +7,8 @@ import pytest
 from eventjet.archive.batches import BATCH_MAX, lasting
 from eventjet.archive.republish import Restore
 from eventjet.codec.envelope import RawRecord
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import NatsConnection
 from tests.archives import archive_of
 from tests.integration.restoring import NAME, records_of
 from tests.logs import block

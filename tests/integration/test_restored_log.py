@@ -18,13 +18,13 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, Refused, UsageError
 from eventjet.examples.bank.account import Account
 from eventjet.jetstream.api import stream_info
-from eventjet.reader.connection import NatsConnection, ask_once
+from eventjet.jetstream.connection import NatsConnection, ask_once
+from eventjet.log.topology import IDENTITY
 from eventjet.rebuild import AppRef, rebuild, restore, verify
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, read
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
-from eventjet.store.topology import IDENTITY
 from tests.among import LOCAL
 from tests.integration.ledger_log import Ledger, eventually
 from tests.integration.restored_bank import bank

@@ -28,11 +28,11 @@ from eventjet import (
     event,
     served,
 )
+from eventjet.commands.repositories import open_repositories
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import CommandFailed, CommandReused
 from eventjet.jetstream.client import connect, connected
 from eventjet.nats.protocol import Frame
-from eventjet.repository.repositories import open_repositories
 from eventjet.serving import service as serving
 from eventjet.serving.remote import RemoteApp
 from eventjet.serving.service import Service

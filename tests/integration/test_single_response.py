@@ -15,10 +15,10 @@ from eventjet.codec.subjects import timer_subject
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import SingleResponse
 from eventjet.examples.transfer.accounts import Account, Book
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.jetstream.consumer import DurablePull
+from eventjet.jetstream.ranges import read_range
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import NatsConnection
-from eventjet.reader.consumer import DurablePull
-from eventjet.reader.ranges import read_range
 from eventjet.settings import Settings
 from tests.integration.doctored import DEPOSITS, FAULT, UNREACHABLE, Sick, app_of
 from tests.integration.ledger_log import eventually

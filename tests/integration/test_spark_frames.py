@@ -17,8 +17,8 @@ from eventjet import App, Metadata, Settings
 from eventjet.codec.envelope import header_block
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Unreachable, UsageError
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import NatsConnection
 from eventjet.spark import AppRef, events
 from eventjet.spark.frames import stored_columns
 from eventjet.spark.session import Started

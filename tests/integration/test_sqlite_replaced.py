@@ -17,7 +17,7 @@ from eventjet.errors import Unreachable
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.waiting import Checkpoints, Waiting
-from eventjet.workers.context import WorkerOptions
+from eventjet.subscriptions.context import WorkerOptions
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, folded, made, rows_of
 from tests.tables import reading

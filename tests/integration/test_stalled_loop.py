@@ -15,10 +15,10 @@ from eventjet.errors import StoreUnavailable
 from eventjet.examples.bank.account import Account, Deposited, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.jetstream.client import Client
+from eventjet.log.jetstream import LongReads
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.tap import REQUESTS_MAX
 from eventjet.settings import Settings
-from eventjet.store.jetstream import LongReads
 from tests.logs import append, block, create, fresh_name
 from tests.stores import patience
 

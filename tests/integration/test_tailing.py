@@ -17,9 +17,9 @@ from eventjet.errors import UsageError
 from eventjet.examples.bank.account import Account, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.jetstream.client import connect
+from eventjet.log.jetstream import JetStreamStore
+from eventjet.log.topology import declare
 from eventjet.settings import Settings
-from eventjet.store.jetstream import JetStreamStore
-from eventjet.store.topology import declare
 from tests.logs import fresh_name
 
 EVENTS = 7

@@ -19,12 +19,12 @@ from nats.errors import NoRespondersError
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ConnectionLost, StoreUnavailable, UsageError
 from eventjet.jetstream.client import Client, connect
+from eventjet.log.topology import declare
 from eventjet.nats.client import given_endpoint
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame, nobody_listens
 from eventjet.nats.tap import Tap, send
 from eventjet.settings import Settings
-from eventjet.store.topology import declare
 from tests.logs import fresh_name
 
 PATIENT_S = 60.0

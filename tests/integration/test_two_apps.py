@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import MetaData
 
+from eventjet.console.sources import Sources
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import EventjetError, NotCaughtUp, Unreachable
 from eventjet.operations.parked import outcomes_now, parked_event, parked_events
@@ -24,8 +25,7 @@ from eventjet.sql.promotion import promote
 from eventjet.sql.resetting import reset
 from eventjet.sql.retired_tables import retire, unused
 from eventjet.sql.waiting import Checkpoints, Waiting
-from eventjet.ui.sources import Sources
-from eventjet.workers.status import status
+from eventjet.subscriptions.status import status
 from tests.integration.by_hand import QUICK
 from tests.integration.ledger_log import Ledger, history
 from tests.integration.projecting import BALANCES, MOVEMENTS

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from eventjet import App, NotUnique, served
+from eventjet.commands.claim_check import build_claims, check_claims
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import Forbidden
 from eventjet.operations.roles import ADMIN, WRITER, accounts, roles_of
-from eventjet.repository.claim_check import build_claims, check_claims
 from eventjet.settings import Settings
 from tests.contracts.unique_contract import User
 from tests.logs import fresh_name

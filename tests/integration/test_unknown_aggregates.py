@@ -16,11 +16,11 @@ from eventjet import App, Imported, Jet, Reaction, Recorded, Refused, aggregate,
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.unique import CLAIMS
 from eventjet.jetstream.api import stream_info, update_stream
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.strangers import LIST_S, noted_unknown, unknown_aggregates
+from eventjet.log.topology import AGGREGATES
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import NatsConnection
-from eventjet.store.strangers import LIST_S, noted_unknown, unknown_aggregates
-from eventjet.store.topology import AGGREGATES
-from eventjet.workers.supervisor import run_workers
+from eventjet.subscriptions.supervisor import run_workers
 from tests.faults.proxy import PASS, Fate, NatsProxy, Publish
 from tests.logs import append, block, create, fresh_name
 

@@ -18,9 +18,9 @@ from eventjet.dev.nats import NatsServer
 from eventjet.domain.identity import new_event_id
 from eventjet.errors import ConcurrencyConflict, OutcomeUnknown
 from eventjet.jetstream.client import connect
+from eventjet.log.jetstream import JetStreamStore
+from eventjet.log.store import Append, NewEvent
 from eventjet.settings import Settings
-from eventjet.store.jetstream import JetStreamStore
-from eventjet.store.store import Append, NewEvent
 from tests.faults.proxy import PASS, Fate, NatsProxy, Publish
 from tests.stores import fresh_jetstream
 

@@ -10,11 +10,11 @@ import pytest
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Refused, UndecodableEvent
 from eventjet.jetstream.client import connect
-from eventjet.reader.connection import NatsConnection
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.voids import record_void, voids_in, voids_of
 from eventjet.rebuild import audit, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.session import Started
-from eventjet.store.voids import record_void, voids_in, voids_of
 from tests.among import LOCAL, told_as
 from tests.integration.rebuild_log import ALL, Book
 from tests.logs import block

@@ -10,7 +10,7 @@ from eventjet.cli.status import remarks_on
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import EventjetError
 from eventjet.settings import Settings
-from eventjet.workers.status import WorkStatus, watched
+from eventjet.subscriptions.status import WorkStatus, watched
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import BALANCES, made
 

@@ -13,12 +13,12 @@ from eventjet.codec.envelope import header
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ConnectionClosed, RebuildError, UndecodableEvent
 from eventjet.jetstream.client import connect
-from eventjet.reader.connection import NatsConnection
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.earlier import EarlierRecords
+from eventjet.log.voids import record_void
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.session import Started
-from eventjet.store.earlier import EarlierRecords
-from eventjet.store.voids import record_void
 from tests.among import LOCAL, told_as
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import MOVEMENTS, made

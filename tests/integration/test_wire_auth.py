@@ -12,9 +12,9 @@ import pytest
 from eventjet.dev import NatsServer
 from eventjet.errors import Forbidden, Unauthorized, Unreachable, UsageError
 from eventjet.jetstream.api import message_at
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.jetstream.ranges import read_range
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import NatsConnection
-from eventjet.reader.ranges import read_range
 from tests.integration.wire_fake import FakeServer, read_until
 from tests.integration.wire_log import make_log, positions
 from tests.integration.wire_secrets import certificates, tls_config, trust_chain, user_key

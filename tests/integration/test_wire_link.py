@@ -21,8 +21,8 @@ from eventjet.errors import (
     Unreachable,
     UsageError,
 )
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import NatsConnection
 from tests.integration.wire_fake import INFO, FakeServer, greet, read_until
 from tests.integration.wire_log import flush, make_log
 

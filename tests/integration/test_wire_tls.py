@@ -17,10 +17,10 @@ from eventjet.cli.main import main
 from eventjet.errors import EventjetError
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.client import connect
+from eventjet.jetstream.connection import NatsConnection, ask_once
+from eventjet.jetstream.consumer import DurablePull
+from eventjet.jetstream.ranges import read_range
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import NatsConnection, ask_once
-from eventjet.reader.consumer import DurablePull
-from eventjet.reader.ranges import read_range
 from eventjet.rebuild import rebuild
 from eventjet.settings import Settings
 from eventjet.spark.options import LogOptions

@@ -16,8 +16,8 @@ from eventjet.errors import Unreachable, UsageError
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, read
-from eventjet.workers.context import Session, WorkerOptions
-from eventjet.workers.status import status
+from eventjet.subscriptions.context import Session, WorkerOptions
+from eventjet.subscriptions.status import status
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Movement, Noted, Opened, folded, made, rows_of
 from tests.logs import block

@@ -36,8 +36,8 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import StoreUnavailable, Unreachable
 from eventjet.jetstream.api import create_stream
 from eventjet.settings import Settings
-from eventjet.workers.status import StatusReader
-from eventjet.workers.supervisor import run_workers
+from eventjet.subscriptions.status import StatusReader
+from eventjet.subscriptions.supervisor import run_workers
 from tests.integration.projecting import made
 from tests.integration.reacting import PATIENT_S, Bell, Rung, Tower, eventually, working
 from tests.logs import fresh_name

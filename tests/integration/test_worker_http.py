@@ -25,8 +25,8 @@ from eventjet.errors import Unreachable
 from eventjet.observability.metrics import METRICS
 from eventjet.settings import Settings
 from eventjet.sql.pausing import pause
-from eventjet.workers.context import WorkerOptions
-from eventjet.workers.health import Verdict, serving
+from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.health import Verdict, serving
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Noted, made
 from tests.logs import block

@@ -16,8 +16,8 @@ from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, ensure, read, take
-from eventjet.workers.context import WorkerOptions
-from eventjet.workers.status import status
+from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.status import status
 from tests.forked import ForkedWorker
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, folded, made, rows_of

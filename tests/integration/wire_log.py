@@ -6,8 +6,8 @@ from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 
 from eventjet.codec.envelope import RawRecord
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import NatsConnection
 from tests import logs
 
 FORM_2 = "feature_flags { js_ack_fc_v2: true }"

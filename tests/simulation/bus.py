@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from eventjet.store.lane import Lane, Rider
-from eventjet.store.outcome import Answer, Silence
+from eventjet.log.lane import Lane, Rider
+from eventjet.log.outcome import Answer, Silence
 from tests.simulation.stream import Message
 
 if TYPE_CHECKING:

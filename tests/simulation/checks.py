@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eventjet.store.outcome import Stored, Unknown
+from eventjet.log.outcome import Stored, Unknown
 from tests.simulation.client import LEAST_S, Attempt
 from tests.simulation.stream import CLAIMED, Stream
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from eventjet.store.outcome import (
+from eventjet.log.outcome import (
     Answer,
     Conflicted,
     Look,

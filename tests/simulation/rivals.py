@@ -16,11 +16,11 @@ from typing import Any, TypeVar
 from eventjet import aggregate, event
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import RawRecord
+from eventjet.commands.repository import Repository
 from eventjet.errors import ConcurrencyConflict
-from eventjet.repository.repository import Repository
-from eventjet.store.memory import MemoryStore
-from eventjet.store.outcome import BACKOFF_CONTESTED_S
-from eventjet.store.store import Append
+from eventjet.log.memory import MemoryStore
+from eventjet.log.outcome import BACKOFF_CONTESTED_S
+from eventjet.log.store import Append
 
 T = TypeVar("T")
 

@@ -13,13 +13,13 @@ import orjson
 from eventjet.errors import NoResponders
 from eventjet.jetstream.api import Request
 from eventjet.jetstream.client import Client
+from eventjet.log.jetstream import JetStreamStore, LongReads
+from eventjet.log.known_log import KnownLog
+from eventjet.log.sending import Sender
+from eventjet.log.topology import IDENTITY, stream_config
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
 from eventjet.settings import Settings
-from eventjet.store.jetstream import JetStreamStore, LongReads
-from eventjet.store.known_log import KnownLog
-from eventjet.store.sending import Sender
-from eventjet.store.topology import IDENTITY, stream_config
 from tests.simulation.stream import Stream
 from tests.simulation.wire import Wire, fits, stored_at
 

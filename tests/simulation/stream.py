@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from eventjet.store.outcome import Acked, ErrorReply
+from eventjet.log.outcome import Acked, ErrorReply
 
 INCOMPLETE = ErrorReply(400, 10176, "atomic publish batch is incomplete")
 DUPLICATE_IN_BATCH = ErrorReply(400, 10201, "atomic publish batch contains duplicate message id")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from eventjet.store.outcome import ErrorReply
+from eventjet.log.outcome import ErrorReply
 
 UNAVAILABLE = ErrorReply(503, 10008, "JetStream system temporarily unavailable")
 UNLISTED = ErrorReply(400, 19999, "of a later version")

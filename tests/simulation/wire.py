@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from eventjet.codec.envelope import EXPECTED, MSG_ID, header_block
-from eventjet.store.outcome import Acked, ErrorReply
+from eventjet.log.outcome import Acked, ErrorReply
 from tests.simulation.stream import Message, Proposal, Stream
 
 BATCH_ID = "Nats-Batch-Id"

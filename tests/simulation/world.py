@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
-from eventjet.store.outcome import Acked, Answer, Conflicted, ErrorReply, Silence, SlotFound, Violation
+from eventjet.log.outcome import Acked, Answer, Conflicted, ErrorReply, Silence, SlotFound, Violation
 from tests.simulation.bus import Asking, Bus
 from tests.simulation.checks import check, check_repeated
 from tests.simulation.client import Attempt, Client, Rules

@@ -12,13 +12,13 @@ from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, Tex
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import App, Jet, Personal, Recorded, SqlProjection, aggregate, event, projection
+from eventjet.console import console
 from eventjet.dev.nats import NatsServer
 from eventjet.examples.bank.account import Account, AccountEvent, Deposited, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.examples.bank.read_models import balances, postings
 from eventjet.rebuild import rebuild
 from eventjet.settings import Settings
-from eventjet.ui import console
 
 metadata = MetaData()
 letters_table = Table(

@@ -19,14 +19,14 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 
 from eventjet.cli.ui import behind
+from eventjet.console import Access, Level, console, live
+from eventjet.console.deeds import ACTIONS
+from eventjet.console.pages import PATHS
+from eventjet.console.screens import ROUTES
 from eventjet.errors import UsageError
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
-from eventjet.ui import Access, Level, console, live
-from eventjet.ui.deeds import ACTIONS
-from eventjet.ui.pages import PATHS
-from eventjet.ui.screens import ROUTES
 from examples.bank.app import bank
 from tests.acceptance.conftest import Program, clean_environ
 from tests.ui.conftest import serving, serving_process

@@ -21,17 +21,17 @@ from sqlalchemy import text
 from eventjet import App, Metadata, Personal, aggregate, event
 from eventjet.codec.envelope import RawRecord, header_block
 from eventjet.codec.subjects import subject_of
+from eventjet.console import console
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Refused
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.examples.bank.read_models import balances
 from eventjet.jetstream.client import Client, connected
+from eventjet.log.topology import declare
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
-from eventjet.store.topology import declare
-from eventjet.ui import console
 from tests.hostile_ids import hostile_ids
 from tests.hostile_records import records
 from tests.logs import fresh_name

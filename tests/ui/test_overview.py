@@ -16,7 +16,7 @@ from eventjet.dev.postgres import PostgresServer
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import bank
 from eventjet.settings import Settings
-from eventjet.workers.supervisor import run_workers
+from eventjet.subscriptions.supervisor import run_workers
 from tests.ui.acted import leaving
 from tests.ui.conftest import Watched, in_thread, serving
 

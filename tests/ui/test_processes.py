@@ -14,7 +14,6 @@ import httpx
 import pytest
 
 from eventjet import App, Recorded, Step, listens, process
-from eventjet.cursors.kv import Cursors, parked_now
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.parked import PARKED, Parked
 from eventjet.examples.bank.app import bank
@@ -24,6 +23,7 @@ from eventjet.examples.transfer.transfers import Transfer
 from eventjet.jetstream.client import connected
 from eventjet.operations.processes import deadlines_waiting, running, wake_processes
 from eventjet.settings import Settings
+from eventjet.subscriptions.cursor_store import Cursors, parked_now
 from tests.integration.reacting import eventually, working
 from tests.ui.shelf import looking, settings_of
 

@@ -17,10 +17,10 @@ from sqlalchemy import text
 from starlette.requests import Request
 
 from eventjet.app import load_app
+from eventjet.console import Level, console
 from eventjet.dev.nats import NatsServer
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
-from eventjet.ui import Level, console
 from tests.acceptance.conftest import Program, clean_environ
 from tests.acceptance.office import Office
 from tests.acceptance.test_personal import SECRET, SOURCE, _join

@@ -11,9 +11,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.routing import Mount
 
+from eventjet.console import Access, Level, console
 from eventjet.dev.nats import NatsServer
 from eventjet.settings import Settings
-from eventjet.ui import Access, Level, console
 from examples.bank.app import bank
 from tests.ui.acted import leaving
 from tests.ui.conftest import serving

@@ -8,8 +8,8 @@ from collections.abc import Callable, Collection, Sequence
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.domain.identity import new_event_id
 from eventjet.errors import StoreUnavailable
+from eventjet.log.store import Append, NewEvent
 from eventjet.nats.protocol import Frame
-from eventjet.store.store import Append, NewEvent
 from tests.simulation.store import SimulatedClient, SimulatedStore, frame
 
 REQUEST_S = 0.25

@@ -12,9 +12,9 @@ from eventjet.domain.identity import new_event_id
 from eventjet.examples.bank.account import Account, Deposited
 from eventjet.examples.bank.app import bank, withdrawn_has_a_reason
 from eventjet.examples.bank.read_models import Balance, balances_table
+from eventjet.log.memory import MemoryStore
 from eventjet.operations import causes
 from eventjet.operations.causes import FORWARD, NEAR, cause_of, effects_of, made_at, neighbours, rows_touched
-from eventjet.store.memory import MemoryStore
 from eventjet.testing.store_contract import new, write
 
 

@@ -32,15 +32,15 @@ from eventjet import (
     projection,
     reactor,
 )
+from eventjet.commands.repositories import Repositories
 from eventjet.domain.recorded import own_event
 from eventjet.domain.state import is_fixed, own_copy
 from eventjet.errors import DefinitionError, RowRefused
 from eventjet.jet import Jet
+from eventjet.log.memory import MemoryStore
 from eventjet.projections.fold import Fold
 from eventjet.projections.row_codec import RowCodec
-from eventjet.repository.repositories import Repositories
 from eventjet.settings import Settings
-from eventjet.store.memory import MemoryStore
 from eventjet.testing import on, projected, world
 from eventjet.testing.read_model import read_model_case, resolved_alone
 

@@ -22,7 +22,7 @@ from eventjet.operations import processes, quarantines
 from eventjet.operations.events import stored_json
 from eventjet.quarantine.rows import Listed, Shown
 from eventjet.sql.retired_tables import Unused
-from eventjet.workers.status import WorkStatus
+from eventjet.subscriptions.status import WorkStatus
 
 WIDTH = 80
 NAME = "the_balances_of_all_customers_of_every_branch_and_of_those_that_left_us"

@@ -10,9 +10,9 @@ import pytest
 
 from eventjet import App, Imported
 from eventjet.collecting import settled, uncollected
+from eventjet.commands.import_places import NEVER, Place, Places
 from eventjet.examples.bank.account import Account, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
-from eventjet.repository.import_places import NEVER, Place, Places
 
 EVENTS = 3_000
 

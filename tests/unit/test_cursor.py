@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventjet.cursors import cursor as module
-from eventjet.cursors.cursor import ACTIVE, FAILED, PAUSED, Cursor, OwnerWatch
-from eventjet.cursors.kv import ParkedEntry
 from eventjet.domain.parked import PARKED, Parked
 from eventjet.errors import CursorDamaged
+from eventjet.subscriptions import cursor as module
+from eventjet.subscriptions.cursor import ACTIVE, FAILED, PAUSED, Cursor, OwnerWatch
+from eventjet.subscriptions.cursor_store import ParkedEntry
 
 STATES = (ACTIVE, PAUSED, FAILED)
 TRANSITIONS: dict[str, Callable[[Cursor], Cursor]] = {

@@ -10,12 +10,12 @@ import orjson
 import pytest
 
 from eventjet.codec.envelope import RawRecord
-from eventjet.cursors.kv import Cursors, ParkedEntry
 from eventjet.domain.parked import PARKED, RETRY, Parked
 from eventjet.errors import StoreUnavailable
 from eventjet.jetstream.api import is_page, reading_records
 from eventjet.nats.protocol import Frame
-from eventjet.workers.terms import renewing
+from eventjet.subscriptions.cursor_store import Cursors, ParkedEntry
+from eventjet.subscriptions.terms import renewing
 
 
 class Busy:

@@ -8,9 +8,9 @@ from typing import Any, cast
 import pytest
 
 from eventjet.errors import FoldProcessLost
-from eventjet.workers.among import Among
-from eventjet.workers.divided import DividedReader
-from eventjet.workers.division import FAR, Division
+from eventjet.subscriptions.among import Among
+from eventjet.subscriptions.divided import DividedReader
+from eventjet.subscriptions.division import FAR, Division
 
 BATCH_MAX = 10
 LOST = FoldProcessLost("is gone")
@@ -88,7 +88,7 @@ async def test_once_something_came_of_them_the_stretch_is_short_again(division: 
 
 def test_a_turn_begins_with_what_was_first_committed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Processes that begin slowly would not come to anything otherwise, and those that hang would never be lost."""
-    monkeypatch.setattr("eventjet.workers.among.TURN_S", -1.0)
+    monkeypatch.setattr("eventjet.subscriptions.among.TURN_S", -1.0)
     among = Among(2, cast("Any", None), cast("Any", SimpleNamespace(is_ready=lambda: True)))
     assert among.take("first")
     assert not among.take("second")

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import header_block
+from eventjet.commands.excerpts import Excerpt, Excerpts
+from eventjet.commands.timeline import version_in
 from eventjet.errors import HistoryBroken, UndecodableEvent
-from eventjet.repository.excerpts import Excerpt, Excerpts
-from eventjet.repository.timeline import version_in
-from eventjet.store.memory import MemoryStore
+from eventjet.log.memory import MemoryStore
 from tests.unit.test_timeline import Counting
 from tests.unit.test_voids import Rung
 

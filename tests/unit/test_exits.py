@@ -17,19 +17,19 @@ from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, 
 from eventjet import App, Recorded, Settings, aggregate, event, projection, unique
 from eventjet.calls import called
 from eventjet.codec.catalog import Catalog
+from eventjet.commands.repositories import Repositories
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import DefinitionError, HandlerFailed, LeaseEnded, UnexpectedExit
 from eventjet.jetstream.client import Client
+from eventjet.log.memory import MemoryStore
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.fold import Fold
 from eventjet.projections.resolve import resolve
 from eventjet.projections.row_codec import RowCodec
-from eventjet.reactions.following import opened_deps
-from eventjet.reactions.lanes import Lanes
 from eventjet.rebuild.runs import open_run, renewed
-from eventjet.repository.repositories import Repositories
 from eventjet.sql.own_tables import rebuilds
-from eventjet.store.memory import MemoryStore
+from eventjet.subscriptions.following import opened_deps
+from eventjet.subscriptions.lanes import Lanes
 
 
 class OfTheLibrary(BaseException):

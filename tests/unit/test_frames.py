@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from eventjet.codec.envelope import number_of
 from eventjet.errors import UsageError
+from eventjet.jetstream.consumer import parse_ack
 from eventjet.nats.protocol import (
     LINE_MAX,
     Control,
@@ -19,7 +20,6 @@ from eventjet.nats.protocol import (
     status_of,
     subscribe_frame,
 )
-from eventjet.reader.consumer import parse_ack
 
 TOKENS = st.text("abcXYZ019-_=$*>.", min_size=1, max_size=20).map(str.encode)
 BODIES = st.one_of(

@@ -9,13 +9,13 @@ from decimal import Decimal
 import pytest
 
 from eventjet.codec.envelope import RawRecord
+from eventjet.commands.repositories import Repositories
 from eventjet.errors import StoreUnavailable
 from eventjet.examples.transfer.accounts import Account
 from eventjet.examples.transfer.app import transfers
 from eventjet.examples.transfer.transfers import Stage, Transfer
-from eventjet.reactions.steps import ProcessRunner
-from eventjet.repository.repositories import Repositories
-from eventjet.store.memory import MemoryStore
+from eventjet.log.memory import MemoryStore
+from eventjet.subscriptions.steps import ProcessRunner
 
 UNTIL = datetime(2100, 1, 1, tzinfo=UTC)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventjet.store.lane import BYTES_MAX, EVENTS_MAX, WAITING_MAX, Lane, Rider
-from eventjet.store.store import BATCH_MAX
+from eventjet.log.lane import BYTES_MAX, EVENTS_MAX, WAITING_MAX, Lane, Rider
+from eventjet.log.store import BATCH_MAX
 
 
 def rider(*subjects: str, events: int = 2, size: int = 500, name: str = "") -> Rider[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from eventjet.sql.checkpoint import ACTIVE, Checkpoint
-from eventjet.workers.lease import LeaseWatch
+from eventjet.subscriptions.lease import LeaseWatch
 
 HELD = Checkpoint("balances", 1, 1, 7, "e", "log", 3, "host:1:aa", 1e12, 2.0, ACTIVE, None)
 

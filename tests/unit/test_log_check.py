@@ -9,8 +9,8 @@ from uuid import uuid4
 
 from eventjet import App, aggregate, event, upcaster
 from eventjet.codec.envelope import MSG_ID, SCHEMA, TYPE, VERSION, RawRecord, header_block
-from eventjet.repository.log_check import ENDS, PLACES, LogCheck, check_log
-from eventjet.store.memory import MemoryStore
+from eventjet.commands.log_check import ENDS, PLACES, LogCheck, check_log
+from eventjet.log.memory import MemoryStore
 
 
 @event("till.filled", schema=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eventjet.store.outcome import (
+from eventjet.log.outcome import (
     PARTED_MAX,
     REFUSALS,
     STALE_LEADER_S,

@@ -21,8 +21,8 @@ from eventjet.errors import (
     StoreUnavailable,
 )
 from eventjet.jetstream.api import Request
+from eventjet.log.store import Append
 from eventjet.nats.protocol import Frame
-from eventjet.store.store import Append
 from tests.simulation.store import SimulatedClient, SimulatedStore, frame
 from tests.unit.disturbed import (
     LATEST_S,

@@ -17,7 +17,7 @@ from eventjet.codec.envelope import RawRecord, header, header_block, recorded_at
 from eventjet.codec.imported import logged_at
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
 from eventjet.errors import ArchiveBroken, Refused
-from eventjet.store.store import Append, NewEvent, check_save, event_headers, message_size
+from eventjet.log.store import Append, NewEvent, check_save, event_headers, message_size
 from tests.archives import archive_of
 
 NS = 1_700_000_000_123_456_789

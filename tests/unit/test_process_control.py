@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from eventjet import Jet, failpoints
+from eventjet.commands.repositories import Repositories
 from eventjet.examples.transfer.accounts import Account
 from eventjet.examples.transfer.app import transfers
 from eventjet.examples.transfer.transfers import Stage, Transfer
-from eventjet.reactions.steps import ProcessRunner
-from eventjet.repository.repositories import Repositories
+from eventjet.log.memory import MemoryStore
 from eventjet.settings import Settings
-from eventjet.store.memory import MemoryStore
+from eventjet.subscriptions.steps import ProcessRunner
 
 
 class Crash(Exception):

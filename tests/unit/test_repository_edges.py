@@ -15,14 +15,14 @@ import pytest
 from eventjet import App, Imported, Metadata, aggregate, event
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import RawRecord
+from eventjet.commands import Repository
+from eventjet.commands.repositories import Repositories
 from eventjet.domain.history import COMMANDS_MAX, Commands
 from eventjet.errors import ConcurrencyConflict, DefinitionError, Refused, StoreUnavailable, UsageError
 from eventjet.jet import Jet
-from eventjet.repository import Repository
-from eventjet.repository.repositories import Repositories
+from eventjet.log.memory import MemoryStore
+from eventjet.log.store import EventStore
 from eventjet.settings import Settings
-from eventjet.store.memory import MemoryStore
-from eventjet.store.store import EventStore
 
 
 @event("clock.told")
@@ -241,7 +241,7 @@ async def test_lost_races_name_the_position_that_was_lost(monkeypatch: pytest.Mo
         async def append(self, writes: Any) -> int:
             raise ConcurrencyConflict("taken", 41)
 
-    monkeypatch.setattr("eventjet.repository.decisions.CONFLICTS_MAX", 2)
+    monkeypatch.setattr("eventjet.commands.decisions.CONFLICTS_MAX", 2)
     bells = Repository("x", Contested("x"), Catalog([Rung]), Bell)
     with pytest.raises(ConcurrencyConflict, match="position 41"):
         await bells.execute("b", Bell.ring)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from eventjet.commands import rivals
+from eventjet.commands.cache import NEWEST, OLD, Cache
+from eventjet.commands.rivals import Rivals
 from eventjet.domain.history import Commands, FoldedState
-from eventjet.repository import rivals
-from eventjet.repository.cache import NEWEST, OLD, Cache
-from eventjet.repository.rivals import Rivals
 from tests.simulation.rivals import Costs, Told, compete
 
 SECONDS = 6.0
@@ -147,7 +147,7 @@ def test_a_state_that_a_lost_race_has_told_is_taken_once() -> None:
 
 def test_marks_of_many_states_are_bounded_by_what_they_take(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("eventjet.domain.history.COMMANDS_MAX", 2)
-    monkeypatch.setattr("eventjet.repository.cache.MARKS_BYTES_MAX", 10_000)
+    monkeypatch.setattr("eventjet.commands.cache.MARKS_BYTES_MAX", 10_000)
     cache = Cache[None]()
     for number in range(10):
         commands = Commands()
@@ -158,7 +158,7 @@ def test_marks_of_many_states_are_bounded_by_what_they_take(monkeypatch: pytest.
     assert cache.get("a0") is None
     assert cache.get("a8") is not None
     assert cache.get("a9") is not None
-    monkeypatch.setattr("eventjet.repository.cache.MARKS_BYTES_MAX", 1)
+    monkeypatch.setattr("eventjet.commands.cache.MARKS_BYTES_MAX", 1)
     cache.put("b", state(1, commands))
     assert [cache.get(name) is None for name in ("a8", "a9", "b")] == [True, True, False]
 

@@ -10,9 +10,9 @@ import orjson
 
 from eventjet.codec.envelope import BATCH_ID, header, open_batch, save_of
 from eventjet.errors import ConcurrencyConflict, Refused
+from eventjet.log.lane import EVENTS_MAX
+from eventjet.log.store import Append
 from eventjet.nats.protocol import Frame
-from eventjet.store.lane import EVENTS_MAX
-from eventjet.store.store import Append
 from tests.simulation.store import SimulatedClient, SimulatedStore
 from tests.simulation.wire import Wire
 from tests.unit.disturbed import PATIENT_S, disturbed, once, publishes, writes

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from eventjet.store.outcome import (
+from eventjet.log.outcome import (
     Acked,
     Answer,
     Conflicted,

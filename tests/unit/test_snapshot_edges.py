@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from eventjet import App, aggregate, event
 from eventjet.codec.catalog import Catalog
+from eventjet.commands import Repository
+from eventjet.commands.histories import Snapshots
 from eventjet.domain.history import Commands, FoldedState
 from eventjet.errors import StoreUnavailable
-from eventjet.repository import Repository
-from eventjet.repository.histories import Snapshots
-from eventjet.snapshots.kv import KeyValueSnapshots
-from eventjet.snapshots.snapshot import SnapshotCodec
-from eventjet.store.memory import MemoryStore
+from eventjet.log.memory import MemoryStore
+from eventjet.log.snapshot import SnapshotCodec
+from eventjet.log.snapshot_store import KeyValueSnapshots
 
 
 @event("tally.added")

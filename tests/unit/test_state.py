@@ -14,14 +14,14 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from eventjet import App, aggregate, event
+from eventjet.commands.repositories import Repositories
 from eventjet.domain.history import FoldedState
 from eventjet.domain.state import state_faults
 from eventjet.errors import DefinitionError
 from eventjet.jet import Jet
-from eventjet.repository.repositories import Repositories
+from eventjet.log.memory import MemoryStore
+from eventjet.log.snapshot import SnapshotCodec
 from eventjet.settings import Settings
-from eventjet.snapshots.snapshot import SnapshotCodec
-from eventjet.store.memory import MemoryStore
 from eventjet.testing import scenario
 
 

@@ -10,19 +10,19 @@ from typing import Any, cast
 import pytest
 
 from eventjet.codec.envelope import RawRecord
-from eventjet.cursors.cursor import Cursor
-from eventjet.cursors.kv import HeldCursor, ParkedEntry
 from eventjet.domain.parked import BLOCKED, PARKED, RETRIED, RETRY, AggregateKey, Parked
 from eventjet.domain.reactor import Retry
 from eventjet.errors import StoreUnavailable
 from eventjet.observability.metrics import FollowerMeter
 from eventjet.quarantine.fold import Offered
-from eventjet.reactions.following import Declaration
-from eventjet.reactions.lanes import Lanes
-from eventjet.workers.context import WorkerOptions
-from eventjet.workers.followed import Followed, Try
-from eventjet.workers.follower import FollowerContext
-from eventjet.workers.term import Term
+from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.cursor import Cursor
+from eventjet.subscriptions.cursor_store import HeldCursor, ParkedEntry
+from eventjet.subscriptions.followed import Followed, Try
+from eventjet.subscriptions.follower import FollowerContext
+from eventjet.subscriptions.following import Declaration
+from eventjet.subscriptions.lanes import Lanes
+from eventjet.subscriptions.term import Term
 from eventjet.writers.batch import Batch
 
 NOW = 1_000.0

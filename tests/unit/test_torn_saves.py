@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from eventjet.codec.envelope import BATCH_COMMIT, BATCH_ID, BATCH_NUMBER
+from eventjet.commands.repository import Repository
 from eventjet.errors import OutcomeUnknown, SaveTorn
-from eventjet.repository.repository import Repository
-from eventjet.store.memory import MemoryStore
+from eventjet.log.memory import MemoryStore
 from tests.unit.written_logs import APP, Account, unbatched
 
 

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 
 from eventjet import App, Step, aggregate, do, event, process, unique
 from eventjet.codec.envelope import RawRecord
+from eventjet.commands.claim_check import build_claims, check_claims
+from eventjet.commands.decisions import transact
+from eventjet.commands.repositories import Repositories
 from eventjet.domain.identity import ENCODED_MAX, encode_id
 from eventjet.domain.unique import CLAIMS, VALUES_MAX, claim_id, claims_of, uniques_of
 from eventjet.errors import DefinitionError, NotUnique, UniqueNotBuilt, UsageError
-from eventjet.repository.claim_check import build_claims, check_claims
-from eventjet.repository.decisions import transact
-from eventjet.repository.repositories import Repositories
+from eventjet.log.memory import MemoryStore
+from eventjet.log.store import Append
 from eventjet.serving.problems import problem
-from eventjet.store.memory import MemoryStore
-from eventjet.store.store import Append
 from eventjet.testing import world
 from eventjet.testing.store_contract import write
 from tests.contracts.unique_contract import User, called, repository

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from eventjet.cursors.cursor import Cursor
-from eventjet.cursors.kv import Cursors, HeldCursor, ParkedEntry
 from eventjet.domain.parked import DROPPED, PARKED, RETRY, Parked
 from eventjet.errors import CursorFenced
-from eventjet.reactions import verdicts
+from eventjet.subscriptions import verdicts
+from eventjet.subscriptions.cursor import Cursor
+from eventjet.subscriptions.cursor_store import Cursors, HeldCursor, ParkedEntry
 
 
 class Busy(Cursors):

@@ -8,7 +8,7 @@ import pytest
 
 from eventjet.errors import LogIncomplete
 from eventjet.jetstream.api import StreamState
-from eventjet.store.wholeness import FIRST, MISSING, check_whole, loss
+from eventjet.log.wholeness import FIRST, MISSING, check_whole, loss
 
 
 def stream(

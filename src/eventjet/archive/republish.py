@@ -29,12 +29,12 @@ from eventjet.errors import (
     Unreachable,
 )
 from eventjet.jetstream import api
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.jetstream.ranges import read_range
+from eventjet.log.outcome import REFUSALS, STALE_LEADER_S
+from eventjet.log.topology import IDENTITY, compare, not_created, stream_config
+from eventjet.log.wholeness import FIRST, MISSING
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import NatsConnection
-from eventjet.reader.ranges import read_range
-from eventjet.store.outcome import REFUSALS, STALE_LEADER_S
-from eventjet.store.topology import IDENTITY, compare, not_created, stream_config
-from eventjet.store.wholeness import FIRST, MISSING
 
 T = TypeVar("T")
 

@@ -18,8 +18,8 @@ from eventjet.shown import counted
 from eventjet.spelling import listed, meant
 
 if TYPE_CHECKING:
-    from eventjet.reactions.following import Declaration
-    from eventjet.workers.cursor_status import CursorSeen
+    from eventjet.subscriptions.cursor_status import CursorSeen
+    from eventjet.subscriptions.following import Declaration
 
 cursor = typer.Typer(name="cursor", help="How far reactors and processes have come.", no_args_is_help=True)
 
@@ -73,9 +73,9 @@ async def _set(
     at: AppTarget, declared: Sequence[Declaration], position: int, *, write: bool
 ) -> tuple[tuple[int, int] | None, list[int]]:
     """Between where its partitions stood, and what was parked of another log."""
-    from eventjet.cursors.kv import Cursors
-    from eventjet.reactions.beginning import cursor_at, put, records_of, where
-    from eventjet.repository.repositories import open_repositories
+    from eventjet.commands.repositories import open_repositories
+    from eventjet.subscriptions.beginning import cursor_at, put, records_of, where
+    from eventjet.subscriptions.cursor_store import Cursors
 
     async with open_repositories(at.app(), at.settings) as (repositories, client):
         wanted = await cursor_at(repositories.store, client, declared[0], position)
@@ -144,7 +144,7 @@ def undeclared_cursors(at: AppTarget) -> list[Undeclared]:
 
 async def _drop(at: AppTarget, found: Sequence[CursorSeen]) -> int:
     """How many parked or blocked events went with them; raises `UsageError` where somebody was quicker."""
-    from eventjet.cursors.kv import HeldCursor
+    from eventjet.subscriptions.cursor_store import HeldCursor
 
     parked = 0
     async with at.cursors() as cursors:
@@ -163,9 +163,9 @@ async def _drop(at: AppTarget, found: Sequence[CursorSeen]) -> int:
 def _forget_durables(at: AppTarget, found: Sequence[CursorSeen]) -> None:
     """Delete their consumers of the log; nothing names the stream any more that an inbox followed."""
     from eventjet.jetstream.api import delete_consumer
+    from eventjet.jetstream.connection import NatsConnection
     from eventjet.nats.endpoint import Endpoint
-    from eventjet.reactions.following import INBOX
-    from eventjet.reader.connection import NatsConnection
+    from eventjet.subscriptions.following import INBOX
 
     for one in found:
         if one.cursor.kind == INBOX:
@@ -184,15 +184,15 @@ def _forget_durables(at: AppTarget, found: Sequence[CursorSeen]) -> None:
 
 
 def _seen(at: AppTarget) -> list[CursorSeen]:
+    from eventjet.jetstream.connection import NatsConnection
     from eventjet.nats.endpoint import Endpoint
-    from eventjet.reader.connection import NatsConnection
-    from eventjet.workers.cursor_status import cursors_seen
+    from eventjet.subscriptions.cursor_status import cursors_seen
 
     with NatsConnection.open(Endpoint.of(at.settings).with_name("eventjet cursor")) as link:
         return cursors_seen(link, at.app())
 
 
 def _is_declared(at: AppTarget, name: str) -> bool:
-    from eventjet.reactions.following import declarations_of
+    from eventjet.subscriptions.following import declarations_of
 
     return any(one.declared_as == declared_name(name) for one in declarations_of(at.app()).values())

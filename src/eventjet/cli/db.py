@@ -18,9 +18,9 @@ from eventjet.cli.unique import unbuilt
 from eventjet.errors import EventjetError, UsageError
 
 if TYPE_CHECKING:
+    from eventjet.log.topology import Topology
     from eventjet.sql.database import Database
     from eventjet.sql.retired_tables import Unused
-    from eventjet.store.topology import Topology
 
 db = typer.Typer(name="db", help="eventjet's own tables, and the tables of revisions.", no_args_is_help=True)
 
@@ -197,8 +197,8 @@ def _named(text: str) -> tuple[str, int]:
 
 def _drop(at: AppTarget, where: Database, name: str, revision: int) -> Unused:
     from eventjet.jetstream.api import delete_consumer
+    from eventjet.jetstream.connection import NatsConnection
     from eventjet.nats.endpoint import Endpoint
-    from eventjet.reader.connection import NatsConnection
     from eventjet.sql.retired_tables import retire
 
     with where.sync_engine("eventjet db").begin() as connection:

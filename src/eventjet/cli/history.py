@@ -63,8 +63,8 @@ def history(
 async def _history(
     at: AppTarget, aggregate: str, aggregate_id: str, personal: bool, part: dict[str, Any]
 ) -> list[dict[str, Any]]:
+    from eventjet.commands.timeline import part_of
     from eventjet.operations.events import shown
-    from eventjet.repository.timeline import part_of
 
     app = at.app()
     if aggregate != CLAIMS:

@@ -101,8 +101,8 @@ def list_(
     ] = None,
 ) -> Answer:
     """List the timers that are set, the earliest first, and those that are due and wait for a worker."""
+    from eventjet.log.timers import TimerSet
     from eventjet.operations.processes import deadlines_waiting, shown_time
-    from eventjet.store.timers import TimerSet
 
     async def read() -> list[tuple[str, TimerSet]]:
         async with at.client() as client:

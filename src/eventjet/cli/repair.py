@@ -11,19 +11,19 @@ if TYPE_CHECKING:
 
     from eventjet.cli.target import AppTarget
     from eventjet.jetstream.api import StreamState
-    from eventjet.reader.connection import NatsConnection
+    from eventjet.jetstream.connection import NatsConnection
     from eventjet.sql.checkpoint import Checkpoint
 
 
 def faults(at: AppTarget) -> list[str]:
     """Why projections cannot go on over the log, what is gone from it, and what this app cannot read of it."""
+    from eventjet.jetstream.connection import NatsConnection
+    from eventjet.log.strangers import strangers
+    from eventjet.log.wholeness import loss
     from eventjet.nats.endpoint import Endpoint
-    from eventjet.reader.connection import NatsConnection
     from eventjet.sql.checkpoint import RETIRED
-    from eventjet.store.strangers import strangers
-    from eventjet.store.wholeness import loss
-    from eventjet.workers.cursor_status import cursor_fault, cursors_of
-    from eventjet.workers.reader import log_fault, state_of_log
+    from eventjet.subscriptions.cursor_status import cursor_fault, cursors_of
+    from eventjet.subscriptions.reader import log_fault, state_of_log
 
     checkpoints = _checkpoints(at) if at.app().projections else []
     with NatsConnection.open(Endpoint.of(at.settings)) as connection:
@@ -41,10 +41,10 @@ def refuse_a_lost_log(at: AppTarget, reset: Collection[str]) -> None:
 
     An empty one in its place would take commands, and to them every aggregate would be new.
     """
+    from eventjet.jetstream.connection import NatsConnection
+    from eventjet.log import repairing
     from eventjet.nats.endpoint import Endpoint
-    from eventjet.reader.connection import NatsConnection
     from eventjet.sql.checkpoint import RETIRED
-    from eventjet.store import repairing
 
     checkpoints = _checkpoints(at) if at.app().projections else []
     known = [held for held in checkpoints if held.state != RETIRED and held.log and held.position]
@@ -70,10 +70,10 @@ def repair(at: AppTarget, log: str | None, *, accept_loss: bool) -> list[str]:
 
     Raises `UsageError` where the identity cannot be found for certain, and `Unreachable`.
     """
+    from eventjet.jetstream.connection import NatsConnection
+    from eventjet.log import repairing
+    from eventjet.log.topology import IDENTITY
     from eventjet.nats.endpoint import Endpoint
-    from eventjet.reader.connection import NatsConnection
-    from eventjet.store import repairing
-    from eventjet.store.topology import IDENTITY
 
     app, healed = at.app().name, list[str]()
     with NatsConnection.open(Endpoint.of(at.settings)) as connection:

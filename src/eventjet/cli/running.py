@@ -168,8 +168,8 @@ async def run_until_stopped(
     Raises what stops them. Their log goes to standard error. Where code of the application blocks the way out, the
     process is ended.
     """
-    from eventjet.workers.context import WorkerOptions
-    from eventjet.workers.supervisor import run_workers
+    from eventjet.subscriptions.context import WorkerOptions
+    from eventjet.subscriptions.supervisor import run_workers
 
     options = WorkerOptions(processes=processes)
     settle_process()

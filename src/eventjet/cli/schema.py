@@ -21,9 +21,9 @@ from eventjet.errors import UsageError
 from eventjet.shown import counted, printable
 
 if TYPE_CHECKING:
+    from eventjet.commands.log_check import LogCheck
     from eventjet.contracts.verdicts import Judged
     from eventjet.projections.app_ref import AppRef
-    from eventjet.repository.log_check import LogCheck
 
 schema = typer.Typer(name="schema", help="The shapes of events on the wire: export and check.", no_args_is_help=True)
 
@@ -139,7 +139,7 @@ def _compared(at: AppTarget, against: str, folder: str, sarif: Path | None) -> t
 
 
 async def _read_log(at: AppTarget, histories: int) -> LogCheck:
-    from eventjet.repository.log_check import check_log
+    from eventjet.commands.log_check import check_log
 
     app = at.app()
     async with app.connect(at.settings) as jet:

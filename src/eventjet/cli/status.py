@@ -20,7 +20,7 @@ from eventjet.shown import counted, duration, in_location, printable
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from eventjet.workers.status import WorkStatus
+    from eventjet.subscriptions.status import WorkStatus
 
 PROJECTION = "projection"
 _COLUMNS = (PROJECTION, "rev", "state", "position", "lag", "behind", "rate", "ETA", "worker")
@@ -43,7 +43,7 @@ def status(
     Where one lags, its pace is measured for a second. With --watch the table stays and is kept current; where the
     output is no terminal, a line is printed for each change instead.
     """
-    from eventjet.workers.status import status as read_status
+    from eventjet.subscriptions.status import status as read_status
 
     if watch:
         asyncio.run(_watch(at, interval, as_json=json))
@@ -54,7 +54,7 @@ def status(
 
 async def _watch(at: AppTarget, interval_s: float, *, as_json: bool) -> None:
     from eventjet.errors import EventjetError
-    from eventjet.workers.status import watched
+    from eventjet.subscriptions.status import watched
 
     fault = ""
     with _changes(as_json) if as_json or not sys.stdout.isatty() else _screen() as show:

@@ -23,10 +23,10 @@ from eventjet.urls import database_url, server_url, shown_master
 
 if TYPE_CHECKING:
     from eventjet.app import App
-    from eventjet.cursors.kv import Cursors
     from eventjet.jetstream.client import Client
     from eventjet.projections.sql_projection import AnyResolved
-    from eventjet.workers.supervisor import Chosen
+    from eventjet.subscriptions.cursor_store import Cursors
+    from eventjet.subscriptions.supervisor import Chosen
 
 P = ParamSpec("P")
 
@@ -90,14 +90,14 @@ class AppTarget:
 
     def work(self, names: Sequence[str]) -> Chosen:
         """What these names mean, projections, reactors and processes; all of the app when none is named."""
-        from eventjet.workers.supervisor import chosen_of
+        from eventjet.subscriptions.supervisor import chosen_of
 
         return chosen_of(self.app(), names)
 
     @asynccontextmanager
     async def cursors(self) -> AsyncGenerator[Cursors]:
         """The cursors of the app, over a connection of their own."""
-        from eventjet.cursors.kv import Cursors
+        from eventjet.subscriptions.cursor_store import Cursors
 
         async with self.client() as client:
             yield Cursors(client, self.app().name)

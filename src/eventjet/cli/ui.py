@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-    from eventjet.ui.access import Access, Level
+    from eventjet.console.access import Access, Level
 
 _HERE = (HERE, "::1", "localhost")
 _REQUEST_S = 15.0
@@ -67,7 +67,7 @@ def ui(
     check_installed()
     from starlette.middleware.trustedhost import TrustedHostMiddleware
 
-    from eventjet.ui import console
+    from eventjet.console import console
 
     log_to_stderr(logs)
     public = None if public_url is None else _public(public_url)

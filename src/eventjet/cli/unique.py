@@ -18,7 +18,7 @@ from eventjet.spelling import listed, meant
 
 if TYPE_CHECKING:
     from eventjet.app import App
-    from eventjet.repository.claim_check import ClaimReport, Mismatches
+    from eventjet.commands.claim_check import ClaimReport, Mismatches
 
 unique = typer.Typer(name="unique", help="Values that no two aggregates may have at once.", no_args_is_help=True)
 
@@ -93,7 +93,7 @@ async def _run(
     at: AppTarget, aggregate: str | None, name: str | None, *, keep_shared: bool | None
 ) -> list[ClaimReport]:
     """Build, or with `keep_shared` None check."""
-    from eventjet.repository.claim_check import build_claims, check_claims
+    from eventjet.commands.claim_check import build_claims, check_claims
 
     app = at.app()
     reports: list[ClaimReport] = []

@@ -31,8 +31,8 @@ def void(
 async def _void(at: AppTarget, position: int, reason: str, *, yes: bool) -> Answer:
     from eventjet.codec.voids import voided_by
     from eventjet.jetstream.api import message_at
+    from eventjet.log.voids import record_void
     from eventjet.operations.events import shown
-    from eventjet.store.voids import record_void
 
     async with at.app().connect(at.settings) as jet:
         await jet.log()  # says that `init` is missing, where it is
@@ -64,8 +64,8 @@ async def _void(at: AppTarget, position: int, reason: str, *, yes: bool) -> Answ
 def _check(at: AppTarget, voids: Mapping[int, str], record: RawRecord) -> None:
     """Raise `Refused` unless nobody can read the record. Blocks."""
     from eventjet.codec.chain import chained
+    from eventjet.log.earlier import EarlierRecords
     from eventjet.nats.endpoint import Endpoint
-    from eventjet.store.earlier import EarlierRecords
 
     app = at.app()
     what = f"The void of position {record[0]}"

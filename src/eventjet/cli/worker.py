@@ -73,7 +73,7 @@ def worker(
 
     Any number may run: each projection, reactor and process is worked on by one of them, and the others stand by.
     """
-    from eventjet.workers.health import address_of
+    from eventjet.subscriptions.health import address_of
 
     log_to_stderr(logs)
     address = None if http is None else address_of(http)

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 import psycopg
 
+from eventjet.commands import Imported
 from eventjet.dev.process import ServerProcess
 from eventjet.dev.stack import Stack, running_stack
 from eventjet.dev.supervisor import Program
@@ -30,7 +31,6 @@ from eventjet.errors import DemoFailed, NotCaughtUp
 from eventjet.examples import demo_bank
 from eventjet.examples.demo_bank import Account, Deposited, InsufficientFunds, Opened
 from eventjet.jet import Jet
-from eventjet.repository import Imported
 from eventjet.sql.checkpoint import FAILED
 
 _APP = f"{demo_bank.__name__}:bank"

@@ -24,7 +24,7 @@ from eventjet.sql.own_tables import Clock
 from eventjet.sql.retired_tables import unused
 from eventjet.sql.soundness import Soundness
 from eventjet.sql.table_differences import differences
-from eventjet.workers.status import SeenCheckpoints, see_checkpoints
+from eventjet.subscriptions.status import SeenCheckpoints, see_checkpoints
 
 
 @dataclass(slots=True)

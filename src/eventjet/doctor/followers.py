@@ -10,11 +10,11 @@ from eventjet.doctor.monitoring import Greeting
 from eventjet.doctor.streams import tell_no_server
 from eventjet.doctor.work import tell_work
 from eventjet.errors import Forbidden, LogUnusable
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reactions.following import declarations_of
-from eventjet.reader.connection import NatsConnection
-from eventjet.workers.reader import state_of_log
-from eventjet.workers.status import look_at_followers
+from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.reader import state_of_log
+from eventjet.subscriptions.status import look_at_followers
 
 
 def look_at_reactions(

@@ -10,10 +10,10 @@ from eventjet.doctor.monitoring import Greeting
 from eventjet.doctor.streams import tell_no_server
 from eventjet.doctor.work import tell_work
 from eventjet.jetstream.api import next_message
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reactions.following import filters_of
-from eventjet.reader.connection import NatsConnection
-from eventjet.workers.status import WorkStatus, look_at_projections
+from eventjet.subscriptions.following import filters_of
+from eventjet.subscriptions.status import WorkStatus, look_at_projections
 
 
 def look_at_models(

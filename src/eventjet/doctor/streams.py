@@ -14,16 +14,16 @@ from eventjet.doctor.diagnosis import Diagnoses, Installation, Level, named
 from eventjet.doctor.monitoring import Greeting
 from eventjet.errors import Forbidden, UnknownAggregate, UnknownEvent
 from eventjet.jetstream.api import StreamState, direct_page, server_time, stream_info
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.public_stream import check_public
+from eventjet.log.repairing import found as find
+from eventjet.log.strangers import LIST_S, LOOKS, strangers, unknown_aggregates
+from eventjet.log.topology import Drift, compare, identity_of, needed_configs, unknown_settings
+from eventjet.log.wholeness import accepted, loss
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.inspection import ListedConsumer, list_consumers, replicas_of
 from eventjet.projections.app_ref import Application
-from eventjet.reactions.following import declarations_of, has_timers, probes_of
-from eventjet.reader.connection import NatsConnection
-from eventjet.store.public_stream import check_public
-from eventjet.store.repairing import found as find
-from eventjet.store.strangers import LIST_S, LOOKS, strangers, unknown_aggregates
-from eventjet.store.topology import Drift, compare, identity_of, needed_configs, unknown_settings
-from eventjet.store.wholeness import accepted, loss
+from eventjet.subscriptions.following import declarations_of, has_timers, probes_of
 
 _PAGES_MAX = 20
 _LISTEN_S = 1.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eventjet.doctor.diagnosis import Diagnoses, Level
 from eventjet.sql.checkpoint import FAILED, NEW, PAUSED, RETIRED
-from eventjet.workers.status import PROJECTION, WorkStatus
+from eventjet.subscriptions.status import PROJECTION, WorkStatus
 
 LAG_MAX_S = 60.0
 """From here on it is told how far behind it is, though somebody works on it."""

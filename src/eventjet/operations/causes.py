@@ -21,9 +21,9 @@ from eventjet.codec.reasons import reason_of
 from eventjet.domain.personal import field_hint, is_private
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import UnexpectedExit
+from eventjet.log.store import BATCH_MAX, EventStore
 from eventjet.projections.projection import Entries
 from eventjet.projections.resolve import ResolvedProjection
-from eventjet.store.store import BATCH_MAX, EventStore
 
 NEAR = 200
 """Records on each side of an event that are looked at first: causes, and the rest of its command, are mostly there."""

@@ -12,14 +12,14 @@ from sqlalchemy import Connection
 from eventjet.app import App
 from eventjet.codec.envelope import RawRecord, stored_at
 from eventjet.codec.subjects import entity_shown
+from eventjet.commands.timeline import version_in
 from eventjet.errors import Refused
+from eventjet.log.store import EventStore
 from eventjet.projections.resolve import ResolvedProjection
-from eventjet.repository.timeline import version_in
 from eventjet.sql import checkpoint
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.locations import located
 from eventjet.sql.text_order import keys_from
-from eventjet.store.store import EventStore
 
 FOUND_MAX = 50
 """Aggregates of one page."""

@@ -18,8 +18,8 @@ from eventjet.codec.voids import reason_in, void_subject
 from eventjet.errors import StoreUnavailable, StreamMissing
 from eventjet.jetstream import api
 from eventjet.jetstream.client import Client
+from eventjet.log.topology import missing
 from eventjet.nats.protocol import Frame
-from eventjet.store.topology import missing
 
 ROWS = 50
 """Events of one page."""

@@ -10,15 +10,15 @@ from typing import Any, Protocol, TypeVar
 from sqlalchemy import Connection
 
 from eventjet.app import App
-from eventjet.cursors.kv import Cursors
 from eventjet.jetstream.client import Client
 from eventjet.operations.events import stored_json
 from eventjet.operations.quarantines import kind_of, stored_of_follower, stored_of_projection
 from eventjet.quarantine import rows
 from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
-from eventjet.reactions import verdicts
 from eventjet.sql.locations import check_owner
-from eventjet.workers.supervisor import chosen_of
+from eventjet.subscriptions import verdicts
+from eventjet.subscriptions.cursor_store import Cursors
+from eventjet.subscriptions.supervisor import chosen_of
 
 T = TypeVar("T")
 

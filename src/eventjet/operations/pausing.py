@@ -6,15 +6,15 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeAlias
 
 from eventjet.app import App
-from eventjet.cursors.kv import Cursors
 from eventjet.errors import UsageError
 from eventjet.jetstream.client import connected
-from eventjet.reactions import verdicts
-from eventjet.reactions.verdicts import PausedCursor
 from eventjet.settings import Settings
 from eventjet.sql import pausing
 from eventjet.sql.pausing import Paused
-from eventjet.workers.supervisor import chosen_of
+from eventjet.subscriptions import verdicts
+from eventjet.subscriptions.cursor_store import Cursors
+from eventjet.subscriptions.supervisor import chosen_of
+from eventjet.subscriptions.verdicts import PausedCursor
 
 Changed: TypeAlias = Paused | PausedCursor
 

@@ -17,8 +17,7 @@ from eventjet.codec.envelope import VERSION, number_of, recorded_at
 from eventjet.codec.json import read_json
 from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_shown
-from eventjet.cursors.cursor import PAUSED
-from eventjet.cursors.kv import Cursors
+from eventjet.commands.repositories import Repositories, open_repositories
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.parked import BLOCKED
 from eventjet.domain.personal import argument_hints, masked
@@ -26,13 +25,14 @@ from eventjet.domain.process import Call, ProcessInfo, Step, deadlines_of
 from eventjet.domain.state import own_copy
 from eventjet.errors import DefinitionError, Forbidden, StoreUnavailable, UnexpectedExit, Unreachable, UsageError
 from eventjet.jetstream.client import Client
-from eventjet.reactions.steps import ProcessRunner
-from eventjet.repository.repositories import Repositories, open_repositories
+from eventjet.log.timers import JetStreamTimers, TimerSet, timers_due, timers_set
 from eventjet.settings import Settings
 from eventjet.shown import cut_values
 from eventjet.spelling import listed, meant
-from eventjet.store.timers import JetStreamTimers, TimerSet, timers_due, timers_set
-from eventjet.workers.followed import wake
+from eventjet.subscriptions.cursor import PAUSED
+from eventjet.subscriptions.cursor_store import Cursors
+from eventjet.subscriptions.followed import wake
+from eventjet.subscriptions.steps import ProcessRunner
 
 T = TypeVar("T")
 

@@ -12,15 +12,15 @@ from eventjet.codec.json import read_json
 from eventjet.errors import UsageError
 from eventjet.jetstream.client import connected
 from eventjet.shown import cut
-from eventjet.workers.supervisor import chosen_of
+from eventjet.subscriptions.supervisor import chosen_of
 
 if TYPE_CHECKING:
     from eventjet.app import App
-    from eventjet.cursors.kv import Cursors
     from eventjet.jetstream.client import Client
     from eventjet.projections.sql_projection import AnyResolved
     from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
     from eventjet.settings import Settings
+    from eventjet.subscriptions.cursor_store import Cursors
 
 T = TypeVar("T")
 _Decide: TypeAlias = "Callable[[Cursors, str, Sequence[int]], Coroutine[Any, Any, list[int]]]"
@@ -156,14 +156,14 @@ class _OfCursors:
         self._kind = kind_of(app, names[0])
 
     def listed(self, *, resolved: bool) -> Sequence[Listed]:
-        from eventjet.reactions import verdicts
+        from eventjet.subscriptions import verdicts
 
         found = self._of_each(lambda cursors, name: verdicts.listed(cursors, name, resolved=resolved))
         events = [replace(one, event_type=one.event_type or self._kind) for each in found for one in each]
         return sorted(events, key=lambda event: event.position)
 
     def shown(self, position: int) -> Shown | None:
-        from eventjet.reactions import verdicts
+        from eventjet.subscriptions import verdicts
 
         found = self._of_each(lambda cursors, name: verdicts.shown(cursors, name, position))
         return next((one for one in found if one is not None), None)
@@ -178,7 +178,7 @@ class _OfCursors:
         return asyncio.run(read())
 
     def retry(self, positions: Sequence[int] | None) -> list[int]:
-        from eventjet.reactions import verdicts
+        from eventjet.subscriptions import verdicts
 
         if positions is not None:
             return self._where_they_are(positions, verdicts.retry)
@@ -186,19 +186,19 @@ class _OfCursors:
         return [position for each in found for position in each]
 
     def drop(self, positions: Sequence[int]) -> list[int]:
-        from eventjet.reactions import verdicts
+        from eventjet.subscriptions import verdicts
 
         return self._where_they_are(positions, verdicts.drop)
 
     def outcomes(self, positions: Sequence[int]) -> list[VerdictOutcome]:
-        from eventjet.reactions import verdicts
+        from eventjet.subscriptions import verdicts
 
         found = self._of_each(lambda cursors, name: verdicts.outcomes(cursors, name, positions))
         return [outcome for each in found for outcome in each]
 
     def _where_they_are(self, positions: Sequence[int], decide: _Decide) -> list[int]:
         """Decide in the partition that has each; the last one says of what none has that it is not parked."""
-        from eventjet.reactions import verdicts
+        from eventjet.subscriptions import verdicts
 
         async def decided(cursors: Cursors) -> list[int]:
             await self._check(cursors, positions)
@@ -244,7 +244,7 @@ class _OfCursors:
         return self._asked(each)
 
     def _asked(self, ask: Callable[[Cursors], Coroutine[Any, Any, T]]) -> T:
-        from eventjet.cursors.kv import Cursors
+        from eventjet.subscriptions.cursor_store import Cursors
 
         async def run() -> T:
             async with connected(self._settings) as client:
@@ -268,10 +268,10 @@ def stored_of_projection(app: App, found: Shown) -> StoredEvent:
 async def stored_of_follower(client: Client, app: App, name: str, found: Shown) -> StoredEvent:
     """Read from the log, or the stream of the inbox, where it is the event that was parked."""
     from eventjet.codec.envelope import SCHEMA, number_of
-    from eventjet.cursors.kv import Cursors
     from eventjet.errors import Forbidden, StreamMissing
     from eventjet.jetstream.api import message_at, stream_info
     from eventjet.quarantine.fold import is_of
+    from eventjet.subscriptions.cursor_store import Cursors
 
     event, inbox = found.event, app.inboxes.get(name)
     stream = app.name if inbox is None else inbox.stream

@@ -25,6 +25,7 @@ from eventjet.errors import CodecError, HandlerFailed, Refused, StoreUnavailable
 from eventjet.jet import Jet
 from eventjet.jetstream.api import direct_page, direct_record, is_status, message_at, next_message
 from eventjet.jetstream.client import Client
+from eventjet.log.earlier import EarlierRecords
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.processes import plain
 from eventjet.operations.tables import key_of, row_query
@@ -41,7 +42,6 @@ from eventjet.sql.database import Database
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.locations import check_owner, located
 from eventjet.sql.own_tables import quarantine
-from eventjet.store.earlier import EarlierRecords
 
 STEPS_MAX = 200
 """Events of a row that are shown at once."""

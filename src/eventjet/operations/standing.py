@@ -12,16 +12,16 @@ from eventjet.codec.subjects import stream_subjects
 from eventjet.errors import StoreUnavailable, StreamMissing
 from eventjet.jetstream.api import StreamState, last_message, stream_info
 from eventjet.jetstream.client import Client
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.timers import timers_due, timers_set
+from eventjet.log.topology import identity_of, missing
+from eventjet.log.wholeness import loss
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.inspection import Replica, replicas_of
-from eventjet.reactions.following import declarations_of
-from eventjet.reader.connection import NatsConnection
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.store.timers import timers_due, timers_set
-from eventjet.store.topology import identity_of, missing
-from eventjet.store.wholeness import loss
-from eventjet.workers.status import SeenLog, WorkStatus, look_at_followers, see_log
+from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.status import SeenLog, WorkStatus, look_at_followers, see_log
 
 TIMERS_MAX = 100
 """Deadlines of one kind that are counted: each is a request."""

@@ -15,18 +15,18 @@ from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.codec.json import read_json
 from eventjet.codec.subjects import snapshot_bucket
+from eventjet.commands.histories import fold_records
+from eventjet.commands.repositories import Repositories
+from eventjet.commands.timeline import version_in
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState
 from eventjet.domain.personal import masked
 from eventjet.errors import CodecError, DefinitionError, HistoryBroken, StoreError, Unreachable
 from eventjet.jetstream.client import Client
+from eventjet.log.snapshot import SnapshotCodec
+from eventjet.log.snapshot_store import KeyValueSnapshots
 from eventjet.operations.differences import Beside, compared
 from eventjet.operations.processes import plain
-from eventjet.repository.histories import fold_records
-from eventjet.repository.repositories import Repositories
-from eventjet.repository.timeline import version_in
-from eventjet.snapshots.kv import KeyValueSnapshots
-from eventjet.snapshots.snapshot import SnapshotCodec
 
 EVENTS_MAX = 20_000
 """Events that are folded for one look."""

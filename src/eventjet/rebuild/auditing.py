@@ -11,9 +11,11 @@ from eventjet.archive.reading import ArchiveReader
 from eventjet.codec.envelope import RawRecord
 from eventjet.collecting import uncollected
 from eventjet.jetstream.api import stream_info
+from eventjet.jetstream.connection import ask_once
+from eventjet.jetstream.ranges import read_range
+from eventjet.log.topology import compare, stream_config
+from eventjet.log.wholeness import accepted, first_position
 from eventjet.projections.app_ref import Application, AppRef
-from eventjet.reader.connection import ask_once
-from eventjet.reader.ranges import read_range
 from eventjet.rebuild.findings import MISSING, NOTES, Found
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.log_audit import LogAudit, side_by_side
@@ -21,8 +23,6 @@ from eventjet.rebuild.plan import EngineName
 from eventjet.rebuild.progress import Report
 from eventjet.rebuild.replay_source import check_same_log, read_ahead
 from eventjet.settings import Settings
-from eventjet.store.topology import compare, stream_config
-from eventjet.store.wholeness import accepted, first_position
 
 EXAMPLES = 5
 """Findings of each kind that a report holds, unless asked otherwise."""

@@ -18,11 +18,11 @@ from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.domain.parked import Parked
 from eventjet.errors import LogRolledBack, RebuildError, VerificationFailed
 from eventjet.jetstream.api import stream_info
+from eventjet.jetstream.connection import NatsConnection, ask_once
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine import rows
 from eventjet.quarantine.fold import BlockedAggregates, Reader, reader
-from eventjet.reader.connection import NatsConnection, ask_once
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Phase
@@ -32,7 +32,7 @@ from eventjet.rebuild.shadow import Shadow
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.exchange import NotNow
-from eventjet.workers.reader import check_log
+from eventjet.subscriptions.reader import check_log
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter
 from eventjet.writers.sql_writer import SqlWriter

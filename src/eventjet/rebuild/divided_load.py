@@ -13,6 +13,7 @@ from eventjet.codec.envelope import RawRecord
 from eventjet.collecting import uncollected
 from eventjet.domain.parked import Parked
 from eventjet.errors import FoldProcessLost, RebuildError, RowsRefused
+from eventjet.log.earlier import EarlierRecords
 from eventjet.nats.endpoint import Endpoint
 from eventjet.parallel.fork_server import ForkServer
 from eventjet.parallel.process import FoldFailed, ShareWork
@@ -25,7 +26,6 @@ from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.replay_source import read_ahead
 from eventjet.rebuild.runs import Part, Target, discreet
-from eventjet.store.earlier import EarlierRecords
 
 _BOUND_S = 600.0
 """How long a fold process may take for what it has been given, and to start."""

@@ -26,12 +26,14 @@ from eventjet.archive.manifest import Segment
 from eventjet.archive.reading import ArchiveFiles, folder_of
 from eventjet.codec.catalog import Catalog
 from eventjet.errors import RebuildError, RowsRefused, UsageError
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.earlier import EarlierRecords
+from eventjet.log.voids import voids_in
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import spans, tracing
 from eventjet.parallel.fork_server import ForkServer
 from eventjet.projections.app_ref import Application, AppRef, loaded
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.reader.connection import NatsConnection
 from eventjet.rebuild.choice import CHOICES, EngineChoice, Work, choose, slower_than_local
 from eventjet.rebuild.plan import EngineName, Extent, Plan, make_plan
 from eventjet.rebuild.progress import Report, Watch
@@ -39,10 +41,8 @@ from eventjet.rebuild.replay_source import Log, ReplaySource, archived_source
 from eventjet.rebuild.runs import Part, Target, discreet
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
-from eventjet.store.earlier import EarlierRecords
-from eventjet.store.voids import voids_in
+from eventjet.subscriptions.reader import state_of_log
 from eventjet.urls import shown_master
-from eventjet.workers.reader import state_of_log
 
 if TYPE_CHECKING:
     from eventjet.rebuild.snapshots import Tally

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal, TypeAlias
 
+from eventjet.jetstream.ranges import Range, range_count, split
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.reader.ranges import Range, range_count, split
 
 EngineName: TypeAlias = Literal["spark", "local"]
 

@@ -16,13 +16,13 @@ from eventjet.archive.reading import ArchiveFiles, ArchiveReader
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.errors import ArchiveBroken
 from eventjet.jetstream.api import StreamState, deleted_positions, message_at
+from eventjet.jetstream.connection import ask_once
+from eventjet.jetstream.ranges import read_range
+from eventjet.log.topology import check_settings
+from eventjet.log.wholeness import check_whole, first_position, loss
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import ask_once
-from eventjet.reader.ranges import read_range
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
-from eventjet.store.topology import check_settings
-from eventjet.store.wholeness import check_whole, first_position, loss
 
 _AHEAD = 8
 """Batches that wait to be folded, at most."""

@@ -14,21 +14,21 @@ from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import RawRecord
 from eventjet.codec.faults import faults_of
 from eventjet.codec.subjects import entity_of, snapshot_bucket
+from eventjet.commands.histories import fold_records
 from eventjet.domain.aggregate import AggregateInfo
 from eventjet.domain.history import FoldedState
 from eventjet.errors import DefinitionError, EventjetError, StreamMissing, Unreachable, UsageError
 from eventjet.jetstream.api import stream_info
+from eventjet.jetstream.connection import ask_once
+from eventjet.log.snapshot import SnapshotCodec
+from eventjet.log.snapshot_store import VALUE_MAX, WINDOW, WINDOW_BYTES, BulkSnapshots, Offer
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, aggregate_of
-from eventjet.reader.connection import ask_once
 from eventjet.rebuild.choice import EngineChoice
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineName, plan_snapshots
 from eventjet.rebuild.progress import Report
-from eventjet.repository.histories import fold_records
 from eventjet.settings import Settings
-from eventjet.snapshots.kv import VALUE_MAX, WINDOW, WINDOW_BYTES, BulkSnapshots, Offer
-from eventjet.snapshots.snapshot import SnapshotCodec
 
 TOLD_MAX = 20
 """Broken histories that are named; the others are counted."""

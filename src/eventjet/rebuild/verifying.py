@@ -12,14 +12,14 @@ from eventjet import failpoints
 from eventjet.codec.envelope import RawRecord
 from eventjet.domain.identity import encode_id
 from eventjet.errors import RebuildError, RowUnreadable
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.jetstream.ranges import read_range
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.fold import RowKey
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.quarantine.fold import reader
-from eventjet.reader.connection import NatsConnection
-from eventjet.reader.ranges import read_range
 from eventjet.rebuild.catchup import check_loaded, replaying
 from eventjet.rebuild.choice import EngineChoice
 from eventjet.rebuild.compare import Difference, are_equal, compare_rows, compare_tables, differing, key_of
@@ -32,7 +32,7 @@ from eventjet.rebuild.spaces import remove_orphaned
 from eventjet.rebuild.witness import Witness
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import RETIRED, Checkpoint
-from eventjet.workers.reader import check_log
+from eventjet.subscriptions.reader import check_log
 
 NEVER = "never equal"
 

@@ -23,6 +23,7 @@ from eventjet.codec.arguments import Arguments, arguments_of
 from eventjet.codec.envelope import TRACEPARENT, header, header_block, metadata_of
 from eventjet.codec.faults import faults_of
 from eventjet.codec.reasons import reason_of, traceback_of
+from eventjet.commands.repositories import Repositories
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.identity import decode_id
 from eventjet.domain.served import Served
@@ -31,7 +32,6 @@ from eventjet.jetstream.client import Client
 from eventjet.nats.client import Listening
 from eventjet.nats.protocol import Frame
 from eventjet.observability import logs, spans, tracing
-from eventjet.repository.repositories import Repositories
 from eventjet.serving.problems import INTERNAL, INVALID, Problem, problem
 from eventjet.shown import cut
 

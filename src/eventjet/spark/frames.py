@@ -37,15 +37,15 @@ from eventjet.domain.moment import in_utc
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
 from eventjet.errors import StreamMissing, UndecodableEvent, UsageError
 from eventjet.jetstream.api import stream_info
+from eventjet.jetstream.connection import ask_once
+from eventjet.log.topology import missing
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef
-from eventjet.reader.connection import ask_once
 from eventjet.settings import Settings
 from eventjet.spark.columns import pyarrow, records_of
 from eventjet.spark.options import connection_options
 from eventjet.spark.schema import Form, forms_of, leaf, quoted
 from eventjet.spark.session import found_session, scratch_folder
-from eventjet.store.topology import missing
 
 _CONTEXT = {"command_id": "str", "correlation": "str", "causation": "str", "actor": "str", "metadata": "map"}
 _WHOSE = {"aggregate": "str", "aggregate_id": "str", "version": "int", "event_id": "str"}

@@ -23,9 +23,10 @@ from eventjet.archive.reading import folder_of
 from eventjet.collecting import uncollected
 from eventjet.domain.parked import Parked
 from eventjet.errors import CodecError, ProjectionError, RebuildError, RowsRefused
+from eventjet.jetstream.ranges import Range
+from eventjet.log.earlier import EarlierRecords
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.row_codec import ColumnValues
-from eventjet.reader.ranges import Range
 from eventjet.rebuild.folding import Folding, Foldings
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.plan import Pass, Plan, Route
@@ -50,7 +51,6 @@ from eventjet.spark.parcels import (
 from eventjet.spark.running import following, provisions, send_files
 from eventjet.spark.session import Started, is_remote
 from eventjet.sql.database import Database
-from eventjet.store.earlier import EarlierRecords
 
 _RESULT_COLUMNS = {
     "projection": "string",

@@ -19,10 +19,10 @@ from nacl.utils import random
 
 from eventjet.codec.subjects import is_name, subject_of
 from eventjet.errors import UsageError
+from eventjet.log.earlier import EarlierRecords
 from eventjet.nats.endpoint import Endpoint, check_picklable
 from eventjet.settings import Settings, SettingsOverrides
 from eventjet.spark.columns import STORED, parse_columns
-from eventjet.store.earlier import EarlierRecords
 
 POSITIONS_PER_TRIGGER = 1_000_000
 """What one micro-batch reads at most unless told: the first one of a query would read the whole log."""

@@ -22,14 +22,14 @@ from eventjet.codec.chain import chained
 from eventjet.codec.envelope import RawRecord
 from eventjet.collecting import uncollected
 from eventjet.errors import CodecError, ProjectionError
+from eventjet.jetstream.ranges import Range, read_range
+from eventjet.log.earlier import EarlierRecords
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.row_codec import ColumnValues
-from eventjet.reader.ranges import Range, read_range
 from eventjet.rebuild.folding import Tokens, fold_of
 from eventjet.spark.columns import arrow_schema, pyarrow, records_of
 from eventjet.spark.options import LogOptions
 from eventjet.spark.source import BATCH
-from eventjet.store.earlier import EarlierRecords
 
 PARCEL_BYTES = 1_000_000
 """Of a parcel before it is compressed, unless a single record is larger."""

@@ -26,15 +26,15 @@ from hypothesis.strategies import DataObject, SearchStrategy
 from sqlalchemy.exc import DBAPIError
 
 from eventjet.codec.catalog import Catalog
+from eventjet.commands.decisions import recorded_events
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState
 from eventjet.domain.process import Outcome
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.subscription import folded_events, union_members
 from eventjet.errors import HandlerFailed, RowRefused, UsageError
+from eventjet.log.snapshot import SnapshotCodec
 from eventjet.projections.app_ref import Application, Declared
-from eventjet.repository.decisions import recorded_events
-from eventjet.snapshots.snapshot import SnapshotCodec
 from eventjet.testing.golden import Golden
 from eventjet.testing.read_model import ReadModelCase, TableRows, read_model_case, resolved_alone
 from eventjet.testing.scenarios import as_stored, folded, left_as_they_are

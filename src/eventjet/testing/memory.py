@@ -12,17 +12,17 @@ from pathlib import Path
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from eventjet.codec.envelope import MSG_ID, header
+from eventjet.commands.repositories import Repositories
 from eventjet.jet import Jet
+from eventjet.log.memory import MemoryStore
 from eventjet.observability import tracing
 from eventjet.projections.app_ref import Application
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine.fold import reader
-from eventjet.repository.repositories import Repositories
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
-from eventjet.store.memory import MemoryStore
 from eventjet.writers.batch import Batch
 from eventjet.writers.fold_writer import FoldWriter
 from eventjet.writers.sql_writer import SqlWriter

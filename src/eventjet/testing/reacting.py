@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from eventjet.codec.catalog import Catalog
+from eventjet.commands.repository import Repository
 from eventjet.domain.aggregate import AggregateType, aggregate_info
 from eventjet.domain.process import Call
 from eventjet.domain.reactor import Reactor
 from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.subscription import folded_events
-from eventjet.repository.repository import Repository
-from eventjet.store.memory import MemoryStore
+from eventjet.log.memory import MemoryStore
 from eventjet.testing.scenarios import as_stored
 
 S = TypeVar("S")

@@ -14,7 +14,7 @@ from eventjet.projections.app_ref import Application
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
-from eventjet.workers.supervisor import chosen_of, run_workers
+from eventjet.subscriptions.supervisor import chosen_of, run_workers
 
 
 @asynccontextmanager

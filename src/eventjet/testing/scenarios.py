@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
+from eventjet.commands.decisions import recorded_events
 from eventjet.domain.aggregate import AggregateType, aggregate_info, field_faults
 from eventjet.domain.decision import check_decision, decided_on
 from eventjet.domain.history import evolved
@@ -20,7 +21,6 @@ from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy, state_faults
 from eventjet.domain.subscription import folded_events
 from eventjet.errors import DefinitionError, UsageError
-from eventjet.repository.decisions import recorded_events
 
 S = TypeVar("S")
 E = TypeVar("E")

@@ -10,7 +10,7 @@ from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.envelope import EXPECTED, MSG_ID, SCHEMA, TYPE, VERSION, header
 from eventjet.domain.identity import new_event_id
 from eventjet.errors import ConcurrencyConflict, Refused
-from eventjet.store.store import Append, EventStore, NewEvent
+from eventjet.log.store import Append, EventStore, NewEvent
 
 _PATIENT_S = 60.0
 
@@ -26,14 +26,14 @@ def write(aggregate_id: str, expected: int, version: int, *events: NewEvent, agg
 
 
 class StoreContract:
-    """Tests of `append`, `history`, `last`, `some`, `records` and `state` of an `eventjet.store.store.EventStore`.
+    """Tests of `append`, `history`, `last`, `some`, `records` and `state` of an `eventjet.log.store.EventStore`.
 
     A store's test class inherits them, and gives each a new `store`. They are coroutines, for pytest-asyncio.
 
     ```python
     import pytest
 
-    from eventjet.store.memory import MemoryStore
+    from eventjet.log.memory import MemoryStore
 
 
     class TestMemoryStore(StoreContract):

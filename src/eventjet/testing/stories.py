@@ -11,13 +11,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
+from eventjet.commands.decisions import recorded_events
 from eventjet.domain.aggregate import AggregateType, aggregate_info, field_faults
 from eventjet.domain.process import Asked, Call, Deadline, Outcome, ProcessType, Step, deadlines_of, is_process
 from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.state import own_copy, state_faults
 from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.errors import DefinitionError
-from eventjet.repository.decisions import recorded_events
 from eventjet.testing.scenarios import as_read, as_stored, check_recorded, folded
 
 S = TypeVar("S")

@@ -9,18 +9,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from eventjet.codec.subjects import entity_of
+from eventjet.commands.repositories import Repositories
 from eventjet.domain.history import FoldedState
 from eventjet.domain.moment import later
 from eventjet.domain.process import ProcessInfo
 from eventjet.domain.recorded import Recorded, own_event
 from eventjet.errors import UsageError
 from eventjet.jet import Jet
+from eventjet.log.memory import MemoryStore
 from eventjet.projections.app_ref import Application
-from eventjet.reactions.following import opened_deps
-from eventjet.reactions.reaction import Cause, EventReaction
-from eventjet.reactions.steps import NextDeadline, ProcessRunner
-from eventjet.repository.repositories import Repositories
-from eventjet.store.memory import MemoryStore
+from eventjet.subscriptions.following import opened_deps
+from eventjet.subscriptions.reaction import Cause, EventReaction
+from eventjet.subscriptions.steps import NextDeadline, ProcessRunner
 from eventjet.testing.memory import open_in_memory
 
 _ROUNDS_MAX = 10_000

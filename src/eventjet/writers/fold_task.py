@@ -17,6 +17,7 @@ from eventjet.codec.envelope import RawRecord
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.parked import AggregateKey, Parked
 from eventjet.errors import UsageError
+from eventjet.log.earlier import EarlierRecords
 from eventjet.nats.endpoint import Endpoint
 from eventjet.parallel.process import ShareWork
 from eventjet.projections.app_ref import AppRef
@@ -26,7 +27,6 @@ from eventjet.quarantine.fold import BlockedAggregates, Reader, reader
 from eventjet.sql.database import WORKER, Database
 from eventjet.sql.locations import located
 from eventjet.sql.statements import Changes, QuarantineChanges, Rendered, Statements
-from eventjet.store.earlier import EarlierRecords
 from eventjet.writers.batch import Batch
 from eventjet.writers.batch_fold import BatchFold, Prepared, changes_of
 

@@ -19,8 +19,8 @@ from datetime import datetime
 
 from eventjet import App, Deadline, Reaction, Recorded, Retry, Step, aggregate, at, event, process, reactor
 from eventjet.settings import Settings
-from eventjet.workers.context import WorkerOptions
-from eventjet.workers.supervisor import run_workers
+from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.supervisor import run_workers
 
 FAILS = 0.03
 """How many of its calls fail."""

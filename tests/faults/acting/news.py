@@ -9,8 +9,8 @@ import sys
 
 from eventjet import App, Recorded, event, publication
 from eventjet.settings import Settings
-from eventjet.workers.context import WorkerOptions
-from eventjet.workers.supervisor import run_workers
+from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.supervisor import run_workers
 from tests.faults.acting.bells import Bell, Rung
 
 STREAM = "town"

@@ -18,8 +18,8 @@ from eventjet.examples.transfer.accounts import Account, Book
 from eventjet.examples.transfer.app import Outside, receipts
 from eventjet.examples.transfer.transfers import Transfer
 from eventjet.settings import Settings
-from eventjet.workers.context import WorkerOptions
-from eventjet.workers.supervisor import run_workers
+from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.supervisor import run_workers
 
 
 class FileMails:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 
 from eventjet import Committed, Jet
+from eventjet.commands import Repository
 from eventjet.errors import ConcurrencyConflict, EventjetError, OutcomeUnknown, SaveTorn, StoreError
-from eventjet.repository import Repository
 from eventjet.settings import Settings
 from tests.faults.proxy import NatsProxy
 from tests.faults.tally import Tally, tally_app

@@ -12,8 +12,8 @@ from sqlalchemy.exc import DBAPIError
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
 from eventjet.jetstream.api import stream_info, update_stream
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import NatsConnection
 from tests.faults.trials.power import on_disk
 from tests.faults.trials.trial import Run, Trial, recovered, scenario
 from tests.tables import execute

@@ -23,11 +23,11 @@ from eventjet.codec.decoder import Decoder
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ComponentFailed, EventjetError
 from eventjet.jetstream.api import stream_info, update_stream
+from eventjet.jetstream.connection import NatsConnection, ask_once
+from eventjet.log.known_log import RELY_S
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import NatsConnection, ask_once
 from eventjet.rebuild.auditing import audit
 from eventjet.rebuild.findings import NOTES
-from eventjet.store.known_log import RELY_S
 from tests.faults.processes import await_it
 from tests.faults.tally import Tally, Truth, judge, snapshot, tally_app
 from tests.faults.trials.commands import Commands, nothing

@@ -18,10 +18,10 @@ from typing import Any
 from eventjet.codec.decoder import Decoder
 from eventjet.errors import EventjetError
 from eventjet.jetstream.api import stream_info
+from eventjet.jetstream.connection import ask_once
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import ask_once
 from eventjet.settings import Settings
-from eventjet.workers.status import WorkStatus
+from eventjet.subscriptions.status import WorkStatus
 from tests.faults.processes import WorkerProcess
 from tests.faults.tally import Truth, judge, snapshot, tally_app
 from tests.faults.trials.commands import Commands

@@ -12,9 +12,9 @@ from eventjet.codec.envelope import SAVE, RawRecord, header, save_of
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import ApiRefused
 from eventjet.jetstream.api import stream_info
+from eventjet.jetstream.connection import ask_once
+from eventjet.jetstream.ranges import read_range
 from eventjet.nats.endpoint import Endpoint
-from eventjet.reader.connection import ask_once
-from eventjet.reader.ranges import read_range
 from eventjet.rebuild.findings import NOTES, Kind
 from eventjet.rebuild.log_audit import LogAudit
 from tests.faults.tally import Added, tally_app

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from eventjet.cursors.cursor import Cursor
-from eventjet.cursors.kv import ParkedEntry
 from eventjet.domain.parked import DROPPED, PARKED, RETRIED, AggregateKey
 from eventjet.domain.reactor import partition_of
+from eventjet.subscriptions.cursor import Cursor
+from eventjet.subscriptions.cursor_store import ParkedEntry
 from tests.simulation.reactions.streams import Stored
 
 OPERATOR = "operator"

@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import Any, cast
 
 from eventjet.app import App
+from eventjet.commands.repositories import Repositories
 from eventjet.domain.parked import AggregateKey
 from eventjet.domain.recorded import Recorded
 from eventjet.jetstream.client import Client
-from eventjet.reactions.following import Declaration
-from eventjet.reactions.steps import ProcessRunner
-from eventjet.repository.repositories import Repositories
-from eventjet.store.timers import Due, JetStreamTimers
-from eventjet.workers.deps import Deps
-from eventjet.workers.feeds import Feed
-from eventjet.workers.followed import Followed, FollowedProcess, FollowedReactor, Try
+from eventjet.log.timers import Due, JetStreamTimers
+from eventjet.subscriptions.deps import Deps
+from eventjet.subscriptions.feeds import Feed
+from eventjet.subscriptions.followed import Followed, FollowedProcess, FollowedReactor, Try
+from eventjet.subscriptions.following import Declaration
+from eventjet.subscriptions.steps import ProcessRunner
 from tests.simulation.reactions.streams import Rules
 
 

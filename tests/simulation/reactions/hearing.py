@@ -6,10 +6,10 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from eventjet.codec.decoder import Decoder
-from eventjet.cursors.cursor import PAUSED
+from eventjet.commands.repositories import Repositories
 from eventjet.domain.parked import BLOCKED
 from eventjet.domain.recorded import Recorded
-from eventjet.repository.repositories import Repositories
+from eventjet.subscriptions.cursor import PAUSED
 from tests.simulation.reactions.app import POISON, Counted, Happened, Ledger, Thing, Told, hearing, tally_of
 from tests.simulation.reactions.books import Broken
 from tests.simulation.reactions.log import at_once

@@ -8,7 +8,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
-from eventjet.cursors.cursor import Cursor
 from eventjet.errors import (
     ConcurrencyConflict,
     ConnectionLost,
@@ -18,12 +17,13 @@ from eventjet.errors import (
     StoreUnavailable,
     Unreachable,
 )
+from eventjet.log.earlier import EarlierRecords
+from eventjet.log.memory import MemoryStore
+from eventjet.log.store import Append, LogState, check_save
 from eventjet.quarantine.fold import Reader
-from eventjet.store.earlier import EarlierRecords
-from eventjet.store.memory import MemoryStore
-from eventjet.store.store import Append, LogState, check_save
-from eventjet.workers.feeds import LogFeed
-from eventjet.workers.reader import Source
+from eventjet.subscriptions.cursor import Cursor
+from eventjet.subscriptions.feeds import LogFeed
+from eventjet.subscriptions.reader import Source
 from eventjet.writers.batch import Batch
 from tests.simulation.reactions.server import Link
 

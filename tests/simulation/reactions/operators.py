@@ -6,10 +6,10 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from eventjet.codec.envelope import MSG_ID, header
-from eventjet.cursors.cursor import PAUSED, Cursor
-from eventjet.cursors.kv import Cursors
 from eventjet.errors import EventjetError
-from eventjet.reactions import verdicts
+from eventjet.subscriptions import verdicts
+from eventjet.subscriptions.cursor import PAUSED, Cursor
+from eventjet.subscriptions.cursor_store import Cursors
 from tests.simulation.reactions.books import OPERATOR
 from tests.simulation.reactions.server import Link, SimulatedClient
 

@@ -15,10 +15,10 @@ import orjson
 from eventjet.errors import ConnectionClosed, ConnectionLost, StoreUnavailable
 from eventjet.jetstream.api import Request
 from eventjet.jetstream.client import Client
+from eventjet.log.topology import every_config
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
 from eventjet.settings import Settings
-from eventjet.store.topology import every_config
 from tests.simulation.reactions.loop import VirtualLoop
 from tests.simulation.reactions.streams import NOT_FOUND, Message, Refused, Rules, SimulatedStream, Stored
 from tests.simulation.reactions.weather import Weather

@@ -9,7 +9,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from eventjet.cursors.cursor import PAUSED
+from eventjet.commands.repositories import Repositories
 from eventjet.domain.recorded import Recorded
 from eventjet.examples.transfer.accounts import Account, Deposited, Withdrawn
 from eventjet.examples.transfer.transfers import (
@@ -22,7 +22,7 @@ from eventjet.examples.transfer.transfers import (
     Transfer,
 )
 from eventjet.quarantine.fold import aggregate_key_of
-from eventjet.repository.repositories import Repositories
+from eventjet.subscriptions.cursor import PAUSED
 from tests.simulation.reactions.app import transferring
 from tests.simulation.reactions.books import Broken
 from tests.simulation.reactions.log import at_once

@@ -8,15 +8,15 @@ from functools import partial
 from typing import Any
 
 from eventjet.app import App
-from eventjet.cursors.kv import Cursors
+from eventjet.commands.repositories import Repositories
+from eventjet.log.earlier import EarlierRecords
 from eventjet.quarantine.fold import Reader
-from eventjet.reactions.following import declarations_of
-from eventjet.repository.repositories import Repositories
-from eventjet.store.earlier import EarlierRecords
-from eventjet.workers.context import WorkerOptions
-from eventjet.workers.follower import EventFollower, FollowerContext
-from eventjet.workers.reader import Source
-from eventjet.workers.shares import Share
+from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.cursor_store import Cursors
+from eventjet.subscriptions.follower import EventFollower, FollowerContext
+from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.reader import Source
+from eventjet.subscriptions.shares import Share
 from tests.simulation.reactions.followed import followed_of
 from tests.simulation.reactions.log import Durables, SimulatedFeed, SimulatedLog, SimulatedReader, Truth
 from tests.simulation.reactions.loop import Process

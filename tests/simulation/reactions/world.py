@@ -15,10 +15,10 @@ from typing import Any
 
 import orjson
 
-from eventjet.cursors.kv import Cursors
 from eventjet.errors import EventjetError
-from eventjet.reactions.beginning import begin
-from eventjet.reactions.following import declarations_of
+from eventjet.subscriptions.beginning import begin
+from eventjet.subscriptions.cursor_store import Cursors
+from eventjet.subscriptions.following import declarations_of
 from tests.simulation.reactions.books import OPERATOR, Books, Broken
 from tests.simulation.reactions.hearing import Hearing
 from tests.simulation.reactions.log import Durables, Truth

@@ -1,0 +1,260 @@
+"""A part of one aggregate's history: between two versions, up to a position, from either end, so many events of it.
+
+Only what is asked for is read and decoded. A version is found by bisection. What is read from there must follow one
+another, as the fold would have it, and the first of it must follow the record before it; where it does not, the whole
+history is read, which answers or raises as loading it does, and cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import EXPECTED, RawRecord, number_of
+from eventjet.commands.timeline import Head, head_of, record_of, version_in
+from eventjet.domain.history import FoldedState, fold_history
+from eventjet.domain.recorded import Recorded
+from eventjet.errors import UsageError
+from eventjet.log.store import EventStore
+from eventjet.shown import shown
+
+_PAGE = 1_000
+"""Records that are asked for at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Which events."""
+
+    after: int = 0
+    """Those of later versions."""
+    version: int | None = None
+    """Up to this one."""
+    position: int | None = None
+    """Up to this one of the log."""
+    newest_first: bool = False
+    limit: int | None = None
+    """How many at the most."""
+
+    def check(self) -> None:
+        """Raise `UsageError` for what is no bound."""
+        for name in ("after", "version", "position", "limit"):
+            given: object = getattr(self, name)
+            if given is None and name != "after":
+                continue
+            if not isinstance(given, int):
+                raise UsageError(f"`{name}` of a history is given as {shown(given, 60)}. Give a whole number.")
+            if given < 0:
+                raise UsageError(f"`{name}` of a history is {given}. Give 0 or more.")
+
+    @property
+    def is_everything(self) -> bool:
+        return self.after == 0 and self.version is None and self.position is None and self.limit is None
+
+    def cut(self, events: list[Recorded[Any]]) -> list[Recorded[Any]]:
+        """Its part of all events of a history."""
+        found = [
+            one
+            for one in events
+            if one.version > self.after
+            and (self.version is None or one.version <= self.version)
+            and (self.position is None or one.position <= self.position)
+        ]
+        return (found[::-1] if self.newest_first else found)[: self.limit]
+
+
+class Excerpts:
+    """Excerpts of the histories of one aggregate type."""
+
+    def __init__(self, store: EventStore, aggregate: str, decoder: Decoder, voids: Mapping[int, str]) -> None:
+        self._store = store
+        self._aggregate = aggregate
+        self._decoder = decoder
+        self._voids = voids
+
+    async def read(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]]:
+        """The events, without retired ones. Raises `HistoryBroken`, `CodecError`, and what `EventStore` does."""
+        if wanted.limit == 0 or (wanted.version is not None and wanted.version <= wanted.after):
+            return []
+        found: list[Recorded[Any]] | None = None
+        if not wanted.is_everything:
+            read = self._backwards if wanted.newest_first and wanted.limit is not None else self._forwards
+            found = await read(aggregate_id, wanted)
+        if found is not None:
+            return found
+        return wanted.cut(await self._whole(aggregate_id))
+
+    async def _whole(self, aggregate_id: str) -> list[Recorded[Any]]:
+        records = await self._store.history(self._aggregate, aggregate_id)
+        line, follows = _Line(self._voids), True
+        decoded: list[Recorded[Any] | None] = []
+        for record in records:
+            decoded.append(self._decoder(record))
+            if follows and not (follows := line.takes(record)):
+                # Raises what loading raises.
+                links = (self._decoder.link(one)._replace(data=None) for one in records)
+                fold_history(FoldedState(None, 0, 0), links, record[2].decode("utf-8", "replace"), "")
+        return [one for one in decoded if one is not None]
+
+    async def _forwards(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]] | None:
+        """None where the versions do not follow one another."""
+        first: RawRecord | None = None
+        if wanted.after:
+            head = await head_of(self._store, self._aggregate, aggregate_id)
+            if head is None:
+                return []
+            if not self._is_last(head):
+                return None
+            first = await record_of(
+                self._store, self._aggregate, aggregate_id, min(wanted.after + 1, head.version), head
+            )
+            if first is None or first[0] in self._voids:
+                return None  # the event of that version may be before it
+        found = await self._from(aggregate_id, first, wanted)
+        return found[::-1] if found is not None and wanted.newest_first else found
+
+    async def _from(
+        self, aggregate_id: str, first: RawRecord | None, wanted: Excerpt, *, end: int | None = None
+    ) -> list[Recorded[Any]] | None:
+        """The events from a record on, or all, the oldest first; where the last is to be at `end`, None if it is not.
+
+        None, too, where the record is of a later version than the first one wanted, or does not follow the one before.
+        """
+        line = _Line(self._voids)
+        if first is not None and not line.begins_before(first, wanted.after + 1):
+            return None
+        found, begin = list[Recorded[Any]](), max(line.position - 1, 0)
+        limit = wanted.limit if not wanted.newest_first else None
+        while True:
+            most = min(
+                _PAGE,
+                _PAGE if limit is None else limit - len(found) + max(wanted.after - line.version, 0),
+                _PAGE if wanted.version is None else wanted.version - line.version,
+            )
+            page = await self._store.history(self._aggregate, aggregate_id, after=begin, most=most)
+            for record in page:
+                is_beyond = wanted.position is not None and record[0] > wanted.position
+                if is_beyond and (first is None or record[0] > first[0]):
+                    return found
+                told = line.version
+                if not line.takes(record):
+                    return None
+                is_wanted = line.version > max(told, wanted.after) and not is_beyond
+                event = self._decoder(record) if is_wanted else None
+                if event is not None:
+                    found.append(event)
+                if line.version == wanted.version and end not in (None, record[0]):
+                    return None
+                if line.version == wanted.version or len(found) == limit:
+                    return found
+            if len(page) < most:
+                return found if end is None else None
+            begin = page[-1][0]
+
+    async def _backwards(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]] | None:
+        """The newest first, in as many windows of versions as it takes; None as for `_forwards`."""
+        if wanted.version is None and wanted.position is None and wanted.limit == 1:
+            newest = await self._store.newest(self._aggregate, aggregate_id)
+            if newest is None:
+                return []
+            event = await self._alone(aggregate_id, newest)
+            if event is None or event:
+                return event and [one for one in event if one.version > wanted.after]
+        head = await head_of(self._store, self._aggregate, aggregate_id)
+        last = head and await self._last(aggregate_id, wanted, head)
+        if head is None or last is None or wanted.limit is None:
+            return None
+        upto, found, window = version_in(last) or 0, list[Recorded[Any]](), 0
+        if upto <= wanted.after:
+            return None if await self._alone(aggregate_id, last) is None else []
+        while upto > wanted.after and len(found) < wanted.limit:
+            # Retired events are passed over: a window that held few is followed by a wider one.
+            window = min(max(wanted.limit - len(found), 2 * window), _PAGE)
+            lowest = max(upto - window, wanted.after)
+            first = await record_of(self._store, self._aggregate, aggregate_id, lowest + 1, head)
+            part = Excerpt(after=lowest, version=upto)
+            if first is None or first[0] in self._voids or last[0] in self._voids:
+                return None
+            events = await self._from(aggregate_id, first, part, end=last[0])
+            if events is None:
+                return None
+            found += events[::-1][: wanted.limit - len(found)]
+            upto = lowest
+            if upto > wanted.after and len(found) < wanted.limit:
+                last = await self._before(aggregate_id, first, upto, head)
+                if last is None:
+                    return None
+        return found
+
+    async def _alone(self, aggregate_id: str, record: RawRecord) -> list[Recorded[Any]] | None:
+        """The event of one record, none where it is retired; None where that does not follow the record before it."""
+        if record[0] in self._voids:
+            return None
+        version = version_in(record) or 0
+        return await self._from(aggregate_id, record, Excerpt(version - 1, version), end=record[0])
+
+    async def _last(self, aggregate_id: str, wanted: Excerpt, head: Head) -> RawRecord | None:
+        """The last record within the bounds; None where that is not certain."""
+        if not self._is_last(head):
+            return None
+        last: RawRecord | None = head.last
+        if wanted.version is not None and wanted.version < head.version:
+            last = await record_of(self._store, self._aggregate, aggregate_id, wanted.version, head)
+        if last is None or wanted.position is None or last[0] <= wanted.position:
+            return last
+        later = await self._store.history(self._aggregate, aggregate_id, after=wanted.position, most=1)
+        if not later or later[0][0] in self._voids:
+            return None
+        return await self._before(aggregate_id, later[0], (version_in(later[0]) or 0) - 1, head)
+
+    def _is_last(self, head: Head) -> bool:
+        """Whether the version at the end is the newest: a void record may tell any, and what others wrote none."""
+        return head.end == head.last[0] and head.end not in self._voids
+
+    async def _before(self, aggregate_id: str, record: RawRecord, version: int, head: Head) -> RawRecord | None:
+        """The record of a version, None where another one than that follows on it."""
+        found = await record_of(self._store, self._aggregate, aggregate_id, version, head)
+        if found is None or version_in(found) != version:
+            return None
+        following = await self._store.history(self._aggregate, aggregate_id, after=found[0], most=1)
+        return found if following and following[0][0] == record[0] else None
+
+
+class _Line:
+    """What a history has told so far, by its headers alone: `fold_history` says what follows."""
+
+    __slots__ = ("_is_known", "_voids", "position", "version")
+
+    def __init__(self, voids: Mapping[int, str]) -> None:
+        self._voids = voids
+        self.version = self.position = 0
+        self._is_known = True
+
+    def begins_before(self, record: RawRecord, most: int) -> bool:
+        """Begin with what comes before a record of that version at the most; False where no record can be there.
+
+        That is the one it says it was written after; an event of a save that says nothing is behind the one before it.
+        """
+        version = version_in(record)
+        if version is None or version > most:
+            return False
+        if version > 1:
+            expected = number_of(record[3], EXPECTED)
+            self.version, self.position = version - 2, record[0] - 1 if expected is None else expected
+            self._is_known = False
+        return version == 1 or 0 < self.position < record[0]
+
+    def takes(self, record: RawRecord) -> bool:
+        """Whether a record comes next; what is void and does not is passed over."""
+        position, is_void = record[0], record[0] in self._voids
+        is_next = version_in(record) == self.version + 1
+        if not is_next and not is_void:
+            return False
+        expected = None if is_void else number_of(record[3], EXPECTED)
+        if expected is not None and self._is_known and expected not in self._voids and expected != self.position:
+            return False
+        self.version += is_next
+        self.position, self._is_known = position, True
+        return True

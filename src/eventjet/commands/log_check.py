@@ -1,0 +1,224 @@
+"""Can this release read this log? Some of every event and schema in it, decoded, and their histories folded. Bounded.
+
+The server keeps no index of types, so a long log is looked at in places: its beginning, its end, and evenly between.
+What was looked at is told; `rebuild/auditing.py` walks all of a log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from eventjet.codec.decoder import Decoder
+from eventjet.codec.envelope import SCHEMA, TYPE, RawRecord, header, number_of
+from eventjet.codec.faults import faults_of
+from eventjet.codec.subjects import entity_of
+from eventjet.codec.voids import voided_by
+from eventjet.domain.history import FoldedState, fold_history
+from eventjet.errors import CodecError, DefinitionError, EventjetError, StoreUnavailable, UndecodableEvent
+from eventjet.log.store import EventStore
+from eventjet.projections.app_ref import Application
+
+WHOLE_MAX = 20_000
+"""A log of so many positions is read as a whole."""
+ENDS = 1_000
+"""Of a longer one, so many events at its beginning and at its end."""
+PLACES = 2_000
+"""And so many between them, one at a time."""
+HISTORIES_MAX = 500
+EVENTS_MAX = 10_000
+"""Of one history: a longer one is folded so far."""
+FAULTS_MAX = 100
+KINDS_MAX = 1_000
+_AT_ONCE = 32
+_NAME_MAX = 100
+
+
+@dataclass(slots=True)
+class KindSeen:
+    """One event at one schema, as far as it was met."""
+
+    type: str
+    schema: int
+    first: int
+    """Position of the first one seen."""
+    last: int
+    seen: int = 0
+    folded: int = 0
+    """Histories that were folded because it is in them."""
+
+
+@dataclass(slots=True)
+class LogFault:
+    """What this release does not take, and where it was met first."""
+
+    type: str
+    schema: int
+    subject: str
+    position: int
+    reason: str
+    """Names the fields."""
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LogCheck:
+    """What was looked at, and what was found."""
+
+    stream: str
+    first: int
+    last: int
+    looked: int
+    """Events that were read and decoded."""
+    whole: bool
+    """Whether that was every event of the log."""
+    histories: int
+    kinds: tuple[KindSeen, ...]
+    faults: tuple[LogFault, ...]
+
+    @property
+    def readable(self) -> bool:
+        """Whether everything that was looked at can be read."""
+        return not self.faults
+
+    @property
+    def told(self) -> str:
+        """How much was looked at, in words."""
+        what = "all of its events" if self.whole else "its beginning, its end and places evenly between"
+        return f"{self.looked:,} events up to position {self.last:,} ({what}), and {self.histories:,} histories"
+
+
+async def check_log(app: Application, store: EventStore, histories: int) -> LogCheck:
+    """Read as much of a log as the limits here say; fold up to `histories` histories of each event and schema.
+
+    Raises `StoreUnavailable`, `LogUnusable` and `Forbidden`.
+    """
+    state = await store.state()
+    check = _Check(app, store, await store.voids(), histories)
+    whole = state.last - state.first < WHOLE_MAX
+    async for record in _all(store, state.first, state.last) if whole else _some(store, state.first, state.last):
+        check.take(record)
+    await check.fold()
+    return LogCheck(
+        stream=app.name,
+        first=state.first,
+        last=state.last,
+        looked=check.looked,
+        whole=whole,
+        histories=check.histories,
+        kinds=tuple(sorted(check.kinds.values(), key=lambda one: (one.type, one.schema))),
+        faults=tuple(check.faults.values()),
+    )
+
+
+async def _all(store: EventStore, first: int, last: int) -> AsyncIterator[RawRecord]:
+    if first > last:
+        return
+    async for record in store.records(start=first):
+        if record[0] > last:
+            return
+        yield record
+
+
+async def _some(store: EventStore, first: int, last: int) -> AsyncIterator[RawRecord]:
+    async for record in _all(store, first, first + ENDS - 1):
+        yield record
+    start, end = first + ENDS, last - ENDS
+    wanted = [start + (end - start) * number // (PLACES - 1) for number in range(PLACES)]
+    for at in range(0, PLACES, _AT_ONCE):
+        for record in await asyncio.gather(*map(store.at, wanted[at : at + _AT_ONCE])):
+            if record is not None:
+                yield record
+    async for record in _all(store, last - ENDS + 1, last):
+        yield record
+
+
+class _Check:
+    def __init__(self, app: Application, store: EventStore, voids: dict[int, str], wanted: int) -> None:
+        self.kinds: dict[tuple[str, int], KindSeen] = {}
+        self.faults: dict[tuple[str, int, str], LogFault] = {}
+        self.looked = 0
+        self.histories = 0
+        self._store = store
+        self._voids = voids
+        self._wanted = wanted
+        self._decoder = Decoder(app.catalog.of_log(voids))
+        self._classes: dict[str, Any] = {info.name: cls for cls, info in app.aggregates.items()}
+        self._subjects: dict[bytes, dict[tuple[str, int], None]] = {}
+        """Whose histories are to be folded, and for which events."""
+
+    def take(self, record: RawRecord) -> None:
+        """Decode one, and remember its history where few of its kind are remembered."""
+        position, _, subject, _, _ = record
+        if position in self._voids or voided_by(subject) is not None:
+            return
+        self.looked += 1
+        key = _kind_of(record)
+        if key not in self.kinds and len(self.kinds) >= KINDS_MAX:
+            key = ("…", 0)
+        seen = self.kinds.setdefault(key, KindSeen(*key, position, position))
+        seen.seen += 1
+        seen.first, seen.last = min(seen.first, position), max(seen.last, position)
+        try:
+            event = self._decoder(record)
+        except CodecError as error:
+            self._fault(record, _reason_of(error))
+            return
+        if event is not None and seen.folded < self._wanted:
+            wanted = self._subjects.setdefault(subject, {})
+            if key not in wanted:
+                wanted[key] = None
+                seen.folded += 1
+
+    async def fold(self) -> None:
+        """The histories that were remembered."""
+        for subject in list(self._subjects)[HISTORIES_MAX:]:
+            for key in self._subjects.pop(subject):
+                self.kinds[key].folded -= 1
+        for subject in self._subjects:
+            aggregate, aggregate_id = entity_of(subject)
+            cls = self._classes.get(aggregate)
+            if cls is not None:
+                self.histories += 1
+                await self._fold(cls, aggregate, aggregate_id)
+
+    async def _fold(self, cls: Any, aggregate: str, aggregate_id: str) -> None:
+        held: FoldedState[Any] = FoldedState(cls(), 0, 0)
+        count = 0
+        async for page in self._store.pages(aggregate, aggregate_id):
+            for record in page[: EVENTS_MAX - count]:
+                try:
+                    held = fold_history(held, [self._decoder.link(record)], record[2].decode(), "")
+                except StoreUnavailable:
+                    raise
+                except Exception as error:  # noqa: BLE001 - whatever stands in the way of reading it is to be told
+                    self._fault(record, _reason_of(error))
+                    return
+            count += len(page)
+            if count >= EVENTS_MAX:
+                return
+
+    def _fault(self, record: RawRecord, reason: str) -> None:
+        kind = _kind_of(record)
+        known = self.faults.get((*kind, reason))
+        if known is None and len(self.faults) < FAULTS_MAX:
+            subject = record[2].decode("utf-8", "replace")
+            self.faults[*kind, reason] = LogFault(*kind, subject, record[0], reason)
+        elif known is not None and known.position != record[0]:
+            known.count += 1
+
+
+def _kind_of(record: RawRecord) -> tuple[str, int]:
+    return (header(record[3], TYPE) or "?")[:_NAME_MAX], number_of(record[3], SCHEMA) or 0
+
+
+def _reason_of(error: Exception) -> str:
+    if isinstance(error, UndecodableEvent):
+        return f"it cannot be decoded: {error.reason}"
+    if isinstance(error, CodecError):
+        return "this app declares no such event and schema"
+    if isinstance(error, EventjetError):
+        return "; ".join(error.faults) if isinstance(error, DefinitionError) else str(error)
+    return f"folding it raised {type(error).__name__}: {faults_of(error)}".rstrip(": ")

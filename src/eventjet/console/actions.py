@@ -1,0 +1,277 @@
+"""What people may do in the console: asked for, confirmed, recorded, then carried out, once each.
+
+An action is recorded as begun before it is carried out, or it is not carried out. It is a task of the console: whoever
+asked for it may leave the page. `deeds` declares what there is to do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.exceptions import HTTPException
+
+from eventjet.calls import called
+from eventjet.console.access import Visitor
+from eventjet.console.jobs import Jobs
+from eventjet.console.sources import Sources
+from eventjet.errors import EventjetError, PromotionRefused, UsageError
+from eventjet.operations import actions
+from eventjet.operations.actions import Begun, Outcome
+from eventjet.rebuild.choice import CHOICES, EngineChoice
+from eventjet.shown import counted
+
+POSITIONS_MAX = 1_000
+"""Events that one verdict is about."""
+_RUNNING_MAX = 20
+_RECORDED_S = 5.0
+"""How long recording may take before an action is refused."""
+_SEEN_S = 1.5
+"""How long the page waits for what is over soon."""
+_CLEARED_S = 20.0
+"""How long what still runs may take to clear away when the console ends."""
+_END_TRIES = 3
+_END_PAUSE_S = 1.0
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_ID = re.compile(r"[0-9a-f]{32}")
+_URL_MAX = 1_000
+_LOG = logging.getLogger("eventjet.console")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What somebody wants to be done, from the query of a confirmation or from its form."""
+
+    action: str
+    names: tuple[str, ...] = ()
+    revision: int | None = None
+    positions: tuple[int, ...] = ()
+    engine: EngineChoice = "auto"
+    from_archive: str = ""
+    job: str = ""
+    """Which job to cancel."""
+
+    @classmethod
+    def of(cls, given: Iterable[tuple[str, str]]) -> Wish:
+        """From pairs of a field and its value; raises `HTTPException` 400 for what cannot be one."""
+        fields: dict[str, list[str]] = {}
+        for name, value in given:
+            fields.setdefault(name, []).append(value)
+        one = {name: values[-1].strip() for name, values in fields.items()}
+        engine, job, archive = one.get("engine") or "auto", one.get("job", ""), one.get("from_archive", "")
+        if engine not in CHOICES:
+            raise HTTPException(400, f"The engine is one of {', '.join(CHOICES)}.")
+        if job and not _ID.fullmatch(job):
+            raise HTTPException(400, "A job is named by 32 hexadecimal digits.")
+        if len(archive) > _URL_MAX:
+            raise HTTPException(400, f"The URL of an archive has {_URL_MAX:,} characters at the most.")
+        positions = tuple(dict.fromkeys(map(_number, _split(fields.get("position", ())))))
+        if len(positions) > POSITIONS_MAX:
+            raise HTTPException(400, f"{POSITIONS_MAX:,} events at the most are decided about at once.")
+        names = tuple(dict.fromkeys(_split(fields.get("name", ()))))
+        if not all(map(_NAME.fullmatch, names)):
+            raise HTTPException(400, "A name has up to 64 letters, digits, dots, dashes and underscores.")
+        revision = _number(one["revision"]) if one.get("revision") else None
+        return cls(one.get("action", ""), names, revision, positions, engine, archive, job)
+
+    def fields(self) -> list[tuple[str, str]]:
+        """As a form carries them."""
+        told = [
+            ("action", self.action),
+            ("name", ",".join(self.names)),
+            ("revision", "" if self.revision is None else str(self.revision)),
+            ("position", ",".join(map(str, self.positions))),
+            ("engine", "" if self.engine == "auto" else self.engine),
+            ("from_archive", self.from_archive),
+            ("job", self.job),
+        ]
+        return [(name, value) for name, value in told if value]
+
+    def details(self) -> dict[str, Any]:
+        """What is recorded of it beside action and names."""
+        told = {"revision": self.revision, "positions": list(self.positions), "job": self.job}
+        told |= {"engine": "" if self.engine == "auto" else self.engine, "from_archive": self.from_archive}
+        return {name: value for name, value in told.items() if value}
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What carrying out a wish will do, in plain words."""
+
+    says: Sequence[str]
+    facts: Sequence[tuple[str, str]] = ()
+    """How it is now: what, and its value."""
+    refusal: str = ""
+    """Why it would be refused; then there is nothing to confirm."""
+    fault: str = ""
+    """What could not be looked up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """What actions work with."""
+
+    sources: Sources
+    jobs: Jobs
+    cancel: Callable[[str], bool]
+    """Cancels the task of an action; False where this console has none of that id."""
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One kind of thing to do."""
+
+    name: str
+    title: str
+    """As a verb, on its button."""
+    check: Callable[[Desk, Wish], None]
+    """Raises `UsageError` or `HTTPException` for a wish that makes no sense."""
+    means: Callable[[Desk, Wish], Awaitable[Meaning]]
+    does: Callable[[Desk, Wish, Begun], Awaitable[str]]
+    """Carries it out, with the code that the command line has; returns what it came to."""
+    is_harm: bool = False
+    """Whether it cannot be taken back."""
+
+
+class Actions:
+    """Of one console."""
+
+    def __init__(self, known: Mapping[str, Action], sources: Sources) -> None:
+        self._known = known
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self.jobs = Jobs(sources)
+        self.desk = Desk(sources, self.jobs, self._cancel)
+        self.unrecorded: dict[str, str] = {}
+        """Ids of actions whose end could not be recorded, and what it was."""
+
+    def named(self, wish: Wish) -> Action:
+        """What it asks for; raises `HTTPException` 400 for what there is not, or makes no sense."""
+        found = self._known.get(wish.action)
+        if found is None:
+            raise HTTPException(400, f"An action is one of {', '.join(self._known)}.")
+        try:
+            found.check(self.desk, wish)
+        except UsageError as error:
+            raise HTTPException(400, str(error)) from None
+        return found
+
+    def is_running(self, action_id: str) -> bool:
+        """Whether it runs in this console."""
+        return action_id in self._running
+
+    async def begin(self, visitor: Visitor, wish: Wish, form: str) -> str:
+        """Record it and let it begin, unless the same form began it before; its id.
+
+        Returns when it is over, or soon. Raises `HTTPException` where it cannot be recorded: then nothing is done.
+        """
+        found = self.named(wish)
+        if not _ID.fullmatch(form):
+            raise HTTPException(400, "This form is not of this console. Open the page again.")
+        if form in self._running:
+            return form
+        if len(self._running) >= _RUNNING_MAX:
+            raise HTTPException(503, f"{_RUNNING_MAX} actions are being carried out. Wait for one of them.")
+        targets = wish.names or (wish.job,)
+        begun = Begun(form, self.desk.sources.app.name, visitor.actor, wish.action, targets, wish.details())
+        if await self._recorded(begun):
+            task = asyncio.create_task(self._carry_out(found, wish, begun))
+            self._running[form] = task
+            task.add_done_callback(lambda _: self._running.pop(form, None))
+            await asyncio.wait({task}, timeout=_SEEN_S)
+        return form
+
+    async def close(self) -> None:
+        """Cancel what still runs, and let it clear away what it had begun."""
+        running = set(self._running.values())
+        if running:
+            _LOG.warning("cancelled, and clearing away what was begun: %s", counted(len(running), "action"))
+        for action_id in list(self._running):
+            self._cancel(action_id)
+        if running:
+            await asyncio.wait(running, timeout=_CLEARED_S)
+
+    def _cancel(self, action_id: str) -> bool:
+        task, job = self._running.get(action_id), self.jobs.get(action_id)
+        if task is None:
+            return False
+        if job is None or not job.is_ending:
+            if job is not None:
+                job.is_ending = True
+            task.cancel()
+        return True
+
+    async def _recorded(self, begun: Begun) -> bool:
+        """Whether it is to be carried out now."""
+        writing = asyncio.ensure_future(actions.begin(self.desk.sources.database, begun))
+        done, _ = await asyncio.wait({writing}, timeout=_RECORDED_S)
+        if not done:
+            # It may be written after all: what nobody carries out must not look as if somebody did.
+            late = asyncio.create_task(self._end_late(writing, begun))
+            self._running[begun.id] = late
+            late.add_done_callback(lambda _: self._running.pop(begun.id, None))
+            raise HTTPException(503, f"Nothing was done: it could not be recorded within {_RECORDED_S:g} s.")
+        try:
+            return writing.result()
+        except EventjetError as error:
+            said = f"Nothing was done, since it could not be recorded. {error} {self.remedy}"
+            raise HTTPException(503, said) from None
+
+    @property
+    def remedy(self) -> str:
+        """What else makes the table: `eventjet init` needs no database for an app without read models."""
+        return "" if self.desk.sources.app.projections else "As this app has no read models, run `eventjet db upgrade`."
+
+    async def _end_late(self, writing: asyncio.Future[bool], begun: Begun) -> None:
+        try:
+            if await writing:
+                await self._ended(begun, "refused", "It was not recorded in time, so nothing was done.")
+        except EventjetError:
+            return  # it never was recorded
+
+    async def _carry_out(self, action: Action, wish: Wish, begun: Begun) -> None:
+        outcome, result = await _outcome(action, self.desk, wish, begun)
+        await self._ended(begun, outcome, result)
+
+    async def _ended(self, begun: Begun, outcome: Outcome, result: str) -> None:
+        """Note it, again where the database does not answer just now."""
+        for left in reversed(range(_END_TRIES)):
+            try:
+                await actions.end(self.desk.sources.database, begun.id, outcome, result)
+            except EventjetError as error:
+                if left:
+                    await asyncio.sleep(_END_PAUSE_S)
+                    continue
+                _LOG.error("the end of the action %s %s could not be recorded: %s", begun.action, begun.id, error)
+                while len(self.unrecorded) >= _RUNNING_MAX:
+                    del self.unrecorded[next(iter(self.unrecorded))]
+                self.unrecorded[begun.id] = f"It is {outcome}, and that could not be recorded. {result}\n{error}"
+            return
+
+
+async def _outcome(action: Action, desk: Desk, wish: Wish, begun: Begun) -> tuple[Outcome, str]:
+    """What carrying it out came to, whatever it raised."""
+    try:
+        return "done", await called(action.does(desk, wish, begun), "What the action did")
+    except asyncio.CancelledError:
+        return "cancelled", "It was cancelled, and what it had begun was cleared away."
+    except (UsageError, PromotionRefused) as error:
+        return "refused", str(error)
+    except EventjetError as error:
+        return "failed", str(error)
+    except Exception as error:  # noqa: BLE001 - whatever it is, somebody has to be told
+        _LOG.error("the action %s failed: %s", begun.action, type(error).__name__, exc_info=error)
+        return "failed", f"{type(error).__name__}; its traceback is in the console's log."
+
+
+def _split(values: Iterable[str]) -> list[str]:
+    return [part.strip() for value in values for part in value.split(",") if part.strip()]
+
+
+def _number(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,18}", text):
+        raise HTTPException(400, "A position and a revision are whole numbers.")
+    return int(text)

@@ -1,0 +1,206 @@
+"""Rebuilds and verifications that this console runs: how far each is, and what the last ones found. In memory alone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import islice
+from typing import Any, Literal, TypeAlias
+
+from eventjet.console.sources import Sources
+from eventjet.errors import EventjetError, UsageError
+from eventjet.operations.rebuilding import rebuilt_told
+from eventjet.operations.verification import compared, differing, shown_key
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.rebuild import EngineOptions, Progress, VerifyReport, rebuild, verify
+from eventjet.rebuild.choice import EngineChoice
+from eventjet.rebuild.job import options_of
+from eventjet.shown import counted, spent
+
+Kind: TypeAlias = Literal["rebuild", "verify"]
+
+RUNNING_MAX = 2
+"""At once: each may take all cores of this machine."""
+KEPT_MAX = 20
+"""Jobs that have ended and are still shown whole."""
+_NOTES_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSeen:
+    """One phase of the work on one projection, or on several together."""
+
+    of: str
+    phase: str
+    done: int
+    total: int
+    """0 while it is not known."""
+    seconds: float
+    """Since it was begun, until the next phase was."""
+    is_over: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """A row that is not what the log says, as it may be shown."""
+
+    projection: str
+    key: str
+    as_json: str
+    """Its values as the page of the row is asked for them; empty for a table of SQL by hand."""
+    said: str
+    columns: Sequence[tuple[str, Any, Any]]
+    """Name, live and expected value."""
+    since: str
+    position: int | None
+    """The first event that the row does not show."""
+
+
+@dataclass(slots=True)
+class BulkJob:
+    """One of them."""
+
+    id: str
+    """Of the action that began it."""
+    kind: Kind
+    names: tuple[str, ...]
+    engine: EngineChoice
+    from_archive: str
+    actor: str
+    at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    state: Literal["running", "done", "failed", "cancelled"] = "running"
+    fault: str = ""
+    """Why it failed."""
+    is_ending: bool = False
+    """Whether it was told to, and clears away what it had begun."""
+    notes: tuple[str, ...] = ()
+    told: list[str] = field(default_factory=list[str])
+    """What it came to, line by line."""
+    differing: list[Differing] = field(default_factory=list[Differing])
+    _phases: dict[tuple[str, str], list[float]] = field(default_factory=dict[tuple[str, str], list[float]])
+    """(of, phase) → done, total, when it began."""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _of: str = ""
+    _ended: float = 0.0
+
+    def heard(self, step: Progress) -> None:
+        """From any thread."""
+        now = time.monotonic()
+        with self._lock:
+            if step.note:
+                self.notes = (*self.notes, step.note)[-_NOTES_MAX:]
+                return
+            known = self._phases.setdefault((self._of, step.phase), [0, 0, now])
+            known[:2] = step.done, step.total or known[1]
+
+    def turns_to(self, name: str) -> None:
+        """From here on progress is of this one."""
+        self._of = name
+
+    def steps(self) -> list[PhaseSeen]:
+        """All phases so far, in the order in which they were begun."""
+        with self._lock:
+            phases = [(key, tuple(values)) for key, values in self._phases.items()]
+        # A phase is over when the next one begins.
+        ends = [began for _, (_, _, began) in phases[1:]] + [self._ended or time.monotonic()]
+        return [
+            PhaseSeen(
+                of, phase, int(done), int(total), max(0.0, until - began), until is not ends[-1] or not self.is_running
+            )
+            for ((of, phase), (done, total, began)), until in zip(phases, ends, strict=True)
+        ]
+
+    @property
+    def is_running(self) -> bool:
+        return self.state == "running"
+
+    def end(self, state: Literal["done", "failed", "cancelled"], fault: str = "") -> None:
+        """It has ended so."""
+        self.state, self.fault, self.is_ending = state, fault, False
+        self._ended = time.monotonic()
+
+
+class Jobs:
+    """Of one console."""
+
+    def __init__(self, sources: Sources) -> None:
+        self._sources = sources
+        self._jobs: dict[str, BulkJob] = {}
+
+    def all(self) -> list[BulkJob]:
+        """Those that run and the last that have ended, the newest first."""
+        return sorted(self._jobs.values(), key=lambda job: job.at, reverse=True)
+
+    def get(self, job_id: str) -> BulkJob | None:
+        return self._jobs.get(job_id)
+
+    async def run(self, job: BulkJob) -> str:
+        """What it came to. Raises `UsageError` where too much runs already, and what the work itself raises."""
+        self._check(job)
+        self._jobs[job.id] = job
+        for old in islice([one for one in self.all() if not one.is_running], KEPT_MAX, None):
+            del self._jobs[old.id]
+        try:
+            await (self._rebuilt(job) if job.kind == "rebuild" else self._verified(job))
+        except asyncio.CancelledError:
+            job.end("cancelled")
+            raise
+        except BaseException as error:
+            job.end("failed", str(error) if isinstance(error, EventjetError) else type(error).__name__)
+            raise
+        job.end("done")
+        return "\n".join(job.told)
+
+    def _check(self, job: BulkJob) -> None:
+        running = [one for one in self._jobs.values() if one.is_running]
+        for one in running:
+            same = set(one.names) & set(job.names)
+            if same:
+                raise UsageError(f"A {_NOUN[one.kind]} of {', '.join(sorted(same))} runs already. Wait, or cancel it.")
+        if len(running) >= RUNNING_MAX:
+            raise UsageError(f"{RUNNING_MAX} jobs run in this console already. Wait for one, or cancel it.")
+
+    async def _rebuilt(self, job: BulkJob) -> None:
+        job.turns_to(", ".join(job.names))
+        app, settings = self._sources.app, self._sources.settings
+        report = await rebuild(app, job.names, settings, **_how(job))
+        job.told = list(rebuilt_told(report))
+
+    async def _verified(self, job: BulkJob) -> None:
+        app, settings = self._sources.app, self._sources.settings
+        for name in job.names:
+            job.turns_to(name)
+            report = await verify(app, name, settings, **_how(job))
+            found = f"{name} at position {report.position:,}: {counted(report.differences, 'difference')}"
+            job.told.append(f"{found} in {counted(report.rows, 'row')}; {spent(report.seconds)}")
+            job.differing += _differing(report, app.projections[name])
+
+
+_NOUN: Mapping[Kind, str] = {"rebuild": "rebuild", "verify": "verification"}
+
+
+def _how(job: BulkJob) -> dict[str, Any]:
+    engine = options_of(EngineOptions(job.engine))
+    return {"engine": engine, "from_archive": job.from_archive or None, "progress": job.heard}
+
+
+def _differing(report: VerifyReport, resolved: AnyResolved) -> list[Differing]:
+    private, is_fold = resolved.is_private, isinstance(resolved, ResolvedProjection)
+    return [
+        Differing(
+            projection=report.projection,
+            key=shown_key(one.key),
+            as_json=json.dumps(list(one.key), default=str) if is_fold else "",
+            said=compared(one, private=private) if one.live is None or one.expected is None else "",
+            columns=differing(one, private=private) if one.live is not None and one.expected is not None else (),
+            since=one.since,
+            position=one.position,
+        )
+        for one in report.examples
+    ]

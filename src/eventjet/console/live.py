@@ -1,0 +1,93 @@
+"""Server-sent events (WHATWG HTML, 9.2): parts of a page made again and again for whoever has it open."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from eventjet.console.access import may_still_look
+
+STREAMS_MAX = 100
+"""Pages of one console that are kept current at once."""
+_LASTS_S = 600.0
+"""One stream; the browser opens another one then."""
+_ASKED_AGAIN_S = 5.0
+"""How long one goes on for whoever may not look any more."""
+
+
+class Streams:
+    """Of one console."""
+
+    def __init__(self) -> None:
+        self.open = 0
+        self.stopped = asyncio.Event()
+
+    def end(self) -> None:
+        """Let all of them end, so that the server can."""
+        self.stopped.set()
+
+
+class Stream:
+    """One of them, for one request."""
+
+    def __init__(self, streams: Streams, request: Request) -> None:
+        self._streams = streams
+        self._request = request
+        self._until = self._asked = asyncio.get_running_loop().time()
+        self._until += _LASTS_S
+
+    def response(self, parts: AsyncIterator[str]) -> StreamingResponse:
+        """Sends each part as one message; answers 503 where too many are open."""
+        return _LiveResponse(self._streams, self._sent(parts))
+
+    async def pause(self, seconds: float) -> bool:
+        """Let time pass; False when the stream is to end."""
+        try:
+            await asyncio.wait_for(self._streams.stopped.wait(), seconds)
+        except TimeoutError:
+            return await self._goes_on()
+        return False
+
+    async def _goes_on(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        if self._streams.stopped.is_set() or now > self._until:
+            return False
+        if now - self._asked >= _ASKED_AGAIN_S:
+            self._asked = now
+            return await may_still_look(self._request)
+        return True
+
+    async def _sent(self, parts: AsyncIterator[str]) -> AsyncGenerator[str]:
+        yield "retry: 2000\n\n"
+        async for part in parts:
+            if not await self._goes_on():
+                return
+            yield "".join(f"data: {line}\n" for line in part.splitlines()) + "\n"
+
+
+class _LiveResponse(StreamingResponse):
+    """Counts while it is sent: one that is made, and never sent, takes no place."""
+
+    def __init__(self, streams: Streams, parts: AsyncIterator[str]) -> None:
+        headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
+        super().__init__(parts, media_type="text/event-stream", headers=headers)
+        self._streams = streams
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._streams.open >= STREAMS_MAX:
+            raise HTTPException(503, f"{STREAMS_MAX} live pages are open at once; close one and load this one again.")
+        self._streams.open += 1
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._streams.open -= 1
+
+
+def streams_of(request: Request) -> Stream:
+    """One of the console that was asked, for whoever asks."""
+    return Stream(request.app.state.streams, request)

@@ -1,0 +1,228 @@
+"""`Pulse`: how the log moves and where everything stands that follows it, watched for all pages that are open.
+
+Database, log, and what follows it are looked at apart from one another, so that each shows while another is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from eventjet.console.outlook import Outlook, in_thread
+from eventjet.console.sources import ANSWER_S, Sources
+from eventjet.doctor.diagnosis import Diagnoses, Diagnosis, Installation
+from eventjet.doctor.monitoring import greetings, look_at_monitoring
+from eventjet.nats.endpoint import Endpoint
+from eventjet.operations.standing import DeadlineCounts, Following, LogNow, deadline_counts, log_now
+from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.status import (
+    SeenCheckpoints,
+    SeenLog,
+    StatusSnapshot,
+    WorkStatus,
+    checkpoints_of,
+    paced,
+    see_checkpoints,
+    statuses_of,
+)
+
+_EVERY_S = 0.4
+_ANSWER_S = 1.2
+"""How long one look may take; with the pause before it, a fault is known within two seconds."""
+_TIMERS_S = 5.0
+_MONITORING_S = 30.0
+"""Between two requests to the servers' monitoring endpoints."""
+KEPT_S = 120.0
+_IDLE_S = 60.0
+"""So long after the last page was asked for it stops looking."""
+_PACE_S = 10.0
+
+
+@dataclass(slots=True)
+class Beat:
+    """What is known now, and of each part why nothing newer is."""
+
+    statuses: list[WorkStatus] = field(default_factory=list[WorkStatus])
+    """Projections, then reactors, processes, publications and inboxes."""
+    seen_s: float | None = None
+    """How old that is; None while nothing was seen."""
+    is_log_known: bool = False
+    """Whether lag and the log's last position in `statuses` are; without it they are zeros."""
+    log: LogNow | None = None
+    log_seen_s: float | None = None
+    events_per_s: float | None = None
+    """Of the log; None until there were two looks."""
+    deadlines: list[DeadlineCounts] = field(default_factory=list[DeadlineCounts])
+    durability: list[Diagnosis] = field(default_factory=list[Diagnosis])
+    log_fault: str = ""
+    database_fault: str = ""
+    following_fault: str = ""
+    """Of what waits in the log for read models, reactors and the like."""
+    deadlines_fault: str = ""
+
+    @property
+    def fault(self) -> str:
+        """All of them."""
+        return " ".join(dict.fromkeys(filter(None, (self.log_fault, self.database_fault, self.following_fault))))
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """What one look over the log found, for the checkpoints that it was given."""
+
+    at: float
+    checkpoints: SeenCheckpoints
+    log: SeenLog
+    followers: list[WorkStatus]
+
+
+class Pulse:
+    """Of one console; it begins with the first page that asks, and rests when none does any more."""
+
+    def __init__(self, sources: Sources, monitoring: Sequence[str] = ()) -> None:
+        """`monitoring` are checked URLs of the servers' monitoring endpoints."""
+        self.monitoring = tuple(monitoring)
+        # Connections of its own: pages let go of theirs whenever one of their looks takes too long.
+        self._sources = Sources(sources.app, sources.settings)
+        self._app = sources.app
+        self._declared = {(one.name, one.revision) for one in self._app.projections.values()}
+        self._follows = declarations_of(self._app)
+        self._following = Following(self._app, sources.settings, _ANSWER_S)
+        self._asked = 0.0
+        self._seen: deque[StatusSnapshot] = deque()
+        self._ends: deque[tuple[float, int]] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._checkpoints = Outlook("The database", self._look_at_database, _EVERY_S)
+        self._log = Outlook("The NATS server", self._look_at_log, _EVERY_S)
+        self._followed = Outlook("The NATS server", self._look_at_followed, _EVERY_S)
+        self._deadlines = Outlook("The NATS server", self._look_at_deadlines, _TIMERS_S)
+        self._durability = Outlook("A monitoring endpoint", self._look_at_monitoring, _MONITORING_S)
+
+    async def beat(self) -> Beat:
+        """What is known; the first page waits for the first looks, for two seconds at the most."""
+        self._asked = time.monotonic()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._run())
+        first = asyncio.gather(*(outlook.first.wait() for outlook in (self._checkpoints, self._log, self._followed)))
+        await asyncio.wait({first}, timeout=ANSWER_S)
+        first.cancel()
+        statuses, seen_s, is_log_known = self._statuses()
+        return Beat(
+            statuses=statuses,
+            seen_s=seen_s,
+            is_log_known=is_log_known,
+            log=self._log.value,
+            log_seen_s=self._log.seen_s,
+            events_per_s=self._rate(),
+            deadlines=self._deadlines.value or [],
+            durability=self._durability.value or [],
+            log_fault=self._log.fault,
+            database_fault=self._checkpoints.fault if self._declared else "",
+            following_fault=self._followed.fault,
+            deadlines_fault=self._deadlines.fault,
+        )
+
+    def positions(self, name: str, revision: int) -> list[tuple[float, int, int]]:
+        """Seconds before now, position and the log's last position, oldest first, of the last two minutes."""
+        now = time.monotonic()
+        return [
+            (now - snapshot.at, one.position, one.log_position)
+            for snapshot in self._seen
+            for one in snapshot.projections
+            if (one.name, one.revision) == (name, revision)
+        ]
+
+    async def close(self) -> None:
+        """Stop looking."""
+        self._following.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait({self._task}, timeout=2 * ANSWER_S)
+
+    def _statuses(self) -> tuple[list[WorkStatus], float | None, bool]:
+        """(where all stands, how old that is, whether the log is known in it)."""
+        followed, checkpoints = self._followed.value, self._checkpoints.value
+        if followed is not None and not self._followed.fault:
+            last = self._seen[-1]
+            before = next((one for one in self._seen if one.at >= last.at - _PACE_S), last)
+            ages = [one for one in (self._followed.seen_s, self._checkpoints.seen_s) if one is not None]
+            return paced(before, last), max(ages), True
+        if checkpoints is None:
+            return [], None, False
+        # The server is away: what the database says is true nevertheless.
+        return statuses_of(checkpoints, self._declared, SeenLog()), self._checkpoints.seen_s, False
+
+    def _rate(self) -> float | None:
+        if len(self._ends) < 2 or self._log.fault:
+            return None
+        (began, first), (ended, last) = self._ends[0], self._ends[-1]
+        return max(0, last - first) / (ended - began)
+
+    async def _run(self) -> None:
+        outlooks: list[Outlook[Any]] = [self._checkpoints, self._log, self._followed, self._durability]
+        if any(process.has_deadlines for process in self._app.processes.values()):
+            outlooks.append(self._deadlines)
+        running = [asyncio.create_task(outlook.run()) for outlook in outlooks]
+        try:
+            while time.monotonic() - self._asked < _IDLE_S:  # noqa: ASYNC110 - pages only leave a time
+                await asyncio.sleep(_EVERY_S)
+        finally:
+            for task in running:
+                task.cancel()
+            await asyncio.wait(running, timeout=ANSWER_S)
+            await self._sources.close()
+
+    async def _look_at_database(self) -> SeenCheckpoints:
+        if not self._declared:
+            return SeenCheckpoints([], {})
+
+        async def look() -> SeenCheckpoints:
+            app, declared = self._app.name, self._declared
+            return await self._sources.ask(lambda connection: see_checkpoints(connection, app, declared))
+
+        return await self._sources.seen("The database", look, _ANSWER_S)
+
+    async def _look_at_log(self) -> LogNow:
+        async def look() -> LogNow:
+            client = (await self._sources.log()).client
+            return await log_now(client, self._app.name, self._log.value, _ANSWER_S)
+
+        found = await self._sources.seen("The NATS server", look, _ANSWER_S)
+        now = time.monotonic()
+        if self._ends and (self._ends[-1][1] > found.last or now - self._ends[-1][0] > _PACE_S):
+            self._ends.clear()  # another log, or a while without looks: no pace goes over that
+        self._ends.append((now, found.last))
+        while self._ends[0][0] < now - _PACE_S:
+            self._ends.popleft()
+        return found
+
+    async def _look_at_followed(self) -> _Followed:
+        await self._checkpoints.first.wait()
+        checkpoints = self._checkpoints.value or SeenCheckpoints([], {})
+        declared = self._declared if self._checkpoints.value is not None else set[tuple[str, int]]()
+        held = checkpoints_of(checkpoints, declared)
+        log, followers = await in_thread(lambda: self._following.look(held))
+        found = _Followed(time.monotonic(), checkpoints, log, followers)
+        statuses = [*statuses_of(checkpoints, declared, log), *followers]
+        self._seen.append(StatusSnapshot(found.at, statuses))
+        while self._seen[0].at < found.at - KEPT_S:
+            self._seen.popleft()
+        return found
+
+    async def _look_at_deadlines(self) -> list[DeadlineCounts]:
+        async def look() -> list[DeadlineCounts]:
+            return await deadline_counts((await self._sources.log()).client, self._app)
+
+        return await self._sources.seen("The NATS server", look)
+
+    async def _look_at_monitoring(self) -> list[Diagnosis]:
+        """As `eventjet doctor` asks them."""
+        settings, told = self._sources.settings, Diagnoses("monitoring")
+        asked = Installation(self._app, settings, self.monitoring, 2 * ANSWER_S, time.time)
+        if self.monitoring:
+            await in_thread(lambda: look_at_monitoring(asked, told, lambda: greetings(Endpoint.of(settings), ANSWER_S)))
+        return told.found

@@ -1,0 +1,115 @@
+"""Processes: the types of the app with what waits, and one process with all that it did and does next."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from eventjet.console.asked import text_asked
+from eventjet.console.pages import page
+from eventjet.console.sources import Seen, Sources
+from eventjet.domain.process import ProcessInfo
+from eventjet.errors import Refused
+from eventjet.log.timers import TimerSet
+from eventjet.operations.process_history import EVENTS_MAX, History, process_history
+from eventjet.operations.processes import ProcessShown, deadlines_waiting, process_shown, running_over
+
+_NAME_MAX = 63
+_TIMERS_MAX = 100
+"""Timers that are read of each process type, for its counts."""
+_NEXT_MAX = 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """The timers of one process type."""
+
+    still_set: int
+    due: int
+    is_cut: bool
+    """Whether there may be more of them."""
+    first: tuple[TimerSet, ...]
+    """The earliest of those that were read."""
+
+
+async def processes(request: Request) -> Response:
+    """All types of the app."""
+    sources: Sources = request.app.state.sources
+    infos = list(sources.app.processes.values())
+    if not infos:
+        return page(request, "processes.html", infos=[], beat=None, statuses={}, waiting={}, hears={})
+    timed = [info.name for info in infos if info.has_deadlines]
+    beat, *seen = await asyncio.gather(
+        request.app.state.pulse.beat(), *(sources.see("The server", _look(sources, name)) for name in timed)
+    )
+    return page(
+        request,
+        "processes.html",
+        infos=infos,
+        beat=beat,
+        statuses={one.name: one for one in beat.statuses},
+        waiting=dict(zip(timed, seen, strict=True)),
+        hears={info.name: _heard(sources, info) for info in infos},
+    )
+
+
+async def process(request: Request) -> Response:
+    """One process."""
+    sources: Sources = request.app.state.sources
+    name, process_id = text_asked(request, "name", _NAME_MAX), text_asked(request, "id", 500)
+    if all(info.name != name for info in sources.app.processes.values()):
+        raise HTTPException(404, f"The app has no process {name!r}.")
+    if not process_id:
+        raise HTTPException(400, "Which one? The address needs the id of a process.")
+
+    async def now() -> ProcessShown:
+        log = await sources.log()
+        await log.jet.voids()
+        try:
+            return await process_shown(running_over(sources.app, log.repositories, log.client, name), process_id)
+        except Refused as error:
+            raise HTTPException(400, str(error)) from None
+
+    async def history() -> History:
+        log = await sources.log()
+        running = running_over(sources.app, log.repositories, log.client, name)
+        try:
+            return await process_history(log.jet, log.client, running, process_id)
+        except Refused as error:
+            raise HTTPException(400, str(error)) from None
+
+    looked: tuple[Seen[ProcessShown], Seen[History]] = await asyncio.gather(
+        sources.see("The server", now), sources.see("The log", history)
+    )
+    found, told = looked
+    values = {"name": name, "process_id": process_id, "found": found, "told": told, "most": EVENTS_MAX}
+    return page(request, "process.html", **values)
+
+
+def _look(sources: Sources, name: str) -> Any:
+    async def look() -> _Waiting:
+        log = await sources.log()
+        found = [timer for _, timer in await deadlines_waiting(log.client, sources.app, name, _TIMERS_MAX)]
+        due = [one for one in found if one.due]
+        is_cut = max(len(due), len(found) - len(due)) >= _TIMERS_MAX
+        return _Waiting(len(found) - len(due), len(due), is_cut, tuple(found[:_NEXT_MAX]))
+
+    return look
+
+
+def _heard(sources: Sources, info: ProcessInfo) -> list[str]:
+    """The wire names of the events that its listeners take."""
+    taken = {event for listener in info.listeners for event in listener.events}
+    return sorted(one.info.name for one in sources.app.catalog.kinds() if one.event_type in taken)
+
+
+ROUTES: Mapping[str, Mapping[str, Any]] = {
+    "processes": {"endpoint": processes},
+    "process": {"endpoint": process},
+}

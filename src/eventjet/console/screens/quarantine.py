@@ -1,0 +1,70 @@
+"""Quarantine: what is parked, why, and what waits behind it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from eventjet.console.actions import Wish
+from eventjet.console.pages import page
+from eventjet.console.sources import Seen, Sources
+from eventjet.errors import UsageError
+from eventjet.operations.parked import ParkedEvents, names_with_quarantine, parked_event, parked_events
+from eventjet.subscriptions.supervisor import chosen_of
+
+_EACH_MAX = 20
+"""Events of each name on the page of all."""
+_PAGE = 100
+_WAITING_MAX = 50
+
+
+async def quarantine(request: Request) -> Response:
+    """Of all names, or of one, a page at a time."""
+    sources: Sources = request.app.state.sources
+    wish = Wish.of(
+        [("name", request.query_params.get("name", "")), ("position", request.query_params.get("after", ""))]
+    )
+    names = list(wish.names) or names_with_quarantine(sources.app)
+    _check(sources, names)
+    limit, after = (_PAGE if wish.names else _EACH_MAX), next(iter(wish.positions), 0)
+
+    async def look(name: str) -> tuple[str, Seen[ParkedEvents]]:
+        return name, await sources.see(
+            f"The quarantine of {name}", partial(parked_events, sources, name, limit=limit, after=after)
+        )
+
+    found = await asyncio.gather(*map(look, names))
+    return page(request, "quarantine.html", found=found, name=wish.names[0] if wish.names else "", after=after)
+
+
+async def parked(request: Request) -> Response:
+    """One event: why it was parked, what is stored of it, and what waits behind it."""
+    sources: Sources = request.app.state.sources
+    wish = Wish.of((name, request.query_params.get(name, "")) for name in ("name", "position"))
+    if len(wish.names) != 1 or len(wish.positions) != 1:
+        raise HTTPException(400, "Name one quarantine and one position.")
+    (name,), (position,) = wish.names, wish.positions
+    _check(sources, [name])
+    seen = await sources.see("The quarantine", partial(parked_event, sources, name, position, limit=_WAITING_MAX))
+    if seen.value is None and not seen.fault:
+        raise HTTPException(404, f"The event at position {position:,} is not in the quarantine of {name}.")
+    return page(request, "parked.html", name=name, position=position, seen=seen)
+
+
+def _check(sources: Sources, names: list[str]) -> None:
+    try:
+        chosen_of(sources.app, names)
+    except UsageError as error:
+        raise HTTPException(404, str(error)) from None
+
+
+ROUTES: Mapping[str, Mapping[str, Any]] = {
+    "quarantine": {"endpoint": quarantine},
+    "parked": {"endpoint": parked},
+}

@@ -1,0 +1,137 @@
+"""`console`: the routes, what stands before them, and the pages of what went wrong."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from importlib.resources import files
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from eventjet.app import App
+from eventjet.console.access import Access, Gate, read_only
+from eventjet.console.actions import Actions
+from eventjet.console.deeds import ACTIONS
+from eventjet.console.live import Streams
+from eventjet.console.pages import PATHS, page
+from eventjet.console.pulse import Pulse
+from eventjet.console.screens import ROUTES
+from eventjet.console.screens.row import Searches
+from eventjet.console.security import Headers
+from eventjet.console.sources import Sources
+from eventjet.doctor.monitoring import monitoring_url
+from eventjet.errors import EventjetError
+from eventjet.settings import Settings
+
+_LOG = logging.getLogger("eventjet.console")
+
+
+def console(
+    app: App,
+    *,
+    access: Access = read_only,
+    settings: Settings | None = None,
+    monitoring: Sequence[str] | None = None,
+) -> Starlette:
+    """The console of an app as an ASGI app: serve it, or mount it in your own.
+
+    `access` says of each request what its sender may do and who that is; without one everybody may look and nobody act.
+    `monitoring` are the servers' monitoring endpoints, `http://host:8222`, which alone tell whether they sync what they
+    acknowledge; else those that `EVENTJET_MONITORING` names, separated by blanks.
+    Connections are opened when pages need them, and closed at the end of its lifespan, or with the process where the
+    app it is mounted in runs no lifespans of others. Raises `UsageError` for settings that cannot be used.
+
+    Behind a proxy its links follow the `root_path` of the ASGI scope, and its cookie is `Secure` where the scope's
+    scheme is https: uvicorn takes that from `X-Forwarded-Proto` of a proxy that `--forwarded-allow-ips` names. The
+    proxy has to pass on the `Host` that the browser sent, with which the origin of forms is compared.
+
+    ```python
+    from eventjet.console import console
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    site = Starlette(routes=[Mount("/console", console(bank, access=lambda request: ("read_only", "")))])
+    ```
+    """
+    sources = Sources(app, settings or Settings.load())
+    named = os.environ.get("EVENTJET_MONITORING", "").split() if monitoring is None else monitoring
+    pulse = Pulse(sources, [*dict.fromkeys(map(monitoring_url, named))])
+
+    actions = Actions(ACTIONS, sources)
+
+    @asynccontextmanager
+    async def lifespan(_site: Starlette) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            await actions.close()
+            await pulse.close()
+            await sources.close()
+
+    static = StaticFiles(directory=str(files("eventjet.console") / "static"))
+    routes = [Route(PATHS[name], **how) for name, how in ROUTES.items()]
+    site = Starlette(
+        routes=[Mount(PATHS["static"].rstrip("/"), static), *routes],
+        middleware=[Middleware(Headers), Middleware(Gate, access=access), Middleware(_Front)],
+        exception_handlers={HTTPException: _refused, EventjetError: _failed},
+        lifespan=lifespan,
+    )
+    site.state.sources = sources
+    site.state.pulse = pulse
+    site.state.actions = actions
+    site.state.streams = Streams()
+    site.state.searches = Searches()
+    return site
+
+
+class _Front:
+    """Answers whoever may not look with one page, whatever they ask for; and what broke with another."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        visitor = scope.get("state", {}).get("visitor")
+        if visitor is None:
+            await self._app(scope, receive, send)
+            return
+        request, has_begun = Request(scope, receive), False
+
+        async def answered(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        if visitor.level == "forbidden":
+            said = "You may not look at this console. Ask whoever runs it; its `access` decides."
+            await page(request, "fault.html", 403, title="Not allowed", said=said)(scope, receive, send)
+            return
+        try:
+            await self._app(scope, receive, answered)
+        except Exception as error:
+            if has_begun:
+                raise
+            _LOG.error("a page of the console failed: %s", type(error).__name__, exc_info=error)
+            said = f"This is a fault of eventjet's own ({type(error).__name__}). Its traceback is in the console's log."
+            await page(request, "fault.html", 500, title="A fault of eventjet's own", said=said)(scope, receive, send)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    if not hasattr(request.state, "visitor"):  # of what is given to everybody: styles and scripts
+        return PlainTextResponse(error.detail, error.status_code)
+    said = "There is no such page." if error.status_code == 404 and error.detail == "Not Found" else error.detail
+    return page(request, "fault.html", error.status_code, title=f"{error.status_code}", said=said)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    return page(request, "fault.html", 502, title="It could not be shown", said=str(error))

@@ -1,0 +1,140 @@
+"""What pages are made from: a connection to the server and one to the database, each opened when first asked for.
+
+A page waits two seconds for any of it and then says what did not answer; the rest of the page is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from sqlalchemy import Connection
+
+from eventjet.app import App
+from eventjet.commands.repositories import Repositories, open_repositories
+from eventjet.console.outlook import in_thread
+from eventjet.errors import EventjetError, Unreachable
+from eventjet.jet import Jet
+from eventjet.jetstream.client import Client
+from eventjet.operations.time_travel import TimeTravel
+from eventjet.settings import Settings
+from eventjet.sql.database import PAGE, READ_ONLY, Database
+
+T = TypeVar("T")
+
+ANSWER_S = 2.0
+"""How long a page waits for one of its parts."""
+_SESSIONS_MAX = 50
+"""With the database at once, those included that hang and that no page waits for any more."""
+_ABANDONED_MAX = 50
+"""Looks that a page no longer waits for and that have not ended; from here on nothing new is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen(Generic[T]):
+    """What a look came to: a value, or a fault in words."""
+
+    value: T | None
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLog:
+    """An open connection to the log."""
+
+    jet: Jet
+    repositories: Repositories
+    client: Client
+    travel: TimeTravel
+
+
+class Sources:
+    """Of one console, for any number of requests of one loop. Nothing is connected before it is asked for."""
+
+    def __init__(self, app: App, settings: Settings) -> None:
+        self.app = app
+        self.settings = settings
+        self.database = Database(settings.database)
+        self._engine = self.database.sync_engine("eventjet ui", PAGE)
+        self._sessions = threading.BoundedSemaphore(_SESSIONS_MAX)
+        self._log: OpenLog | None = None
+        self._opening = asyncio.Lock()
+        self._ending = AsyncExitStack()
+        self._abandoned: set[asyncio.Future[Any]] = set()
+
+    async def close(self) -> None:
+        """Let go of the connections; they are opened anew for whoever asks later."""
+        for look in self._abandoned:
+            look.cancel()
+        self._log = None
+        await self._ending.aclose()
+
+    async def log(self) -> OpenLog:
+        """The connection to the log; raises `Unreachable`. Once it is open it opens itself anew whenever it is lost."""
+        async with self._opening:
+            if self._log is None:
+                opened = await self._ending.enter_async_context(open_repositories(self.app, self.settings))
+                repositories, client = opened
+                jet = Jet(repositories, self.settings, client)
+                self._ending.push_async_callback(jet.close)
+                self._log = OpenLog(jet, repositories, client, TimeTravel(repositories, client))
+        return self._log
+
+    async def ask(self, question: Callable[[Connection], T]) -> T:
+        """What a question comes to, over a session with the database that only reads; raises `Unreachable`.
+
+        In a thread of its own with a session of its own, both left alone when nobody waits any more: a session that
+        hangs cannot be broken off, and closing one of aiosqlite that was being opened may never end.
+        """
+        return await in_thread(partial(self._answer, question))
+
+    def _answer(self, question: Callable[[Connection], T]) -> T:
+        """Blocks."""
+        if not self._sessions.acquire(blocking=False):
+            where = f"The database {self.database.shown}"
+            raise Unreachable(where, f"{_SESSIONS_MAX} sessions wait for it already", "Look at what it is doing.")
+        try:
+            with self.database.reaching_sync(), self._engine.connect() as connection:
+                return question(connection.execution_options(**{READ_ONLY: True}))
+        finally:
+            self._sessions.release()
+
+    async def see(self, what: str, look: Callable[[], Coroutine[Any, Any, T]], within_s: float = ANSWER_S) -> Seen[T]:
+        """What a look comes to, within its time; `what` is asked, as "The database", is said of one that did not."""
+        try:
+            return Seen(await self.seen(what, look, within_s))
+        except (EventjetError, TimeoutError) as error:
+            return Seen(None, str(error) or f"{what} did not answer in time.")
+
+    async def seen(self, what: str, look: Callable[[], Coroutine[Any, Any, T]], within_s: float = ANSWER_S) -> T:
+        """As `see`, where a fault is raised: `TimeoutError`, and what the look raises.
+
+        Whatever is still going on then is left alone: an answer that never comes would keep the page, too.
+        """
+        if len(self._abandoned) >= _ABANDONED_MAX:
+            raise TimeoutError(f"{what} has not answered for a while, so it is not asked again yet.")
+        task = asyncio.ensure_future(look())
+        try:
+            done, _ = await asyncio.wait({task}, timeout=within_s)
+        except asyncio.CancelledError:
+            self._abandon(task)
+            raise
+        if not done:
+            self._abandon(task)
+            raise TimeoutError(f"{what} did not answer within {within_s:g} s.")
+        return task.result()
+
+    def _abandon(self, look: asyncio.Task[Any]) -> None:
+        look.cancel()
+        self._abandoned.add(look)
+        look.add_done_callback(self._ended)
+
+    def _ended(self, look: asyncio.Future[Any]) -> None:
+        self._abandoned.discard(look)
+        if not look.cancelled():
+            look.exception()

@@ -1,1 +1,0 @@
-"""How far reactors, processes and publications have come, in a key-value stream."""

@@ -1,0 +1,145 @@
+"""`PublicStream`: where a publication tells its events; its own last message there is the truth of how far it has come.
+
+The first message of each save expects the publication's last one (a wildcard over its subjects, ADR-50), so neither a
+zombie nor a repeat adds anything twice, and what two publishers add stays in the order of the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from eventjet.codec.cloud_events import POSITION, PublicMessage
+from eventjet.codec.envelope import EXPECTED, header_block, mark_batch, number_of
+from eventjet.codec.subjects import covers
+from eventjet.errors import ApiRefused, ConcurrencyConflict, LogUnusable, StoreError, StoreUnavailable, StreamMissing
+from eventjet.jetstream.api import (
+    IN_PROCESS,
+    REPEATED_ID,
+    WRONG_SEQUENCE,
+    StreamState,
+    answer_in,
+    last_message,
+    stream_info,
+)
+from eventjet.jetstream.client import Client
+from eventjet.log.topology import full_stream
+
+EXPECTED_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
+
+
+class PublicStream:
+    """For one publication and one task at a time."""
+
+    def __init__(self, client: Client, stream: str, publication: str) -> None:
+        self.prefix = f"{stream}.{publication}"
+        self._publication = publication
+        self._client = client
+        self._stream = stream
+        self._known: tuple[int, int] | None = None
+
+    async def check(self) -> None:
+        """Raise `LogUnusable` where the stream cannot be used."""
+        await check_public_stream(self._client, self._stream, self._publication)
+
+    async def told_until(self) -> int:
+        """The position of the last event that was told, 0 for none; raises `StoreUnavailable` and `LogUnusable`."""
+        if self._known is None:
+            try:
+                record = await self._client.ask(last_message(self._stream, f"{self.prefix}.>"))
+            except (ApiRefused, StoreUnavailable) as error:
+                raise await self._explained(error) from error
+            self._known = (0, 0) if record is None else (record[0], number_of(record[3], POSITION) or 0)
+        return self._known[1]
+
+    async def tell(self, messages: Sequence[PublicMessage], position: int) -> None:
+        """Publish what one event says, all of it or nothing.
+
+        Raises `ConcurrencyConflict` when somebody else has published, after which `told_until` looks again;
+        `StreamFull` and `LogUnusable` where the stream takes nothing; and `StoreUnavailable`.
+        """
+        await self.told_until()
+        assert self._known is not None
+        last, _ = self._known
+        blocks = [list(message.headers) for message in messages]
+        blocks[0] += [(EXPECTED, str(last)), (EXPECTED_OF, f"{self.prefix}.>")]
+        mark_batch(blocks)
+        *before, (subject, body, block) = [
+            (message.subject, message.body, header_block(headers))
+            for message, headers in zip(messages, blocks, strict=True)
+        ]
+        self._known = None  # until the answer says so, it may or may not be there
+        try:
+            frame = await self._client.request(subject, body, block, before=before, stream=self._stream)
+            answer = answer_in(frame, f"The stream {self._stream}")
+        except (ApiRefused, StoreUnavailable) as error:
+            if isinstance(error, ApiRefused) and error.err_code in (WRONG_SEQUENCE, IN_PROCESS, REPEATED_ID):
+                raise ConcurrencyConflict(f"{self.prefix}.>", last) from None
+            raise await self._explained(error) from error
+        if answer.get("duplicate"):
+            raise ConcurrencyConflict(f"{self.prefix}.>", last)
+        self._known = (int(answer["seq"]), position)
+
+    async def _explained(self, error: ApiRefused | StoreUnavailable) -> StoreError:
+        """What the stream as it is has to do with an error, else the same error."""
+        try:
+            found = await self._client.ask(stream_info(self._stream))
+        except StreamMissing:
+            found = None
+        except StoreError:
+            return error
+        try:
+            check_public(found, self._stream, self._publication)
+        except LogUnusable as unusable:
+            return unusable
+        if found is None or not isinstance(error, ApiRefused):
+            return error
+        return full_stream(self._stream, found.config, error.err_code, error.description) or error
+
+
+async def check_public_stream(client: Client, stream: str, publication: str) -> None:
+    """Raise `LogUnusable` for a stream that a publication cannot use."""
+    try:
+        found = await client.ask(stream_info(stream))
+    except StreamMissing:
+        found = None
+    check_public(found, stream, publication)
+
+
+def check_public(found: StreamState | None, stream: str, publication: str) -> None:
+    """As `check_public_stream`, of a stream as it was found; None for one that is missing. PURE."""
+    what = f"The stream {stream!r} of the publication {publication!r}"
+    if found is None:
+        remedy = f"Create it with the subject {stream}.{publication}.> and --allow-batch, or name another."
+        raise LogUnusable(what, "it does not exist", remedy)
+    config = found.config
+    if not config.get("allow_atomic"):
+        raise LogUnusable(what, "it does not take atomic batches", "Set `allow_atomic` on it.")
+    if not any(covers(subject, f"{stream}.{publication}") for subject in config.get("subjects") or ()):
+        remedy = f"Give it the subject {stream}.{publication}.>, or name another."
+        raise LogUnusable(what, f"it does not listen to {stream}.{publication}.>", remedy)
+    transform = config.get("subject_transform")
+    if transform is not None and _overlap(transform.get("src") or ">", f"{stream}.{publication}.*"):
+        raise LogUnusable(
+            what, f"its subject_transform {transform} stores what is published on other subjects", "Take that away."
+        )
+    for setting, why in _PREVENTS.items():
+        if config.get(setting):
+            raise LogUnusable(what, f"{setting} is set on it: {why}", "Take that away, or name another stream.")
+
+
+_PREVENTS = {
+    "no_ack": "it acknowledges nothing",
+    "sealed": "it takes nothing any more",
+    "allow_msg_counter": "it takes nothing but counters",
+}
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two subjects with wildcards have a subject in common."""
+    first, second = one.split("."), other.split(".")
+    for a, b in zip(first, second, strict=False):
+        if ">" in (a, b):
+            return True
+        if a != b and "*" not in (a, b):
+            return False
+    return len(first) == len(second)

@@ -1,0 +1,194 @@
+"""Timers on the server: message schedules (ADR-51) in a stream beside the log, which wake a process at its deadline.
+
+Not in the log: schedules need `discard: old`, and switch off what protects a log from being purged. A timer is
+disposable: it carries the version of the process that it was set for, only a later version replaces it, and what it
+wakes is decided by the state. When it fires, the server puts a message under `due`, which stays until it is cleared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from eventjet import failpoints
+from eventjet.codec.envelope import EXPECTED, RawRecord, header, header_block, number_of
+from eventjet.codec.subjects import due_subject, timer_stream, timer_subject
+from eventjet.domain.identity import decode_id, encode_id
+from eventjet.domain.moment import in_utc
+from eventjet.errors import ApiRefused, StoreUnavailable
+from eventjet.jetstream.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message, next_message, purge_stream
+from eventjet.jetstream.client import Client
+from eventjet.log.topology import explained, timer_config
+
+FARTHEST = timedelta(days=365 * 100)
+"""The server counts nanoseconds to the year 2262 and fires what is beyond at once; this far it is set, then again."""
+_EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
+"""What is before is as due as this; what is before 1677 would wrap to a time to come."""
+_VERSION = "Ej-Version"
+_AT = "Ej-At"
+_SCHEDULE, _TARGET = "Nats-Schedule", "Nats-Schedule-Target"
+_TRIES = 5
+_KNOWN_MAX = 100_000
+_DUE_MAX = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """A timer that has fired."""
+
+    process_id: str
+    version: int
+    """Of the process when the timer was set."""
+    at: datetime
+    """The server's time when it fired."""
+    sequence: int
+    """Names it, to `clear` it."""
+
+
+class _Known:
+    """A timer that was set or read: its sequence (0 for one that has fired), version and time."""
+
+    __slots__ = ("sequence", "time", "version")
+
+    def __init__(self, sequence: int = 0, version: int = 0, time: str = "") -> None:
+        self.sequence = sequence
+        self.version = version
+        self.time = time
+
+
+class JetStreamTimers:
+    """For any number of tasks of one loop, one at a time for each process.
+
+    Raises `StoreUnavailable`, `LogUnusable`, `StreamMissing` and `Forbidden`.
+    """
+
+    def __init__(self, client: Client, app: str) -> None:
+        self._client = client
+        self._app = app
+        self._stream = timer_stream(app)
+        self._known: dict[str, _Known] = {}
+
+    async def set(self, process: str, process_id: str, version: int, at: datetime, fired: int = 0) -> None:
+        """Have the process woken then, unless a later version of it has set a timer.
+
+        `fired` is the sequence of the one that has fired and is being dealt with.
+        """
+        token = encode_id(process_id)
+        subject = timer_subject(self._app, process, token)
+        time = max(_EARLIEST, min(in_utc(at), datetime.now(UTC) + FARTHEST)).isoformat().replace("+00:00", "Z")
+        for _ in range(_TRIES):
+            known = None if fired else self._known.get(subject)
+            known = known or await self._read(process, token, fired)
+            if known.version > version or (known.version == version and known.time == time):
+                return
+            headers = [
+                (EXPECTED, str(known.sequence)),
+                (_SCHEDULE, f"@at {time}"),
+                (_TARGET, due_subject(self._app, process, token)),
+                (_VERSION, str(version)),
+                (_AT, time),
+            ]
+            self._known.pop(subject, None)  # until the answer says so, it may or may not be set
+            failpoints.reach("timer.before_set")
+            try:
+                frame = await self._client.request(subject, b"", header_block(headers), stream=self._stream)
+                failpoints.reach("timer.set")
+                answer = answer_in(frame, f"The timer of {process} {process_id!r}")
+            except (ApiRefused, StoreUnavailable) as error:
+                if not isinstance(error, ApiRefused) or error.err_code not in (WRONG_SEQUENCE, IN_PROCESS):
+                    raise await explained(self._client, timer_config(self._app, 1), error) from error
+                # Another worker has set one.
+            else:
+                self._keep(subject, _Known(int(answer["seq"]), version, time))
+                return
+        raise StoreUnavailable(f"The timer of {process} {process_id!r}", "others keep changing it")
+
+    async def cancel(self, process: str, process_id: str, version: int) -> None:
+        """Remove the timer of this version or an earlier one, where this connection knows of one.
+
+        One that is left fires once and finds nothing to do.
+        """
+        subject = timer_subject(self._app, process, encode_id(process_id))
+        known = self._known.get(subject)
+        if known is not None and known.sequence and known.version <= version:
+            # Up to our own: never a successor's.
+            await self._client.ask(purge_stream(self._stream, subject, known.sequence))
+            self._known.pop(subject, None)
+
+    async def due(self, process: str, after: int) -> Sequence[Due]:
+        """Some of what has fired and was not cleared, in order, after a sequence."""
+        found: list[Due] = []
+        subject = due_subject(self._app, process, "*")
+        while len(found) < _DUE_MAX:
+            try:
+                record = await self._client.ask(next_message(self._stream, after + 1, subject))
+            except (ApiRefused, StoreUnavailable) as error:
+                raise await explained(self._client, timer_config(self._app, 1), error) from error
+            if record is None:
+                break
+            after = record[0]
+            found.append(_due(record))
+        return found
+
+    async def clear(self, process: str, due: Due) -> None:
+        """It was dealt with."""
+        token = encode_id(due.process_id)
+        failpoints.reach("timer.before_clear")
+        await self._client.ask(purge_stream(self._stream, due_subject(self._app, process, token), due.sequence))
+
+    async def _read(self, process: str, token: str, fired: int) -> _Known:
+        """The timer that is there, or one that fired after `fired` and waits to be dealt with: it is not set again."""
+        set_at = await self._client.ask(last_message(self._stream, timer_subject(self._app, process, token)))
+        if set_at is not None:
+            return _known(set_at, set_at[0])
+        waiting = await self._client.ask(last_message(self._stream, due_subject(self._app, process, token)))
+        return _Known() if waiting is None or waiting[0] <= fired else _known(waiting, 0)
+
+    def _keep(self, subject: str, known: _Known) -> None:
+        self._known[subject] = known
+        if len(self._known) > _KNOWN_MAX:
+            del self._known[next(iter(self._known))]
+
+
+@dataclass(frozen=True, slots=True)
+class TimerSet:
+    """A timer."""
+
+    process_id: str
+    at: datetime
+    due: bool = False
+    """Whether it has fired, and nobody has dealt with that yet."""
+
+
+async def timers_set(client: Client, app: str, process: str, most: int | None = None) -> list[TimerSet]:
+    """`most` timers of a process type that have not fired; none where `init` has made no stream for them."""
+    return await _timers(client, app, timer_subject(app, process, "*"), most, due=False)
+
+
+async def timers_due(client: Client, app: str, process: str, most: int | None = None) -> list[TimerSet]:
+    """Those that have fired, which no worker has dealt with; `most` of them."""
+    return await _timers(client, app, due_subject(app, process, "*"), most, due=True)
+
+
+async def _timers(client: Client, app: str, subject: str, most: int | None, *, due: bool) -> list[TimerSet]:
+    records = await client.records(timer_stream(app), subject, most)
+    return [
+        TimerSet(
+            decode_id(record[2].decode().rpartition(".")[2]),
+            datetime.fromisoformat(header(record[3], _AT) or "1970-01-01T00:00:00Z"),
+            due,
+        )
+        for record in records
+    ]
+
+
+def _known(record: RawRecord, sequence: int) -> _Known:
+    return _Known(sequence, number_of(record[3], _VERSION) or 0, header(record[3], _AT) or "")
+
+
+def _due(record: RawRecord) -> Due:
+    sequence, time_ns, subject, block, _ = record
+    fired_at = datetime.fromtimestamp(time_ns // 1_000_000_000, UTC)
+    fired_at += timedelta(microseconds=time_ns // 1000 % 1_000_000)
+    return Due(decode_id(subject.decode().rpartition(".")[2]), number_of(block, _VERSION) or 0, fired_at, sequence)

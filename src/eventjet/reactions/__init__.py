@@ -1,1 +1,0 @@
-"""What events lead to: reactors, the steps of processes, deadlines."""

@@ -1,1 +1,0 @@
-"""The blocking reader of many messages, for workers, rebuilds, archives and Spark tasks."""

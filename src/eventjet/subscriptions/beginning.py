@@ -1,0 +1,242 @@
+"""Where what follows the log begins: its cursors are made by `init`, and divided anew when the app says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.codec.subjects import cursor_name
+from eventjet.domain.parked import DROPPED
+from eventjet.domain.reactor import Start, partition_of
+from eventjet.errors import CursorFenced, EventjetError, LogUnusable, StreamMissing, UsageError
+from eventjet.jetstream.api import delete_consumer, message_at, stream_info
+from eventjet.jetstream.client import Client
+from eventjet.log.store import EventStore
+from eventjet.quarantine.fold import is_of
+from eventjet.subscriptions.cursor import PAUSED, Cursor
+from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, FoundCursor, ParkedEntry
+from eventjet.subscriptions.following import Declaration, missing_stream
+from eventjet.subscriptions.verdicts import RecordAt, give_up_lost, set_position
+
+_SILENT_S = 5.0
+"""A worker writes its cursors more often than this."""
+_MOVES_MAX = CHANGES_MAX // 2 - 64
+"""Parked events that fit into one write with the cursors: each is put in one place and taken from another."""
+
+
+async def begin(
+    cursors: Cursors, store: EventStore, client: Client, declared: Iterable[Declaration]
+) -> tuple[list[tuple[str, int]], list[LogUnusable]]:
+    """Make the cursors that are missing, where their declarations start; names and positions.
+
+    Here and once: if the first worker did it, what is new would depend on when that one comes up. An inbox whose stream
+    does not exist has none yet, and is among the errors returned. Raises `UsageError` where a reactor has another
+    number of partitions than its cursors, and they cannot be divided anew; all others have theirs then.
+    """
+    wanted: defaultdict[str, list[Declaration]] = defaultdict(list)
+    for one in declared:
+        wanted[one.declared_as].append(one)
+    made: list[tuple[str, int]] = []
+    unusable: list[LogUnusable] = []
+    refused: UsageError | None = None
+    for name, parts in wanted.items():
+        had = await cursors.of(name)
+        if {found.name for found in had} == {one.name for one in parts}:
+            continue
+        try:
+            if had:
+                at = _where_they_stand(parts, [(await cursors.read(found.name)).cursor for found in had])
+                fresh = await _divide_anew(cursors, client, had, parts, at)
+            else:
+                try:
+                    at = await cursor_at(store, client, parts[0], parts[0].start)
+                except LogUnusable as error:
+                    if not parts[0].stream:
+                        raise
+                    unusable.append(error)
+                    continue
+                fresh = await _make(cursors, parts, at)
+        except UsageError as error:
+            refused = refused or error
+        else:
+            made += [(one.name, one.position) for one in fresh]
+    if refused is not None:
+        raise refused
+    return made, unusable
+
+
+async def cursor_at(store: EventStore, client: Client, one: Declaration, start: Start) -> Cursor:
+    """A cursor where something is to go on; raises `UsageError` for a position that is not there.
+
+    Raises `LogUnusable` for an inbox whose stream does not exist.
+    """
+    if one.stream:
+        try:
+            foreign = await client.ask(stream_info(one.stream))
+        except StreamMissing:
+            raise missing_stream(one.name, one.stream) from None
+        log, last, record = foreign.created, foreign.last, None
+        position = _position(start, last)
+    else:
+        state = await store.state()
+        log, last = state.identity, state.last
+        position = _position(start, last)
+        record = await store.at(position) if position else None
+    if position > last or (position and record is None and not one.stream):
+        raise UsageError(
+            f"{one.name!r} cannot stand at position {position}: the log ends at {last}. Give one that is in it."
+        )
+    event_id = "" if record is None else header(record[3], MSG_ID) or ""
+    return Cursor(one.name, one.kind, log, position, event_id, began=position)
+
+
+async def where(cursors: Cursors, parts: Sequence[Declaration]) -> tuple[int, int] | None:
+    """Where the partitions of something stand that is furthest behind, and furthest ahead; None for no cursor."""
+    names = {one.name for one in parts}
+    had = await cursors.of(parts[0].declared_as)
+    own = [found.cursor for found in had if found.name in names] or [found.cursor for found in had]
+    positions = [cursor.position for cursor in own if cursor is not None]
+    return (min(positions), max(positions)) if positions else None
+
+
+async def put(
+    cursors: Cursors, client: Client, parts: Sequence[Declaration], at: Cursor, record_at: RecordAt
+) -> list[int]:
+    """Have something go on there, all of its partitions or some, whoever works on them.
+
+    What is parked of events that `record_at` does not find is dropped: their log is another, or was restored; the
+    positions. Raises `UsageError` where all have to be put there, and where they are divided anew and a worker is at
+    one of them.
+    """
+    name, names = parts[0].declared_as, {one.name for one in parts}
+    had = await cursors.of(name)
+    intact = {found.name for found in had if found.cursor is not None}
+    if names <= intact:
+        lost = [position for one in names for position in await give_up_lost(cursors, one, at.log, record_at)]
+        for one in names:
+            await set_position(cursors, replace(at, name=one))
+        return sorted(lost)
+    if len(parts) < parts[0].partitions:
+        raise UsageError(
+            f"Some cursors of {name!r} are not there, or cannot be read. Run `eventjet init`, or put all of them "
+            f"somewhere (`eventjet cursor set {name} POSITION`)."
+        )
+    if not had:
+        await _make(cursors, parts, at)
+        return []
+    return await _divide_at(cursors, client, had, parts, at, record_at)
+
+
+def records_of(store: EventStore, client: Client, one: Declaration) -> RecordAt:
+    """What finds a record of the stream that something follows."""
+
+    async def record_at(position: int) -> RawRecord | None:
+        return await (client.ask(message_at(one.stream, position)) if one.stream else store.at(position))
+
+    return record_at
+
+
+async def _make(cursors: Cursors, parts: Sequence[Declaration], at: Cursor) -> list[Cursor]:
+    """Those that are missing, all of them or none; none where another was quicker."""
+    fresh = [replace(at, name=one.name) for one in parts]
+    try:
+        await cursors.divide((), fresh, ())
+    except CursorFenced:
+        return []
+    return fresh
+
+
+async def _divide_at(
+    cursors: Cursors,
+    client: Client,
+    had: Sequence[FoundCursor],
+    parts: Sequence[Declaration],
+    at: Cursor,
+    record_at: RecordAt,
+) -> list[int]:
+    """Divide anew at a position that somebody names; the positions of what is parked of events that are lost."""
+    lost: list[int] = []
+
+    async def judged(entry: ParkedEntry) -> ParkedEntry:
+        if entry.log == at.log and is_of(entry.parked.event_id, await record_at(entry.position)):
+            return entry
+        lost.append(entry.position)
+        return entry.resolved(DROPPED)
+
+    parked = [(found.name, await judged(one)) for found in had for one in await cursors.parked(found.name)]
+    await _divide_anew(cursors, client, had, parts, at, parked)
+    return sorted(lost)
+
+
+async def _divide_anew(
+    cursors: Cursors,
+    client: Client,
+    had: Sequence[FoundCursor],
+    parts: Sequence[Declaration],
+    at: Cursor,
+    parked: Sequence[tuple[str, ParkedEntry]] | None = None,
+) -> list[Cursor]:
+    """The cursors of another number of partitions, in the place of those that are there, at one position."""
+    told = _told(parts, len(had))
+    await _check_silent(cursors, told, had)
+    if parked is None:
+        parked = [(found.name, entry) for found in had for entry in await cursors.parked(found.name)]
+    if len(parked) > _MOVES_MAX:
+        raise UsageError(
+            f"{told} With them {len(parked)} parked events would move, and {_MOVES_MAX} can at once. Have them tried "
+            "again, or drop them, with the release before, then try again."
+        )
+    moved = [(old, _partition_for(entry, parts), entry) for old, entry in parked]
+    before = [found.cursor for found in had if found.cursor is not None]
+    paused = any(one.state == PAUSED for one in before)
+    revision = max((one.revision for one in before), default=0)
+    fresh = [at.divided(one.name, revision, paused=paused) for one in parts]
+    try:
+        await cursors.divide(had, fresh, moved)
+    except CursorFenced:
+        raise UsageError(
+            f"{told} Somebody wrote one of them just now: a worker, which has to be ended, or another `eventjet`. "
+            "Look at `eventjet status`, then try again."
+        ) from None
+    for found in had:
+        with suppress(EventjetError):  # a durable that stays costs next to nothing
+            await client.ask(delete_consumer(parts[0].stream or cursors.app, found.name))
+    return fresh
+
+
+def _partition_for(entry: ParkedEntry, parts: Sequence[Declaration]) -> str:
+    return cursor_name(parts[0].declared_as, partition_of(entry.key, len(parts)), len(parts))
+
+
+def _told(parts: Sequence[Declaration], had: int) -> str:
+    return f"The app divides {parts[0].declared_as!r} into {len(parts)} and it has {had} cursors."
+
+
+async def _check_silent(cursors: Cursors, told: str, had: Sequence[FoundCursor]) -> None:
+    """Raise `UsageError` where a worker has one of them and writes it; one that was killed has only left its name."""
+    if all(found.cursor is None or found.cursor.owner is None for found in had):
+        return
+    await asyncio.sleep(_SILENT_S)
+    for found in had:
+        if await cursors.sequence(found.name) != found.sequence:
+            raise UsageError(f"{told} A worker is at it: stop those of the release before, then try again.")
+
+
+def _where_they_stand(parts: Sequence[Declaration], before: Sequence[Cursor]) -> Cursor:
+    positions = sorted({one.position for one in before})
+    if len(positions) > 1 or any(one.done for one in before):
+        raise UsageError(
+            f"{_told(parts, len(before))} They stand at {', '.join(map(str, positions))}, and have to stand at one "
+            "position to be divided anew. Let the workers of the release before come to the end of the log, then try "
+            f"again. Or run `eventjet cursor set {parts[0].declared_as} {positions[0]}`: what comes after that is done "
+            "again."
+        )
+    return before[0]
+
+
+def _position(start: Start, last: int) -> int:
+    return start if isinstance(start, int) else last if start == "new" else 0

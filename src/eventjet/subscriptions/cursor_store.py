@@ -1,0 +1,290 @@
+"""Cursors on the server: the key-value stream `<app>_cursors`, a value a key, replaced by compare-and-set.
+
+`c.<name>` is a cursor; `q.<name>.<position>` is what is kept of an event that could not be taken; `w.<name>.<owner>`
+tells that a process works on what is divided, and goes with its time to live. All are in one stream, so that parking an
+event and passing over it are one atomic batch. What decides is what the leader knows: a replica that lags may not know
+yet what was parked.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeAlias, cast
+
+import orjson
+
+from eventjet.codec.envelope import EXPECTED, RawRecord, header_block, mark_batch
+from eventjet.codec.subjects import cursor_bucket, declared_name
+from eventjet.domain.identity import encode_id
+from eventjet.domain.parked import BLOCKING, AggregateKey, Parked
+from eventjet.errors import ApiRefused, CursorDamaged, CursorFenced, CursorMissing, StoreUnavailable, StreamMissing
+from eventjet.jetstream.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message
+from eventjet.jetstream.client import Client
+from eventjet.log.topology import cursors_config, explained
+from eventjet.subscriptions.cursor import Cursor, known_fields
+
+CHANGES_MAX = 900
+"""Parked events in one write: a batch holds 1,000 messages."""
+_DELETED, _TTL = ("KV-Operation", "DEL"), "Nats-TTL"
+_GONE = _DELETED, (_TTL, "1h")
+"""A key that is gone leaves a marker (ADR-8), which need not stay (ADR-43)."""
+_Message: TypeAlias = tuple[str, bytes, list[tuple[str, str]]]
+"""(key, body, headers)"""
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedEntry:
+    """One event of the quarantine of a cursor."""
+
+    parked: Parked
+    parked_at: float = 0.0
+    """Seconds since 1970."""
+    tries: int = 0
+    resolved_at: float | None = None
+    log: str = ""
+    """Which log it is of: at the same position of another one is another event."""
+    sequence: int = 0
+    """Of its key when it was read; no part of its value."""
+
+    @property
+    def key(self) -> AggregateKey:
+        """Whose it is, and behind which others of the same wait."""
+        return self.parked.aggregate, self.parked.aggregate_id
+
+    @property
+    def position(self) -> int:
+        return self.parked.position
+
+    @property
+    def is_open(self) -> bool:
+        return self.parked.resolution in BLOCKING
+
+    def resolved(self, resolution: str) -> ParkedEntry:
+        """As somebody, or a worker, has decided now."""
+        return replace(self, parked=replace(self.parked, resolution=resolution), resolved_at=time.time())
+
+    def encoded(self) -> bytes:
+        value = asdict(self)
+        del value["parked"]["payload"], value["sequence"]  # the one stays in the log, the other is the server's
+        return orjson.dumps(value)
+
+    @classmethod
+    def decoded(cls, body: bytes, sequence: int = 0) -> ParkedEntry:
+        """The entry in a value; raises `CursorDamaged` for what is none. What a later release added is dropped."""
+        try:
+            told = cast("dict[str, Any]", orjson.loads(body))
+            told |= {"parked": Parked(**known_fields(Parked, told["parked"])), "sequence": sequence}
+            return cls(**known_fields(cls, told))
+        except (ValueError, TypeError, KeyError) as error:
+            raise CursorDamaged(body, str(error)) from None
+
+
+def parked_now(parked: Parked, tries: int, log: str) -> ParkedEntry:
+    return ParkedEntry(parked, time.time(), tries, log=log)
+
+
+@dataclass(slots=True)
+class HeldCursor:
+    """A cursor, and the sequence that the next write of it expects."""
+
+    cursor: Cursor
+    sequence: int
+    written_at: float = 0.0
+    """When the last write of it that was answered began, by the clock of its owner."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCursor:
+    """A cursor as it is stored under its name."""
+
+    name: str
+    sequence: int
+    cursor: Cursor | None
+    """None for a value that cannot be read."""
+
+
+class Cursors:
+    """The cursors of one app, for any number of tasks of one loop."""
+
+    def __init__(self, client: Client, app: str) -> None:
+        bucket = cursor_bucket(app)
+        self.app = app
+        self._client = client
+        self._stream = f"KV_{bucket}"
+        self._prefix = f"$KV.{bucket}."
+
+    async def read(self, name: str) -> HeldCursor:
+        """The cursor of a name, from the leader; raises `CursorMissing` where `init` has not made it."""
+        found = await self.find(name)
+        if found is None:
+            raise CursorMissing(self.app, name)
+        return found
+
+    async def find(self, name: str) -> HeldCursor | None:
+        """As `read`; None where there is none."""
+        try:
+            record = await self._client.ask(last_message(self._stream, f"{self._prefix}c.{name}"))
+        except StreamMissing:
+            return None
+        return HeldCursor(Cursor.decoded(record[4]), record[0]) if record is not None and record[4] else None
+
+    async def sequence(self, name: str) -> int:
+        """What the next write of a cursor has to expect, whatever is there, or was."""
+        record = await self._client.ask(last_message(self._stream, f"{self._prefix}c.{name}"))
+        return 0 if record is None else record[0]
+
+    async def write(
+        self,
+        held: HeldCursor,
+        cursor: Cursor,
+        kept: Sequence[ParkedEntry] = (),
+        gone: Sequence[ParkedEntry] = (),
+    ) -> None:
+        """Replace the cursor, and what changes in its quarantine, or nothing; `CHANGES_MAX` of those at the most.
+
+        Raises `CursorFenced` when it is no longer the one that was read, and `StoreUnavailable` when no answer came:
+        then it may have been written.
+        """
+        messages: list[_Message] = [
+            (f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(held.sequence))]),
+            *((_key(cursor.name, entry), entry.encoded(), []) for entry in kept),
+            *((_key(cursor.name, entry), b"", list(_GONE)) for entry in gone),
+        ]
+        await self._replace(held, cursor, messages)
+
+    async def decide(self, held: HeldCursor, cursor: Cursor, entries: Sequence[ParkedEntry]) -> None:
+        """As `write`, of entries that may have been read before the cursor was: as long as nobody has changed them."""
+        await self._replace(
+            held,
+            cursor,
+            [
+                (f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(held.sequence))]),
+                *((_key(cursor.name, one), one.encoded(), [(EXPECTED, str(one.sequence))]) for one in entries),
+            ],
+        )
+
+    async def _replace(self, held: HeldCursor, cursor: Cursor, messages: Sequence[_Message]) -> None:
+        last = await self._send(cursor.name, messages)
+        held.sequence = last - len(messages) + 1
+        held.cursor = cursor
+
+    async def of(self, name: str) -> list[FoundCursor]:
+        """All that something of this name has, however many it was divided among."""
+        found: list[FoundCursor] = []
+        for sequence, _, subject, _, body in await self._values("c.*"):
+            own = subject.decode().removeprefix(f"{self._prefix}c.")
+            if declared_name(own) == name:
+                with suppress(CursorDamaged):
+                    found.append(FoundCursor(own, sequence, Cursor.decoded(body)))
+                    continue
+                found.append(FoundCursor(own, sequence, None))
+        return found
+
+    async def divide(
+        self, had: Sequence[FoundCursor], cursors: Sequence[Cursor], moved: Sequence[tuple[str, str, ParkedEntry]]
+    ) -> None:
+        """Put these cursors in the place of those that were found, all of them or none; raises as `write`.
+
+        `moved` are parked events, with the names of the cursors that had them and that get them: with the cursors
+        `CHANGES_MAX` messages at the most, two for each that gets another name.
+        """
+        known = {found.name: found.sequence for found in had}
+        messages: list[_Message] = []
+        for cursor in cursors:
+            expected = known.pop(cursor.name) if cursor.name in known else await self._vacant(cursor.name)
+            messages.append((f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(expected))]))
+        messages += [(f"c.{name}", b"", [(EXPECTED, str(seen)), *_GONE]) for name, seen in known.items()]
+        for before, after, entry in moved:
+            messages.append((_key(after, entry), entry.encoded(), []))
+            if before != after:
+                messages.append((_key(before, entry), b"", list(_GONE)))
+        await self._send(cursors[0].name, messages)
+
+    async def _vacant(self, name: str) -> int:
+        """What is to be expected where there is no cursor; raises `CursorFenced` where somebody has made one."""
+        record = await self._client.ask(last_message(self._stream, f"{self._prefix}c.{name}"))
+        if record is not None and record[4]:
+            raise CursorFenced(name)
+        return 0 if record is None else record[0]
+
+    async def drop(self, held: HeldCursor, entries: Sequence[ParkedEntry]) -> None:
+        """Remove a cursor with what is in its quarantine; raises as `write`.
+
+        Of more than `CHANGES_MAX` the first go before it: who is interrupted begins again.
+        """
+        while len(entries) > CHANGES_MAX:
+            await self.write(held, held.cursor.released(), gone=entries[:CHANGES_MAX])
+            entries = entries[CHANGES_MAX:]
+        name = held.cursor.name
+        messages: list[_Message] = [(f"c.{name}", b"", [(EXPECTED, str(held.sequence)), *_GONE])]
+        messages += [(_key(name, entry), b"", list(_GONE)) for entry in entries]
+        await self._send(name, messages)
+
+    async def beat(self, name: str, owner: str, partitions: int, ttl_s: float) -> int:
+        """Tell that a process works on what is divided into so many, for so long; how many do, this one included."""
+        body = str(partitions).encode()
+        ttl = f"{max(1, math.ceil(ttl_s))}s"
+        await self._send(name, [(f"w.{name}.{encode_id(owner)}", body, [(_TTL, ttl)])])
+        return sum(record[4] == body for record in await self._values(f"w.{name}.*"))
+
+    async def leave(self, name: str, owner: str) -> None:
+        """It does no longer."""
+        await self._send(name, [(f"w.{name}.{encode_id(owner)}", b"", [_DELETED, (_TTL, "1s")])])
+
+    async def _send(self, name: str, messages: Sequence[_Message]) -> int:
+        """The sequence of the last."""
+        mark_batch([headers for _, _, headers in messages])
+        *before, (key, body, block) = [
+            (self._prefix + key, body, header_block(headers) if headers else b"") for key, body, headers in messages
+        ]
+        try:
+            frame = await self._client.request(key, body, block, before=before, stream=self._stream)
+            answer = answer_in(frame, f"The cursor {name}")
+        except (ApiRefused, StoreUnavailable) as error:
+            code = error.err_code if isinstance(error, ApiRefused) else None
+            if code == IN_PROCESS or (code == WRONG_SEQUENCE and await self._was_changed(messages)):
+                raise CursorFenced(name) from None
+            if code == WRONG_SEQUENCE:
+                reason = "the server says that somebody changed it, and nobody has"
+                raise StoreUnavailable(f"The cursor {name}", reason) from None
+            raise await explained(self._client, cursors_config(self.app, 1), error) from error
+        return int(answer["seq"])
+
+    async def _was_changed(self, messages: Sequence[_Message]) -> bool:
+        """Whether somebody wrote one of these keys since it was read: an error alone does not say whose it is."""
+        for key, _, headers in messages:
+            expected = dict(headers).get(EXPECTED)
+            if expected is not None:
+                record = await self._client.ask(last_message(self._stream, self._prefix + key))
+                if str(0 if record is None else record[0]) != expected:
+                    return True
+        return False
+
+    async def parked(self, name: str, *, resolved: bool = False, limit: int | None = None) -> list[ParkedEntry]:
+        """What is parked or blocked, by position; with those that were retried or dropped, where asked for.
+
+        `limit`: no more than so many are read, those that were written first.
+        """
+        records = await self._values(f"q.{name}.*", limit)
+        entries = [ParkedEntry.decoded(record[4], record[0]) for record in records]
+        return sorted((one for one in entries if resolved or one.is_open), key=lambda one: one.position)
+
+    async def _values(self, key: str, limit: int | None = None) -> list[RawRecord]:
+        """The records of all keys that match, as the leader knows them; none of those that were deleted.
+
+        Of a key that is written while they are read it is the newer one.
+        """
+        return values_among(await self._client.records(self._stream, self._prefix + key, limit))
+
+
+def values_among(records: Sequence[RawRecord]) -> list[RawRecord]:
+    """The newest of each key, but for those that were deleted."""
+    return [record for record in {record[2]: record for record in records}.values() if record[4]]
+
+
+def _key(name: str, entry: ParkedEntry) -> str:
+    return f"q.{name}.{entry.position}"

@@ -1,0 +1,173 @@
+"""Where a follower reads: the app's own log, or another stream that an inbox takes messages of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, cast
+
+from eventjet.codec.cloud_events import IncomingDecoder
+from eventjet.codec.envelope import RawRecord
+from eventjet.commands.repositories import Repositories
+from eventjet.domain.inbox import Inbox
+from eventjet.errors import LogRolledBack, StoreError, StreamMissing, UnexpectedExit
+from eventjet.jetstream.api import message_at, stream_info
+from eventjet.jetstream.client import Client
+from eventjet.log.earlier import EarlierRecords
+from eventjet.quarantine.fold import Offered, Offering, Reader, aggregate_key_of
+from eventjet.subscriptions.cursor import Cursor
+from eventjet.subscriptions.following import Declaration, filters_of, missing_stream
+from eventjet.subscriptions.reader import check_running, check_whole_log, learn_voids, pause_of
+
+
+class Feed(Protocol):
+    """One stream, as a follower reads it."""
+
+    stream: str
+    filters: Sequence[str]
+    forgets: bool
+    """Whether old records may go without anybody having done wrong."""
+
+    async def check(self, cursor: Cursor) -> None:
+        """Raise when a cursor cannot go on over it."""
+        ...
+
+    async def look(self, cursor: Cursor, durable: str) -> str | None:
+        """As `check`, for what may change while it is read, and why nothing comes from its durable, if that is paused.
+
+        A server that is away is no fault.
+        """
+        ...
+
+    def reader(self, earlier: EarlierRecords) -> Reader:
+        """What makes `Offered` ones of its records."""
+        ...
+
+    def decode(self, record: RawRecord) -> Offered | None:
+        """One record, by itself; None for what is not taken, or is void."""
+        ...
+
+    async def at(self, position: int) -> RawRecord | None:
+        """The record at a position, None for none."""
+        ...
+
+
+class LogFeed:
+    """The app's own log, its events of some aggregates."""
+
+    forgets = False
+
+    def __init__(self, repositories: Repositories, client: Client, declaration: Declaration) -> None:
+        self.stream = repositories.app.name
+        self.filters: Sequence[str] = filters_of(repositories.app, declaration.events)
+        self._repositories = repositories
+        self._client = client
+        self._declaration = declaration
+
+    async def check(self, cursor: Cursor) -> None:
+        identity = await check_whole_log(self._client, self.stream, cursor)
+        if identity != cursor.log:
+            raise LogRolledBack(cursor.name, cursor.position, f"it is of the log {cursor.log} and this is {identity}")
+        await learn_voids(self._client, self.stream, self._repositories.catalog)
+
+    async def look(self, cursor: Cursor, durable: str) -> str | None:
+        await check_running(self._client, self.stream, cursor, cursor.log)
+        return await pause_of(self._client, self.stream, durable)
+
+    def reader(self, earlier: EarlierRecords) -> Reader:
+        whole = Offering(self._repositories.catalog, self._declaration.events, (), earlier)
+        return whole if self._declaration.partitions == 1 else _OfPartition(whole, self._declaration)
+
+    def decode(self, record: RawRecord) -> Offered | None:
+        return Offering(self._repositories.catalog, self._declaration.events)(record)
+
+    async def at(self, position: int) -> RawRecord | None:
+        return await self._repositories.store.at(position)
+
+
+class ForeignFeed:
+    """Another stream: it is known by its time of creation, and may drop what is old."""
+
+    forgets = True
+
+    def __init__(self, inbox: Inbox[Any, Any], client: Client) -> None:
+        self.stream = inbox.stream
+        self._name = inbox.name
+        self.filters: Sequence[str] = (inbox.subject,)
+        self._client = client
+        self._type = inbox.type
+        self._decoder = IncomingDecoder(inbox.type, "")
+
+    async def check(self, cursor: Cursor) -> None:
+        await self._check(cursor)
+        # A message without an id is named by its stream, which may have been made again since the last term.
+        self._decoder = IncomingDecoder(self._type, cursor.log)
+
+    async def _check(self, cursor: Cursor) -> None:
+        try:
+            state = await self._client.ask(stream_info(self.stream))
+        except StreamMissing:
+            raise missing_stream(self._name, self.stream) from None
+        if state.created != cursor.log:
+            reason = f"the stream {self.stream!r} was made at {state.created}, and it began in one of {cursor.log}"
+            raise LogRolledBack(cursor.name, cursor.position, reason, _in_this_one(cursor))
+        if state.last < cursor.position:
+            reason = f"the stream {self.stream!r} ends at {state.last}"
+            raise LogRolledBack(cursor.name, cursor.position, reason, _in_this_one(cursor))
+
+    async def look(self, cursor: Cursor, durable: str) -> str | None:
+        try:
+            await self._check(cursor)
+        except StoreError:
+            return None
+        return await pause_of(self._client, self.stream, durable)
+
+    def reader(self, earlier: EarlierRecords) -> Reader:
+        del earlier
+        return _Each(self.decode)
+
+    def decode(self, record: RawRecord) -> Offered | None:
+        try:
+            return Offered(record, cast("Any", self._decoder(record)))
+        except BaseException as raised:  # noqa: BLE001 - a type of the application's own
+            return Offered(record, None, UnexpectedExit.instead_of(raised))
+
+    async def at(self, position: int) -> RawRecord | None:
+        return await self._client.ask(message_at(self.stream, position))
+
+
+def _in_this_one(cursor: Cursor) -> str:
+    return (
+        "bring the right stream back, or say where it goes on in this one (`eventjet cursor set "
+        f"{cursor.name} POSITION`, 0 for its beginning)"
+    )
+
+
+class _OfPartition:
+    """Of all records those whose aggregates are of one partition; the others are not decoded."""
+
+    def __init__(self, whole: Offering, declaration: Declaration) -> None:
+        self._whole = whole
+        self._declaration = declaration
+
+    def __call__(self, record: RawRecord, /) -> Any:
+        return self._whole(record) if self._is_own(record) else None
+
+    def expect(self, records: Sequence[RawRecord]) -> None:
+        """Of those the own ones: nothing of the others is looked up."""
+        self._whole.expect([record for record in records if self._is_own(record)])
+
+    def _is_own(self, record: RawRecord) -> bool:
+        return self._declaration.has(aggregate_key_of(record[2]))
+
+
+class _Each:
+    """Every record for itself: nothing is known of what it follows."""
+
+    def __init__(self, decode: Callable[[RawRecord], Offered | None]) -> None:
+        self._decode = decode
+
+    def __call__(self, record: RawRecord, /) -> Any:
+        return self._decode(record)
+
+    def expect(self, records: Sequence[RawRecord]) -> None:
+        """It takes them as they come."""

@@ -1,0 +1,276 @@
+"""What a follower does about an event: a reactor's handler, or what a process does next."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from eventjet import failpoints
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.cloud_events import message_of
+from eventjet.codec.imported import is_imported
+from eventjet.codec.subjects import entity_of
+from eventjet.commands.decisions import recorded_events
+from eventjet.commands.repositories import Repositories
+from eventjet.domain.inbox import Inbox, Incoming
+from eventjet.domain.parked import AggregateKey
+from eventjet.domain.publication import Publication
+from eventjet.domain.reactor import Reactor, Retry
+from eventjet.domain.recorded import Recorded, own_event
+from eventjet.domain.state import own_copy
+from eventjet.log.public_stream import PublicStream
+from eventjet.log.timers import Due, JetStreamTimers
+from eventjet.observability import spans, tracing
+from eventjet.quarantine.fold import aggregate_key_of
+from eventjet.subscriptions.deps import Deps
+from eventjet.subscriptions.feeds import Feed
+from eventjet.subscriptions.following import Declaration
+from eventjet.subscriptions.reaction import Cause, EventReaction
+from eventjet.subscriptions.steps import ProcessRunner
+
+_INSTANCES = 500
+"""Processes that are remembered to be looked at, about."""
+
+Try: TypeAlias = Callable[[int], Awaitable[None]]
+"""One try; the argument is its number, from 1 on."""
+
+
+class Followed:
+    """One declaration over one connection."""
+
+    def __init__(self, declaration: Declaration, feed: Feed, retry: Retry, *, quarantines: bool) -> None:
+        self.declaration = declaration
+        self.feed = feed
+        self.retry = retry
+        self.takes_imported = False
+        """Whether imported events concern it: nothing follows from what happened elsewhere, but it may be told."""
+        self.quarantines = quarantines
+        """Whether what cannot be taken is parked; else it stops the follower."""
+
+    @property
+    def durable(self) -> str:
+        """Name of its consumer."""
+        return self.declaration.name
+
+    async def check(self) -> None:
+        """Raise where something is missing without which no event could be dealt with."""
+
+    def work(self, event: Any) -> tuple[AggregateKey, Try] | None:
+        """What to do about an event, or a message, and in whose lane; None for nothing."""
+        raise NotImplementedError
+
+    def handling(self, attempt: int, event: Recorded[Any] | None = None) -> AbstractContextManager[dict[str, Any]]:
+        """A span of one try, in the trace of the event's command."""
+        labels = {"eventjet.name": self.declaration.name, "eventjet.kind": self.declaration.kind}
+        parent = None if event is None else event.metadata.traceparent
+        more: dict[str, Any] = {"eventjet.attempt": attempt}
+        if event is not None:
+            more["eventjet.position"] = event.position
+        return tracing.span(spans.HANDLE, self.declaration.name, labels, more, parent=parent)
+
+    async def instances(self, after: int, until: int) -> tuple[dict[str, int], int]:
+        """Some processes with events after a position, each with its last one of those; and how far that reaches.
+
+        That is `until` where there are no more up to there, and `after` where a replica lags behind.
+        """
+        del after
+        return {}, until
+
+    async def look_at(self, process_id: str, position: int) -> None:
+        """Wake a process whose last event is at that position; one that has gone on is woken by what it recorded.
+
+        Not where that was imported: nothing follows from it.
+        """
+
+    async def fired(self, after: int) -> Sequence[Due]:
+        """Timers that have fired, after a sequence."""
+        del after
+        return ()
+
+    async def come_due(self, due: Due) -> None:
+        """What a timer that has fired leads to, and that it is over then."""
+        raise NotImplementedError
+
+
+class FollowedReactor(Followed):
+    """A handler, called with each event of its subscription."""
+
+    def __init__(
+        self,
+        declaration: Declaration,
+        feed: Feed,
+        reactor: Reactor[Any, Any],
+        repositories: Repositories,
+        deps: Deps,
+    ) -> None:
+        super().__init__(declaration, feed, reactor.retry, quarantines=reactor.on_error == "quarantine")
+        self._reactor = reactor
+        self._repositories = repositories
+        self._deps = deps
+
+    async def check(self) -> None:
+        await self._deps.opened()
+
+    def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try]:
+        reactor = self._reactor
+
+        async def handle(attempt: int) -> None:
+            cause = Cause.of_event(reactor.name, event)
+            deps = await self._deps.opened()
+            with self.handling(attempt, event):
+                await reactor.handle(own_event(event), EventReaction(self._repositories, deps, cause, attempt))
+
+        return (event.aggregate, event.aggregate_id), handle
+
+
+class FollowedProcess(Followed):
+    """A process: its own events and its timers wake it, and it listens to those of others."""
+
+    def __init__(self, declaration: Declaration, feed: Feed, runner: ProcessRunner, timers: JetStreamTimers) -> None:
+        super().__init__(declaration, feed, Retry(), quarantines=True)
+        self._runner = runner
+        self._timers = timers
+
+    def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try] | None:
+        info = self._runner.info
+        if event.aggregate == info.name:
+
+            async def woken(attempt: int) -> None:
+                with self.handling(attempt, event):
+                    await self.wake(event.aggregate_id, event.position)
+
+            return (info.name, event.aggregate_id), woken
+        listener = info.listener_to(event.data.__class__)
+        process_id = None if listener is None else listener.by(own_event(event))
+        if listener is None or process_id is None:
+            return None
+
+        async def hear(attempt: int) -> None:
+            with self.handling(attempt, event):
+                await self._runner.hear(process_id, listener, event)
+                await self.wake(process_id)
+
+        return (info.name, process_id), hear
+
+    async def instances(self, after: int, until: int) -> tuple[dict[str, int], int]:
+        name, store = self._runner.name, self._runner.store
+        found: dict[str, int] = {}
+        reached = after
+        async for page in store.pages_of(name, after=after):
+            for record in page:
+                if record[0] > until:
+                    return found, until
+                reached = record[0]
+                with suppress(ValueError):  # of a subject that names none
+                    found[entity_of(record[2])[1]] = reached
+            if len(found) >= _INSTANCES:
+                return found, reached
+        return found, until if reached >= min(until, (await store.ends(name))[1]) else reached
+
+    async def look_at(self, process_id: str, position: int) -> None:
+        newest = await self._runner.store.tail(self._runner.name, process_id)
+        if newest is not None and newest[0] == position and not is_imported(newest[3]):
+            with self.handling(1):
+                await self.wake(process_id, position)
+
+    async def check(self) -> None:
+        await self.fired(0)  # whether their stream is there
+
+    async def wake(self, process_id: str, position: int = 0, fired: int = 0) -> None:
+        await wake(self._runner, self._timers, process_id, position, fired)
+
+    async def fired(self, after: int) -> Sequence[Due]:
+        if not self._runner.info.has_deadlines:
+            return ()
+        return await self._timers.due(self.declaration.name, after)
+
+    async def come_due(self, due: Due) -> None:
+        with self.handling(1):
+            await self._runner.come_due(due.process_id, due.version, due.at)
+            await self.wake(due.process_id, fired=due.sequence)
+        await self._timers.clear(self.declaration.name, due)
+
+
+class FollowedInbox(Followed):
+    """A handler, called with each message of another stream."""
+
+    def __init__(
+        self, declaration: Declaration, feed: Feed, inbox: Inbox[Any, Any], repositories: Repositories, deps: Deps
+    ) -> None:
+        super().__init__(declaration, feed, inbox.retry, quarantines=inbox.on_error == "quarantine")
+        self.takes_imported = True
+        self._inbox = inbox
+        self._repositories = repositories
+        self._deps = deps
+
+    async def check(self) -> None:
+        await self._deps.opened()
+
+    @property
+    def durable(self) -> str:
+        """Beside those of others in a stream that is not this app's alone."""
+        return f"{self._repositories.app.name}-{self._inbox.name}"
+
+    def work(self, event: Incoming[Any]) -> tuple[AggregateKey, Try]:
+        async def handle(attempt: int) -> None:
+            cause = Cause.of_message(self._inbox.name, event)
+            own = replace(event, data=own_copy(event.data))
+            deps = await self._deps.opened()
+            with self.handling(attempt):
+                await self._inbox.handle(own, EventReaction(self._repositories, deps, cause, attempt))
+
+        return aggregate_key_of(event.subject.encode()), handle
+
+
+class FollowedPublication(Followed):
+    """Events told in another stream, one after the other; what cannot be told stops it, since order is its promise."""
+
+    def __init__(self, declaration: Declaration, feed: Feed, one: Publication[Any], stream: PublicStream) -> None:
+        super().__init__(declaration, feed, Retry(tries=1), quarantines=False)
+        self.takes_imported = True
+        self._publication = one
+        self._public = Catalog(one.public)
+        self._stream = stream
+
+    async def check(self) -> None:
+        await self._stream.check()
+
+    def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try]:
+        one = self._publication
+
+        async def tell(attempt: int) -> None:
+            with self.handling(attempt, event):
+                await told()
+
+        async def told() -> None:
+            if await self._stream.told_until() >= event.position:
+                return
+            encoded = [self._public.encode(each) for each in recorded_events(one.translate(own_event(event)))]
+            messages = [
+                message_of(self._stream.prefix, one.source, event, index, each) for index, each in enumerate(encoded)
+            ]
+            if messages:
+                failpoints.reach("publication.before")
+                await self._stream.tell(messages, event.position)
+                failpoints.reach("publication.told")
+
+        return (one.name, ""), tell
+
+
+async def wake(
+    runner: ProcessRunner, timers: JetStreamTimers, process_id: str, position: int = 0, fired: int = 0
+) -> None:
+    """Step after step until the process rests, on a state that contains `position`; then set its timer.
+
+    `fired` is the sequence of a timer that has fired and is being dealt with.
+    """
+    held = await runner.advance(process_id, position=position)
+    if not runner.info.has_deadlines:
+        return
+    found = await runner.next_deadline(process_id, held)
+    if found is None:
+        await timers.cancel(runner.name, process_id, held.version)
+    else:
+        await timers.set(runner.name, process_id, held.version, found.at, fired)

@@ -1,0 +1,306 @@
+"""Whether a process of workers does what it is there for, told as `/healthz` and `/metrics` in threads of its own.
+
+`HealthState` is pure: it judges successive looks at the projections. `HealthMonitor` looks, and is read by any thread;
+`serving` answers with the standard library's server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import socket
+import threading
+import time
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import Any
+
+from eventjet.calls import called
+from eventjet.errors import EventjetError, Unreachable, UsageError
+from eventjet.observability import logs, metrics
+from eventjet.observability.metrics import CONTENT_TYPE, FollowerMeter, Meter, Sample, exposition
+from eventjet.sql.checkpoint import FAILED, PAUSED, RETIRED, STATES
+from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.status import PROJECTION, StatusReader, WorkStatus
+from eventjet.subscriptions.terms import Backoff
+
+_log = logging.getLogger(__name__)
+
+_LOOK_MAX_S = 20.0
+_REQUESTS_MAX = 16
+"""Answered at once; whoever comes beyond that is turned away."""
+_REQUEST_S = 5.0
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What `/healthz` answers."""
+
+    healthy: bool
+    reason: str | None
+    """Why it is not healthy: of the first that is not."""
+    projections: Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    status: WorkStatus
+    moved_at: float
+    """When it last moved or had nothing to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class HealthState:
+    """What the looks so far have shown; each look gives a new value, so that any thread may read the last."""
+
+    owner: str
+    """This process, as leases name it."""
+    stalled_s: float
+    began_at: float
+    looked_at: float | None = None
+    fault: str | None = None
+    """Why the last look failed."""
+    seen: Mapping[tuple[str, int], _Seen] = field(default_factory=dict[tuple[str, int], _Seen])
+
+    def after(self, now: float, statuses: Sequence[WorkStatus]) -> HealthState:
+        seen: dict[tuple[str, int], _Seen] = {}
+        for status in statuses:
+            key = status.name, status.revision
+            last = self.seen.get(key)
+            stands = last is not None and last.status.position == status.position
+            stands = stands and (status.lag_events > 0 or bool(status.reason)) and self._is_ours(status)
+            seen[key] = _Seen(status, last.moved_at if last is not None and stands else now)
+        return replace(self, looked_at=now, fault=None, seen=seen)
+
+    def without(self, fault: str) -> HealthState:
+        return replace(self, fault=fault)
+
+    def verdict(self, now: float) -> Verdict:
+        """Healthy when each is kept, stands by elsewhere, or is paused, and waits for nothing; and looks succeed."""
+        judged = [self._judged(seen, now) for seen in self.seen.values()]
+        reasons = [f"{projection['name']}: {projection['fault']}" for projection in judged if projection["fault"]]
+        silent_s = now - (self.began_at if self.looked_at is None else self.looked_at)
+        if silent_s > self.stalled_s:
+            reasons.insert(0, f"nothing could be looked at for {silent_s:.0f} s: {self.fault or 'the process hangs'}")
+        elif self.looked_at is None:
+            reasons.insert(0, self.fault or "starting")
+        return Verdict(not reasons, reasons[0] if reasons else None, judged)
+
+    def samples(self, now: float) -> list[Sample]:
+        """The gauges, of the last look."""
+        samples: list[Sample] = [(metrics.HEALTHY, (), int(self.verdict(now).healthy))]
+        if self.looked_at is not None:
+            samples.append((metrics.LOOK_AGE, (), now - self.looked_at))
+        for seen in self.seen.values():
+            samples += _gauges(seen.status, self.owner)
+        if self.seen:
+            samples.append((metrics.LOG_POSITION, (), max(seen.status.log_position for seen in self.seen.values())))
+        return samples
+
+    def _judged(self, seen: _Seen, now: float) -> dict[str, Any]:
+        status, stood_s = seen.status, now - seen.moved_at
+        fault: str | None = None
+        if status.state == FAILED:
+            fault = f"failed: {status.reason or 'without a reason'}"
+        elif (status.lag_events or status.reason) and self._is_ours(status) and stood_s > self.stalled_s:
+            fault = f"{status.lag_events} events behind at position {status.position} without progress for "
+            fault += f"{stood_s:.0f} s" + (f": {status.reason}" if status.reason else "")
+            fault = fault if status.lag_events else status.reason
+        return {
+            "name": status.name,
+            "revision": status.revision,
+            "state": status.state,
+            "held": status.owner == self.owner,
+            "position": status.position,
+            "lag_events": status.lag_events,
+            "lag_s": status.lag_s,
+            "fault": fault,
+        }
+
+    def _is_ours(self, status: WorkStatus) -> bool:
+        """Whether it is up to this process that it moves: nobody else holds it, and it may."""
+        return status.state not in (PAUSED, RETIRED) and status.owner in (None, self.owner)
+
+
+def _gauges(status: WorkStatus, owner: str) -> list[Sample]:
+    if status.kind != PROJECTION:
+        follower = (status.name, status.kind)
+        return [
+            (metrics.FOLLOWER_POSITION, follower, status.position),
+            (metrics.FOLLOWER_LAG, follower, status.lag_events),
+            (metrics.FOLLOWER_PARKED, follower, status.parked),
+            (metrics.FOLLOWER_HELD, follower, int(status.owner == owner)),
+        ]
+    own = (status.name, str(status.revision))
+    gauges: list[Sample] = [
+        (metrics.POSITION, own, status.position),
+        (metrics.LAG_EVENTS, own, status.lag_events),
+        (metrics.PARKED, own, status.parked),
+        (metrics.HELD, own, int(status.owner == owner)),
+        *((metrics.STATE, (*own, state), int(status.state == state)) for state in STATES),
+    ]
+    return gauges if status.lag_s is None else [*gauges, (metrics.LAG_SECONDS, own, status.lag_s)]
+
+
+class HealthMonitor:
+    """Health and metrics of one process of workers. `keep` looks until it is cancelled; where the loop hangs, the last
+    look grows old."""
+
+    def __init__(
+        self,
+        reader: StatusReader,
+        owner: str,
+        options: WorkerOptions,
+        chosen: Collection[str],
+        meters: Sequence[Mapping[str, Meter | FollowerMeter]],
+        paces: Mapping[str, Backoff],
+    ) -> None:
+        """`chosen` are the names of what this process works on, `meters` what it counts, `paces` by name."""
+        self._meters = meters
+        self._paces = paces
+        self._reader = reader
+        self._options = options
+        self._chosen = chosen
+        self._state = HealthState(owner, options.stalled_s, time.monotonic())
+
+    def verdict(self) -> Verdict:
+        return self._state.verdict(time.monotonic())
+
+    def metrics(self) -> str:
+        meters = [meter for each in self._meters for meter in list(each.values())]
+        return exposition(self._state.samples(time.monotonic()), meters)
+
+    async def keep(self) -> None:
+        async with self._reader:
+            while True:
+                try:
+                    async with asyncio.timeout(_LOOK_MAX_S):
+                        snapshot = await called(self._reader.read(), "A look")
+                except Exception as error:  # noqa: BLE001 - health tells of it, whatever it is
+                    self._state = self._state.without(
+                        str(error) if isinstance(error, EventjetError) else type(error).__name__
+                    )
+                else:
+                    own = [
+                        self._with_reason(one)
+                        for one in snapshot.projections
+                        if one.declared and one.name in self._chosen
+                    ]
+                    self._state = self._state.after(time.monotonic(), own)
+                await asyncio.sleep(self._options.look_s)
+
+    def _with_reason(self, status: WorkStatus) -> WorkStatus:
+        """With what this process knows better: where a reason cannot be written, as in a database that is full."""
+        pace = self._paces.get(status.name)
+        return status if status.reason or pace is None else replace(status, reason=pace.waits)
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Host and port of `HOST:PORT`; raises `UsageError`."""
+    host, separator, port = text.strip().rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
+        raise UsageError(f"{text!r} is not an address to listen at. Write HOST:PORT, for instance 127.0.0.1:8080.")
+    return host, int(port)
+
+
+@asynccontextmanager
+async def serving(address: tuple[str, int], monitor: HealthMonitor) -> AsyncGenerator[tuple[str, int]]:
+    """Answer at the address, yielded with its real port, within the block; raises `Unreachable`."""
+    server = await asyncio.to_thread(_server, address, monitor)
+    thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), name="eventjet http", daemon=True)
+    keeping = asyncio.create_task(monitor.keep(), name="eventjet health")
+    thread.start()
+    try:
+        host, port = server.server_address[:2]
+        shown = f"[{host!s}]" if server.address_family == socket.AF_INET6 else str(host)
+        logs.HTTP.tell(_log, address=f"{shown}:{port}")
+        yield str(host), port
+    finally:
+        keeping.cancel()
+        with suppress(asyncio.CancelledError):
+            await keeping
+        await asyncio.to_thread(server.shutdown)
+        server.server_close()
+
+
+def _server(address: tuple[str, int], monitor: HealthMonitor) -> _Server:
+    host, port = address
+    shown = f"The address {host}:{port}"
+    try:
+        (family, *_), *_ = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        return _Server(address, family, monitor)
+    except OSError as error:
+        reason = f"nothing can listen there ({error.strerror or error})"
+        raise Unreachable(shown, reason, "Choose another with --http HOST:PORT, or end what listens there.") from None
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, address: tuple[str, int], family: int, monitor: HealthMonitor) -> None:
+        self.address_family = family
+        self.monitor = monitor
+        self._room = threading.BoundedSemaphore(_REQUESTS_MAX)
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        TCPServer.server_bind(self)  # past HTTPServer's, which asks DNS for a name that nobody needs
+        self.server_name, self.server_port = "eventjet", int(self.server_address[1])
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._room.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._room.release()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002  as it is called
+        logs.REQUEST_BROKE_OFF.tell(_log, client=client_address)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    timeout = _REQUEST_S
+    server_version = "eventjet"
+    sys_version = ""
+    server: _Server  # pyright: ignore[reportIncompatibleVariableOverride]  the one that made it
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/healthz":
+            verdict = self.server.monitor.verdict()
+            self._answer(200 if verdict.healthy else 503, "application/json", json.dumps(asdict(verdict)) + "\n")
+        elif path == "/metrics":
+            self._answer(200, CONTENT_TYPE, self.server.monitor.metrics())
+        else:
+            self._answer(404, "text/plain; charset=utf-8", "There are /healthz and /metrics.\n")
+
+    do_HEAD = do_GET  # noqa: N815  the name the server calls
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  as it is called
+        """Probes are not worth a line each."""
+
+    def _answer(self, status: int, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)

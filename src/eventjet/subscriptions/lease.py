@@ -1,0 +1,263 @@
+"""Who may advance a projection, `Lease`, and where its rows are: `Promotion` to the location that readers see.
+
+A lease avoids wasted work; the fence is the epoch in each batch's transaction. A revision that builds beside another
+one takes the declared location once it has caught up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import Concatenate
+
+from sqlalchemy import Connection, select
+
+from eventjet import failpoints
+from eventjet.errors import CheckpointFenced, PromotionRefused, TableOccupied
+from eventjet.observability import logs
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.sql import checkpoint, locations, table_identity
+from eventjet.sql.checkpoint import Checkpoint, revisions
+from eventjet.sql.dialect import dialect_of
+from eventjet.sql.exchange import NotNow
+from eventjet.sql.locations import holders, located_tables
+from eventjet.sql.promotion import TAIL_MAX, TAIL_S, Promoted, attempt, freeze, lag
+from eventjet.subscriptions.context import P, Session, T, WorkerContext
+from eventjet.subscriptions.terms import pause
+
+_log = logging.getLogger(__name__)
+
+_PAUSE_S = (0.2, 2.0)
+"""First and longest pause while others hold a table or a checkpoint; each is twice the one before."""
+_TAIL_WAIT_S = 0.2
+_REFUSED_S = 30.0
+"""Pause after something that does not pass by itself."""
+
+
+def new_owner() -> str:
+    """A name for this process, as `status` shows it."""
+    return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
+
+
+class LeaseWatch:
+    """Tells a standby that an owner has gone silent, by this process's own clock.
+
+    An owner renews its lease well before it ends, and each renewal changes the row. So the owner of one that was seen
+    unchanged for as long as it lasts is dead or cut off, even where the database's clock has been set back and would
+    let the lease live for hours. Should the owner be only slow, its epoch fences it.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lease: tuple[int, float] | None = None
+        self._since = 0.0
+
+    def saw(self, found: Checkpoint | None) -> Checkpoint | None:
+        """To be told at each look; what was found, if its owner is silent."""
+        now = self._clock()
+        lease = None if found is None or found.owner is None else (found.epoch, found.lease_until)
+        if lease != self._lease:
+            self._lease, self._since = lease, now
+        return found if found is not None and lease is not None and now - self._since > found.lease_s else None
+
+
+class Lease:
+    """One worker's lease of one projection, for one term; made by `acquire`.
+
+    Each change is one statement, and raises `CheckpointFenced` when another epoch has begun.
+    """
+
+    def __init__(self, session: Session, resolved: AnyResolved, ttl_s: float, held: Checkpoint) -> None:
+        self.held = held
+        """The checkpoint as it was when the lease was taken, or looked at again."""
+        self._session = session
+        self._resolved = resolved
+        self._ttl_s = ttl_s
+
+    @classmethod
+    async def acquire(
+        cls,
+        session: Session,
+        resolved: AnyResolved,
+        context: WorkerContext,
+        stop: asyncio.Event,
+        on_standby: Callable[[], None],
+        failed_at: int,
+    ) -> Lease | None:
+        """Wait until the lease is ours; None when `stop` is set first.
+
+        What failed elsewhere, or in another process, is tried once here too: a newer deploy may know better. Where it
+        `failed_at` the very position in this process, it is not.
+        """
+        name, revision, ttl_s = resolved.name, resolved.revision, context.options.lease_s
+        watch, silent = LeaseWatch(), None
+
+        def is_free(connection: Connection) -> bool:
+            nonlocal silent
+            locations.check_owner(connection, name, resolved.app, context.log)
+            silent = watch.saw(checkpoint.read(connection, name, revision))
+            return checkpoint.is_free(connection, name, revision, context.owner, stumbled_at=failed_at, silent=silent)
+
+        def take(connection: Connection) -> Checkpoint | None:
+            locations.ensure(connection, resolved, context.log)
+            return checkpoint.take(
+                connection,
+                name,
+                revision,
+                context.owner,
+                ttl_s,
+                code=resolved.code,
+                stumbled_at=failed_at,
+                silent=silent,
+            )
+
+        while not stop.is_set():
+            # A standby only reads: it must not wait for locks, nor make others wait.
+            if await session.read(is_free):
+                held = await session.write(take)
+                if held is not None:
+                    logs.TOOK_LEASE.tell(_log, name=held.name, position=held.position, epoch=held.epoch)
+                    return cls(session, resolved, ttl_s, held)
+            on_standby()
+            await pause(stop, context.options.poll_s)
+        return None
+
+    async def look_again(self) -> None:
+        """Have `held` say what was committed meanwhile."""
+        now = await self._session.read(checkpoint.read, self.held.name, self.held.revision)
+        if now is None or now.epoch != self.held.epoch:
+            raise self._fenced()
+        self.held = now
+
+    async def check_unused(self) -> None:
+        """Raise `TableOccupied` when a projection that has not begun could not begin with an empty table."""
+
+        def check(connection: Connection) -> None:
+            for table in located_tables(self._resolved, self.held.location, dialect_of(connection)):
+                if connection.execute(select(1).select_from(table).limit(1)).first() is not None:
+                    raise TableOccupied(self._resolved, f"{table.name} holds rows that no checkpoint knows of")
+
+        await self._session.read(check)
+
+    async def check_tables(self) -> None:
+        """Raise `TableLost` when its tables are no longer those that the checkpoint is true for."""
+
+        def check(connection: Connection) -> None:
+            now = checkpoint.read(connection, self.held.name, self.held.revision)
+            if now is None or now.epoch != self.held.epoch:
+                raise self._fenced()
+            table_identity.check(connection, now)
+
+        await self._session.read(check)
+
+    async def renew(self) -> None:
+        await self._change(checkpoint.renew, self._ttl_s)
+
+    async def settle(self, state: str | None, reason: str | None = None) -> int:
+        """Note a state (None keeps it) and a reason, at the position returned."""
+        return await self._change(checkpoint.settle, state, reason)
+
+    async def adopt(self, log: str) -> None:
+        """Remember whose it is, the log, and which tables are made from it."""
+
+        def change(connection: Connection, held: Checkpoint) -> bool:
+            known = table_identity.identities(connection, held.tables, held.location)
+            return checkpoint.adopt(connection, held, self._resolved.app, log, known)
+
+        await self._change(change)
+
+    async def are_tables_noted(self) -> bool:
+        """Whether the checkpoint knows which tables it is true for: after a restore from a dump it does not."""
+        return await self._session.read(table_identity.are_noted, self.held)
+
+    async def stand_back(self) -> None:
+        await self._change(checkpoint.stand_back)
+
+    async def release(self) -> None:
+        """Let a standby go on at once. Raises nothing about another epoch: then there is nothing to release."""
+        await self._session.write(checkpoint.release, self.held)
+
+    async def _change(
+        self, change: Callable[Concatenate[Connection, Checkpoint, P], T | None], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        outcome = await self._session.write(change, self.held, *args, **kwargs)
+        if outcome is None or outcome is False:
+            raise self._fenced()
+        return outcome
+
+    def _fenced(self) -> CheckpointFenced:
+        return CheckpointFenced(self.held.name, f"its epoch is no longer {self.held.epoch}")
+
+
+class Promotion:
+    """One term's attempts. `wanted` is false for a revision that is in the declared location, or was there."""
+
+    def __init__(self, resolved: AnyResolved, context: WorkerContext, lease: Lease, session: Session) -> None:
+        self.wanted = lease.held.takes_over
+        self._resolved = resolved
+        self._context = context
+        self._lease = lease
+        self._session = session
+        self._shown = f"{resolved.name} revision {resolved.revision}"
+        self._not_before = 0.0
+        self._pause_s = _PAUSE_S[0]
+
+    def is_due(self, left: int) -> bool:
+        """Whether to try with so many events left: a log that never rests always has some."""
+        return self.wanted and left <= TAIL_MAX and time.monotonic() >= self._not_before
+
+    async def attempt(self, step: Callable[[float], Awaitable[object]]) -> bool:
+        """Whether the term is over because the revision has the declared location now. For when `is_due`.
+
+        Until it succeeds the revision goes on building; what hinders it lastingly is noted in its checkpoint. `step`
+        writes the next batch, if one comes in so many seconds.
+        """
+        if await self._session.read(self._has_successor):
+            await self._lease.stand_back()
+            self.wanted = False
+            return False
+        if await self._session.read(lag, self._resolved) > TAIL_MAX:
+            self._later(self._pause_s)
+            return False
+        await self._lease.renew()
+        try:
+            done = await self._exchange(step)
+        except NotNow as later:
+            logs.TAKE_OVER_WAITS.tell(_log, name=self._shown, reason=later)
+            self._later(self._pause_s)
+            self._pause_s = min(2 * self._pause_s, _PAUSE_S[1])
+            return False
+        except PromotionRefused as error:
+            logs.TAKE_OVER_REFUSED.tell(_log, name=self._shown, reason=error)
+            await self._lease.settle(None, str(error))
+            self._later(_REFUSED_S)
+            return False
+        failpoints.reach("takeover.committed")
+        left = ", ".join(map(str, done.left)) if done else ""
+        logs.TOOK_OVER.tell(_log, name=self._shown, before=left or "none")
+        return True
+
+    async def _exchange(self, step: Callable[[float], Awaitable[object]]) -> Promoted | None:
+        resolved, epoch = self._resolved, self._lease.held.epoch
+        if not self._context.database.dialect.is_concurrent:
+            # Its one writer lock lets nobody write meanwhile, and is asked for right after a batch of ours.
+            return await self._session.write(attempt, resolved, epoch=epoch)
+        # The freeze needs a transaction of its own, beside the session that goes on writing what is left.
+        async with Session.open(self._context, f"takeover {resolved.durable}") as own, own.transaction() as frozen:
+            await frozen.run_sync(freeze, resolved)
+            deadline = time.monotonic() + TAIL_S
+            while await self._session.read(lag, resolved) and time.monotonic() < deadline:
+                await step(_TAIL_WAIT_S)
+            return await frozen.run_sync(attempt, resolved, epoch=epoch)
+
+    def _later(self, seconds: float) -> None:
+        self._not_before = time.monotonic() + seconds
+
+    def _has_successor(self, connection: Connection) -> bool:
+        known = holders(revisions(connection, self._resolved.name), self._resolved)
+        return any(holder.revision > self._resolved.revision for holder in known)

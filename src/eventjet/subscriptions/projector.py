@@ -1,0 +1,321 @@
+"""`Projector`: one projection in one process, term after term.
+
+A term is one lease: take it, take the durable over, check the log, then write batch by batch. Any fault ends the term.
+After faults of connections, leases and locks another begins; faults of events and of the log stop the projection with
+their reason, until somebody rebuilds it or starts a worker that takes them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, NoReturn, TypeAlias
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from eventjet import failpoints
+from eventjet.errors import (
+    CheckpointFenced,
+    CodecError,
+    EventjetError,
+    FoldProcessLost,
+    HandlerFailed,
+    HistoryBroken,
+    LogIncomplete,
+    LogRolledBack,
+    RowUnreadable,
+    StillHeld,
+    TableLost,
+    TableOccupied,
+    TransactionEnded,
+    UnknownEvent,
+)
+from eventjet.observability import logs
+from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
+from eventjet.quarantine.fold import BlockedAggregates, is_newer
+from eventjet.quarantine.fold import reader as reader_of
+from eventjet.sql import locations
+from eventjet.sql.checkpoint import ACTIVE, BUILDING, DECLARED, FAILED, Checkpoint
+from eventjet.subscriptions.context import Session, T, WorkerContext
+from eventjet.subscriptions.divided import DividedPipeline, DividedReader, NotDivided
+from eventjet.subscriptions.division import Division
+from eventjet.subscriptions.lease import Lease, Promotion
+from eventjet.subscriptions.pipeline import BatchPipeline, FoldCommitter, Pace, SqlCommitter
+from eventjet.subscriptions.reader import (
+    EventReader,
+    Source,
+    check_running,
+    check_whole_log,
+    learn_voids,
+    left_in_log,
+    pause_of,
+)
+from eventjet.subscriptions.retries import carry_out_retries, load_blocked
+from eventjet.subscriptions.terms import end, now_told, renewing, run_terms, waiting_since
+from eventjet.writers.sql_writer import SqlWriter
+
+_log = logging.getLogger(__name__)
+
+AnyReader: TypeAlias = EventReader | DividedReader
+AnyPipeline: TypeAlias = BatchPipeline | DividedPipeline
+
+_LOOK_S = 2.0
+"""How often a worker looks whether its tables are still there, and the log is the one it began with, and whole."""
+_STOPS = (
+    HandlerFailed,
+    CodecError,
+    LogIncomplete,
+    LogRolledBack,
+    HistoryBroken,
+    RowUnreadable,
+    TableLost,
+    TableOccupied,
+    StillHeld,
+    TransactionEnded,
+)
+
+
+class Projector:
+    """One projection in one process. `on_ready` is called, perhaps often, once it works or waits for the lease."""
+
+    def __init__(self, resolved: AnyResolved, context: WorkerContext, on_ready: Callable[[], None]) -> None:
+        self.resolved = resolved
+        self._context = context
+        self._on_ready = on_ready
+        self._meter = context.meter(resolved)
+        self.pace = Pace(context.options)
+        self._tells_waiting = False
+        self._pause: str | None = None
+        """Why nothing comes from the durable, where somebody has paused it."""
+        self._division = Division.of(resolved, context)
+        self._failed_at = -1
+        self._has_warned = False
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Term after term until `stop`; the batch in hand is finished and the lease let go."""
+        resolved, ends = self.resolved, self._meter.terms
+        await run_terms(
+            resolved.name,
+            self._term,
+            stop,
+            ends,
+            self.pace,
+            on_ready=self._on_ready,
+            private=resolved.is_private,
+        )
+
+    async def _term(self, stop: asyncio.Event) -> None:
+        by_hand = isinstance(self.resolved, ResolvedSql)
+        await asyncio.to_thread(self._context.database.check_sessions)
+        async with Session.open(self._context, f"worker {self.resolved.durable}", by_hand=by_hand) as session:
+            await session.read(locations.check_tables, ())
+            lease = await Lease.acquire(session, self.resolved, self._context, stop, self._on_ready, self._failed_at)
+            if lease is None:
+                return
+            self._warn_of_other_code(lease.held)
+            failpoints.reach("worker.lease_taken")
+            if not by_hand:
+                await session.commit_by_statement()
+            elif lease.held.location != DECLARED:
+                await session.look_first_in(lease.held.location)
+            await self._tell_waiting(lease)
+            try:
+                await session.read(locations.check_tables, [self.resolved], self._context.log)
+                await self._hold(session, lease, stop)
+                self._meter.terms["drained"] += 1
+            except _STOPS as error:
+                await self._stop(lease, error)
+            except CheckpointFenced:
+                raise
+            except Exception:
+                await self._tell_waiting(lease)
+                raise
+            finally:
+                with suppress(SQLAlchemyError, OSError):
+                    failpoints.reach("worker.before_release")
+                    await lease.release()
+
+    def _warn_of_other_code(self, held: Checkpoint) -> None:
+        """Say once in a process that other code made some of the rows, without a new revision."""
+        if not self._has_warned and held.has_rows_of_other_code(self.resolved.code):
+            self._has_warned = True
+            logs.CODE_CHANGED.tell(_log, name=held.name, revision=held.revision, newer=held.revision + 1)
+
+    async def _tell_waiting(self, lease: Lease) -> None:
+        """Note what ended the terms before, so that the state does not look as if it went on."""
+        if self.pace.waits is not None:
+            with suppress(SQLAlchemyError, OSError, EventjetError):
+                await lease.settle(None, self.pace.waits)
+                self._tells_waiting = True
+
+    async def _tell_pause(self, lease: Lease, reason: str) -> None:
+        logs.WAITS.tell(_log, name=self.resolved.name, reason=reason)
+        await lease.settle(None, reason)
+        self._tells_waiting = True
+
+    async def _goes_on(self, lease: Lease) -> None:
+        """Something was written, or there is nothing to write: nothing is in its way any more."""
+        self.pace.progressed()
+        if self._tells_waiting:
+            await lease.settle(None)
+            self._tells_waiting = False
+
+    async def _hold(self, session: Session, lease: Lease, stop: asyncio.Event) -> None:
+        """Check the tables, carry out retries; then write, alone or divided, whatever the distance calls for.
+
+        Each step relies on those before it, and all of them on the lease.
+        """
+        context = self._context
+        await lease.check_tables()
+        await self._renewing(lease, learn_voids(context.client, context.stream, context.catalog))
+        await carry_out_retries(session, context, self.resolved, lease, stop)
+        try:
+            if self._division is not None:
+                looking = left_in_log(context.client, context.stream, lease.held.position)
+                left = await self._renewing(lease, looking)
+                await self._division.turns(False, left, lease.held.position)
+            while not await self._follow(session, lease, stop):
+                await lease.look_again()
+                # Those that fold processes met only they know.
+                await self._renewing(lease, learn_voids(context.client, context.stream, context.catalog))
+        finally:
+            if self._division is not None:
+                await self._division.close()
+
+    async def _follow(self, session: Session, lease: Lease, stop: asyncio.Event) -> bool:
+        """Take the durable over, check the log, and write; False when it is to be done the other way from here on."""
+        context, held, division = self._context, lease.held, self._division
+        # What was blocked, or remembered, before this lease was taken is read anew.
+        blocked = await load_blocked(session, self.resolved)
+        if division is not None and division.is_called_for:
+            reader = await division.open(held, blocked, self.pace)
+        else:
+            source = Source(context.endpoint, context.stream, self.resolved.durable)
+            decoder = partial(reader_of, context.catalog, self.resolved, ())
+            opening = EventReader.open(source, held.position, decoder, context.options.batch_max)
+            reader = await self._renewing(lease, opening)
+        beside: list[asyncio.Task[Any]] = [asyncio.create_task(_wake_at(stop, reader))]
+        try:
+            if not held.log:
+                await lease.check_unused()
+            # After the durable is made: whoever replaces the stream from here on deletes it too.
+            log = await self._renewing(lease, check_whole_log(context.client, context.stream, held))
+            if held.log != log or held.app != self.resolved.app or not await lease.are_tables_noted():
+                await lease.adopt(log)
+            failpoints.reach("worker.log_checked")
+            pipeline = self._pipeline(session, held, reader, blocked)
+            reader.start()
+            self._on_ready()
+            self._pause = None
+            looking = asyncio.create_task(self._look(lease, log))
+            beside.append(looking)
+            return await self._project(session, lease, reader, pipeline, stop, looking)
+        finally:
+            await end(beside)
+            if isinstance(reader, DividedReader) and division is not None:
+                await division.close()  # before the reader, which may wait for one of them
+            await reader.close()
+
+    async def _renewing(self, lease: Lease, work: Awaitable[T]) -> T:
+        """Await what does not use the session, however long it takes."""
+        return await renewing(work, lease.renew, self._context.options.lease_s / 3)
+
+    def _pipeline(
+        self, session: Session, held: Checkpoint, reader: AnyReader, blocked: BlockedAggregates
+    ) -> AnyPipeline:
+        context, resolved = self._context, self.resolved
+        if isinstance(resolved, ResolvedSql):
+            committer = SqlCommitter(session, SqlWriter(resolved, lease_s=context.options.lease_s), held)
+        else:
+            writer = context.fold_writer(resolved, held, blocked)
+            if isinstance(reader, DividedReader):
+                return DividedPipeline(resolved, held, reader, (session, writer), self.pace, self._committed)
+            overlaps = context.database.dialect.is_concurrent
+            private = resolved.is_private
+            committer = FoldCommitter(session, writer, held, reader, overlaps=overlaps, private=private)
+        assert isinstance(reader, EventReader)
+        return BatchPipeline(resolved, held, reader, committer, self.pace, self._committed)
+
+    def _committed(self, position: int, events: int, seconds: float) -> None:
+        self._meter.committed(events, seconds)
+        self._context.notices.tell(self.resolved.name, self.resolved.revision, position)
+
+    async def _look(self, lease: Lease, log: str) -> NoReturn:
+        """Raise as soon as the log is another one, or no longer whole; note whether the durable is paused."""
+        client, stream = self._context.client, self._context.stream
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await check_running(client, stream, lease.held, log)
+            self._pause = await pause_of(client, stream, self.resolved.durable)
+
+    async def _project(
+        self,
+        session: Session,
+        lease: Lease,
+        reader: AnyReader,
+        pipeline: AnyPipeline,
+        stop: asyncio.Event,
+        looking: asyncio.Task[NoReturn],
+    ) -> bool:
+        """Write until `stop`, or until the revision is promoted; False when to go on the other way."""
+        context, division = self._context, self._division
+        promotion = Promotion(self.resolved, context, lease, session)
+        building = lease.held.state == BUILDING and not promotion.wanted
+        looked_at, turning, pause = time.monotonic(), False, None
+        while not stop.is_set():
+            if time.monotonic() - looked_at > _LOOK_S:
+                await lease.check_tables()
+                looked_at = time.monotonic()
+            if looking.done():
+                looking.result()
+            before, pause = pause, self._pause
+            if pause is not None and before is None:
+                await self._tell_pause(lease, waiting_since(now_told(), pause))
+            try:
+                wrote = await pipeline.step(context.options.lease_s / 3)
+            except (NotDivided, FoldProcessLost) as error:
+                if division is None or not division.goes_on(pipeline.position, error):
+                    raise
+                return False
+            left = reader.left_after(pipeline.position)  # silence does not say that there is no more
+            if not wrote:
+                await lease.renew()
+            if pause is None and (self._tells_waiting if wrote else not left):
+                await self._goes_on(lease)
+            if not wrote:
+                failpoints.reach("worker.lease_renewed")
+            if division is not None and not turning:
+                turning = await division.turns(isinstance(reader, DividedReader), left, pipeline.position)
+            if turning:
+                reader.end()
+                if not reader.has_more:
+                    return False
+            # What fold processes have in hand may end the term, and a reader that was ended brings nothing more.
+            is_alone = not turning and not isinstance(reader, DividedReader)
+            if is_alone and promotion.is_due(left) and await promotion.attempt(pipeline.step):
+                return True
+            if building and not left and pause is None:
+                failpoints.reach("worker.before_settle")
+                await lease.settle(ACTIVE)
+                failpoints.reach("worker.after_settle")
+                building = False
+        return True
+
+    async def _stop(self, lease: Lease, error: EventjetError) -> None:
+        """Stop the projection with its reason; a schema that only a newer deploy knows is left to that one."""
+        if isinstance(error, UnknownEvent) and is_newer(self._context.catalog, error):
+            self.pace.hold_off()
+            await lease.settle(None, str(error))
+            raise error
+        logs.STOPPED.tell(_log, name=self.resolved.name, reason=error)
+        self._failed_at = await lease.settle(FAILED, str(error))
+        self._meter.terms["failed"] += 1
+
+
+async def _wake_at(stop: asyncio.Event, reader: AnyReader) -> None:
+    await stop.wait()
+    reader.wake()

@@ -1,0 +1,373 @@
+"""`status`: where each projection of an app stands."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from sqlalchemy import Connection
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from eventjet.errors import EventjetError, TableLost
+from eventjet.jetstream.api import next_message
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.nats.endpoint import Endpoint
+from eventjet.projections.app_ref import Application
+from eventjet.quarantine.rows import parked_counts
+from eventjet.settings import Settings
+from eventjet.shown import cut
+from eventjet.sql import checkpoint, table_identity
+from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, Checkpoint
+from eventjet.sql.database import COMMAND, READ_ONLY, Database
+from eventjet.sql.dialect import dialect_of
+from eventjet.subscriptions.cursor_status import CursorLook, look_at_cursors
+from eventjet.subscriptions.following import Declaration, declarations_of
+from eventjet.subscriptions.reader import log_fault, state_of_log
+
+PROJECTION = "projection"
+REASON_MAX = 1_000
+"""Characters of why something stands still."""
+_PACE_S = 10.0
+_CLOCK_S = 1.0
+"""How far the database's clock may be corrected without notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkStatus:
+    """One projection at one revision, or one reactor, process, publication or inbox."""
+
+    name: str
+    revision: int
+    state: str
+    position: int
+    """What its rows are true for."""
+    log_position: int
+    """The log's last position."""
+    lag_events: int
+    lag_s: float | None
+    """Age of the oldest event that is not in it yet; None when it cannot be known."""
+    owner: str | None
+    """The worker that holds the lease now."""
+    generation: int
+    """Rebuilds swapped in, and one."""
+    reason: str | None
+    """Why it failed or waits."""
+    declared: bool
+    """Whether the app still declares this revision; nobody advances one that no process declares."""
+    location: str = ""
+    """Where its tables are: empty where they are declared and read, else a schema, or a suffix on SQLite."""
+    lost_owner: str | None = None
+    """The worker that held the lease last and did not let go of it: killed, stopped or cut off."""
+    lost_s: float | None = None
+    """How long ago it was seen last; None where the database's clock has been set back since."""
+    parked: int = 0
+    """Events it could not take, which wait for a decision or for a worker that tries them again."""
+    events_per_s: float | None = None
+    """How fast its position moves; None when only one look was taken."""
+    eta_s: float | None = None
+    """When it will have caught up with the log, which grows meanwhile; None when it will not at this pace."""
+    kind: str = PROJECTION
+    """`projection`, `reactor` or `process`."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatusSnapshot:
+    """All projections at one moment."""
+
+    at: float
+    """By this process's monotonic clock."""
+    projections: list[WorkStatus]
+
+
+async def status(app: Application, settings: Settings, *, pause_s: float | None = None) -> list[WorkStatus]:
+    """Every projection that is declared or has a checkpoint, by name and revision. Raises `Unreachable`.
+
+    With pace and time left after a pause, which is taken only where something lags.
+    """
+    async with StatusReader(app, settings) as reader:
+        first = last = await reader.read()
+        if pause_s is None:
+            return first.projections
+        if any(status.lag_events and status.state in (BUILDING, ACTIVE) for status in first.projections):
+            await asyncio.sleep(pause_s)
+            last = await reader.read()
+        return paced(first, last)
+
+
+async def watched(
+    app: Application, settings: Settings, interval_s: float
+) -> AsyncGenerator[list[WorkStatus] | EventjetError]:
+    """The status every `interval_s` without end, its pace by the snapshots of the last ten seconds.
+
+    Raises what the first look raises; what goes wrong later is yielded, and looked after again.
+    """
+    async with StatusReader(app, settings) as reader:
+        snapshots = deque([await reader.read()])
+        yield paced(snapshots[0], snapshots[-1])
+        while True:
+            await asyncio.sleep(interval_s)
+            try:
+                snapshots.append(await reader.read())
+            except EventjetError as error:
+                yield error
+                continue
+            while len(snapshots) > 2 and snapshots[1].at < snapshots[-1].at - _PACE_S:
+                snapshots.popleft()
+            yield paced(snapshots[0], snapshots[-1])
+
+
+def paced(before: StatusSnapshot, after: StatusSnapshot) -> list[WorkStatus]:
+    """The later snapshot, with what the earlier one tells of pace and time left."""
+    known = {(status.name, status.revision, status.generation): status for status in before.projections}
+    return [
+        _paced(status, known.get((status.name, status.revision, status.generation)), after.at - before.at)
+        for status in after.projections
+    ]
+
+
+def _paced(status: WorkStatus, before: WorkStatus | None, seconds: float) -> WorkStatus:
+    if seconds <= 0 or before is None or status.position < before.position:
+        return replace(status, eta_s=None if status.lag_events else 0.0)
+    pace = (status.position - before.position) / seconds
+    gain = pace - max(0, status.log_position - before.log_position) / seconds
+    eta_s = status.lag_events / gain if gain > 0 else None
+    return replace(status, events_per_s=pace, eta_s=eta_s if status.lag_events else 0.0)
+
+
+class StatusReader:
+    """Reads the status again and again, over connections that it keeps; a fault drops them. Used by one task."""
+
+    def __init__(self, app: Application, settings: Settings, names: Collection[str] | None = None) -> None:
+        """All that the app has, or what is named: for who may look at nothing else."""
+        self._database = Database(settings.database)
+        self._endpoint = Endpoint.of(settings)
+        wanted = [*app.projections, *declarations_of(app)] if names is None else names
+        self._declared = {(one.name, one.revision) for one in app.projections.values() if one.name in wanted}
+        self._followers = {name: one for name, one in declarations_of(app).items() if name in wanted}
+        self._app = app
+        self._engine: AsyncEngine | None = None
+        self._connection: NatsConnection | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._close()
+
+    async def read(self) -> StatusSnapshot:
+        """Every projection that is declared or has a checkpoint, by name and revision. Raises `Unreachable`."""
+        try:
+            seen = await self._checkpoints() if self._declared else SeenCheckpoints([], {})
+            at = time.monotonic()
+            statuses = await asyncio.to_thread(self._look, seen)
+        except BaseException:
+            await self._close()
+            raise
+        return StatusSnapshot(at, statuses)
+
+    def _look(self, seen: SeenCheckpoints) -> list[WorkStatus]:
+        """Blocks."""
+        if self._connection is None:
+            self._connection = NatsConnection.open(self._endpoint)
+        statuses, last = look_at_projections(self._connection, self._app.name, seen, self._declared)
+        followers = look_at_followers(self._connection, self._app, self._followers, last) if self._followers else []
+        return [*statuses, *followers]
+
+    async def _close(self) -> None:
+        engine, self._engine = self._engine, None
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+        if engine is not None:
+            await engine.dispose()
+
+    async def _checkpoints(self) -> SeenCheckpoints:
+        if self._engine is None:
+            self._engine = self._database.engine("eventjet status", COMMAND)
+        async with self._database.reaching(), self._engine.connect() as connection:
+            await connection.execution_options(**{READ_ONLY: True})
+            return await connection.run_sync(see_checkpoints, self._app.name, self._declared)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenCheckpoints:
+    """What the database says of an app's projections."""
+
+    held: list[tuple[Checkpoint, float]]
+    """Every checkpoint, failed where its tables are lost, with the seconds its lease still has."""
+    parked: dict[tuple[str, int], int]
+    """Events in quarantine, by name and revision."""
+    refusal: str = ""
+    """Why the database takes no writes, where it says so."""
+
+
+def see_checkpoints(connection: Connection, app: str, declared: Collection[tuple[str, int]]) -> SeenCheckpoints:
+    """Only looks; what these credentials may not look at counts as it is noted.
+
+    Of another app's checkpoints it says no more than that they keep those which this app has `declared` from beginning.
+    """
+    found = checkpoint.read_all(connection)
+    owners = {one.name: one.app for one, _ in found if one.app not in ("", app)}
+    held = [(_judged(connection, one), left_s) for one, left_s in found if one.name not in owners]
+    for name, revision in sorted(declared):
+        if name in owners:
+            reason = f"in this database its name belongs to the app {owners[name]!r}"
+            held.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, FAILED, reason), 0.0))
+    parked = {key: count for key, count in parked_counts(connection).items() if key[0] not in owners}
+    return SeenCheckpoints(held, parked, dialect_of(connection).refuses_writes(connection))
+
+
+def look_at_projections(
+    connection: NatsConnection, stream: str, seen: SeenCheckpoints, declared: Collection[tuple[str, int]]
+) -> tuple[list[WorkStatus], int]:
+    """Every projection that is declared, as (name, revision), or has a checkpoint; and the log's last position. Blocks.
+
+    Raises `Unreachable` and `StoreError`.
+    """
+    log = see_log(connection, stream, checkpoints_of(seen, declared))
+    return statuses_of(seen, declared, log), log.last
+
+
+@dataclass(frozen=True, slots=True)
+class SeenLog:
+    """What the log says of checkpoints."""
+
+    last: int = 0
+    """Its last position."""
+    ages: Mapping[int, float | None] = field(default_factory=dict[int, float | None])
+    """Of the event after each checkpoint's position: 0 at the end of the log, None where it is not known."""
+    faults: Mapping[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
+    """What the worker of a name and a revision will stop at."""
+
+
+def checkpoints_of(seen: SeenCheckpoints, declared: Collection[tuple[str, int]]) -> list[Checkpoint]:
+    """All there are, by name and revision, and new ones of what is declared and has none."""
+    found = [held for held, _ in seen.held]
+    for name, revision in set(declared) - {(held.name, held.revision) for held in found}:
+        found.append(Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, NEW, None))
+    return sorted(found, key=lambda held: (held.name, held.revision))
+
+
+def statuses_of(seen: SeenCheckpoints, declared: Collection[tuple[str, int]], log: SeenLog) -> list[WorkStatus]:
+    """Every projection that is declared or has a checkpoint, over a log as it was seen."""
+    left_s = {(held.name, held.revision): left_s for held, left_s in seen.held}
+    return [
+        _status(held, left_s.get((held.name, held.revision), 0.0), seen, declared, log)
+        for held in checkpoints_of(seen, declared)
+    ]
+
+
+def _status(
+    held: Checkpoint, lease_left_s: float, seen: SeenCheckpoints, declared: Collection[tuple[str, int]], log: SeenLog
+) -> WorkStatus:
+    key = (held.name, held.revision)
+    lives = _lives(held, lease_left_s)
+    # Nobody could note a reason there; whoever has a lease could write it.
+    stuck = seen.refusal if not lives and held.state in (NEW, BUILDING, ACTIVE) else ""
+    return WorkStatus(
+        name=held.name,
+        revision=held.revision,
+        state=FAILED if key in log.faults else held.state,
+        position=held.position,
+        log_position=log.last,
+        lag_events=max(0, log.last - held.position),
+        lag_s=log.ages.get(held.position),
+        owner=held.owner if lives else None,
+        generation=held.generation,
+        reason=_cut(log.faults.get(key) or stuck or held.reason),
+        declared=key in declared,
+        location=held.location,
+        lost_owner=None if lives else held.owner,
+        lost_s=_silent_s(held, lease_left_s),
+        parked=seen.parked.get(key, 0),
+    )
+
+
+def look_at_followers(
+    connection: NatsConnection, app: Application, declared: Mapping[str, Declaration], last: int
+) -> list[WorkStatus]:
+    """Every reactor and process that is declared or has a cursor, over a log that ends at `last`. Blocks."""
+    looks = {held.name: held for held in look_at_cursors(connection, app)}
+    names = sorted({*declared, *looks})
+    return [_follower(name, declared.get(name), looks.get(name), last) for name in names]
+
+
+def _follower(name: str, declared: Declaration | None, look: CursorLook | None, last: int) -> WorkStatus:
+    if look is None:
+        assert declared is not None
+        missing = "it has no cursor: run `eventjet init`"
+        return WorkStatus(name, declared.revision, NEW, 0, last, last, None, None, 1, missing, True, kind=declared.kind)
+    cursor = look.cursor
+    return WorkStatus(
+        name=name,
+        revision=cursor.revision or (1 if declared is None else declared.revision),
+        state=FAILED if look.fault and cursor.state == ACTIVE else cursor.state,
+        position=cursor.position,
+        log_position=last,
+        lag_events=look.lag_events,
+        lag_s=look.lag_s,
+        owner=None if look.seen.has_lost_owner else cursor.owner,
+        lost_owner=cursor.owner if look.seen.has_lost_owner else None,
+        lost_s=look.seen.silent_s if look.seen.has_lost_owner else None,
+        generation=1,
+        reason=_cut(look.fault or cursor.reason),
+        declared=declared is not None,
+        parked=look.parked,
+        kind=cursor.kind,
+    )
+
+
+def see_log(connection: NatsConnection, stream: str, checkpoints: Sequence[Checkpoint]) -> SeenLog:
+    """Its last position, the age of the event after each checkpoint's, and what its worker will stop at. Blocks.
+
+    Raises `Unreachable` and `StoreError`.
+    """
+    identity, state = state_of_log(connection, stream)
+    faults: dict[tuple[str, int], str] = {}
+    for held in checkpoints:
+        fault = log_fault(connection, identity, state, held)
+        if fault is not None and held.state in (NEW, BUILDING, ACTIVE):
+            faults[held.name, held.revision] = str(fault)
+    ages: dict[int, float | None] = {}
+    for position in {held.position for held in checkpoints}:
+        if position >= state.last:
+            ages[position] = 0.0
+            continue
+        record = connection.ask(next_message(stream, position + 1))
+        ages[position] = None if record is None else max(0.0, time.time() - record[1] / 1e9)
+    return SeenLog(state.last, ages, faults)
+
+
+def _cut(reason: str | None) -> str | None:
+    """Whoever wrote it may have written anything."""
+    return None if reason is None else cut(reason, REASON_MAX)
+
+
+def _lives(held: Checkpoint, left_s: float) -> bool:
+    """A lease with more left than it lasts was given before the clock was set back, and not renewed since."""
+    return 0 < left_s <= held.lease_s + _CLOCK_S
+
+
+def _silent_s(held: Checkpoint, left_s: float) -> float | None:
+    """How long its owner has been silent, where it was lost."""
+    return None if held.owner is None or left_s > 0 else held.lease_s - left_s
+
+
+def _judged(connection: Connection, held: Checkpoint) -> Checkpoint:
+    """As its worker will find it: failed where its tables are lost. Who may not look at them sees what is noted."""
+    if held.state not in (BUILDING, ACTIVE):
+        return held
+    try:
+        with connection.begin_nested():
+            table_identity.check(connection, held)
+    except TableLost as error:
+        return replace(held, state=FAILED, reason=str(error))
+    except DBAPIError as error:
+        if not dialect_of(connection).is_forbidden(error):
+            raise
+    return held

@@ -1,0 +1,291 @@
+"""`run_workers`: projections, reactors and processes in one process, until it is asked to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NoReturn
+
+from eventjet.calls import called
+from eventjet.codec.reasons import reason_of, traceback_of
+from eventjet.commands.repositories import Repositories, open_repositories
+from eventjet.errors import EventjetError, UnexpectedExit, Unreachable, UsageError
+from eventjet.jetstream.client import Client, connected
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.public_stream import PublicStream
+from eventjet.log.strangers import LIST_S, LISTED_MAX, noted_unknown, strangers, unknown_aggregates
+from eventjet.log.timers import JetStreamTimers
+from eventjet.log.topology import drifts_of
+from eventjet.nats.endpoint import Endpoint
+from eventjet.observability import logs
+from eventjet.observability.metrics import FollowerMeter, Meter
+from eventjet.projections.app_ref import Application, projections_of
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.settings import Settings
+from eventjet.spelling import listed, meant
+from eventjet.sql import locations
+from eventjet.sql.database import Database
+from eventjet.subscriptions.among import Among
+from eventjet.subscriptions.context import Notices, WorkerContext, WorkerOptions
+from eventjet.subscriptions.cursor_store import Cursors
+from eventjet.subscriptions.deps import Deps
+from eventjet.subscriptions.feeds import ForeignFeed, LogFeed
+from eventjet.subscriptions.followed import (
+    Followed,
+    FollowedInbox,
+    FollowedProcess,
+    FollowedPublication,
+    FollowedReactor,
+)
+from eventjet.subscriptions.follower import EventFollower, FollowerContext
+from eventjet.subscriptions.following import Declaration, declarations_of
+from eventjet.subscriptions.health import HealthMonitor, serving
+from eventjet.subscriptions.lease import new_owner
+from eventjet.subscriptions.projector import Projector
+from eventjet.subscriptions.reader import state_of_log
+from eventjet.subscriptions.shares import Share
+from eventjet.subscriptions.status import StatusReader
+from eventjet.subscriptions.steps import ProcessRunner
+from eventjet.subscriptions.terms import Backoff, end
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """What one process works on."""
+
+    projections: Sequence[AnyResolved]
+    followers: Sequence[Declaration]
+
+    @property
+    def names(self) -> list[str]:
+        return [one.name for one in (*self.projections, *self.followers)]
+
+
+def chosen_of(app: Application, names: Sequence[str]) -> Chosen:
+    """What these names mean, once each, or all that the app has when none is named; raises `UsageError`."""
+    declared = declarations_of(app).values()
+    known = list(dict.fromkeys([*app.projections, *(one.declared_as for one in declared)]))
+    for name in names:
+        if name not in known and not any(one.name == name for one in declared):
+            raise UsageError(
+                f"The app {app.name!r} has no {name!r} to work on. {meant(name, known)}It has {listed(known)}."
+            )
+    wanted = set(names) or set(known)
+    own = [name for name in app.projections if name in wanted]
+    followers = [one for one in declared if {one.name, one.declared_as} & wanted]
+    return Chosen(projections_of(app, own) if own else [], followers)
+
+
+async def run_workers(
+    app: Application,
+    settings: Settings,
+    names: Sequence[str] = (),
+    *,
+    stop: asyncio.Event,
+    on_ready: Callable[[], None] | None = None,
+    options: WorkerOptions | None = None,
+    http: tuple[str, int] | None = None,
+) -> None:
+    """Work on what is named (none means all that the app has) until `stop` is set, then finish what is in hand.
+
+    `on_ready` is called once, when everything works, waits as a standby, or is kept from work by a fault. Raises
+    `UsageError` for a name the app does not have, and `Unreachable` when the server or the log is missing at the
+    start; later outages are waited out. What is missing for some of it alone, a cursor, the database, a table, another
+    stream, keeps nothing else from work, and is looked for again; where all that was named lacks its cursor or its
+    tables, that is raised. At the address `http` health and metrics are told meanwhile.
+    """
+    chosen = chosen_of(app, names)
+    if not chosen.names:
+        raise UsageError(f"{app.name!r} declares nothing to work on. List a projection or a reactor in its App.")
+    options = options or WorkerOptions()
+    working = _Working(app, settings, options, _when_all(chosen.names, on_ready))
+    async with AsyncExitStack() as ending:
+        # Before anything starts a thread.
+        among = ending.enter_context(Among.given(app, options.processes)) if chosen.projections else None
+        log = await asyncio.to_thread(_check_stream, working.endpoint, app)
+        repositories = None
+        if chosen.followers:
+            repositories, client = await ending.enter_async_context(open_repositories(app, settings))
+        else:
+            client = await ending.enter_async_context(connected(settings))
+        if chosen.projections:
+            await working.begin_projections(chosen.projections, log, client, among)
+        if repositories is not None:
+            await working.begin_followers(chosen.followers, repositories, client, ending)
+        if len(working.faults) == len(chosen.names):
+            raise next(iter(working.faults.values()))  # nothing of it could do anything
+        if http is not None:
+            reader = StatusReader(app, settings, chosen.names)
+            monitor = HealthMonitor(
+                reader, working.owner, working.options, set(chosen.names), working.meters, working.paces
+            )
+            await ending.enter_async_context(serving(http, monitor))
+        await working.run(stop)
+
+
+class _Working:
+    """What one process works on, and what that shares."""
+
+    def __init__(
+        self, app: Application, settings: Settings, options: WorkerOptions, ready: Callable[[str], None]
+    ) -> None:
+        self.options = options
+        self.owner = new_owner()
+        self.endpoint = Endpoint.of(settings)
+        self.meters: list[Mapping[str, Meter | FollowerMeter]] = []
+        self.paces: dict[str, Backoff] = {}
+        """By name, with what each waits for."""
+        self.faults: dict[str, EventjetError] = {}
+        """By name, what keeps it from work at the start: a cursor, a database or a table that is missing."""
+        self._deps: Deps | None = None
+        self._app = app
+        self._settings = settings
+        self._ready = ready
+        self._tasks: dict[str, Callable[[asyncio.Event], Coroutine[Any, Any, None]]] = {}
+
+    async def begin_projections(
+        self, chosen: Sequence[AnyResolved], log: str, client: Client, among: Among | None
+    ) -> None:
+        notices = Notices(client, self._app.name)
+        database = Database(self._settings.database)
+        catalog = self._app.catalog.of_log()
+        context = WorkerContext(
+            self._app.name, log, catalog, database, self.endpoint, client, self.owner, self.options, notices, among
+        )
+        self.faults |= await _table_faults(database, chosen, log)
+        self.meters.append(context.meters)
+        for one in chosen:
+            projector = Projector(one, context, partial(self._ready, one.name))
+            self.paces[one.name] = projector.pace
+            self._tasks[one.durable] = projector.run
+
+    async def begin_followers(
+        self, chosen: Sequence[Declaration], repositories: Repositories, client: Client, ending: AsyncExitStack
+    ) -> None:
+        app = self._app
+        cursors = Cursors(client, app.name)
+        faults = await asyncio.gather(*(_cursor_fault(cursors, one.name) for one in chosen))
+        self.faults |= {one.name: fault for one, fault in zip(chosen, faults, strict=True) if fault is not None}
+        handlers = {*app.reactors, *app.inboxes}
+        if any(one.declared_as in handlers for one in chosen):
+            self._deps = Deps(app, self.options, private=repositories.catalog.is_private)
+            ending.push_async_callback(self._deps.close)
+        context = FollowerContext(repositories, cursors, self.endpoint, self.owner, self.options)
+        self.meters.append(context.meters)
+        shares: dict[str, Share] = {}
+        for one in chosen:
+            followed = self._followed(one, context, client)
+            share = shares.setdefault(one.declared_as, Share(one.partitions))
+            follower = EventFollower(followed, context, share, partial(self._ready, one.name))
+            self.paces[one.name] = follower.pace
+            self._tasks[one.name] = follower.run
+            if one.partitions > 1:
+                name = one.declared_as
+                self._tasks[f"{name} share"] = partial(share.keep, cursors, name, self.owner, self.options.lease_s)
+
+    def _followed(self, one: Declaration, context: FollowerContext, client: Client) -> Followed:
+        """What it does about its events, over this connection."""
+        app, repositories = self._app, context.repositories
+        if one.name in app.inboxes:
+            assert self._deps is not None
+            inbox = app.inboxes[one.name]
+            return FollowedInbox(one, ForeignFeed(inbox, client), inbox, repositories, self._deps)
+        feed = LogFeed(repositories, client, one)
+        for cls, info in app.processes.items():
+            if info.name == one.name:
+                runner = ProcessRunner(repositories, cls, info)
+                return FollowedProcess(one, feed, runner, JetStreamTimers(client, app.name))
+        if one.name in app.publications:
+            publication = app.publications[one.name]
+            public = PublicStream(client, publication.stream, one.name)
+            return FollowedPublication(one, feed, publication, public)
+        assert self._deps is not None
+        return FollowedReactor(one, feed, app.reactors[one.declared_as], repositories, self._deps)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Until `stop`; raises what ends one of them before: nothing here ends without a word."""
+        tasks = [asyncio.create_task(called(run(stop), "A worker"), name=name) for name, run in self._tasks.items()]
+        stopped = asyncio.create_task(stop.wait())
+        drain_s = self.options.drain_s
+        lasting = [*tasks, stopped] if self._deps is None else [*tasks, self._deps.task, stopped]
+        try:
+            await asyncio.wait(lasting, return_when=asyncio.FIRST_COMPLETED)
+            if not stop.is_set():
+                _raise_ended(next(task for task in lasting if task.done()))
+            _, late = await asyncio.wait(tasks, timeout=drain_s)
+            for task in late:
+                logs.CUT_OFF.tell(_log, name=task.get_name(), seconds=drain_s)
+        finally:
+            await end([stopped, *tasks])
+
+
+def _raise_ended(task: asyncio.Task[Any]) -> NoReturn:
+    """For a task that ended though nobody had stopped it."""
+    error = None if task.cancelled() else task.exception()
+    if error is None:
+        error = UnexpectedExit(asyncio.CancelledError.__name__, f"The task {task.get_name()!r} of this worker")
+    logs.TASK_ENDED.tell(_log, name=task.get_name(), reason=reason_of(error), trace=f"\n{traceback_of(error)}")
+    raise error
+
+
+def _when_all(names: Sequence[str], on_ready: Callable[[], None] | None) -> Callable[[str], None]:
+    """Calls `on_ready` once each of the names was told."""
+    waiting = set(names)
+
+    def ready(name: str) -> None:
+        if name in waiting:
+            waiting.discard(name)
+            if not waiting and on_ready is not None:
+                on_ready()
+
+    return ready
+
+
+async def _cursor_fault(cursors: Cursors, name: str) -> EventjetError | None:
+    try:
+        await cursors.read(name)
+    except EventjetError as error:
+        return error
+    return None
+
+
+async def _table_faults(database: Database, chosen: Sequence[AnyResolved], log: str) -> dict[str, EventjetError]:
+    """What keeps some from their tables, or all, where that is the database, by name."""
+    engine = database.engine("eventjet worker").execution_options(**database.dialect.look_options)
+    faults: dict[str, EventjetError] = {}
+    try:
+        await asyncio.to_thread(database.check_sessions)
+        async with database.reaching(), engine.connect() as connection:
+            await connection.run_sync(locations.check_tables, ())
+            for one in chosen:
+                try:
+                    await connection.run_sync(locations.check_tables, [one], log)
+                except EventjetError as error:
+                    faults[one.name] = error
+    except Unreachable as error:
+        return {one.name: error for one in chosen}
+    finally:
+        await engine.dispose()
+    return faults
+
+
+def _check_stream(endpoint: Endpoint, app: Application) -> str:
+    """The log's identity; raises for one that is not there, and says what this release cannot read, as a look tells."""
+    with NatsConnection.open(endpoint) as connection:
+        identity, state = state_of_log(connection, app.name)
+        for drift in drifts_of(state):
+            logs.LOG_DRIFTED.tell(_log, drift=drift)
+        known = app.catalog.aggregates
+        if state.subjects <= LISTED_MAX:
+            unknown = connection.run(unknown_aggregates(app.name, known), LIST_S)
+        else:
+            unknown = connection.run(noted_unknown(state, known))
+        for error in (*unknown, *strangers(connection, state, app.catalog)):
+            logs.LOG_UNREADABLE.tell(_log, reason=error)
+    return identity

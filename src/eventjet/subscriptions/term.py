@@ -1,0 +1,475 @@
+"""`Term`: what one owner of a cursor does with the events it is given: tries, parks, and writes how far it has come."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from eventjet import failpoints
+from eventjet.calls import called
+from eventjet.codec.envelope import RawRecord
+from eventjet.codec.imported import is_imported
+from eventjet.codec.reasons import reason_of
+from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRIED, AggregateKey, Parked
+from eventjet.errors import (
+    CodecError,
+    ConcurrencyConflict,
+    DefinitionError,
+    LogRolledBack,
+    OutcomeUnknown,
+    ReactionFailed,
+    StoreUnavailable,
+    StreamFull,
+    UnexpectedExit,
+    Unreachable,
+    UsageError,
+)
+from eventjet.log.timers import Due
+from eventjet.observability import logs
+from eventjet.observability.metrics import FollowerMeter
+from eventjet.quarantine.fold import Offered, blocked_by, is_of, parked_for
+from eventjet.subscriptions.cursor import Cursor
+from eventjet.subscriptions.cursor_store import CHANGES_MAX, HeldCursor, ParkedEntry, parked_now
+from eventjet.subscriptions.followed import Followed, Try
+from eventjet.subscriptions.lanes import Lanes
+from eventjet.subscriptions.terms import now_told, waiting_since
+from eventjet.writers.batch import Batch
+
+if TYPE_CHECKING:
+    from eventjet.subscriptions.follower import FollowerContext
+
+_log = logging.getLogger(__name__)
+
+_TRIES_UNTOLD = 2
+"""A try that fails is followed by another one; from so many on the cursor tells of it."""
+WRITE_S = 0.05
+"""How often a cursor that moves is written."""
+_LOOKS_AT_ONCE = 16
+_LOOKS_MAX = 1_000
+"""Those included that are tried again and again."""
+_DUE_S = 0.25
+"""How often it is looked what has fired: the server itself looks as often."""
+_PASSING = (StoreUnavailable, OutcomeUnknown, ConcurrencyConflict, StreamFull, Unreachable)
+"""What ends by itself where it comes from eventjet."""
+_HOPELESS = (UsageError, DefinitionError)
+"""What eventjet says of the code itself: it would say so again at once."""
+
+
+class Reading(Protocol):
+    """What `EventReader` is to a term."""
+
+    def start(self) -> None: ...
+
+    async def take(self, timeout_s: float) -> Batch | None: ...
+
+    async def close(self) -> None: ...
+
+    def left_after(self, position: int) -> int: ...
+
+
+class Term:
+    """Used within one loop, from the taking of a cursor to its end."""
+
+    def __init__(
+        self,
+        followed: Followed,
+        context: FollowerContext,
+        held: HeldCursor,
+        lanes: Lanes,
+        parked: Sequence[ParkedEntry],
+        meter: FollowerMeter,
+    ) -> None:
+        self._followed = followed
+        self._context = context
+        self._held = held
+        self._lanes = lanes
+        self._meter = meter
+        self._before = held.cursor
+        self._waking = held.cursor.waking
+        own = [entry for entry in parked if entry.log == held.cursor.log]
+        self._known = {entry.position: entry for entry in own}
+        self._waiting: dict[AggregateKey, int] = {entry.key: entry.position for entry in reversed(own)}
+        self._parked = own
+        self._kept: list[ParkedEntry] = []
+        self._gone: list[ParkedEntry] = []
+        self._writing = asyncio.Lock()
+        self._left = held.cursor.reason
+        self._waits: dict[AggregateKey, str] = {}
+        self._pause: str | None = None
+        self._reader: Reading | None = None
+        self._noted = held.cursor
+
+    async def take(self, reader: Reading) -> None:
+        """Hand every event to its lane; first those that are to be tried again. Ends with what ends the reading."""
+        self._reader = reader
+        self._retry_parked()
+        while True:
+            batch = await reader.take(self._context.options.lease_s)
+            if batch is None:
+                continue
+            offers = cast("Sequence[Offered]", batch.events)
+            for offered in offers:
+                await self._lanes.room()
+                self._add(offered)
+            last = offers[-1].position if offers else 0
+            if batch.last > last:
+                await self._lanes.room()
+                self._lanes.add(batch.last, batch.event_id, [])
+
+    async def keep(self) -> None:
+        """Write the cursor when it has moved, and often enough for the lease."""
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._context.options.lease_s / 3):
+                    await self._lanes.changed.wait()
+            if self.is_idle:
+                self._left = None
+            await self.write()
+            await asyncio.sleep(WRITE_S)
+
+    async def wake(self) -> None:
+        """Have what has come due dealt with, in the lanes of its processes."""
+        after = 0
+        while True:
+            for due in await self._followed.fired(after):
+                after = due.sequence
+                self._lanes.add_due((self._followed.declaration.name, due.process_id), self._coming_due(due))
+            await asyncio.sleep(_DUE_S)
+
+    async def look_again(self) -> None:
+        """Look at all processes that wait, once for each revision of the code; the cursor says how far that is."""
+        if self._waking is not None:
+            await self._look_at_all(*self._waking)
+            self._waking = None
+            self._lanes.changed.set()
+            logs.LOOKED_AGAIN.tell(_log, name=self._followed.declaration.name, revision=self._before.revision)
+        await asyncio.Event().wait()  # nothing of a term ends before it does
+
+    async def _look_at_all(self, after: int, until: int) -> None:
+        """Some at once; one that fails or takes long keeps the others from nothing, and the mark below its position."""
+        looking: dict[asyncio.Future[None], int] = {}
+        places = asyncio.Semaphore(_LOOKS_AT_ONCE)
+
+        def note(reached: int) -> None:
+            for done in [each for each in looking if each.done()]:
+                del looking[done]
+            self._waking = min([reached, *(position - 1 for position in looking.values())]), until
+            self._lanes.changed.set()
+
+        while after < until:
+            found, reached = await self._followed.instances(after, until)
+            for process_id, position in sorted(found.items(), key=itemgetter(1)):
+                await places.acquire()
+                note(position - 1)
+                while len(looking) >= _LOOKS_MAX:
+                    await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
+                    note(position - 1)
+                done = asyncio.get_running_loop().create_future()
+                looking[done] = position
+                key = (self._followed.declaration.name, process_id)
+                self._lanes.add_due(key, self._looking_at(key, position, places, done))
+            if reached == after:
+                await asyncio.sleep(_DUE_S)  # a replica lags
+            after = reached
+        while looking:
+            await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
+            note(until)
+
+    def _looking_at(
+        self, key: AggregateKey, position: int, places: asyncio.Semaphore, done: asyncio.Future[None]
+    ) -> Any:
+        """Its place is another's from its first try on, whatever came of that."""
+
+        async def attempt(number: int) -> None:
+            try:
+                await self._followed.look_at(key[1], position)
+            finally:
+                if number == 1:
+                    places.release()
+
+        async def look() -> None:
+            if key in self._waiting:  # what is parked comes first; its retry wakes the process
+                places.release()
+            else:
+                _, error = await self._tried(attempt, key, position)
+                if error is not None:
+                    await self._unasked_failed(key[1], error)
+            done.set_result(None)
+
+        return look
+
+    def tell_pause(self, reason: str | None) -> None:
+        """Why nothing comes, since somebody has paused its consumer at the server; None where nobody has."""
+        if (reason is None) == (self._pause is None):
+            return
+        self._pause = None if reason is None else waiting_since(now_told(), reason)
+        self._lanes.changed.set()
+        if self._pause is not None:
+            logs.WAITS.tell(_log, name=self._followed.declaration.name, reason=self._pause)
+
+    def has_moved(self) -> bool:
+        """Whether it was written, since this was asked last, that more is done than before."""
+        before, self._noted = self._noted, self._held.cursor
+        return _is_further(self._noted, before)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is at the end of the log, with all written that was done, and nothing waits."""
+        lanes, is_written = self._lanes, not (self._kept or self._gone or self._waits or self._pause)
+        if not (is_written and lanes.is_idle and self._waking is None) or self._reader is None:
+            return False
+        return self._held.cursor.position == lanes.position and not self._reader.left_after(lanes.position)
+
+    async def write(self) -> None:
+        """Raises `CursorFenced`, and `StoreUnavailable` when it is not known whether it was written."""
+        await self._write(owned=True)
+
+    async def release(self) -> None:
+        """Write for the last time, and let go of the cursor."""
+        await self._write(owned=False)
+
+    async def _write(self, *, owned: bool) -> None:
+        async with self._writing:
+            lanes = self._lanes
+            lanes.changed.clear()
+            began = self._context.clock()
+            cursor = self._held.cursor.moved(lanes.position, lanes.event_id, lanes.done_beyond(), self._waking)
+            if _is_further(cursor, self._before):
+                self._left = None  # what ended the terms before has not ended this one
+            cursor = cursor.waiting(self._reason_to_wait())
+            failpoints.reach("cursor.before_write")
+            while len(self._kept) + len(self._gone) > CHANGES_MAX:
+                # Parked before it is passed over: whoever comes next finds both.
+                await self._write_with_changes(self._held.cursor)
+            await self._write_with_changes(cursor if owned else cursor.released())
+            failpoints.reach("cursor.written")
+            self._held.written_at = began
+
+    async def _write_with_changes(self, cursor: Cursor) -> None:
+        """What changes in the quarantine stays to be written until it is: another write may follow one that fails."""
+        kept = self._kept[:CHANGES_MAX]
+        gone = self._gone[: CHANGES_MAX - len(kept)]
+        await self._context.cursors.write(self._held, cursor, kept, gone)
+        for one in (each.parked for each in kept if each.parked.resolution == PARKED):
+            logs.PARKED.tell(_log, name=cursor.name, position=one.position, how="is parked", more="", reason=one.reason)
+        del self._kept[: len(kept)], self._gone[: len(gone)]
+
+    def _add(self, offered: Offered) -> None:
+        position, event_id = offered.position, offered.event_id
+        imported = not self._followed.takes_imported and is_imported(offered.record[3])
+        known = self._known.get(position)
+        if known is not None and not is_of(known.parked.event_id, offered.record):
+            raise LogRolledBack(self._followed.declaration.name, position, "the event parked there is another")
+        if imported or self._before.is_done(position) or known is not None:
+            self._lanes.add(position, event_id, [])
+            return
+        if offered.event is None:
+            key = offered.aggregate_key
+            self._lanes.add(position, event_id, [(key, lambda: self._undecodable(offered, key))])
+            return
+        try:
+            work = self._followed.work(offered.event)
+        except BaseException as raised:  # noqa: BLE001 - a correlation of the application's
+            failure = UnexpectedExit.instead_of(raised)
+            key = offered.aggregate_key
+            self._lanes.add(position, event_id, [(key, lambda: self._refuse(offered, key, failure, 1))])
+            return
+        works = [] if work is None else [(work[0], lambda: self._deal_with(offered, *work))]
+        self._lanes.add(position, event_id, works)
+
+    async def _undecodable(self, offered: Offered, key: AggregateKey) -> None:
+        assert offered.error is not None
+        await self._refuse(offered, key, offered.error, 1)
+
+    async def _deal_with(self, offered: Offered, key: AggregateKey, attempt: Try) -> None:
+        """Try until it is done, or park it: what waits behind an earlier one of its aggregate, without a try."""
+        ahead = next((one for one in (offered.aggregate_key, key) if self._is_behind(offered, one)), None)
+        if ahead is not None:
+            self._park(_of(blocked_by(offered), ahead))
+            return
+        tries, error = await self._tried(attempt, key, offered.position)
+        if error is not None:
+            await self._refuse(offered, key, error, tries)
+        else:
+            self._meter.handled += 1
+
+    async def _refuse(self, offered: Offered, key: AggregateKey, error: Exception, tries: int) -> None:
+        if not self._followed.quarantines:
+            if isinstance(error, CodecError):
+                raise error
+            name, aggregate_id = self._followed.declaration.name, offered.aggregate_key[1]
+            raise ReactionFailed(name, offered.position, aggregate_id, self._reason(error)) from error
+        if self._is_behind(offered, key):
+            self._park(_of(blocked_by(offered), key))
+            return
+        self._waiting[key] = offered.position
+        self._park(_of(parked_for(offered, error, private=self._is_private), key), tries)
+
+    def _is_behind(self, offered: Offered, key: AggregateKey) -> bool:
+        """Whether an earlier event waits: where a cursor was set back, a later one may."""
+        return self._waiting.get(key, offered.position) < offered.position
+
+    def _park(self, parked: Parked, tries: int = 0) -> None:
+        if parked.resolution == PARKED:
+            self._meter.tries["parked"] += 1
+        self._kept.append(parked_now(parked, tries, self._before.log))
+        self._lanes.changed.set()
+
+    async def _tried(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
+        """How often it was tried, and what the last try raised; None when it is done. Position 0 is a deadline.
+
+        From the second try that fails on the cursor tells why it waits.
+        """
+        try:
+            return await self._tried_until(attempt, key, position)
+        finally:
+            if self._waits.pop(key, None) is not None:
+                self._lanes.changed.set()
+
+    async def _tried_until(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
+        retry, number, since = self._followed.retry, 0, now_told()
+        while True:
+            number += 1
+            await self._in_time()
+            limit = asyncio.timeout(retry.timeout_s)
+            try:
+                async with limit:
+                    await called(attempt(number))
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again, then kept with its event
+                passing = isinstance(error, (*retry.passing, *_PASSING)) and not limit.expired()
+                self._meter.tries["passing" if passing else "failed"] += 1
+                if not passing and (number >= retry.tries or isinstance(error, _HOPELESS)):
+                    return number, error
+                self._say_failed(key, position, number, error)
+                if number >= _TRIES_UNTOLD:
+                    self._tell_waiting(key, position, since, error)
+                await self._lanes.pause(retry.pause_s(number))
+            else:
+                self._meter.tries["done"] += 1
+                return number, None
+
+    def _say_failed(self, key: AggregateKey, position: int, number: int, error: Exception) -> None:
+        name, what = self._followed.declaration.name, f"position {position}" if position else "its deadline"
+        whose = repr(key[1]) if key[0] == name else f"{key[0]} {key[1]!r}"
+        logs.TRY_FAILED.tell(_log, name=name, whose=whose, what=what, attempt=number, reason=self._reason(error))
+
+    def _tell_waiting(self, key: AggregateKey, position: int, since: str, error: Exception) -> None:
+        what = f"position {position:,}" if position else f"the deadline of {key[1]!r}"
+        reason = waiting_since(since, f"{what}: {self._reason(error)}")
+        if self._waits.get(key) != reason:
+            self._waits[key] = reason
+            self._lanes.changed.set()
+            logs.WAITS.tell(_log, name=self._followed.declaration.name, reason=reason)
+
+    def _reason_to_wait(self) -> str | None:
+        """What keeps its events from being dealt with: of the one that has waited longest."""
+        first = next(iter(self._waits.values()), self._pause or self._left)
+        return first if first is None or len(self._waits) < 2 else f"{first} (and {len(self._waits) - 1} more wait)"
+
+    @property
+    def _is_private(self) -> bool:
+        return self._context.repositories.catalog.is_private
+
+    def _reason(self, error: Exception) -> str:
+        return reason_of(error, private=self._is_private)
+
+    async def _in_time(self) -> None:
+        """Begin nothing while the lease may be over: a process that was stopped looks before it acts."""
+        while self._context.clock() - self._held.written_at > self._context.options.lease_s:
+            await self.write()
+
+    def _coming_due(self, due: Due) -> Any:
+        """The work of one timer that has fired. What its decision raises is parked at the process's last event."""
+        key = (self._followed.declaration.name, due.process_id)
+
+        async def come_due() -> None:
+            if key in self._waiting:
+                return  # what is parked comes first; its retry wakes the process, which is due then
+            _, error = await self._tried(lambda _: self._followed.come_due(due), key, 0)
+            if error is not None:
+                await self._unasked_failed(due.process_id, error)
+
+        return come_due
+
+    async def _unasked_failed(self, process_id: str, error: Exception) -> None:
+        """Of a process that no event woke: parked at its last one."""
+        name = self._followed.declaration.name
+        repositories = self._context.repositories
+        record = await repositories.store.tail(name, process_id)
+        if record is None:
+            raise error
+        await self._refuse(Offered(record, None, error), (name, process_id), error, self._followed.retry.tries)
+
+    def _retry_parked(self) -> None:
+        """Try what somebody decided about, in the lane of its aggregate, before anything that comes after it."""
+        by_key: defaultdict[AggregateKey, list[ParkedEntry]] = defaultdict(list)
+        for entry in self._parked:
+            by_key[entry.key].append(entry)
+        for key, entries in by_key.items():
+            if entries[0].parked.resolution != PARKED:
+                self._lanes.add_due(key, self._again(key, entries))
+
+    def _again(self, key: AggregateKey, entries: Sequence[ParkedEntry]) -> Any:
+        async def again() -> None:
+            for entry in entries:
+                if entry.parked.resolution == PARKED:
+                    self._waiting[key] = entry.position
+                    return
+                record = await self._followed.feed.at(entry.position)
+                if record is None and self._followed.feed.forgets:
+                    self._forget(entry)
+                    continue
+                error = await self._try_again(entry, record)
+                if error is not None:
+                    assert error.error is not None
+                    self._waiting[key] = entry.position
+                    parked = parked_for(error, error.error, private=self._is_private)
+                    self._park(_of(parked, key), self._followed.retry.tries)
+                    return
+                if entry.parked.resolution == BLOCKED:
+                    self._gone.append(entry)
+                else:
+                    self._kept.append(entry.resolved(RETRIED))
+                self._lanes.changed.set()
+            del self._waiting[key]
+
+        return again
+
+    def _forget(self, entry: ParkedEntry) -> None:
+        name, stream = self._followed.declaration.name, self._followed.feed.stream
+        logs.DROPPED.tell(_log, name=name, position=entry.position, stream=stream)
+        self._kept.append(entry.resolved(DROPPED))
+        self._lanes.changed.set()
+
+    async def _try_again(self, entry: ParkedEntry, record: RawRecord | None) -> Offered | None:
+        """What could not be taken again; None when it was."""
+        if record is None or not is_of(entry.parked.event_id, record):
+            reason = "the parked event is no longer there" if record is None else "the event parked there is another"
+            raise LogRolledBack(self._followed.declaration.name, entry.position, reason)
+        offered = self._followed.feed.decode(record)
+        if offered is None:
+            return None
+        error = offered.error
+        if offered.event is not None:
+            work = self._followed.work(offered.event)
+            if work is None:
+                return None
+            _, error = await self._tried(work[1], work[0], entry.position)
+        return None if error is None else offered.failed(error)
+
+
+def _is_further(cursor: Cursor, before: Cursor) -> bool:
+    """Whether more is done than before."""
+    return (cursor.position, cursor.done, cursor.waking) != (before.position, before.done, before.waking)
+
+
+def _of(parked: Parked, key: AggregateKey) -> Parked:
+    """Kept in the name of what waits behind it: a process, for what it hears."""
+
+    return replace(parked, aggregate=key[0], aggregate_id=key[1])

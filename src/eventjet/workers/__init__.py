@@ -1,1 +1,0 @@
-"""Processes that keep read models up to date."""
