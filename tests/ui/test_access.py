@@ -20,7 +20,7 @@ from starlette.requests import Request
 
 from eventjet.cli.ui import behind
 from eventjet.console import Access, Level, console, live
-from eventjet.console.deeds import ACTIONS
+from eventjet.console.action_kinds import ACTIONS
 from eventjet.console.pages import PATHS
 from eventjet.console.screens import ROUTES
 from eventjet.errors import UsageError
