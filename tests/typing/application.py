@@ -146,9 +146,9 @@ async def opened(event: Recorded[Opened], connection: AsyncConnection) -> None:
 
 @ledger.handler
 async def post_all(events: Sequence[Recorded[Deposited | Withdrawn]], connection: AsyncConnection) -> None:
-    for event in events:
-        assert_type(event.data, Deposited | Withdrawn)
-    await connection.execute(insert(lines), [{"account_id": event.aggregate_id} for event in events])
+    for one in events:
+        assert_type(one.data, Deposited | Withdrawn)
+    await connection.execute(insert(lines), [{"account_id": one.aggregate_id} for one in events])
 
 
 async def use(jet: Jet) -> None:
