@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 
 from eventjet import event
-from eventjet.cli.terminal import print_json
+from eventjet.cli.output import print_json
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import RawRecord, header_block

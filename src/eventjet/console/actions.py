@@ -21,7 +21,7 @@ from eventjet.console.jobs import Jobs
 from eventjet.console.sources import Sources
 from eventjet.errors import EventjetError, PromotionRefused, UsageError
 from eventjet.operations import actions
-from eventjet.operations.actions import Begun, Outcome
+from eventjet.operations.actions import ActionRequest, Outcome
 from eventjet.rebuild.choice import CHOICES, EngineChoice
 from eventjet.shown import counted
 
@@ -131,7 +131,7 @@ class Action:
     check: Callable[[Desk, Wish], None]
     """Raises `UsageError` or `HTTPException` for a wish that makes no sense."""
     means: Callable[[Desk, Wish], Awaitable[Meaning]]
-    does: Callable[[Desk, Wish, Begun], Awaitable[str]]
+    does: Callable[[Desk, Wish, ActionRequest], Awaitable[str]]
     """Carries it out, with the code that the command line has; returns what it came to."""
     is_harm: bool = False
     """Whether it cannot be taken back."""
@@ -176,9 +176,9 @@ class Actions:
         if len(self._running) >= _RUNNING_MAX:
             raise HTTPException(503, f"{_RUNNING_MAX} actions are being carried out. Wait for one of them.")
         targets = wish.names or (wish.job,)
-        begun = Begun(form, self.desk.sources.app.name, visitor.actor, wish.action, targets, wish.details())
-        if await self._recorded(begun):
-            task = asyncio.create_task(self._carry_out(found, wish, begun))
+        request = ActionRequest(form, self.desk.sources.app.name, visitor.actor, wish.action, targets, wish.details())
+        if await self._recorded(request):
+            task = asyncio.create_task(self._carry_out(found, wish, request))
             self._running[form] = task
             task.add_done_callback(lambda _: self._running.pop(form, None))
             await asyncio.wait({task}, timeout=_SEEN_S)
@@ -204,15 +204,15 @@ class Actions:
             task.cancel()
         return True
 
-    async def _recorded(self, begun: Begun) -> bool:
+    async def _recorded(self, request: ActionRequest) -> bool:
         """Whether it is to be carried out now."""
-        writing = asyncio.ensure_future(actions.begin(self.desk.sources.database, begun))
+        writing = asyncio.ensure_future(actions.begin(self.desk.sources.database, request))
         done, _ = await asyncio.wait({writing}, timeout=_RECORDED_S)
         if not done:
             # It may be written after all: what nobody carries out must not look as if somebody did.
-            late = asyncio.create_task(self._end_late(writing, begun))
-            self._running[begun.id] = late
-            late.add_done_callback(lambda _: self._running.pop(begun.id, None))
+            late = asyncio.create_task(self._end_late(writing, request))
+            self._running[request.id] = late
+            late.add_done_callback(lambda _: self._running.pop(request.id, None))
             raise HTTPException(503, f"Nothing was done: it could not be recorded within {_RECORDED_S:g} s.")
         try:
             return writing.result()
@@ -225,37 +225,37 @@ class Actions:
         """What else makes the table: `eventjet init` needs no database for an app without read models."""
         return "" if self.desk.sources.app.projections else "As this app has no read models, run `eventjet db upgrade`."
 
-    async def _end_late(self, writing: asyncio.Future[bool], begun: Begun) -> None:
+    async def _end_late(self, writing: asyncio.Future[bool], request: ActionRequest) -> None:
         try:
             if await writing:
-                await self._ended(begun, "refused", "It was not recorded in time, so nothing was done.")
+                await self._ended(request, "refused", "It was not recorded in time, so nothing was done.")
         except EventjetError:
             return  # it never was recorded
 
-    async def _carry_out(self, action: Action, wish: Wish, begun: Begun) -> None:
-        outcome, result = await _outcome(action, self.desk, wish, begun)
-        await self._ended(begun, outcome, result)
+    async def _carry_out(self, action: Action, wish: Wish, request: ActionRequest) -> None:
+        outcome, result = await _outcome(action, self.desk, wish, request)
+        await self._ended(request, outcome, result)
 
-    async def _ended(self, begun: Begun, outcome: Outcome, result: str) -> None:
+    async def _ended(self, request: ActionRequest, outcome: Outcome, result: str) -> None:
         """Note it, again where the database does not answer just now."""
         for left in reversed(range(_END_TRIES)):
             try:
-                await actions.end(self.desk.sources.database, begun.id, outcome, result)
+                await actions.end(self.desk.sources.database, request.id, outcome, result)
             except EventjetError as error:
                 if left:
                     await asyncio.sleep(_END_PAUSE_S)
                     continue
-                _LOG.error("the end of the action %s %s could not be recorded: %s", begun.action, begun.id, error)
+                _LOG.error("the end of the action %s %s could not be recorded: %s", request.action, request.id, error)
                 while len(self.unrecorded) >= _RUNNING_MAX:
                     del self.unrecorded[next(iter(self.unrecorded))]
-                self.unrecorded[begun.id] = f"It is {outcome}, and that could not be recorded. {result}\n{error}"
+                self.unrecorded[request.id] = f"It is {outcome}, and that could not be recorded. {result}\n{error}"
             return
 
 
-async def _outcome(action: Action, desk: Desk, wish: Wish, begun: Begun) -> tuple[Outcome, str]:
+async def _outcome(action: Action, desk: Desk, wish: Wish, request: ActionRequest) -> tuple[Outcome, str]:
     """What carrying it out came to, whatever it raised."""
     try:
-        return "done", await called(action.does(desk, wish, begun), "What the action did")
+        return "done", await called(action.does(desk, wish, request), "What the action did")
     except asyncio.CancelledError:
         return "cancelled", "It was cancelled, and what it had begun was cleared away."
     except (UsageError, PromotionRefused) as error:
@@ -263,7 +263,7 @@ async def _outcome(action: Action, desk: Desk, wish: Wish, begun: Begun) -> tupl
     except EventjetError as error:
         return "failed", str(error)
     except Exception as error:  # noqa: BLE001 - whatever it is, somebody has to be told
-        _LOG.error("the action %s failed: %s", begun.action, type(error).__name__, exc_info=error)
+        _LOG.error("the action %s failed: %s", request.action, type(error).__name__, exc_info=error)
         return "failed", f"{type(error).__name__}; its traceback is in the console's log."
 
 

@@ -10,10 +10,10 @@ from eventjet.archive.reading import folder_of
 from eventjet.console.actions import POSITIONS_MAX, Action, Desk, Meaning, Wish
 from eventjet.console.jobs import BulkJob, Kind
 from eventjet.errors import UsageError
-from eventjet.operations import pausing, promotion, rebuilding
-from eventjet.operations.actions import Begun
-from eventjet.operations.parked import parked_events
-from eventjet.operations.quarantines import Quarantine, quarantine_of
+from eventjet.operations import actions
+from eventjet.operations.actions import ActionRequest
+from eventjet.operations.quarantine import Quarantine, quarantine_page
+from eventjet.operations.reports import preview_lines
 from eventjet.projections.app_ref import projections_of
 from eventjet.rebuild import EngineOptions, preview
 from eventjet.rebuild.job import STOP_TIMEOUT_S
@@ -122,24 +122,24 @@ async def _resume_means(desk: Desk, wish: Wish) -> Meaning:
     return Meaning(says, _facts(found), "" if paused else "It is not paused.", fault)
 
 
-async def _pause(desk: Desk, wish: Wish, _begun: Begun) -> str:
+async def _pause(desk: Desk, wish: Wish, _request: ActionRequest) -> str:
     app, settings = desk.sources.app, desk.sources.settings
-    done = await pausing.pause(app, settings, wish.names, wish.revision)
-    return "\n".join(pausing.paused_told(app, one) for one in done)
+    done = await actions.pause(app, settings, wish.names, wish.revision)
+    return "\n".join(actions.paused_text(app, one) for one in done)
 
 
-async def _resume(desk: Desk, wish: Wish, _begun: Begun) -> str:
+async def _resume(desk: Desk, wish: Wish, _request: ActionRequest) -> str:
     app, settings = desk.sources.app, desk.sources.settings
-    done = await pausing.resume(app, settings, wish.names, wish.revision)
-    return "\n".join(pausing.resumed_told(app, one) for one in done)
+    done = await actions.resume(app, settings, wish.names, wish.revision)
+    return "\n".join(actions.resumed_text(app, one) for one in done)
 
 
 async def _verdict_means(desk: Desk, wish: Wish, says: Callable[[Quarantine, int], list[str]]) -> Meaning:
     (name,) = wish.names
     seen = await desk.sources.see(
-        "The quarantine", partial(parked_events, desk.sources, name, limit=POSITIONS_MAX, after=0)
+        "The quarantine", partial(quarantine_page, desk.sources, name, limit=POSITIONS_MAX, after=0)
     )
-    quarantine = quarantine_of(desk.sources.app, desk.sources.settings, name)
+    quarantine = Quarantine(desk.sources.app, desk.sources.settings, name)
     if seen.value is None:
         return Meaning(says(quarantine, 0), [("events", _positions(wish.positions))], fault=seen.fault)
     parked = {one.position: one for one in seen.value.events if one.revision == seen.value.revision}
@@ -165,23 +165,23 @@ def _retry_says(_quarantine: Quarantine, behind: int) -> list[str]:
 def _drop_says(quarantine: Quarantine, behind: int) -> list[str]:
     goes = "1 event that waits behind them goes" if behind == 1 else f"{behind:,} events that wait behind them go"
     return [
-        f"These events are given up for good: they are never taken. {quarantine.what_dropping_means}",
+        f"These events are given up for good: they are never taken. {quarantine.drop_effect}",
         f"{goes} on.",
         "This cannot be taken back. The events stay in the log.",
     ]
 
 
-async def _retry(desk: Desk, wish: Wish, _begun: Begun) -> str:
+async def _retry(desk: Desk, wish: Wish, _request: ActionRequest) -> str:
     return await _decided(desk, wish, lambda quarantine: quarantine.retry(wish.positions))
 
 
-async def _drop(desk: Desk, wish: Wish, _begun: Begun) -> str:
+async def _drop(desk: Desk, wish: Wish, _request: ActionRequest) -> str:
     return await _decided(desk, wish, lambda quarantine: quarantine.drop(wish.positions))
 
 
 async def _decided(desk: Desk, wish: Wish, decide: Callable[[Quarantine], list[int]]) -> str:
     (name,) = wish.names
-    quarantine = quarantine_of(desk.sources.app, desk.sources.settings, name)
+    quarantine = Quarantine(desk.sources.app, desk.sources.settings, name)
     done = await asyncio.to_thread(decide, quarantine)
     return f"The verdict on {_positions(done)} is given."
 
@@ -211,7 +211,7 @@ async def _rebuild_means(desk: Desk, wish: Wish) -> Meaning:
     ]
     if seen.value is None:
         return Meaning(says, fault=seen.fault)
-    told = list(rebuilding.preview_told(seen.value))[:-1]
+    told = list(preview_lines(seen.value))[:-1]
     facts = [("plan", line) for line in told if not line.startswith("Refused: ")]
     return Meaning(says, facts, "\n".join(seen.value.refusals))
 
@@ -226,8 +226,8 @@ async def _verify_means(_desk: Desk, wish: Wish) -> Meaning:
     )
 
 
-async def _job(kind: Kind, desk: Desk, wish: Wish, begun: Begun) -> str:
-    job = BulkJob(begun.id, kind, wish.names, wish.engine, wish.from_archive, begun.actor)
+async def _job(kind: Kind, desk: Desk, wish: Wish, request: ActionRequest) -> str:
+    job = BulkJob(request.id, kind, wish.names, wish.engine, wish.from_archive, request.actor)
     return await desk.jobs.run(job)
 
 
@@ -251,10 +251,10 @@ async def _promote_means(desk: Desk, wish: Wish) -> Meaning:
     return Meaning(says, facts, refusal, fault)
 
 
-async def _promote(desk: Desk, wish: Wish, _begun: Begun) -> str:
+async def _promote(desk: Desk, wish: Wish, _request: ActionRequest) -> str:
     (resolved,) = projections_of(desk.sources.app, wish.names)
-    done = await asyncio.to_thread(promotion.promote, desk.sources.settings, resolved)
-    return promotion.promoted_told(resolved, done)
+    done = await asyncio.to_thread(actions.promote, desk.sources.settings, resolved)
+    return actions.promoted_text(resolved, done)
 
 
 async def _cancel_means(desk: Desk, wish: Wish) -> Meaning:
@@ -270,7 +270,7 @@ async def _cancel_means(desk: Desk, wish: Wish) -> Meaning:
 _NOT_RUNNING = "It does not run in this console: it has ended, or another console runs it."
 
 
-async def _cancel(desk: Desk, wish: Wish, _begun: Begun) -> str:
+async def _cancel(desk: Desk, wish: Wish, _request: ActionRequest) -> str:
     job = desk.jobs.get(wish.job)
     if job is None or not job.is_running or not desk.cancel(wish.job):
         raise UsageError(_NOT_RUNNING)

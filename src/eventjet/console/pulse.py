@@ -17,7 +17,7 @@ from eventjet.console.sources import ANSWER_S, Sources
 from eventjet.doctor.diagnosis import Diagnoses, Diagnosis, Installation
 from eventjet.doctor.monitoring import greetings, look_at_monitoring
 from eventjet.nats.endpoint import Endpoint
-from eventjet.operations.standing import DeadlineCounts, Following, LogNow, deadline_counts, log_now
+from eventjet.operations.log import DeadlineCounts, Following, LogNow, deadline_counts, log_now
 from eventjet.subscriptions.following import declarations_of
 from eventjet.subscriptions.status import (
     SeenCheckpoints,

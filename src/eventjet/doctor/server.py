@@ -10,7 +10,7 @@ from eventjet.errors import LogUnusable, NoResponders, StoreUnavailable, Unreach
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.requirements import RECOMMENDED_SERVER, check_server, shown_version, version_of
 from eventjet.nats.endpoint import Endpoint
-from eventjet.operations.inspection import AccountLimits, Limit, account_limits
+from eventjet.operations.log import AccountLimits, Limit, account_limits
 
 _NEAR, _FULL = 0.8, 0.95
 """Shares of a limit from which it is a warning, and a fault."""

@@ -21,7 +21,7 @@ from eventjet.log.strangers import LIST_S, LOOKS, strangers, unknown_aggregates
 from eventjet.log.topology import Drift, compare, identity_of, needed_configs, unknown_settings
 from eventjet.log.wholeness import accepted, loss
 from eventjet.nats.endpoint import Endpoint
-from eventjet.operations.inspection import ListedConsumer, list_consumers, replicas_of
+from eventjet.operations.log import ListedConsumer, list_consumers, replicas_of
 from eventjet.projections.app_ref import Application
 from eventjet.subscriptions.following import declarations_of, has_timers, probes_of
 

@@ -83,7 +83,7 @@ EXPLAINED: Mapping[Kind, Explanation] = {
         cost="`load` and `execute` of these aggregates raise HistoryBroken, so nothing can be decided on them, and a "
         "projection that takes such an event stops there, unless it quarantines it.",
         way_out="Where events are gone, too, that is the cause: bring them back. Otherwise another program wrote here: "
-        "`eventjet history AGGREGATE ID` shows what, its right to publish has to go, and `eventjet void POSITION "
+        "`eventjet history AGGREGATE ID` shows what, its right to publish has to go, and `eventjet skip POSITION "
         "--reason …` has everybody pass over the first one of each aggregate.",
     ),
     Kind.FOREIGN: Explanation(
@@ -97,7 +97,7 @@ EXPLAINED: Mapping[Kind, Explanation] = {
         title="Events cannot be decoded",
         cost="Their aggregates cannot be loaded, and a projection stops there, unless it quarantines them.",
         way_out="`eventjet tail --from POSITION` shows one. If a newer version of the app wrote it, deploy that; "
-        "otherwise `eventjet void POSITION --reason …` has everybody pass over it.",
+        "otherwise `eventjet skip POSITION --reason …` has everybody pass over it.",
     ),
     Kind.UNKNOWN: Explanation(
         title="Events are of types or schemas that the app does not declare",
@@ -108,7 +108,7 @@ EXPLAINED: Mapping[Kind, Explanation] = {
     ),
     Kind.VOID: Explanation(
         title="Records are void",
-        cost="Every reader passes over them, as somebody declared with `eventjet void`.",
+        cost="Every reader passes over them, as somebody declared with `eventjet skip`.",
         way_out="None is needed; `eventjet tail --from POSITION` shows one.",
     ),
     Kind.ID: Explanation(

@@ -13,7 +13,7 @@ from eventjet.codec.subjects import is_name
 from eventjet.console.asked import ID_MAX, text_asked
 from eventjet.console.pages import page
 from eventjet.console.sources import ANSWER_S, Seen, Sources
-from eventjet.operations.finding import AggregateFound, IdsFound, changed_last, ids_beginning, looked_up
+from eventjet.operations.aggregates import AggregateFound, IdsFound, changed_last, ids_beginning, looked_up
 from eventjet.shown import cut, printable
 
 

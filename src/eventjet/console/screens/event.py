@@ -16,7 +16,7 @@ from eventjet.console.asked import number_asked
 from eventjet.console.pages import page
 from eventjet.console.sources import ANSWER_S, OpenLog, Sources
 from eventjet.errors import CodecError
-from eventjet.operations.causes import (
+from eventjet.operations.events import (
     NEAR,
     CauseFound,
     Effects,
@@ -24,10 +24,13 @@ from eventjet.operations.causes import (
     RowsTouched,
     cause_of,
     effects_of,
+    event_view,
+    header_view,
+    headers_of,
+    import_time,
     neighbours,
     rows_touched,
 )
-from eventjet.operations.events import headed, headers_of, logged, shown
 
 _LEVELS_MAX = 12
 """Of the tree, as deep as it is drawn; what is below is beside its cause."""
@@ -56,12 +59,12 @@ async def event(request: Request) -> Response:
         sources.see("The server", lambda: effects_of(store, record, after), left),
         sources.see("The app", lambda: _rows(sources, log, record), left),
     )
-    told = shown(log.jet, record, log.repositories.catalog.voids)
+    told = event_view(log.jet, record, log.repositories.catalog.voids)
     trace = (metadata.traceparent or "").split("-")
     return page(
         request,
         "event.html",
-        event=told | {"logged_at": logged(record)},
+        event=told | {"logged_at": import_time(record)},
         headers=headers_of(record),
         command_id=command_id,
         metadata=metadata,
@@ -101,7 +104,7 @@ async def _rows(sources: Sources, log: OpenLog, record: RawRecord) -> list[RowsT
 
 
 def _line(log: OpenLog, record: RawRecord) -> dict[str, Any]:
-    return headed(record, log.repositories.catalog.voids)
+    return header_view(record, log.repositories.catalog.voids)
 
 
 def _tree(log: OpenLog, effects: Effects | None) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from eventjet.console.pages import page, rendered
 from eventjet.console.screens.log_tail import Tail, rows_of
 from eventjet.console.sources import OpenLog, Sources
 from eventjet.errors import Refused
-from eventjet.operations.log_pages import ROWS, LogFilter, LogPage, ends_of, names_of, page_before, page_from
+from eventjet.operations.log import ROWS, LogFilter, LogPage, ends_of, names_of, page_before, page_from
 from eventjet.shown import cut, cut_values
 
 _EVERY_S = 0.5

@@ -9,8 +9,8 @@ from typing import Any, cast
 from eventjet.codec.envelope import RawRecord
 from eventjet.jet import Jet
 from eventjet.jetstream.client import Client
-from eventjet.operations.events import shown
-from eventjet.operations.log_pages import LogFilter, ends_of, news_since, page_before, voids_among
+from eventjet.operations.events import event_view
+from eventjet.operations.log import LogFilter, ends_of, news_since, page_before, voids_among
 
 KEPT = 100
 """Rows of a page that follows the log."""
@@ -21,7 +21,7 @@ _STEP_MAX = 200
 async def rows_of(jet: Jet, client: Client, records: Sequence[RawRecord]) -> list[dict[str, Any]]:
     """What a page shows of records; never raises for what is in them."""
     voids = await voids_among(client, jet.name, records)
-    return [shown(jet, record, voids) for record in records]
+    return [event_view(jet, record, voids) for record in records]
 
 
 class Tail:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from eventjet.console.live import streams_of
 from eventjet.console.pages import number, page, rendered
 from eventjet.console.pulse import KEPT_S, Beat, Pulse
-from eventjet.operations.standing import TIMERS_MAX, age_s
+from eventjet.operations.log import TIMERS_MAX, age_s
 from eventjet.shown import duration
 from eventjet.subscriptions.status import PROJECTION, WorkStatus
 
