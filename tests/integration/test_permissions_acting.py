@@ -14,12 +14,13 @@ from eventjet import App, served
 from eventjet.codec.subjects import cursor_bucket, timer_stream
 from eventjet.commands.repositories import open_repositories
 from eventjet.dev.nats import NatsServer
-from eventjet.doctor.diagnosis import Installation, Level
+from eventjet.doctor.diagnosis import Installation
 from eventjet.doctor.runner import examine
 from eventjet.errors import LogDrifted, StoreUnavailable
 from eventjet.examples.transfer.accounts import Account
 from eventjet.examples.transfer.app import transfers
 from eventjet.examples.transfer.transfers import Stage, Transfer
+from eventjet.findings import Level
 from eventjet.jetstream.api import stream_info, update_stream
 from eventjet.jetstream.client import connect
 from eventjet.jetstream.connection import NatsConnection
