@@ -18,8 +18,8 @@ from eventjet.cli.quarantine import event_blocks, list_blocks
 from eventjet.cli.setup import unused_blocks
 from eventjet.cli.status import doctor_blocks, status_blocks
 from eventjet.cli.subscriptions import deadline_table, process_fields
-from eventjet.doctor.diagnosis import Diagnosis, Level
-from eventjet.doctor.runner import Examined
+from eventjet.doctor.examine import Examined
+from eventjet.findings import Finding, Level
 from eventjet.operations.events import stored_json
 from eventjet.operations.processes import ProcessView
 from eventjet.operations.quarantine import StoredEvent
@@ -127,7 +127,7 @@ def test_history_and_tail(aggregate_id: str) -> None:
 
 def test_doctor(printed: Callable[[], str]) -> None:
     found = (
-        Diagnosis(
+        Finding(
             "Server", "stream", level, f"the stream {NAME * 2} is {REASON}", REASON, "Run `eventjet init --repair`."
         )
         for level in Level

@@ -34,8 +34,8 @@ from eventjet.cli.target import AppTarget, JsonOption, MonitoringOption, on_app,
 from eventjet.shown import counted, duration, in_location
 
 if TYPE_CHECKING:
-    from eventjet.doctor.diagnosis import Diagnosis
-    from eventjet.doctor.runner import Examined
+    from eventjet.doctor.examine import Examined
+    from eventjet.doctor.report import Finding
     from eventjet.subscriptions.status import WorkStatus
 
 PROJECTION = "projection"
@@ -201,9 +201,9 @@ def doctor(
 
     Exit status 1 when something is a fault, and 3 when a component does not answer; the rest is looked at all the same.
     """
-    from eventjet.doctor.diagnosis import Installation
-    from eventjet.doctor.monitoring import monitoring_url
-    from eventjet.doctor.runner import examine
+    from eventjet.doctor.examine import examine
+    from eventjet.doctor.report import Installation
+    from eventjet.doctor.server import monitoring_url
 
     urls = tuple(dict.fromkeys(monitoring_url(url) for url in monitoring or []))
     examined = examine(Installation(at.app(), at.settings, urls, timeout, time.time))
@@ -221,7 +221,7 @@ def doctor(
 
 def _status(examined: Examined, *, strict: bool) -> int:
     """3 comes before 1: what was not seen may be worse than what was."""
-    from eventjet.doctor.diagnosis import Level
+    from eventjet.doctor.report import Level
 
     counts = examined.counts
     if counts[Level.UNREACHABLE]:
@@ -232,7 +232,7 @@ def _status(examined: Examined, *, strict: bool) -> int:
 
 def doctor_blocks(examined: Examined) -> Iterator[Block]:
     """What people are shown of an examination."""
-    from eventjet.doctor.diagnosis import Level
+    from eventjet.doctor.report import Level
 
     for part, findings in groupby(examined.found, lambda finding: finding.part):
         yield Lines([part, *(line for finding in findings for line in _finding_lines(finding))])
@@ -247,7 +247,7 @@ def doctor_blocks(examined: Examined) -> Iterator[Block]:
     yield f"{examined.app}: {', '.join(totals)}."
 
 
-def _finding_lines(finding: Diagnosis) -> Iterator[str]:
+def _finding_lines(finding: Finding) -> Iterator[str]:
     """Return what was found, each line within the terminal; what it costs and what mends it below."""
     width = min(WIDTH_MAX, terminal_width())
     texts = ((f"  {finding.level:<{_INDENT - 3}} ", finding.what), ("costs", finding.cost), ("fix", finding.fix))

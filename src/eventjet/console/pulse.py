@@ -14,8 +14,8 @@ from typing import Any
 
 from eventjet.console.outlook import Outlook, in_thread
 from eventjet.console.sources import ANSWER_S, Sources
-from eventjet.doctor.diagnosis import Diagnoses, Installation
-from eventjet.doctor.monitoring import greetings, look_at_monitoring
+from eventjet.doctor.report import Installation, Report
+from eventjet.doctor.server import check_monitoring, greetings
 from eventjet.findings import Finding
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.log import DeadlineCounts, Following, LogNow, deadline_counts, log_now
@@ -222,8 +222,8 @@ class Pulse:
 
     async def _look_at_monitoring(self) -> list[Finding]:
         """As `eventjet doctor` asks them."""
-        settings, told = self._sources.settings, Diagnoses("monitoring")
+        settings, told = self._sources.settings, Report("monitoring")
         asked = Installation(self._app, settings, self.monitoring, 2 * ANSWER_S, time.time)
         if self.monitoring:
-            await in_thread(lambda: look_at_monitoring(asked, told, lambda: greetings(Endpoint.of(settings), ANSWER_S)))
+            await in_thread(lambda: check_monitoring(asked, told, lambda: greetings(Endpoint.of(settings), ANSWER_S)))
         return told.found

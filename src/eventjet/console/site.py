@@ -28,7 +28,7 @@ from eventjet.console.screens import ROUTES
 from eventjet.console.screens.row import Searches
 from eventjet.console.security import Headers
 from eventjet.console.sources import Sources
-from eventjet.doctor.monitoring import monitoring_url
+from eventjet.doctor.server import monitoring_url
 from eventjet.errors import EventjetError
 from eventjet.settings import Settings
 

@@ -1,4 +1,4 @@
-"""Read models, reactors, processes, publications and inboxes: where each stands, who works on it, and its quarantine."""
+"""Read models, reactors, processes, publications, inboxes: where each stands, who works on it, what is quarantined."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def check_work(report: Report, one: WorkStatus) -> None:
     if one.parked:
         report.warning(
             "quarantine",
-            f"{called} has {one.parked:,} parked",
+            f"{called} has {one.parked:,} quarantined",
             "they are in no read model, and later events of their aggregates wait behind them",
             f"`eventjet quarantine list {name}`",
         )
