@@ -123,11 +123,11 @@ def _faults(at: AppTarget) -> list[str]:
     """Return why projections cannot go on over the log, what is gone from it, and what this app cannot read of it."""
     from eventjet.jetstream.connection import NatsConnection
     from eventjet.log.strangers import strangers
+    from eventjet.log.stream_check import log_fault, state_of_log
     from eventjet.log.wholeness import loss
     from eventjet.nats.endpoint import Endpoint
     from eventjet.sql.checkpoint import RETIRED
-    from eventjet.subscriptions.cursor_status import cursor_fault, cursors_of
-    from eventjet.subscriptions.reader import log_fault, state_of_log
+    from eventjet.subscriptions.status import cursor_fault, cursors_of
 
     checkpoints = [each for each in _checkpoints(at) if each.state != RETIRED] if at.app().projections else []
     with NatsConnection.open(Endpoint.of(at.settings)) as link:
@@ -358,7 +358,7 @@ def nats_config(
     from eventjet.nats.endpoint import CALLER_INBOX, Endpoint
     from eventjet.operations import roles
     from eventjet.sql.grants import grants
-    from eventjet.subscriptions.following import declarations_of
+    from eventjet.subscriptions.declarations import declarations_of
 
     app = at.app()
     if postgres:

@@ -20,8 +20,8 @@ from eventjet.spelling import listed, meant
 if TYPE_CHECKING:
     from eventjet.log.timers import TimerSet
     from eventjet.operations.processes import ProcessView
-    from eventjet.subscriptions.cursor_status import CursorSeen
-    from eventjet.subscriptions.following import Declaration
+    from eventjet.subscriptions.declarations import Declaration
+    from eventjet.subscriptions.status import CursorSeen
 
 process = typer.Typer(name="process", help="What a process waits for; wake processes.", no_args_is_help=True)
 deadlines = typer.Typer(name="deadlines", help="The timers that will wake processes.", no_args_is_help=True)
@@ -176,7 +176,7 @@ async def _set(
 ) -> tuple[tuple[int, int] | None, list[int]]:
     """Return between where its partitions stood, and what was quarantined of another log."""
     from eventjet.commands.repositories import open_repositories
-    from eventjet.subscriptions.beginning import cursor_at, put, records_of, where
+    from eventjet.subscriptions.cursor_control import cursor_at, put, records_of, where
     from eventjet.subscriptions.cursor_store import Cursors
 
     async with open_repositories(at.app(), at.settings) as (repositories, client):
@@ -266,7 +266,7 @@ def _delete_durables(at: AppTarget, cursors: Sequence[CursorSeen]) -> None:
     from eventjet.jetstream.api import delete_consumer
     from eventjet.jetstream.connection import NatsConnection
     from eventjet.nats.endpoint import Endpoint
-    from eventjet.subscriptions.following import INBOX
+    from eventjet.subscriptions.declarations import INBOX
 
     for seen in cursors:
         if seen.cursor.kind == INBOX:
@@ -286,13 +286,13 @@ def _delete_durables(at: AppTarget, cursors: Sequence[CursorSeen]) -> None:
 def _cursors(at: AppTarget) -> list[CursorSeen]:
     from eventjet.jetstream.connection import NatsConnection
     from eventjet.nats.endpoint import Endpoint
-    from eventjet.subscriptions.cursor_status import cursors_seen
+    from eventjet.subscriptions.status import cursors_seen
 
     with NatsConnection.open(Endpoint.of(at.settings).with_name("eventjet cursor")) as link:
         return cursors_seen(link, at.app())
 
 
 def _is_declared(at: AppTarget, name: str) -> bool:
-    from eventjet.subscriptions.following import declarations_of
+    from eventjet.subscriptions.declarations import declarations_of
 
     return any(each.declared_as == declared_name(name) for each in declarations_of(at.app()).values())

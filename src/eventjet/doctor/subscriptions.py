@@ -12,10 +12,10 @@ from eventjet.errors import Forbidden, LogUnusable
 from eventjet.findings import Level
 from eventjet.jetstream.api import next_message
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.stream_check import state_of_log
 from eventjet.nats.endpoint import Endpoint
 from eventjet.sql.checkpoint import FAILED, NEW, PAUSED, RETIRED
-from eventjet.subscriptions.following import declarations_of, filters_of
-from eventjet.subscriptions.reader import state_of_log
+from eventjet.subscriptions.declarations import declarations_of, filters_of
 from eventjet.subscriptions.status import PROJECTION, WorkStatus, look_at_followers, look_at_projections
 
 

@@ -27,10 +27,10 @@ from eventjet.sql.database import COMMAND, Database
 from eventjet.sql.own_tables import Clock, actions
 from eventjet.sql.pausing import Paused
 from eventjet.sql.promotion import Promoted
-from eventjet.subscriptions import verdicts
+from eventjet.subscriptions import cursor_control
+from eventjet.subscriptions.cursor_control import PausedCursor
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.supervisor import chosen_of
-from eventjet.subscriptions.verdicts import PausedCursor
 
 Changed: TypeAlias = Paused | PausedCursor
 Outcome: TypeAlias = Literal["begun", "done", "refused", "failed", "cancelled"]
@@ -46,12 +46,12 @@ async def pause(app: App, settings: Settings, names: Sequence[str], revision: in
 
     `revision` is another one than the app declares, of the one projection that is named then.
     """
-    return await _change(app, settings, names, revision, pausing.pause, verdicts.pause)
+    return await _change(app, settings, names, revision, pausing.pause, cursor_control.pause)
 
 
 async def resume(app: App, settings: Settings, names: Sequence[str], revision: int | None = None) -> list[Changed]:
     """Resume the named subscriptions, all or none. Raises `UsageError` for what is not paused, and `Unreachable`."""
-    return await _change(app, settings, names, revision, pausing.resume, verdicts.resume)
+    return await _change(app, settings, names, revision, pausing.resume, cursor_control.resume)
 
 
 def paused_text(app: App, change: Changed) -> str:

@@ -31,7 +31,7 @@ from eventjet.settings import Settings
 from eventjet.shown import cut
 from eventjet.sql.database import COMMAND, READ_ONLY, Database
 from eventjet.sql.locations import check_owner
-from eventjet.subscriptions import verdicts
+from eventjet.subscriptions import cursor_control
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.supervisor import chosen_of
 
@@ -78,7 +78,7 @@ class Quarantine:
         if self._projection is not None:
             return self._in_rows(lambda link, name, _: rows.listed(link, [name], resolved=resolved), read_only=True)
         kind = default_type(self._app, self._cursors[0])
-        found = self._in_cursors(lambda cursors, name: verdicts.listed(cursors, name, resolved=resolved))
+        found = self._in_cursors(lambda cursors, name: cursor_control.listed(cursors, name, resolved=resolved))
         events = [replace(event, event_type=event.event_type or kind) for each in found for event in each]
         return sorted(events, key=lambda event: event.position)
 
@@ -88,7 +88,7 @@ class Quarantine:
             return self._in_rows(
                 lambda link, name, revision: rows.shown(link, name, revision, position), read_only=True
             )
-        found = self._in_cursors(lambda cursors, name: verdicts.shown(cursors, name, position))
+        found = self._in_cursors(lambda cursors, name: cursor_control.shown(cursors, name, position))
         return next((event for event in found if event is not None), None)
 
     def stored(self, event: Shown) -> StoredEvent:
@@ -107,15 +107,15 @@ class Quarantine:
         if self._projection is not None:
             return self._in_rows(lambda link, name, revision: rows.retry(link, name, revision, positions))
         if positions is not None:
-            return self._resolve(positions, verdicts.retry)
-        found = self._in_cursors(lambda cursors, name: verdicts.retry(cursors, name, None))
+            return self._resolve(positions, cursor_control.retry)
+        found = self._in_cursors(lambda cursors, name: cursor_control.retry(cursors, name, None))
         return [position for each in found for position in each]
 
     def drop(self, positions: Sequence[int]) -> list[int]:
         """Give these events up for good; return their positions."""
         if self._projection is not None:
             return self._in_rows(lambda link, name, revision: rows.drop(link, name, revision, positions))
-        return self._resolve(positions, verdicts.drop)
+        return self._resolve(positions, cursor_control.drop)
 
     def outcomes(self, positions: Sequence[int]) -> list[VerdictOutcome]:
         """Return what has become of decisions about these events."""
@@ -123,7 +123,7 @@ class Quarantine:
             return self._in_rows(
                 lambda link, name, revision: rows.outcomes(link, name, revision, positions), read_only=True
             )
-        found = self._in_cursors(lambda cursors, name: verdicts.outcomes(cursors, name, positions))
+        found = self._in_cursors(lambda cursors, name: cursor_control.outcomes(cursors, name, positions))
         return [outcome for each in found for outcome in each]
 
     def _in_rows(self, ask: Callable[[Connection, str, int], T], *, read_only: bool = False) -> T:
@@ -167,7 +167,7 @@ class Quarantine:
             await self._check(cursors, positions)
             left, chosen = list(dict.fromkeys(positions)), dict[str, list[int]]()
             for name in self._cursors[:-1]:
-                there = {event.position for event in await verdicts.listed(cursors, name)}
+                there = {event.position for event in await cursor_control.listed(cursors, name)}
                 chosen[name] = [position for position in left if position in there]
                 left = [position for position in left if position not in there]
             done: list[int] = []
@@ -324,7 +324,7 @@ async def quarantine_page(links: Connections, name: str, *, limit: int, after: i
     cursors = Cursors((await links.log()).client, links.app.name)
     found, is_cut, kind = list[Listed](), False, default_type(links.app, name)
     for follower in chosen.followers:
-        entries, may_be_more = await verdicts.first_listed(cursors, follower.name, ENTRIES_MAX)
+        entries, may_be_more = await cursor_control.first_listed(cursors, follower.name, ENTRIES_MAX)
         is_cut = is_cut or may_be_more
         found += [replace(entry, event_type=entry.event_type or kind) for entry in entries]
     found = sorted((event for event in found if event.position > after), key=lambda event: event.position)
@@ -349,11 +349,11 @@ async def quarantined_event(links: Connections, name: str, position: int, *, lim
     else:
         client = (await links.log()).client
         cursors = Cursors(client, app.name)
-        each = [await verdicts.shown(cursors, follower.name, position) for follower in chosen.followers]
+        each = [await cursor_control.shown(cursors, follower.name, position) for follower in chosen.followers]
         event = next((shown for shown in each if shown is not None), None)
         if event is None:
             return None
-        waiting = (await verdicts.waiting(cursors, event.event))[:limit] if event.event.blocked else []
+        waiting = (await cursor_control.waiting(cursors, event.event))[:limit] if event.event.blocked else []
         stored = await stored_in_log(client, app, name, event)
     body = None if stored.body is None else app.catalog.masked(stored.type, stored.schema, stored_json(stored.body))
     return QuarantinedEvent(event, stored.type, body, stored.missing, waiting)
@@ -369,7 +369,7 @@ async def outcomes_now(links: Connections, name: str, positions: Sequence[int]) 
     return [
         outcome
         for follower in chosen.followers
-        for outcome in await verdicts.outcomes(cursors, follower.name, positions)
+        for outcome in await cursor_control.outcomes(cursors, follower.name, positions)
     ]
 
 
