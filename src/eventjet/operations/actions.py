@@ -113,7 +113,7 @@ def promoted_text(resolved: AnyResolved, promoted: Promoted | None) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class ActionRequest:
+class ActionRecord:
     """An action that somebody asked for; `id` is of the form that they sent."""
 
     id: str
@@ -129,7 +129,7 @@ class ActionRequest:
 class AuditEntry:
     """An action as it is recorded."""
 
-    request: ActionRequest
+    record: ActionRecord
     at: float
     """Seconds since 1970 by the database's clock."""
     outcome: Outcome
@@ -140,16 +140,16 @@ class AuditEntry:
     """Since it was begun."""
 
 
-async def begin(database: Database, request: ActionRequest) -> bool:
+async def begin(database: Database, record: ActionRecord) -> bool:
     """Record an action before it is carried out; False where it was recorded before, and must not be carried out."""
     values = {
-        "id": request.id,
-        "app": request.app,
-        "actor": request.actor,
+        "id": record.id,
+        "app": record.app,
+        "actor": record.actor,
         "at": Clock(),
-        "action": request.action,
-        "target": _SEPARATOR.join(request.targets),
-        "details": json.dumps(request.details),
+        "action": record.action,
+        "target": _SEPARATOR.join(record.targets),
+        "details": json.dumps(record.details),
         "outcome": "begun",
     }
     try:
@@ -189,8 +189,8 @@ def audit_entry(connection: Connection, app: str, action_id: str) -> AuditEntry 
 def _entry(row: Row[Any]) -> AuditEntry:
     values: Any = tuple(row)
     action_id, app, actor, at, action, target, details, outcome, result, ended_at, now = values
-    request = ActionRequest(action_id, app, actor, action, tuple(target.split(_SEPARATOR)), json.loads(details))
-    return AuditEntry(request, at, outcome, result, ended_at, max(0.0, now - at))
+    record = ActionRecord(action_id, app, actor, action, tuple(target.split(_SEPARATOR)), json.loads(details))
+    return AuditEntry(record, at, outcome, result, ended_at, max(0.0, now - at))
 
 
 @asynccontextmanager
