@@ -249,10 +249,11 @@ def _quick_proof(node: Any, refs: Mapping[str, Any]) -> _Proof:
 
 
 def _proof_of_fields(node: Any, refs: Mapping[str, Any]) -> _Proof:
-    cls, nodes = node["cls"], [each["schema"] for each in node["schema"].get("fields", ())]
+    cls, told = node["cls"], {each["name"]: each["schema"] for each in node["schema"].get("fields", ())}
     names = _names(cls) if is_dataclass(cls) else ()
-    if not names or len(names) != len(nodes):
+    if not names or names != tuple(name for name in names if name in told) or len(told) != len(names):
         return _unproven
+    nodes = [told[name] for name in names]  # pydantic has an order of its own
     values = attrgetter(*names)
     if len(names) == 1:
         each = _quick_proof(nodes[0], refs)
