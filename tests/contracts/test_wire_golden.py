@@ -23,23 +23,25 @@ from typing_extensions import TypedDict
 
 from eventjet import Metadata, event
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.context import context_headers
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import (
+from eventjet.codec.headers import (
     EXPECTED,
+    IMPORTED,
     MSG_ID,
     SCHEMA,
     TYPE,
     VERSION,
+    context_headers,
     header_block,
+    logged_at,
     mark_batch,
     metadata_of,
     recorded_at,
+    void_body,
+    void_subject,
 )
-from eventjet.codec.imported import IMPORTED, logged_at
+from eventjet.codec.records import Decoder
 from eventjet.codec.shape import shape_of
 from eventjet.codec.subjects import subject_of
-from eventjet.codec.voids import void_body, void_subject
 from eventjet.contracts.samples import bodies
 
 FOLDER = Path(__file__).parent / "golden"

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.codec.subjects import cursor_name
 from eventjet.domain.parked import DROPPED
 from eventjet.domain.reactor import Start, partition_of

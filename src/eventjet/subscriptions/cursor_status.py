@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.codec.subjects import cursor_bucket
 from eventjet.domain.parked import PARKED, RETRY
 from eventjet.errors import (

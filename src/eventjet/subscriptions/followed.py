@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from eventjet import failpoints
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.cloud_events import message_of
-from eventjet.codec.imported import is_imported
+from eventjet.codec.headers import is_imported
 from eventjet.codec.subjects import entity_of
 from eventjet.commands.decisions import recorded_events
 from eventjet.commands.repositories import Repositories

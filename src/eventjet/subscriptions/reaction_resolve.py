@@ -7,9 +7,9 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from eventjet.codec.arguments import arguments_of
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.cloud_events import IncomingDecoder
+from eventjet.codec.commands import arguments_of
 from eventjet.codec.subjects import is_name
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.inbox import Inbox

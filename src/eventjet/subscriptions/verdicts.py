@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.codec.subjects import declared_name
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRY
 from eventjet.errors import CursorFenced, UsageError

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from eventjet.codec.envelope import CORRELATION, TRACEPARENT, RawRecord, metadata_of
+from eventjet.codec.headers import CORRELATION, TRACEPARENT, RawRecord, metadata_of
 from eventjet.console.asked import number_asked
 from eventjet.console.pages import page
 from eventjet.console.sources import ANSWER_S, OpenLog, Sources

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, cast
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.jet import Jet
 from eventjet.jetstream.client import Client
 from eventjet.operations.events import shown
