@@ -27,7 +27,7 @@ from eventjet.projections.app_ref import aggregate_of
 from eventjet.shown import cut, cut_values, printable
 
 if TYPE_CHECKING:
-    from eventjet.codec.envelope import RawRecord
+    from eventjet.codec.headers import RawRecord
 
 _LAST = 10
 _INDENT = " " * 9
@@ -132,7 +132,7 @@ def skip(
     yes: YesOption = False,
 ) -> Answer:
     """Have every load, worker, rebuild and verification skip a record that cannot be decoded, for good."""
-    from eventjet.codec.voids import voided_by
+    from eventjet.codec.headers import voided_by
     from eventjet.jetstream.api import message_at
     from eventjet.log.voids import record_void
     from eventjet.operations.events import event_view
@@ -169,7 +169,7 @@ def skip(
 
 def _check_unreadable(at: AppTarget, voids: Mapping[int, str], record: RawRecord) -> None:
     """Raise `Refused` unless nobody can read the record. Blocks."""
-    from eventjet.codec.chain import chained
+    from eventjet.codec.records import chained
     from eventjet.log.earlier import EarlierRecords
     from eventjet.nats.endpoint import Endpoint
 

@@ -24,7 +24,7 @@ from eventjet.shown import counted
 
 if TYPE_CHECKING:
     from eventjet.commands.log_check import LogCheck
-    from eventjet.contracts.verdicts import Judged
+    from eventjet.contracts.compatibility import EventChange
     from eventjet.projections.app_ref import AppRef
 
 schema = typer.Typer(name="schema", help="The shapes of events on the wire: export and check.", no_args_is_help=True)
@@ -94,7 +94,7 @@ def check(
         raise UsageError("Say what to check the app against: --against main, or --against-log 100, or both.")
     if sarif is not None and against is None:
         raise UsageError("--sarif tells what --against finds. Give that too.")
-    compared: tuple[str, list[Judged]] | None = None
+    compared: tuple[str, list[EventChange]] | None = None
     if against is not None:
         compared = _compared(at, against, folder, sarif)
     log = None if against_log is None else asyncio.run(_read_log(at, against_log))
@@ -113,19 +113,18 @@ def check(
     return Answer(value, shown, ok=is_fine)
 
 
-def _compared(at: AppTarget, against: str, folder: str, sarif: Path | None) -> tuple[str, list[Judged]]:
+def _compared(at: AppTarget, against: str, folder: str, sarif: Path | None) -> tuple[str, list[EventChange]]:
     from importlib.metadata import version
 
+    from eventjet.contracts.compatibility import changes_between, sarif_of
     from eventjet.contracts.contract import contract_in, contract_of, text_of
-    from eventjet.contracts.sarif import sarif_of
-    from eventjet.contracts.verdicts import judge
 
     app = at.app()
     where, documents = _read(against, folder.rstrip("/"))
     old = contract_in(documents, where)
     if old.app != app.name:
         raise UsageError(f"The export in {where} is of the app {old.app!r}, and this one is {app.name!r}.")
-    judged = judge(old, contract_of(app), app.catalog)
+    judged = changes_between(old, contract_of(app), app.catalog)
     if sarif is not None:
         told = text_of(sarif_of(judged, partial(_place_of, at.ref), version("eventjet")))
         try:
@@ -144,14 +143,14 @@ async def _read_log(at: AppTarget, histories: int) -> LogCheck:
         return await check_log(app, jet.store, histories)
 
 
-def _passes(judged: list[Judged], readers_stopped: bool) -> bool:
-    from eventjet.contracts.verdicts import Effect
+def _passes(judged: list[EventChange], readers_stopped: bool) -> bool:
+    from eventjet.contracts.compatibility import Compatibility
 
-    most = Effect.OLD_READERS if readers_stopped else Effect.SAFE
-    return all(one.verdict.rank <= most.rank for one in judged)
+    most = Compatibility.OLD_READERS if readers_stopped else Compatibility.SAFE
+    return all(one.compatibility.rank <= most.rank for one in judged)
 
 
-def _place_of(app: AppRef, one: Judged) -> tuple[str, int]:
+def _place_of(app: AppRef, one: EventChange) -> tuple[str, int]:
     """The class of an event, from the current folder; the app's module where there is none."""
     try:
         thing: Any = one.kind or sys.modules[app.module]
@@ -161,31 +160,31 @@ def _place_of(app: AppRef, one: Judged) -> tuple[str, int]:
         return "pyproject.toml", 1  # in no file of this folder, and some line has to be named
 
 
-def _as_json(one: Judged) -> dict[str, Any]:
-    remarks = [{"verdict": each.verdict.value, "what": each.what, "fix": each.fix} for each in one.remarks]
+def _as_json(one: EventChange) -> dict[str, Any]:
+    remarks = [{"verdict": each.compatibility.value, "what": each.what, "fix": each.fix} for each in one.remarks]
     return {
         "event": one.event,
         "schema": one.schema,
-        "verdict": one.verdict.value,
+        "verdict": one.compatibility.value,
         "tried": one.tried,
         "remarks": remarks,
     }
 
 
-def _judged_blocks(where: str, judged: list[Judged], *, readers_stopped: bool) -> Iterator[Block]:
-    from eventjet.contracts.verdicts import Effect
+def _judged_blocks(where: str, judged: list[EventChange], *, readers_stopped: bool) -> Iterator[Block]:
+    from eventjet.contracts.compatibility import Compatibility
 
     yield f"Compared with {where}:"
-    for event in sorted(judged, key=lambda each: each.verdict.rank):
-        yield Lines([f"{event.verdict.value:<20} {event.event}"])
+    for event in sorted(judged, key=lambda each: each.compatibility.rank):
+        yield Lines([f"{event.compatibility.value:<20} {event.event}"])
         yield from (f"  - {remark.what}" for remark in event.remarks)
         for fix in dict.fromkeys(remark.fix for remark in event.remarks if remark.fix):
             is_code = fix.startswith(("@", "App("))
             lines = fix.splitlines() if is_code else textwrap.wrap(fix, 72)
             yield Lines([f"      {line}".rstrip() for line in lines])
-    counts = Counter(event.verdict for event in judged)
-    totals = ", ".join(f"{effect.value}: {counts[effect]}" for effect in Effect if counts[effect])
-    stopped = " Older readers are stopped." if counts[Effect.OLD_READERS] and readers_stopped else ""
+    counts = Counter(event.compatibility for event in judged)
+    totals = ", ".join(f"{effect.value}: {counts[effect]}" for effect in Compatibility if counts[effect])
+    stopped = " Older readers are stopped." if counts[Compatibility.OLD_READERS] and readers_stopped else ""
     yield f"\n{counted(len(judged), 'event')}; {totals or 'none'}.{stopped}"
 
 

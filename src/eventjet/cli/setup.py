@@ -208,7 +208,7 @@ def _checkpoints(at: AppTarget) -> list[Checkpoint]:
 
 def _identity_of(link: NatsConnection, state: StreamState, checkpoints: list[Checkpoint]) -> str:
     """Return the log of every checkpoint, if the stream holds the very event at which each of them stands."""
-    from eventjet.codec.envelope import MSG_ID, header
+    from eventjet.codec.headers import MSG_ID, header
     from eventjet.jetstream.api import message_at
 
     known = [checkpoint for checkpoint in checkpoints if checkpoint.log and checkpoint.position]

@@ -14,9 +14,9 @@ from typing import Any, Literal, TypeAlias, cast
 from sqlalchemy import Connection
 
 from eventjet.app import App
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import MSG_ID, RawRecord, header, stored_at
+from eventjet.codec.headers import MSG_ID, RawRecord, header, stored_at
 from eventjet.codec.json import read_json
+from eventjet.codec.records import Decoder
 from eventjet.codec.subjects import entity_shown, snapshot_bucket
 from eventjet.commands.histories import fold_records
 from eventjet.commands.repositories import Repositories

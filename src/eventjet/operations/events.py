@@ -14,7 +14,7 @@ from uuid import UUID
 from pydantic_core import to_json
 
 from eventjet.app import App
-from eventjet.codec.envelope import (
+from eventjet.codec.headers import (
     COMMAND,
     MSG_ID,
     SCHEMA,
@@ -22,17 +22,18 @@ from eventjet.codec.envelope import (
     VERSION,
     RawRecord,
     header,
+    is_imported,
+    logged_at,
     metadata_of,
     number_of,
     recorded_at,
     save_of,
     stored_at,
+    voided_by,
 )
-from eventjet.codec.imported import is_imported, logged_at
 from eventjet.codec.json import read_json
 from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_of
-from eventjet.codec.voids import voided_by
 from eventjet.domain.personal import field_hint, is_private
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, UnexpectedExit

@@ -10,9 +10,8 @@ from typing import Any, TypeVar
 from urllib.parse import unquote
 
 from eventjet.app import App
-from eventjet.codec.envelope import ACTOR, COMMAND, CORRELATION, TYPE, RawRecord, header
+from eventjet.codec.headers import ACTOR, COMMAND, CORRELATION, TYPE, RawRecord, header, reason_in, void_subject
 from eventjet.codec.subjects import stream_subjects, subject_of, type_subjects
-from eventjet.codec.voids import reason_in, void_subject
 from eventjet.errors import StoreUnavailable, StreamMissing
 from eventjet.jetstream import api
 from eventjet.jetstream.api import Request, StreamState, call, last_message, stream_info

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from eventjet.app import App
 from eventjet.calls import called
-from eventjet.codec.envelope import VERSION, RawRecord, metadata_of, number_of, recorded_at
+from eventjet.codec.headers import VERSION, RawRecord, metadata_of, number_of, recorded_at
 from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_shown, subject_of
 from eventjet.commands.repositories import Repositories, open_repositories

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar, cast
 from sqlalchemy import Connection
 
 from eventjet.app import App
-from eventjet.codec.envelope import SCHEMA, number_of
+from eventjet.codec.headers import SCHEMA, number_of
 from eventjet.codec.json import read_json
 from eventjet.codec.subjects import declared_name
 from eventjet.domain.parked import BLOCKED, PARKED, RETRY
