@@ -23,8 +23,8 @@ from eventjet.findings import Finding, Level
 from eventjet.operations.events import stored_json
 from eventjet.operations.processes import ProcessView
 from eventjet.operations.quarantine import StoredEvent
-from eventjet.quarantine.rows import Listed, Shown
-from eventjet.sql.retired_tables import Unused
+from eventjet.sql.quarantine import Listed, Shown
+from eventjet.sql.revisions import Unused
 from eventjet.subscriptions.status import WorkStatus
 
 WIDTH = 80

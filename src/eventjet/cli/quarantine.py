@@ -18,7 +18,7 @@ from eventjet.shown import cut, cut_values
 
 if TYPE_CHECKING:
     from eventjet.operations.quarantine import Quarantine, StoredEvent
-    from eventjet.quarantine.rows import Listed, Shown
+    from eventjet.sql.quarantine import Listed, Shown
 
 _POLL_S = 0.2
 _BODY_MAX = 10_000

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from eventjet.log.topology import Topology
     from eventjet.sql.checkpoint import Checkpoint
     from eventjet.sql.database import Database
-    from eventjet.sql.retired_tables import Unused
+    from eventjet.sql.revisions import Unused
 
 db = typer.Typer(name="db", help="eventjet's own tables, and the tables of revisions.", no_args_is_help=True)
 
@@ -276,7 +276,7 @@ def unused(
     """
     from eventjet.rebuild.spaces import orphaned, remove_orphaned
     from eventjet.sql.database import Database
-    from eventjet.sql.retired_tables import unused as look
+    from eventjet.sql.revisions import unused as look
 
     wanted = [_name_and_revision(text) for text in drop or []]
     database = Database(at.settings.database)
@@ -357,7 +357,7 @@ def nats_config(
     """
     from eventjet.nats.endpoint import CALLER_INBOX, Endpoint
     from eventjet.operations import roles
-    from eventjet.sql.grants import grants
+    from eventjet.sql.database import grants
     from eventjet.subscriptions.declarations import declarations_of
 
     app = at.app()

@@ -22,11 +22,10 @@ from eventjet.jetstream.client import connected
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.settings import Settings
 from eventjet.shown import cut, printable
-from eventjet.sql import pausing, promotion
+from eventjet.sql import revisions
 from eventjet.sql.database import COMMAND, Database
 from eventjet.sql.own_tables import Clock, actions
-from eventjet.sql.pausing import Paused
-from eventjet.sql.promotion import Promoted
+from eventjet.sql.revisions import Paused, Promoted
 from eventjet.subscriptions import cursor_control
 from eventjet.subscriptions.cursor_control import PausedCursor
 from eventjet.subscriptions.cursor_store import Cursors
@@ -46,12 +45,12 @@ async def pause(app: App, settings: Settings, names: Sequence[str], revision: in
 
     `revision` is another one than the app declares, of the one projection that is named then.
     """
-    return await _change(app, settings, names, revision, pausing.pause, cursor_control.pause)
+    return await _change(app, settings, names, revision, revisions.pause, cursor_control.pause)
 
 
 async def resume(app: App, settings: Settings, names: Sequence[str], revision: int | None = None) -> list[Changed]:
     """Resume the named subscriptions, all or none. Raises `UsageError` for what is not paused, and `Unreachable`."""
-    return await _change(app, settings, names, revision, pausing.resume, cursor_control.resume)
+    return await _change(app, settings, names, revision, revisions.resume, cursor_control.resume)
 
 
 def paused_text(app: App, change: Changed) -> str:
@@ -98,7 +97,7 @@ def promote(settings: Settings, resolved: AnyResolved) -> Promoted | None:
     """
     database = Database(settings.database)
     with database.reaching_sync():
-        return promotion.promote(database, resolved)
+        return revisions.promote(database, resolved)
 
 
 def promoted_text(resolved: AnyResolved, promoted: Promoted | None) -> str:

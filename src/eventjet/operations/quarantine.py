@@ -24,13 +24,13 @@ from eventjet.errors import Forbidden, StreamMissing, UsageError
 from eventjet.jetstream.api import message_at, stream_info
 from eventjet.jetstream.client import Client, connected
 from eventjet.operations.events import stored_json
-from eventjet.quarantine import rows
-from eventjet.quarantine.fold import is_of
-from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
+from eventjet.projections.fold import is_of
 from eventjet.settings import Settings
 from eventjet.shown import cut
+from eventjet.sql import quarantine as rows
 from eventjet.sql.database import COMMAND, READ_ONLY, Database
 from eventjet.sql.locations import check_owner
+from eventjet.sql.quarantine import Listed, Shown, VerdictOutcome
 from eventjet.subscriptions import cursor_control
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.supervisor import chosen_of

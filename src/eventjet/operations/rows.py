@@ -30,10 +30,9 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.events import plain_json
 from eventjet.operations.log import page_of_log
 from eventjet.operations.tables import key_of, row_query
+from eventjet.projections.fold import reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
-from eventjet.quarantine.fold import reader
-from eventjet.quarantine.rows import of
 from eventjet.rebuild.compare import are_equal
 from eventjet.rebuild.witness import Witness
 from eventjet.shown import cut
@@ -43,6 +42,7 @@ from eventjet.sql.database import Database
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.locations import check_owner, located
 from eventjet.sql.own_tables import quarantine
+from eventjet.sql.quarantine import of
 
 STEPS_MAX = 200
 """Events of a row that are shown at once."""
