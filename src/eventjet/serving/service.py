@@ -23,7 +23,7 @@ from eventjet.codec.arguments import Arguments, arguments_of
 from eventjet.codec.envelope import TRACEPARENT, header, header_block, metadata_of
 from eventjet.codec.faults import faults_of
 from eventjet.codec.reasons import reason_of, traceback_of
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.identity import decode_id
 from eventjet.domain.served import Served

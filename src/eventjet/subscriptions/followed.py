@@ -12,8 +12,8 @@ from eventjet.codec.catalog import Catalog
 from eventjet.codec.cloud_events import message_of
 from eventjet.codec.imported import is_imported
 from eventjet.codec.subjects import entity_of
-from eventjet.commands.decisions import recorded_events
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.execute import recorded_events
+from eventjet.commands.repository import Repositories
 from eventjet.domain.inbox import Inbox, Incoming
 from eventjet.domain.parked import AggregateKey
 from eventjet.domain.publication import Publication

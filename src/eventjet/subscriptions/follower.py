@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from eventjet import failpoints
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.errors import (
     CodecError,
     CursorDamaged,

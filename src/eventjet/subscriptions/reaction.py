@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 from eventjet import failpoints
-from eventjet.commands.repositories import Repositories
-from eventjet.commands.repository import Repository
+from eventjet.commands.repository import Repositories, Repository
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.committed import Committed
 from eventjet.domain.inbox import Incoming
