@@ -34,9 +34,9 @@ from eventjet.serving.service import Service
 from eventjet.settings import Settings
 from eventjet.shown import shown
 from eventjet.sql.waiting import Checkpoints, Waiting
-from eventjet.subscriptions.beginning import begin
+from eventjet.subscriptions.cursor_control import begin
 from eventjet.subscriptions.cursor_store import Cursors
-from eventjet.subscriptions.following import declarations_of, has_timers, probes_of
+from eventjet.subscriptions.declarations import declarations_of, has_timers, probes_of
 
 _TOKEN = re.compile(r"([a-z][a-z0-9_]{0,62}):(0|[1-9][0-9]{0,18})(?:@([A-Za-z0-9_-]{1,64}))?", re.ASCII)
 _POSITION_MAX = 2**63 - 1
