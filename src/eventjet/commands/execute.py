@@ -20,9 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.context import context_headers
-from eventjet.codec.envelope import MSG_ID, TRACEPARENT, RawRecord, header
-from eventjet.codec.request import is_same_request
+from eventjet.codec.commands import is_same_request
+from eventjet.codec.headers import MSG_ID, TRACEPARENT, RawRecord, context_headers, header
 from eventjet.codec.subjects import subject_of
 from eventjet.commands.cache import NEWEST, OLD, Cache
 from eventjet.commands.contention import STALENESS_MAX, STALENESS_MAX_IN_TRANSACTION, ContentionBackoff

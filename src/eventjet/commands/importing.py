@@ -19,24 +19,24 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from eventjet.calls import exceptions_only
 from eventjet.codec.catalog import Catalog, EncodedEvent
-from eventjet.codec.context import context_headers
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import (
+from eventjet.codec.headers import (
     CAUSATION,
     COMMAND,
     CORRELATION,
+    IMPORTED,
     META,
     RECORDED_AT,
     TRACEPARENT,
     TYPE,
     VERSION,
     RawRecord,
+    context_headers,
     header,
     number_of,
     recorded_at,
 )
-from eventjet.codec.imported import IMPORTED
 from eventjet.codec.json import dump_json, read_json
+from eventjet.codec.records import Decoder
 from eventjet.collecting import settled
 from eventjet.commands.execute import CONFLICTS_MAX, Conflict, retry
 from eventjet.commands.repository import Repositories

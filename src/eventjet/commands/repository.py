@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.context import context_headers
-from eventjet.codec.request import request_of
+from eventjet.codec.commands import request_of
+from eventjet.codec.headers import context_headers
 from eventjet.codec.subjects import snapshot_bucket
 from eventjet.commands.excerpts import Excerpt
 from eventjet.commands.execute import Executor, Planned, execute

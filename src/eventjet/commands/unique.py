@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import VERSION, number_of
+from eventjet.codec.headers import VERSION, number_of
 from eventjet.codec.subjects import entity_of
 from eventjet.commands.execute import Conflict, Decision, Executor, Planned, append, execute, retry
 from eventjet.commands.histories import LAG_PAUSES_S

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from eventjet import failpoints
-from eventjet.codec.envelope import recorded_at
+from eventjet.codec.headers import recorded_at
 from eventjet.commands.execute import Conflict, Decision, Executor, Planned, append, retry
 from eventjet.commands.repository import Repositories, Repository
 from eventjet.domain.committed import Committed
