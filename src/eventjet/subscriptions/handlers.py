@@ -35,7 +35,7 @@ from eventjet.log.public_stream import PublicStream
 from eventjet.log.timers import Due, JetStreamTimers
 from eventjet.observability import logs, spans, tracing
 from eventjet.projections.app_ref import Application
-from eventjet.quarantine.fold import aggregate_key_of
+from eventjet.projections.fold import aggregate_key_of
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.declarations import Declaration, opened_deps
 from eventjet.subscriptions.event_source import Feed

@@ -44,7 +44,7 @@ from eventjet.log.timers import Due
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.observability.metrics import FollowerMeter
-from eventjet.quarantine.fold import Offered, Reader, blocked_by, is_of, parked_for
+from eventjet.projections.fold import Offered, Reader, blocked_by, is_of, parked_for
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor, OwnerWatch
 from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, HeldCursor, ParkedEntry, parked_now

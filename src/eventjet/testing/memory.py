@@ -17,8 +17,8 @@ from eventjet.jet import Jet
 from eventjet.log.memory import MemoryStore
 from eventjet.observability import tracing
 from eventjet.projections.app_ref import Application
+from eventjet.projections.fold import reader
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.quarantine.fold import reader
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint
 from eventjet.sql.database import Database

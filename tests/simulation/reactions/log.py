@@ -20,7 +20,7 @@ from eventjet.errors import (
 from eventjet.log.earlier import EarlierRecords
 from eventjet.log.memory import MemoryStore
 from eventjet.log.store import Append, LogState, check_save
-from eventjet.quarantine.fold import Reader
+from eventjet.projections.fold import Reader
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.event_source import LogFeed
 from eventjet.subscriptions.reader import Source
