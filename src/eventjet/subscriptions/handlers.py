@@ -213,6 +213,8 @@ class CommandsOnce(Generic[S, E]):
         return await self._repository.load(aggregate_id)
 
 
+_RESTED_MAX = 10_000
+"""Processes that are remembered to rest."""
 _INSTANCES = 500
 """Processes that are remembered to be looked at, about."""
 
@@ -267,6 +269,10 @@ class Followed:
         Not where that was imported: nothing follows from it.
         """
 
+    async def newest_fired(self) -> int:
+        """The sequence of the newest timer that has fired, of any process type; 0 for none."""
+        return 0
+
     async def fired(self, after: int) -> Sequence[Due]:
         """Timers that have fired, after a sequence."""
         del after
@@ -315,12 +321,16 @@ class FollowedProcess(Followed):
         super().__init__(declaration, feed, Retry(), quarantines=True)
         self._runner = runner
         self._timers = timers
+        self._rested: dict[str, int] = {}
+        """Of processes that rest, by id, the position of the state that they rest on; the oldest first."""
 
     def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try] | None:
         info = self._runner.info
         if event.aggregate == info.name:
 
             async def woken(attempt: int) -> None:
+                if self._rested.get(event.aggregate_id, -1) >= event.position:
+                    return  # the process took its steps on a state that contains this event, which a step recorded
                 with self.handling(attempt, event):
                     await self.wake(event.aggregate_id, event.position)
 
@@ -359,10 +369,18 @@ class FollowedProcess(Followed):
                 await self.wake(process_id, position)
 
     async def check(self) -> None:
+        self._rested.clear()  # each session finds out for itself
         await self.fired(0)  # whether their stream is there
 
     async def wake(self, process_id: str, position: int = 0, fired: int = 0) -> None:
-        await wake(self._runner, self._timers, process_id, position, fired)
+        self._rested.pop(process_id, None)
+        rested_at = await wake(self._runner, self._timers, process_id, position, fired)
+        self._rested[process_id] = rested_at
+        if len(self._rested) > _RESTED_MAX:
+            del self._rested[next(iter(self._rested))]
+
+    async def newest_fired(self) -> int:
+        return await self._timers.newest_fired() if self._runner.info.has_deadlines else 0
 
     async def fired(self, after: int) -> Sequence[Due]:
         if not self._runner.info.has_deadlines:
@@ -444,16 +462,17 @@ class FollowedPublication(Followed):
 
 async def wake(
     runner: ProcessRunner, timers: JetStreamTimers, process_id: str, position: int = 0, fired: int = 0
-) -> None:
+) -> int:
     """Step after step until the process rests, on a state that contains `position`; then set its timer.
 
-    `fired` is the sequence of a timer that has fired and is being dealt with.
+    `fired` is the sequence of a timer that has fired and is being dealt with. Return the position of the state.
     """
     held = await runner.advance(process_id, position=position)
     if not runner.info.has_deadlines:
-        return
+        return held.position
     found = await runner.next_deadline(process_id, held)
     if found is None:
         await timers.cancel(runner.name, process_id, held.version)
     else:
         await timers.set(runner.name, process_id, held.version, found.at, fired)
+    return held.position

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
@@ -25,7 +25,7 @@ from eventjet.observability import logs, metrics
 from eventjet.observability.metrics import CONTENT_TYPE, FollowerMeter, Meter, Sample, exposition
 from eventjet.sql.checkpoint import FAILED, PAUSED, RETIRED, STATES
 from eventjet.subscriptions.context import WorkerOptions
-from eventjet.subscriptions.retry import Backoff
+from eventjet.subscriptions.retry import Backoff, pause
 from eventjet.subscriptions.status import PROJECTION, StatusReader, WorkStatus
 
 _log = logging.getLogger(__name__)
@@ -148,8 +148,7 @@ def _gauges(status: WorkStatus, owner: str) -> list[Sample]:
 
 
 class HealthMonitor:
-    """Health and metrics of one process of workers. `keep` looks until it is cancelled; where the loop hangs, the last
-    look grows old."""
+    """Health and metrics of one process of workers. Where the loop of `keep` hangs, the last look grows old."""
 
     def __init__(
         self,
@@ -175,24 +174,21 @@ class HealthMonitor:
         meters = [meter for each in self._meters for meter in list(each.values())]
         return exposition(self._state.samples(time.monotonic()), meters)
 
-    async def keep(self) -> None:
+    async def keep(self, stop: asyncio.Event) -> None:
+        """Look every `look_s` until `stop`; a look that fails is told by the state, and followed by another."""
         async with self._reader:
-            while True:
+            while not stop.is_set():
                 try:
                     async with asyncio.timeout(_LOOK_MAX_S):
                         snapshot = await called(self._reader.read(), "A look")
+                    own = [self._with_reason(one) for one in snapshot.projections if one.declared]
+                    own = [one for one in own if one.name in self._chosen]
+                    self._state = self._state.after(time.monotonic(), own)
                 except Exception as error:  # noqa: BLE001 - health tells of it, whatever it is
                     self._state = self._state.without(
                         str(error) if isinstance(error, EventjetError) else type(error).__name__
                     )
-                else:
-                    own = [
-                        self._with_reason(one)
-                        for one in snapshot.projections
-                        if one.declared and one.name in self._chosen
-                    ]
-                    self._state = self._state.after(time.monotonic(), own)
-                await asyncio.sleep(self._options.look_s)
+                await pause(stop, self._options.look_s)
 
     def _with_reason(self, status: WorkStatus) -> WorkStatus:
         """With what this process knows better: where a reason cannot be written, as in a database that is full."""
@@ -214,7 +210,6 @@ async def serving(address: tuple[str, int], monitor: HealthMonitor) -> AsyncGene
     """Answer at the address, yielded with its real port, within the block; raises `Unreachable`."""
     server = await asyncio.to_thread(_server, address, monitor)
     thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), name="eventjet http", daemon=True)
-    keeping = asyncio.create_task(monitor.keep(), name="eventjet health")
     thread.start()
     try:
         host, port = server.server_address[:2]
@@ -222,9 +217,6 @@ async def serving(address: tuple[str, int], monitor: HealthMonitor) -> AsyncGene
         logs.HTTP.tell(_log, address=f"{shown}:{port}")
         yield str(host), port
     finally:
-        keeping.cancel()
-        with suppress(asyncio.CancelledError):
-            await keeping
         await asyncio.to_thread(server.shutdown)
         server.server_close()
 

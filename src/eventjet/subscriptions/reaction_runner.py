@@ -146,13 +146,18 @@ class Term:
             await asyncio.sleep(WRITE_S)
 
     async def wake(self) -> None:
-        """Have what has come due dealt with, in the lanes of its processes."""
-        after = 0
+        """Have what has come due dealt with, one at a time for each process."""
+        after, listed = 0, -1
         while True:
-            for due in await self._followed.fired(after):
-                after = due.sequence
-                self._lanes.add_due((self._followed.declaration.name, due.process_id), self._coming_due(due))
-            await asyncio.sleep(_DUE_S)
+            newest = await self._followed.newest_fired()
+            if newest > listed:
+                fired = await self._followed.fired(after)
+                for due in fired:
+                    after = due.sequence
+                    self._lanes.add_due((self._followed.declaration.name, due.process_id), self._coming_due(due))
+                listed = listed if fired else newest
+            # At the same moments for all processes of this loop, which share an answer.
+            await asyncio.sleep(_DUE_S - asyncio.get_running_loop().time() % _DUE_S)
 
     async def look_again(self) -> None:
         """Look at all processes that wait, once for each revision of the code; the cursor says how far that is."""
@@ -645,14 +650,14 @@ class EventFollower:
         tasks: list[asyncio.Future[Any]] = [stopped, going, *working]
         try:
             await _first_of(tasks)
-            _raise_first(working)
+            raise_ended(working)
             taking.cancel()
             drained = asyncio.ensure_future(lanes.drained())
             tasks.append(drained)
             # Whoever is to have it next can wait for a handler; whoever stops this process cannot for long.
             await _first_of([stopped, drained, *keeping], self._followed.retry.timeout_s)
             await _first_of([drained, *keeping], self._context.options.drain_s / 2 if stop.is_set() else 0.0)
-            _raise_first(keeping)
+            raise_ended(keeping)
             if not drained.done():
                 logs.HANDLER_CUT_OFF.tell(_log, name=self.name)
             await lanes.close()
@@ -680,11 +685,10 @@ async def _raised(lanes: Lanes) -> None:
     await asyncio.shield(lanes.failed)
 
 
-def _raise_first(tasks: Sequence[asyncio.Future[Any]]) -> None:
+def raise_ended(tasks: Sequence[asyncio.Future[Any]]) -> None:
     for task in tasks:
         if not task.done():
             continue
         if task.cancelled():
             raise UnexpectedExit(asyncio.CancelledError.__name__, "A task of the worker")
-        if (error := task.exception()) is not None:
-            raise error
+        raise task.exception() or UnexpectedExit("nothing, but ended", "A task of the worker")

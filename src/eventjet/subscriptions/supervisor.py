@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from eventjet.calls import called
 from eventjet.codec.reasons import reason_of, traceback_of
@@ -104,7 +104,7 @@ async def run_workers(
     if not chosen.names:
         raise UsageError(f"{app.name!r} declares nothing to work on. List a projection or a reactor in its App.")
     options = options or WorkerOptions()
-    working = _Working(app, settings, options, _when_all(chosen.names, on_ready))
+    working = Workers(app, settings, options, _when_all(chosen.names, on_ready))
     async with AsyncExitStack() as ending:
         # Before anything starts a thread.
         among = ending.enter_context(Among.given(app, options.processes)) if chosen.projections else None
@@ -126,10 +126,11 @@ async def run_workers(
                 reader, working.owner, working.options, set(chosen.names), working.meters, working.paces
             )
             await ending.enter_async_context(serving(http, monitor))
+            working.add("the look at health", monitor.keep)
         await working.run(stop)
 
 
-class _Working:
+class Workers:
     """What one process works on, and what that shares."""
 
     def __init__(
@@ -144,6 +145,7 @@ class _Working:
         self.faults: dict[str, EventjetError] = {}
         """By name, what keeps it from work at the start: a cursor, a database or a table that is missing."""
         self._deps: Deps | None = None
+        self._timers: JetStreamTimers | None = None
         self._app = app
         self._settings = settings
         self._ready = ready
@@ -200,7 +202,8 @@ class _Working:
         for cls, info in app.processes.items():
             if info.name == one.name:
                 runner = ProcessRunner(repositories, cls, info)
-                return FollowedProcess(one, feed, runner, JetStreamTimers(client, app.name))
+                self._timers = self._timers or JetStreamTimers(client, app.name)
+                return FollowedProcess(one, feed, runner, self._timers)
         if one.name in app.publications:
             publication = app.publications[one.name]
             public = PublicStream(client, publication.stream, one.name)
@@ -208,30 +211,38 @@ class _Working:
         assert self._deps is not None
         return FollowedReactor(one, feed, app.reactors[one.declared_as], repositories, self._deps)
 
+    def add(self, name: str, run: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+        """Have one more task beside the others, which ends once the event is set."""
+        self._tasks[name] = run
+
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`; raises what ends one of them before: nothing here ends without a word."""
+        """Run all tasks until `stop`. The error of one that fails is logged, before or after `stop`, and raised."""
         tasks = [asyncio.create_task(called(run(stop), "A worker"), name=name) for name, run in self._tasks.items()]
         stopped = asyncio.create_task(stop.wait())
         drain_s = self.options.drain_s
         lasting = [*tasks, stopped] if self._deps is None else [*tasks, self._deps.task, stopped]
         try:
-            await asyncio.wait(lasting, return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait(lasting, return_when=asyncio.FIRST_COMPLETED)
             if not stop.is_set():
-                _raise_ended(next(task for task in lasting if task.done()))
+                raise [*map(_logged_end, ended)].pop()
             _, late = await asyncio.wait(tasks, timeout=drain_s)
             for task in late:
                 logs.CUT_OFF.tell(_log, name=task.get_name(), seconds=drain_s)
+            # What fails while it stops must not look like a clean end.
+            failed = [task for task in tasks if task.done() and (task.cancelled() or task.exception() is not None)]
+            if errors := [_logged_end(task) for task in failed]:
+                raise errors[0]
         finally:
             await end([stopped, *tasks])
 
 
-def _raise_ended(task: asyncio.Task[Any]) -> NoReturn:
-    """For a task that ended though nobody had stopped it."""
+def _logged_end(task: asyncio.Task[Any]) -> BaseException:
+    """Log and return why a task has ended that was to go on, or that failed while it stopped."""
     error = None if task.cancelled() else task.exception()
     if error is None:
         error = UnexpectedExit(asyncio.CancelledError.__name__, f"The task {task.get_name()!r} of this worker")
     logs.TASK_ENDED.tell(_log, name=task.get_name(), reason=reason_of(error), trace=f"\n{traceback_of(error)}")
-    raise error
+    return error
 
 
 def _when_all(names: Sequence[str], on_ready: Callable[[], None] | None) -> Callable[[str], None]:
