@@ -74,7 +74,7 @@ async def test_a_look_whose_result_cannot_be_judged_is_told_and_followed_by_anot
         await asyncio.sleep(0.01)
     stop.set()
     await keeping
-    assert monitor.verdict().healthy
+    assert monitor.status().healthy
 
 
 async def test_a_task_of_a_session_that_returns_ends_the_session_with_an_error() -> None:

@@ -39,7 +39,7 @@ from eventjet.projections.app_ref import Application
 from eventjet.quarantine.fold import aggregate_key_of
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.declarations import Declaration, opened_deps
-from eventjet.subscriptions.event_source import Feed
+from eventjet.subscriptions.event_source import EventSource
 from eventjet.subscriptions.process_steps import ProcessRunner
 from eventjet.subscriptions.retry import Backoff, end, pause
 
@@ -222,12 +222,12 @@ Try: TypeAlias = Callable[[int], Awaitable[None]]
 """One try; the argument is its number, from 1 on."""
 
 
-class Followed:
+class EventHandler:
     """One declaration over one connection."""
 
-    def __init__(self, declaration: Declaration, feed: Feed, retry: Retry, *, quarantines: bool) -> None:
+    def __init__(self, declaration: Declaration, source: EventSource, retry: Retry, *, quarantines: bool) -> None:
         self.declaration = declaration
-        self.feed = feed
+        self.source = source
         self.retry = retry
         self.takes_imported = False
         """Whether imported events concern it: nothing follows from what happened elsewhere, but it may be told."""
@@ -283,18 +283,18 @@ class Followed:
         raise NotImplementedError
 
 
-class FollowedReactor(Followed):
+class ReactorHandler(EventHandler):
     """A handler, called with each event of its subscription."""
 
     def __init__(
         self,
         declaration: Declaration,
-        feed: Feed,
+        source: EventSource,
         reactor: Reactor[Any, Any],
         repositories: Repositories,
         deps: Deps,
     ) -> None:
-        super().__init__(declaration, feed, reactor.retry, quarantines=reactor.on_error == "quarantine")
+        super().__init__(declaration, source, reactor.retry, quarantines=reactor.on_error == "quarantine")
         self._reactor = reactor
         self._repositories = repositories
         self._deps = deps
@@ -314,11 +314,13 @@ class FollowedReactor(Followed):
         return (event.aggregate, event.aggregate_id), handle
 
 
-class FollowedProcess(Followed):
+class ProcessHandler(EventHandler):
     """A process: its own events and its timers wake it, and it listens to those of others."""
 
-    def __init__(self, declaration: Declaration, feed: Feed, runner: ProcessRunner, timers: JetStreamTimers) -> None:
-        super().__init__(declaration, feed, Retry(), quarantines=True)
+    def __init__(
+        self, declaration: Declaration, source: EventSource, runner: ProcessRunner, timers: JetStreamTimers
+    ) -> None:
+        super().__init__(declaration, source, Retry(), quarantines=True)
         self._runner = runner
         self._timers = timers
         self._rested: dict[str, int] = {}
@@ -394,13 +396,18 @@ class FollowedProcess(Followed):
         await self._timers.clear(self.declaration.name, due)
 
 
-class FollowedInbox(Followed):
+class InboxHandler(EventHandler):
     """A handler, called with each message of another stream."""
 
     def __init__(
-        self, declaration: Declaration, feed: Feed, inbox: Inbox[Any, Any], repositories: Repositories, deps: Deps
+        self,
+        declaration: Declaration,
+        source: EventSource,
+        inbox: Inbox[Any, Any],
+        repositories: Repositories,
+        deps: Deps,
     ) -> None:
-        super().__init__(declaration, feed, inbox.retry, quarantines=inbox.on_error == "quarantine")
+        super().__init__(declaration, source, inbox.retry, quarantines=inbox.on_error == "quarantine")
         self.takes_imported = True
         self._inbox = inbox
         self._repositories = repositories
@@ -425,11 +432,13 @@ class FollowedInbox(Followed):
         return aggregate_key_of(event.subject.encode()), handle
 
 
-class FollowedPublication(Followed):
+class PublicationHandler(EventHandler):
     """Events told in another stream, one after the other; what cannot be told stops it, since order is its promise."""
 
-    def __init__(self, declaration: Declaration, feed: Feed, one: Publication[Any], stream: PublicStream) -> None:
-        super().__init__(declaration, feed, Retry(tries=1), quarantines=False)
+    def __init__(
+        self, declaration: Declaration, source: EventSource, one: Publication[Any], stream: PublicStream
+    ) -> None:
+        super().__init__(declaration, source, Retry(tries=1), quarantines=False)
         self.takes_imported = True
         self._publication = one
         self._public = Catalog(one.public)

@@ -38,7 +38,7 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HealthStatus:
     """What `/healthz` answers."""
 
     healthy: bool
@@ -80,7 +80,7 @@ class HealthState:
     def without(self, fault: str) -> HealthState:
         return replace(self, fault=fault)
 
-    def verdict(self, now: float) -> Verdict:
+    def status(self, now: float) -> HealthStatus:
         """Healthy when each is kept, stands by elsewhere, or is paused, and waits for nothing; and looks succeed."""
         judged = [self._judged(seen, now) for seen in self.seen.values()]
         reasons = [f"{projection['name']}: {projection['fault']}" for projection in judged if projection["fault"]]
@@ -89,11 +89,11 @@ class HealthState:
             reasons.insert(0, f"nothing could be looked at for {silent_s:.0f} s: {self.fault or 'the process hangs'}")
         elif self.looked_at is None:
             reasons.insert(0, self.fault or "starting")
-        return Verdict(not reasons, reasons[0] if reasons else None, judged)
+        return HealthStatus(not reasons, reasons[0] if reasons else None, judged)
 
     def samples(self, now: float) -> list[Sample]:
         """The gauges, of the last look."""
-        samples: list[Sample] = [(metrics.HEALTHY, (), int(self.verdict(now).healthy))]
+        samples: list[Sample] = [(metrics.HEALTHY, (), int(self.status(now).healthy))]
         if self.looked_at is not None:
             samples.append((metrics.LOOK_AGE, (), now - self.looked_at))
         for seen in self.seen.values():
@@ -167,8 +167,8 @@ class HealthMonitor:
         self._chosen = chosen
         self._state = HealthState(owner, options.stalled_s, time.monotonic())
 
-    def verdict(self) -> Verdict:
-        return self._state.verdict(time.monotonic())
+    def status(self) -> HealthStatus:
+        return self._state.status(time.monotonic())
 
     def metrics(self) -> str:
         meters = [meter for each in self._meters for meter in list(each.values())]
@@ -275,8 +275,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/healthz":
-            verdict = self.server.monitor.verdict()
-            self._answer(200 if verdict.healthy else 503, "application/json", json.dumps(asdict(verdict)) + "\n")
+            status = self.server.monitor.status()
+            self._answer(200 if status.healthy else 503, "application/json", json.dumps(asdict(status)) + "\n")
         elif path == "/metrics":
             self._answer(200, CONTENT_TYPE, self.server.monitor.metrics())
         else:

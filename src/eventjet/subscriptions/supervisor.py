@@ -34,21 +34,21 @@ from eventjet.subscriptions.among import Among
 from eventjet.subscriptions.context import Notices, WorkerContext, WorkerOptions
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import Declaration, declarations_of
-from eventjet.subscriptions.event_source import ForeignFeed, LogFeed
+from eventjet.subscriptions.event_source import LogSource, StreamSource
 from eventjet.subscriptions.handlers import (
     Deps,
-    Followed,
-    FollowedInbox,
-    FollowedProcess,
-    FollowedPublication,
-    FollowedReactor,
+    EventHandler,
+    InboxHandler,
+    ProcessHandler,
+    PublicationHandler,
+    ReactorHandler,
 )
 from eventjet.subscriptions.health import HealthMonitor, serving
 from eventjet.subscriptions.lease import new_owner
-from eventjet.subscriptions.partitions import Share
+from eventjet.subscriptions.partitions import PartitionAssignment
 from eventjet.subscriptions.process_steps import ProcessRunner
-from eventjet.subscriptions.projection_runner import Projector
-from eventjet.subscriptions.reaction_runner import EventFollower, FollowerContext
+from eventjet.subscriptions.projection_runner import ProjectionRunner
+from eventjet.subscriptions.reaction_runner import ReactionContext, ReactionRunner
 from eventjet.subscriptions.retry import Backoff, end
 from eventjet.subscriptions.status import StatusReader
 
@@ -163,9 +163,9 @@ class Workers:
         self.faults |= await _table_faults(database, chosen, log)
         self.meters.append(context.meters)
         for one in chosen:
-            projector = Projector(one, context, partial(self._ready, one.name))
-            self.paces[one.name] = projector.pace
-            self._tasks[one.durable] = projector.run
+            runner = ProjectionRunner(one, context, partial(self._ready, one.name))
+            self.paces[one.name] = runner.pace
+            self._tasks[one.durable] = runner.run
 
     async def begin_followers(
         self, chosen: Sequence[Declaration], repositories: Repositories, client: Client, ending: AsyncExitStack
@@ -178,38 +178,38 @@ class Workers:
         if any(one.declared_as in handlers for one in chosen):
             self._deps = Deps(app, self.options, private=repositories.catalog.is_private)
             ending.push_async_callback(self._deps.close)
-        context = FollowerContext(repositories, cursors, self.endpoint, self.owner, self.options)
+        context = ReactionContext(repositories, cursors, self.endpoint, self.owner, self.options)
         self.meters.append(context.meters)
-        shares: dict[str, Share] = {}
+        shares: dict[str, PartitionAssignment] = {}
         for one in chosen:
-            followed = self._followed(one, context, client)
-            share = shares.setdefault(one.declared_as, Share(one.partitions))
-            follower = EventFollower(followed, context, share, partial(self._ready, one.name))
-            self.paces[one.name] = follower.pace
-            self._tasks[one.name] = follower.run
+            handler = self._handler(one, context, client)
+            share = shares.setdefault(one.declared_as, PartitionAssignment(one.partitions))
+            runner = ReactionRunner(handler, context, share, partial(self._ready, one.name))
+            self.paces[one.name] = runner.pace
+            self._tasks[one.name] = runner.run
             if one.partitions > 1:
                 name = one.declared_as
                 self._tasks[f"{name} share"] = partial(share.keep, cursors, name, self.owner, self.options.lease_s)
 
-    def _followed(self, one: Declaration, context: FollowerContext, client: Client) -> Followed:
+    def _handler(self, one: Declaration, context: ReactionContext, client: Client) -> EventHandler:
         """What it does about its events, over this connection."""
         app, repositories = self._app, context.repositories
         if one.name in app.inboxes:
             assert self._deps is not None
             inbox = app.inboxes[one.name]
-            return FollowedInbox(one, ForeignFeed(inbox, client), inbox, repositories, self._deps)
-        feed = LogFeed(repositories, client, one)
+            return InboxHandler(one, StreamSource(inbox, client), inbox, repositories, self._deps)
+        source = LogSource(repositories, client, one)
         for cls, info in app.processes.items():
             if info.name == one.name:
                 runner = ProcessRunner(repositories, cls, info)
                 self._timers = self._timers or JetStreamTimers(client, app.name)
-                return FollowedProcess(one, feed, runner, self._timers)
+                return ProcessHandler(one, source, runner, self._timers)
         if one.name in app.publications:
             publication = app.publications[one.name]
             public = PublicStream(client, publication.stream, one.name)
-            return FollowedPublication(one, feed, publication, public)
+            return PublicationHandler(one, source, publication, public)
         assert self._deps is not None
-        return FollowedReactor(one, feed, app.reactors[one.declared_as], repositories, self._deps)
+        return ReactorHandler(one, source, app.reactors[one.declared_as], repositories, self._deps)
 
     def add(self, name: str, run: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
         """Have one more task beside the others, which ends once the event is set."""
