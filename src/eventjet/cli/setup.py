@@ -103,7 +103,7 @@ async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, l
     """
     from eventjet.sql.database import Database
     from eventjet.sql.locations import create_tables
-    from eventjet.sql.resetting import reset as begin_anew
+    from eventjet.sql.revisions import reset as begin_anew
 
     app = at.app()
     chosen = [at.projection(name) for name in dict.fromkeys(reset)]
@@ -301,7 +301,7 @@ def _drop(at: AppTarget, database: Database, name: str, revision: int) -> Unused
     from eventjet.jetstream.api import delete_consumer
     from eventjet.jetstream.connection import NatsConnection
     from eventjet.nats.endpoint import Endpoint
-    from eventjet.sql.retired_tables import retire
+    from eventjet.sql.revisions import retire
 
     with database.sync_engine("eventjet db").begin() as connection:
         dropped = retire(connection, name, revision, list(at.app().projections.values()), at.app().name)

@@ -175,7 +175,7 @@ async def _set(
     at: AppTarget, declared: Sequence[Declaration], position: int, *, write: bool
 ) -> tuple[tuple[int, int] | None, list[int]]:
     """Return between where its partitions stood, and what was quarantined of another log."""
-    from eventjet.commands.repositories import open_repositories
+    from eventjet.commands.repository import open_repositories
     from eventjet.subscriptions.cursor_control import cursor_at, put, records_of, where
     from eventjet.subscriptions.cursor_store import Cursors
 

@@ -66,7 +66,7 @@ def serve(at: AppTarget, logs: LogFormatOption = LogFormat.TEXT) -> None:
 
     Any number may run: they share the requests. What is in hand is finished first.
     """
-    from eventjet.commands.repositories import open_repositories
+    from eventjet.commands.repository import open_repositories
     from eventjet.serving.service import Service
 
     log_to_stderr(logs)

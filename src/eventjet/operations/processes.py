@@ -14,7 +14,7 @@ from eventjet.calls import called
 from eventjet.codec.headers import VERSION, RawRecord, metadata_of, number_of, recorded_at
 from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_shown, subject_of
-from eventjet.commands.repositories import Repositories, open_repositories
+from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import evolved
 from eventjet.domain.parked import BLOCKED
