@@ -20,7 +20,7 @@ import orjson
 from hypothesis import strategies as st
 
 from eventjet import aggregate, event
-from eventjet.archive.manifest import dump_segment, load_archive
+from eventjet.archive.reading import dump_segment, load_archive
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.context import context_headers
 from eventjet.codec.decoder import Decoder

@@ -11,8 +11,7 @@ from eventjet.codec.voids import reason_in, void_body, void_subject, voided_by
 from eventjet.commands import Repository
 from eventjet.errors import CodecError, HistoryBroken, UsageError
 from eventjet.log.memory import MemoryStore
-from eventjet.rebuild.findings import Kind
-from eventjet.rebuild.log_audit import LogAudit
+from eventjet.rebuild.log_audit import Kind, LogAudit
 from tests.logs import block
 
 

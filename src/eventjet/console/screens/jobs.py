@@ -13,7 +13,7 @@ from eventjet.console.actions import Actions, Wish
 from eventjet.console.jobs import KEPT_MAX, RUNNING_MAX
 from eventjet.console.live import streams_of
 from eventjet.console.pages import linker, page, rendered
-from eventjet.rebuild.choice import CHOICES
+from eventjet.rebuild.plan import CHOICES
 
 _EVERY_S = 1.0
 
