@@ -29,7 +29,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.roles import accounts, roles_of, serving_roles
 from eventjet.serving.service import Service
 from eventjet.settings import Settings
-from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import status
 from tests.integration.reacting import Bell, Town, app_of, eventually, until, working
 from tests.integration.test_permission_matrix import denied

@@ -19,7 +19,7 @@ from eventjet.doctor.monitoring import greetings, look_at_monitoring
 from eventjet.findings import Finding
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.standing import DeadlineCounts, Following, LogNow, deadline_counts, log_now
-from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import (
     SeenCheckpoints,
     SeenLog,

@@ -13,7 +13,7 @@ from eventjet.findings import Level
 from eventjet.jetstream.api import next_message
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.subscriptions.following import filters_of
+from eventjet.subscriptions.declarations import filters_of
 from eventjet.subscriptions.status import WorkStatus, look_at_projections
 
 

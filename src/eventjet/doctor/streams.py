@@ -24,7 +24,7 @@ from eventjet.log.wholeness import accepted, loss
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.inspection import ListedConsumer, list_consumers, replicas_of
 from eventjet.projections.app_ref import Application
-from eventjet.subscriptions.following import declarations_of, has_timers, probes_of
+from eventjet.subscriptions.declarations import declarations_of, has_timers, probes_of
 
 _PAGES_MAX = 20
 _LISTEN_S = 1.0

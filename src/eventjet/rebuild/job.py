@@ -26,6 +26,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.errors import RebuildError, RowsRefused, UsageError
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.earlier import EarlierRecords
+from eventjet.log.stream_check import state_of_log
 from eventjet.log.voids import voids_in
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import spans, tracing
@@ -46,7 +47,6 @@ from eventjet.rebuild.replay_source import Log, ReplaySource, archived_source
 from eventjet.rebuild.runs import Part, Target, redacted
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
-from eventjet.subscriptions.reader import state_of_log
 from eventjet.urls import shown_master
 
 if TYPE_CHECKING:

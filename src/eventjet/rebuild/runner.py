@@ -22,6 +22,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from eventjet import failpoints
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.commands.log_check import check_log
 from eventjet.domain.parked import Parked
 from eventjet.errors import LogRolledBack, RebuildError, Unreachable, UsageError, VerificationFailed
 from eventjet.jetstream.api import stream_info
@@ -44,7 +45,6 @@ from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import BULK, Database
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.exchange import NotNow
-from eventjet.subscriptions.reader import check_log
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter
 from eventjet.writers.sql_writer import SqlWriter

@@ -21,12 +21,14 @@ from sqlalchemy import Column, ColumnElement, Connection, String, Table, Text, a
 
 from eventjet import failpoints
 from eventjet.codec.envelope import RawRecord
+from eventjet.commands.log_check import check_log
 from eventjet.domain.identity import encode_id
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import RebuildError, RowUnreadable
 from eventjet.findings import Finding, Level
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.ranges import read_range
+from eventjet.log.stream_check import check_same_log
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.fold import Fold, RowKey, Rows
 from eventjet.projections.resolve import ResolvedProjection
@@ -43,7 +45,6 @@ from eventjet.settings import Settings
 from eventjet.sql.checkpoint import RETIRED, Checkpoint
 from eventjet.sql.database import READ_ONLY
 from eventjet.sql.dialect import dialect_of
-from eventjet.subscriptions.reader import check_log
 
 EXAMPLES_MAX = 20
 """Differences that are looked into; all are counted."""
@@ -200,7 +201,7 @@ def _copied(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan, Che
                     "Start a worker, or run `eventjet rebuild`."
                 )
             with NatsConnection.open(job.log.endpoint) as connection:
-                check_log(connection, job.log.stream, at)
+                check_same_log(connection, job.log.stream, at)
         failpoints.reach("verify.copied")
         yield shadow, job.plan([resolved], at.position), at
 
