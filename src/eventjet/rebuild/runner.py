@@ -22,11 +22,11 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from eventjet import failpoints
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
-from eventjet.commands.log_check import check_log
 from eventjet.domain.parked import Parked
 from eventjet.errors import LogRolledBack, RebuildError, Unreachable, UsageError, VerificationFailed
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
+from eventjet.log.stream_check import check_same_log
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
@@ -363,7 +363,7 @@ def is_of_this_log(job: Job, live: Checkpoint | None) -> bool:
     try:
         if live is not None:
             with NatsConnection.open(job.log.endpoint) as connection:
-                check_log(connection, job.log.stream, live)
+                check_same_log(connection, job.log.stream, live)
     except LogRolledBack:
         return False
     return True

@@ -21,7 +21,6 @@ from sqlalchemy import Column, ColumnElement, Connection, String, Table, Text, a
 
 from eventjet import failpoints
 from eventjet.codec.envelope import RawRecord
-from eventjet.commands.log_check import check_log
 from eventjet.domain.identity import encode_id
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import RebuildError, RowUnreadable
