@@ -20,7 +20,7 @@ from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.log_audit import MISSING, NOTES, LogAudit, LogFinding, side_by_side
 from eventjet.rebuild.plan import EngineName
 from eventjet.rebuild.progress import Report
-from eventjet.rebuild.replay_source import check_same_log, read_ahead
+from eventjet.rebuild.replay_source import check_archive_is_of, read_ahead
 from eventjet.settings import Settings
 
 EXAMPLES = 5
@@ -140,7 +140,7 @@ def _opened(job: Job, url: str) -> ArchiveReader:
     """Open the archive and check its files; raises `ArchiveBroken`."""
     archive = ArchiveReader(job.engine.archive_files(url))
     manifest = archive.manifest
-    check_same_log(job.log, manifest)
+    check_archive_is_of(job.log, manifest)
     with job.watch.phase("check", manifest.events):
         archive.check(manifest.first, manifest.last)
     return archive

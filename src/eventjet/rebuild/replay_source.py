@@ -118,7 +118,7 @@ def archived_source(log: Log, files: ArchiveFiles) -> ReplaySource:
 
 def check_same_past(log: Log, archive: Archive) -> None:
     """Raise `ArchiveBroken` unless the archive is of this log, with the same past, and the log goes on from it."""
-    check_same_log(log, archive)
+    check_archive_is_of(log, archive)
     newest, state = archive.segments[-1], log.state
     if state.last < archive.last:
         reason = f"it ends at position {archive.last}, and the log at {state.last}, so the log has lost its end"
@@ -136,7 +136,7 @@ def check_same_past(log: Log, archive: Archive) -> None:
     raise ArchiveBroken(archive.url, reason, "`eventjet audit --archive` says where the two part, and what to do.")
 
 
-def check_same_log(log: Log, archive: Archive) -> None:
+def check_archive_is_of(log: Log, archive: Archive) -> None:
     """Raise `ArchiveBroken` unless something is in the archive, and it names this log; their pasts may differ."""
     if not archive.segments:
         raise ArchiveBroken(archive.url, "nothing is in it", "Name what `eventjet archive` made.")

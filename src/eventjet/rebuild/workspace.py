@@ -17,14 +17,13 @@ import reprlib
 import sqlite3
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, TypeAlias
 
 from psycopg import sql
 from sqlalchemy import Column, ColumnElement, Connection, Engine, Table, func, make_url, select, text
@@ -55,106 +54,13 @@ CHUNK = 5_000
 _log = logging.getLogger(__name__)
 
 
-class Workspace(ABC):
-    """One run's place. Every method blocks; connections are to the live database unless something else is said."""
-
-    suffixes: ClassVar[tuple[str, ...]]
-    """Of the names, after `ej_<run>`, of everything that may be a run's."""
-    copied_as: ClassVar[str]
-    """What a table is created as that need not outlive a crash of the server."""
-    run: str
-    live: Engine
-    """Connections to the live database."""
-    database: Database
-    """Where rows are loaded: the live one on PostgreSQL, the run's file on SQLite."""
-    schema: str
-    """The schema of the run's tables for connections to the live database, once they have been attached."""
-    location: str
-    """The location whose names the run's tables have."""
-    description: str
-    """Where the run's tables are, in words."""
-
-    @abstractmethod
-    def __init__(self, database: Database, run: str) -> None:
-        """Nothing is made yet."""
-
-    @staticmethod
-    @abstractmethod
-    def names(connection: Connection, database: Database) -> Sequence[str]:
-        """Return the names of everything that may be a run's, in a database."""
-
-    @abstractmethod
-    def claimed(self) -> AbstractContextManager[None]:
-        """Hold what tells other processes that this run's process lives; it goes with the process."""
-
-    @abstractmethod
-    def is_claimed(self, connection: Connection) -> bool:
-        """Tell whether the run's process lives; if not, nobody else finds that out until the transaction ends."""
-
-    @abstractmethod
-    def engine(self) -> Engine:
-        """Return connections that find the run's tables, and eventjet's own of the run, by their names alone."""
-
-    @abstractmethod
-    def handlers_engine(self) -> AsyncEngine:
-        """Return the same, for handlers of SQL by hand."""
-
-    @abstractmethod
-    def create(self, tables: Sequence[Table], *, bare: bool) -> None:
-        """Make the tables, empty, and eventjet's own; `bare` ones lack until `finish` what would slow a load."""
-
-    @abstractmethod
-    def finish(self, projection: str, tables: Sequence[Table], *, bare: bool) -> None:
-        """Make them what the declared ones are; raises `RowsRefused` for what a rule forbids."""
-
-    @abstractmethod
-    def snapshot(self) -> AbstractContextManager[Connection]:
-        """Begin a transaction, attached, that sees the live database at one moment, and lets others write there."""
-
-    @abstractmethod
-    def swapping(self) -> AbstractContextManager[Connection]:
-        """Begin a transaction for the swap; raises `NotNow`."""
-
-    @abstractmethod
-    def attach(self, connection: Connection) -> None:
-        """Let it see the run's tables. What is written to them by others afterwards may wait for its end."""
-
-    @abstractmethod
-    def exchange(self, connection: Connection, resolved: AnyResolved, location: str) -> Exchange:
-        """Return the move of the live tables, which are in that location, for the run's."""
-
-    @abstractmethod
-    def carry_out(self, exchange: Exchange, resolved: AnyResolved, location: str) -> None:
-        """Put the run's tables, or their rows, in the place of the live ones, which are locked."""
-
-    def strange_writes(self, connection: Connection) -> list[str]:  # noqa: ARG002 - SQLite's handlers reach no others
-        """Return the tables other than the run's that the open transaction of a handler has written to."""
-        return []
-
-    def numbered(self, tables: Sequence[Table]) -> set[Column[Any]]:  # noqa: ARG002 - SQLite takes numbers back
-        """Return the columns filled by a sequence that takes no number back when a transaction is rolled back."""
-        return set()
-
-    @abstractmethod
-    def interrupt(self) -> None:
-        """End what the run's connections are doing, from another thread. Never raises."""
-
-    @abstractmethod
-    def drop(self) -> None:
-        """Remove what is there, or what it replaced, and forget the run. Never raises."""
-
-    @abstractmethod
-    def clear(self, connection: Connection) -> None:
-        """Remove what is there of a run whose process is gone."""
-
-
 def workspace_of(database: Database, run: str) -> Workspace:
-    """Return one run's workspace in a database."""
-    return _kind(database)(database, run)
+    """Return one run's workspace in a database; nothing is made yet."""
+    return PostgresWorkspace(database, run) if _is_postgres(database) else SqliteWorkspace(database, run)
 
 
-def _kind(database: Database) -> type[Workspace]:
-    return PostgresWorkspace if database.dialect.name == "postgresql" else SqliteWorkspace
+def _is_postgres(database: Database) -> bool:
+    return database.dialect.name == "postgresql"
 
 
 def load_part(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
@@ -162,9 +68,8 @@ def load_part(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int
 
     A task that is tried again finds its part in the ledger. Raises `RowsRefused`.
     """
-    if target.database.dialect.name == "postgresql":
-        return _load_postgres(target, number, rows)
-    return _load_sqlite(target, number, rows)
+    load = _load_postgres if _is_postgres(target.database) else _load_sqlite
+    return load(target, number, rows)
 
 
 def leftovers(connection: Connection, database: Database) -> list[str]:
@@ -202,7 +107,7 @@ def remove_leftovers(database: Database) -> list[str]:
 
 def _names_of_runs(connection: Connection, database: Database) -> list[tuple[str, str]]:
     """Return (name, run) of everything there is of runs, by the names alone."""
-    kind = _kind(database)
+    kind = PostgresWorkspace if _is_postgres(database) else SqliteWorkspace
     pattern = re.compile(rf"ej_({RUN.pattern})(?:{'|'.join(map(re.escape, kind.suffixes))})")
     return [(name, match[1]) for name in kind.names(connection, database) if (match := pattern.fullmatch(name))]
 
@@ -230,46 +135,65 @@ select indexrelid::regclass, pg_get_indexdef(indexrelid)
 _LAST_NUMBER = text("select pg_sequence_last_value(to_regclass(pg_get_serial_sequence(:name, :column)))")
 
 
-class PostgresWorkspace(Workspace):
-    """A schema of the run's own, whose comment lists the tables that the run makes there."""
+class PostgresWorkspace:
+    """A schema of the run's own, whose comment lists the tables that the run makes there.
+
+    Every method blocks. Connections are to the live database unless something else is said.
+    """
 
     suffixes = ("",)
+    """The names of everything that may be a run's, after `ej_<run>`."""
     copied_as = "unlogged table"
+    """What a table is created as that need not outlive a crash of the server."""
 
     def __init__(self, database: Database, run: str) -> None:
         self.run = run
         self.database = database
-        self.schema = self.location = f"ej_{run}"
+        """Where rows are loaded: the live one here, the run's file on SQLite."""
+        self.schema = f"ej_{run}"
+        """The schema of the run's tables for connections to the live database, once they have been attached."""
+        self.location = self.schema
+        """The location whose names the run's tables have."""
         self.description = f"a schema {self.schema}"
         self._purpose = _purpose(run)
         self.live = database.sync_engine(self._purpose)
+        """Connections to the live database."""
         self._claim = {"claim": f"eventjet-run-{run}"}
         self._stripped: dict[str, _Stripped] = {}
 
     @staticmethod
     def names(connection: Connection, database: Database) -> list[str]:  # noqa: ARG004 - as SQLite's
+        """Return the names of everything that may be a run's, in a database."""
         return [str(name) for name in connection.scalars(text("select nspname from pg_namespace"))]
 
     @contextmanager
     def claimed(self) -> Generator[None]:
+        """Hold what tells other processes that this run's process lives; it goes with the process."""
         with self.database.sync_engine(PURPOSE).connect() as connection:
             connection.execute(text("select pg_advisory_lock(hashtextextended(:claim, 0))"), self._claim)
             connection.commit()
             yield
 
     def is_claimed(self, connection: Connection) -> bool:
+        """Tell whether the run's process lives; if not, nobody else finds that out until the transaction ends."""
         return not connection.scalar(text("select pg_try_advisory_xact_lock(hashtextextended(:claim, 0))"), self._claim)
 
     def engine(self) -> Engine:
-        """The run's schema comes first, so eventjet's own tables are found there; the rest serves types only."""
+        """Return connections that find the run's tables, and eventjet's own of the run, by their names alone.
+
+        The run's schema comes first in the path; the rest serves types only.
+        """
         return self._first_in_path().sync_engine(self._purpose)
 
     def handlers_engine(self) -> AsyncEngine:
-        """A shadow whose last batches a crash of the server undoes is made again, so no commit waits for the disk."""
+        """Return the same for handlers of SQL by hand. A crash has the shadow made again, so commits do not sync."""
         return self._first_in_path("-c synchronous_commit=off").engine(self._purpose, BULK)
 
     def create(self, tables: Sequence[Table], *, bare: bool) -> None:
-        """Bare ones are unlogged, and have no rules or indexes: those are cheaper made at once, after the load."""
+        """Make the tables, empty, and eventjet's own.
+
+        Until `finish`, `bare` ones are unlogged, without rules and indexes: those are cheaper made after the load.
+        """
         own = (projections.name, rebuilds.name, quarantine.name)
         with self.live.begin() as connection:
             schema = qualified(None, self.schema)
@@ -289,6 +213,7 @@ class PostgresWorkspace(Workspace):
                 )
 
     def finish(self, projection: str, tables: Sequence[Table], *, bare: bool) -> None:
+        """Make the tables what the declared ones are; raises `RowsRefused` for what a rule forbids."""
         with self.live.begin() as connection:
             for table in tables if bare else ():
                 self._stripped[table.name].restore(connection, projection, self._qualified(table.name), table)
@@ -301,29 +226,35 @@ class PostgresWorkspace(Workspace):
 
     @contextmanager
     def snapshot(self) -> Generator[Connection]:
+        """Begin a transaction, attached, that sees the live database at one moment, and lets others write there."""
         with self.live.execution_options(isolation_level="REPEATABLE READ").begin() as connection:
             yield connection
 
     @contextmanager
     def swapping(self) -> Generator[Connection]:
+        """Begin a transaction for the swap; raises `NotNow`."""
         with self.live.begin() as connection, bounded(connection):
             yield connection
 
     def attach(self, connection: Connection) -> None:
-        """It is the same database."""
+        """Let it see the run's tables: here it is the same database."""
 
     def exchange(self, connection: Connection, resolved: AnyResolved, location: str) -> Exchange:
+        """Return the move of the live tables, which are in that location, for the run's."""
         names = names_of(recorded(resolved))
         leaving = [Move(name, location, None) for name in names]
         return Exchange(connection, leaving, [Move(name, self.schema, location) for name in names])
 
     def carry_out(self, exchange: Exchange, resolved: AnyResolved, location: str) -> None:  # noqa: ARG002 - SQLite's
+        """Put the run's tables, or their rows, in the place of the live ones, which are locked."""
         exchange.carry_out()
 
     def strange_writes(self, connection: Connection) -> list[str]:
+        """Return the tables other than the run's that the open transaction of a handler has written to."""
         return list(map(str, connection.scalars(_STRANGE_WRITES, {"schema": self.schema})))
 
     def numbered(self, tables: Sequence[Table]) -> set[Column[Any]]:
+        """Return the columns filled by a sequence that takes no number back when a transaction is rolled back."""
         with self.live.begin() as connection:
 
             def is_numbered(table: Table, column: Column[Any]) -> bool:
@@ -333,11 +264,15 @@ class PostgresWorkspace(Workspace):
             return {column for table in tables for column in table.columns if is_numbered(table, column)}
 
     def interrupt(self) -> None:
+        """End what the run's connections are doing, from another thread. Never raises."""
         with suppress(SQLAlchemyError), self.database.sync_engine(PURPOSE).begin() as connection:
             self._end_sessions(connection)
 
     def drop(self) -> None:
-        """What a reader still holds is left, with its lease ended, to the next run."""
+        """Remove what is there, or what it replaced, and forget the run. Never raises.
+
+        What a reader still holds is left, with its lease ended, to the next run.
+        """
         engine = self.database.sync_engine(PURPOSE)
         try:
             with engine.begin() as connection:
@@ -476,8 +411,11 @@ _CLAIM_TRIES = 750
 _CLAIM_S = 0.02
 
 
-class SqliteWorkspace(Workspace):
-    """A file with the run's tables, and one beside it that is locked while the run's process lives."""
+class SqliteWorkspace:
+    """A file with the run's tables, and one beside it that is locked while the run's process lives.
+
+    See `PostgresWorkspace` for what both promise.
+    """
 
     suffixes = ("", "-wal", "-shm", "-journal", ".lock")
     """Of the file, and of what SQLite and `claimed` keep beside it."""
@@ -591,6 +529,14 @@ class SqliteWorkspace(Workspace):
             connection.exec_driver_sql(f"insert into {target} ({columns}) select {columns} from {source}")
             self._keep_numbers(connection, old)
 
+    def strange_writes(self, connection: Connection) -> list[str]:  # noqa: ARG002 - as PostgreSQL's
+        """Handlers are connected to the run's file alone."""
+        return []
+
+    def numbered(self, tables: Sequence[Table]) -> set[Column[Any]]:  # noqa: ARG002 - as PostgreSQL's
+        """SQLite takes numbers back."""
+        return set()
+
     def interrupt(self) -> None:
         self._stopped.set()
 
@@ -622,6 +568,9 @@ class SqliteWorkspace(Workspace):
             connection.exec_driver_sql("delete from main.sqlite_sequence where name = ?", name)
             source = f"{self.schema}.sqlite_sequence where name = ?"
             connection.exec_driver_sql(f"insert into main.sqlite_sequence select * from {source}", name)
+
+
+Workspace: TypeAlias = PostgresWorkspace | SqliteWorkspace
 
 
 def _file(database: Database) -> Path:
