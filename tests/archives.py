@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from eventjet.archive.reading import ArchivedFile, ArchiveReader, Segment, dump_segment
-from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.codec.headers import MSG_ID, RawRecord, header
 
 _PAGE = 333
 """Records of a page: an odd size."""

@@ -11,7 +11,7 @@ import pytest
 
 from eventjet import App
 from eventjet.archive.republish import BATCH_MAX, WINDOW_NS, Restore, Restored, lasting
-from eventjet.codec.envelope import RawRecord, recorded_at
+from eventjet.codec.headers import RawRecord, recorded_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, Refused
 from eventjet.examples.bank.account import Account

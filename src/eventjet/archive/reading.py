@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import orjson
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.errors import ArchiveBroken, Unreachable, UsageError
 from eventjet.urls import parse
 

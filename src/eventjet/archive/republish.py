@@ -23,8 +23,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 from eventjet import failpoints
 from eventjet.archive.reading import Archive, ArchiveReader
-from eventjet.codec.envelope import EXPECTED, MSG_ID, RECORDED_AT, RawRecord, header, number_of
-from eventjet.codec.imported import LOGGED_AT, is_imported
+from eventjet.codec.headers import EXPECTED, LOGGED_AT, MSG_ID, RECORDED_AT, RawRecord, header, is_imported, number_of
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
 from eventjet.errors import (
     ApiRefused,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from eventjet.archive import republish
 from eventjet.archive.reading import Archive, ArchiveReader, Segment, cut, folder_of
 from eventjet.archive.republish import Restored
-from eventjet.codec.envelope import MSG_ID, header
+from eventjet.codec.headers import MSG_ID, header
 from eventjet.errors import ArchiveBroken, UsageError
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, loaded

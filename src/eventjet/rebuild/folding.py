@@ -9,15 +9,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from eventjet.codec.chain import Earlier, chained
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
+from eventjet.codec.records import Earlier, chained
 from eventjet.domain.parked import Parked
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.app_ref import Application
-from eventjet.projections.fold import Fold, RowKey, Rows
+from eventjet.projections.fold import BlockedAggregates, Fold, Offered, Offering, ParkingFold, RowKey, Rows, reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import ColumnValues, RowCodec
-from eventjet.quarantine.fold import BlockedAggregates, Offered, Offering, ParkingFold, reader
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runs import Part, Target
 from eventjet.rebuild.workspace import load_part

@@ -12,9 +12,7 @@ from enum import StrEnum
 from types import MappingProxyType
 
 from eventjet.archive.republish import lasting
-from eventjet.codec.chain import broken, packed, unpacked
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import (
+from eventjet.codec.headers import (
     BATCH_ID,
     BATCH_NUMBER,
     EXPECTED,
@@ -23,12 +21,13 @@ from eventjet.codec.envelope import (
     VERSION,
     RawRecord,
     header,
+    logged_at,
     number_of,
     open_batch,
+    voided_by,
 )
-from eventjet.codec.imported import logged_at
+from eventjet.codec.records import Decoder, broken, packed, unpacked
 from eventjet.codec.subjects import entity_of
-from eventjet.codec.voids import voided_by
 from eventjet.errors import UndecodableEvent, UnknownEvent
 from eventjet.findings import Finding, Level
 from eventjet.projections.app_ref import Application

@@ -21,17 +21,16 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from eventjet import failpoints
-from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.domain.parked import Parked
 from eventjet.errors import LogRolledBack, RebuildError, Unreachable, UsageError, VerificationFailed
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
 from eventjet.log.stream_check import check_same_log
 from eventjet.projections.app_ref import Application, AppRef, projections_of
+from eventjet.projections.fold import BlockedAggregates, Reader, reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.quarantine.fold import BlockedAggregates, Reader, reader
-from eventjet.quarantine.rows import blocked_aggregates, park
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineChoice, EngineName, Plan, Route, route_of
 from eventjet.rebuild.progress import Phase, Report
@@ -44,7 +43,8 @@ from eventjet.sql import checkpoint, migrations
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import BULK, Database
 from eventjet.sql.dialect import dialect_of
-from eventjet.sql.exchange import NotNow
+from eventjet.sql.quarantine import blocked_aggregates, park
+from eventjet.sql.table_moves import NotNow
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter
 from eventjet.writers.sql_writer import SqlWriter

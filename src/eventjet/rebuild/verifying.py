@@ -20,7 +20,7 @@ from typing import Any
 from sqlalchemy import Column, ColumnElement, Connection, String, Table, Text, and_, cast, func, or_, select
 
 from eventjet import failpoints
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.domain.identity import encode_id
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import RebuildError, RowUnreadable
@@ -29,11 +29,10 @@ from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.ranges import read_range
 from eventjet.log.stream_check import check_same_log
 from eventjet.projections.app_ref import Application, AppRef, projections_of
-from eventjet.projections.fold import Fold, RowKey, Rows
+from eventjet.projections.fold import BlockedAggregates, Fold, ParkingFold, RowKey, Rows, reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import ResolvedSql
-from eventjet.quarantine.fold import BlockedAggregates, ParkingFold, reader
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineChoice, EngineName, Plan
 from eventjet.rebuild.progress import Report, Watch

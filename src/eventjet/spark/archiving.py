@@ -32,7 +32,7 @@ from eventjet.archive.reading import (
     folder_of,
     load_archive,
 )
-from eventjet.codec.envelope import MSG_ID, header
+from eventjet.codec.headers import MSG_ID, header
 from eventjet.errors import ArchiveBroken
 from eventjet.jetstream.ranges import range_count, split
 from eventjet.rebuild.job import Job

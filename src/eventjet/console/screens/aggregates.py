@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from eventjet.codec.envelope import RawRecord, stored_at
+from eventjet.codec.headers import RawRecord, stored_at
 from eventjet.codec.subjects import entity_key, is_name
 from eventjet.commands.timeline import PAGE_MAX, Head, head_of, page_of, record_of
 from eventjet.console.pages import ID_MAX, page, query_number, query_text

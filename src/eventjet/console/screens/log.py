@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from eventjet.app import App
-from eventjet.codec.envelope import CORRELATION, TRACEPARENT, RawRecord, metadata_of
+from eventjet.codec.headers import CORRELATION, TRACEPARENT, RawRecord, metadata_of
 from eventjet.console.live import stream_of
 from eventjet.console.pages import page, query_number, rendered
 from eventjet.console.sources import ANSWER_S, OpenLog, Sources
