@@ -29,7 +29,7 @@ from eventjet.projections.row_codec import RowCodec
 from eventjet.rebuild.runs import open_run, renewed
 from eventjet.sql.own_tables import rebuilds
 from eventjet.subscriptions.declarations import opened_deps
-from eventjet.subscriptions.keyed_executor import Lanes
+from eventjet.subscriptions.keyed_executor import KeyedExecutor
 
 
 class OfTheLibrary(BaseException):
@@ -112,7 +112,7 @@ async def test_a_cancellation_of_the_caller_ends_what_it_called_and_is_raised() 
 
 @every_exit
 async def test_work_that_ends_its_lane_is_said(kind: str) -> None:
-    lanes = Lanes(4, 100)
+    lanes = KeyedExecutor(4, 100)
     if kind in ("KeyboardInterrupt", "SystemExit"):
         lanes.add(1, "", [("k", lambda: called(raising(kind)))])  # asyncio itself lets these end the loop
     else:
