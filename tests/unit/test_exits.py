@@ -17,7 +17,7 @@ from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, 
 from eventjet import App, Recorded, Settings, aggregate, event, projection, unique
 from eventjet.calls import called
 from eventjet.codec.catalog import Catalog
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import DefinitionError, HandlerFailed, LeaseEnded, UnexpectedExit
 from eventjet.jetstream.client import Client

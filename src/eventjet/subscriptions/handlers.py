@@ -20,9 +20,8 @@ from eventjet.codec.cloud_events import message_of
 from eventjet.codec.headers import is_imported
 from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_of
-from eventjet.commands.decisions import recorded_events
-from eventjet.commands.repositories import Repositories
-from eventjet.commands.repository import Repository
+from eventjet.commands.execute import recorded_events
+from eventjet.commands.repository import Repositories, Repository
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.committed import Committed
 from eventjet.domain.inbox import Inbox, Incoming
