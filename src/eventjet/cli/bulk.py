@@ -26,14 +26,14 @@ from eventjet.errors import UsageError
 
 if TYPE_CHECKING:
     from eventjet.rebuild import EngineOptions
-    from eventjet.rebuild.choice import EngineChoice
+    from eventjet.rebuild.plan import EngineChoice
 
 EngineOption = Annotated[
     str,
     option(
         "--engine",
         "auto|spark|local",
-        "Spark, or this process alone without a JVM; auto: Spark where it is configured or pays.",
+        "Spark, or this process alone without a JVM; auto: Spark for a cluster or a large log.",
     ),
 ]
 MasterOption = Annotated[

@@ -274,7 +274,7 @@ def unused(
 
     Nothing that a worker keeps or that readers see is dropped.
     """
-    from eventjet.rebuild.spaces import orphaned, remove_orphaned
+    from eventjet.rebuild.workspace import leftovers, remove_leftovers
     from eventjet.sql.database import Database
     from eventjet.sql.revisions import unused as look
 
@@ -282,10 +282,10 @@ def unused(
     database = Database(at.settings.database)
     with database.reaching_sync():
         dropped = [_drop(at, database, *each) for each in wanted]
-        cleared = remove_orphaned(database) if drop_runs else []
+        cleared = remove_leftovers(database) if drop_runs else []
         with database.sync_engine("eventjet db").begin() as connection:
             revisions = look(connection, list(at.app().projections.values()), at.app().name)
-            runs = orphaned(connection, database)
+            runs = leftovers(connection, database)
     value = {"revisions": revisions, "runs": runs, "dropped": dropped, "dropped_runs": cleared}
     return Answer(value, unused_blocks(dropped, cleared, revisions, runs))
 

@@ -15,7 +15,7 @@ from eventjet.errors import Unreachable
 from eventjet.findings import Level
 from eventjet.projections.app_ref import Application
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.rebuild.spaces import orphaned
+from eventjet.rebuild.workspace import leftovers
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import SessionLimits, Soundness, dialect_of
@@ -128,7 +128,7 @@ def _check_tables(report: Report, connection: Connection, resolved: AnyResolved,
 
 
 def _check_left(report: Report, connection: Connection, where: Database, app: Application) -> None:
-    runs = orphaned(connection, where)
+    runs = leftovers(connection, where)
     if runs:
         report.note(
             "runs",

@@ -13,13 +13,13 @@ from eventjet.domain.personal import masked_row, masked_whole
 from eventjet.shown import counted, cut, in_location, spent
 
 if TYPE_CHECKING:
-    from eventjet.archive.manifest import Segment
+    from eventjet.archive.reading import Segment
     from eventjet.rebuild import (
         ArchiveReport,
         AuditReport,
         Difference,
-        Finding,
-        Found,
+        LogFinding,
+        Place,
         Preview,
         RebuildReport,
         Restored,
@@ -69,8 +69,8 @@ def preview_lines(preview: Preview) -> Iterator[str]:
     yield f"{preview.database}: the shadows would be in {preview.location}"
     if preview.upgrades:
         yield "eventjet's own tables would be made, or brought up to date, first."
-    if preview.remains:
-        yield f"What killed rebuilds left would be removed first: {', '.join(preview.remains)}."
+    if preview.leftovers:
+        yield f"What killed rebuilds left would be removed first: {', '.join(preview.leftovers)}."
     for refusal in preview.refusals:
         yield f"Refused: {refusal}"
     yield "Nothing was changed."
@@ -85,7 +85,7 @@ def preview_value(preview: Preview) -> dict[str, Any]:
         "partitions": plan.partitions,
         "passes": [{"route": each.route.value, "projections": list(each.projections)} for each in plan.passes],
         "projections": [{**asdict(each), "route": each.route.value} for each in preview.candidates],
-        **{name: getattr(preview, name) for name in ("master", "database", "location", "upgrades", "remains")},
+        **{name: getattr(preview, name) for name in ("master", "database", "location", "upgrades", "leftovers")},
         "refusals": preview.refusals,
     }
 
@@ -105,8 +105,8 @@ def verify_lines(report: VerifyReport, *, private: bool) -> Iterator[str]:
     for example in report.examples:
         yield f"  - {key_text(example.key)}: {difference_text(example, private=private)}; {example.since}"
     yield from _rest(report.differences, len(report.examples))
-    if report.differences:
-        yield f"`eventjet rebuild {report.projection}` makes it again from the log."
+    if report.finding:
+        yield report.finding.fix
 
 
 def verify_value(report: VerifyReport, *, private: bool) -> dict[str, Any]:
@@ -249,10 +249,10 @@ def audit_lines(report: AuditReport, *, has_claims: bool) -> Iterator[str]:
         more = "" if report.may_be_missing else ", and more are"
         accepted = counted(report.accepted, "event")
         yield f"{accepted} may be missing, as somebody has said with `eventjet init --accept-loss`{more}."
-    for kind in report.found:
+    for kind in report.findings:
         yield from _kind_lines(kind)
     read_s = report.seconds["read"]
-    space = "\n" if report.found else ""
+    space = "\n" if report.findings else ""
     yield f"{space}read in {read_s:.1f} s{_rate(report.events, read_s)}"
     if has_claims:
         yield "`eventjet unique check` compares the claims of unique values with the states that they are of."
@@ -260,29 +260,27 @@ def audit_lines(report: AuditReport, *, has_claims: bool) -> Iterator[str]:
 
 def audit_value(report: AuditReport) -> dict[str, Any]:
     """The report as JSON has it: each kind of finding with its explanation."""
-    from eventjet.rebuild.findings import EXPLAINED
-
-    found = [{**EXPLAINED[kind.kind]._asdict(), **asdict(kind)} for kind in report.found]
-    return {**asdict(report), "sound": report.sound, "found": found}
-
-
-def _kind_lines(kind: Found) -> Iterator[str]:
-    from eventjet.rebuild.findings import EXPLAINED
-
-    explanation = EXPLAINED[kind.kind]
-    positions = "" if kind.positions == kind.findings else f", {counted(kind.positions, 'event')}"
-    yield f"\n{explanation.title}: {counted(kind.findings, 'finding')}{positions}"
-    yield from (f"  - {_place(finding)}{finding.what}" for finding in kind.examples)
-    yield from _rest(kind.findings, len(kind.examples), "; --examples N shows N of them")
-    yield f"What it costs: {explanation.cost}"
-    yield f"The way out: {explanation.way_out}"
+    findings = [
+        {**asdict(kind), **{name: getattr(kind.finding, name) for name in ("level", "what", "cost", "fix")}}
+        for kind in report.findings
+    ]
+    return {**asdict(report), "sound": report.sound, "findings": findings}
 
 
-def _place(finding: Finding) -> str:
-    if not finding.first:
+def _kind_lines(kind: LogFinding) -> Iterator[str]:
+    positions = "" if kind.positions == kind.count else f", {counted(kind.positions, 'event')}"
+    yield f"\n{kind.finding.what}: {counted(kind.count, 'finding')}{positions}"
+    yield from (f"  - {_place(place)}{place.what}" for place in kind.examples)
+    yield from _rest(kind.count, len(kind.examples), "; --examples N shows N of them")
+    yield f"What it costs: {kind.finding.cost}"
+    yield f"The way out: {kind.finding.fix}"
+
+
+def _place(place: Place) -> str:
+    if not place.first:
         return ""
-    run = str(finding.first) if finding.first == finding.last else f"{finding.first} to {finding.last}"
-    return f"{run} {finding.subject}: " if finding.subject else f"{run}: "
+    run = str(place.first) if place.first == place.last else f"{place.first} to {place.last}"
+    return f"{run} {place.subject}: " if place.subject else f"{run}: "
 
 
 def _rest(count: int, shown: int, more: str = "") -> Iterator[str]:

@@ -20,7 +20,7 @@ from eventjet.console.pages import linker, page, rendered
 from eventjet.console.sources import Seen, Sources
 from eventjet.operations.actions import AuditEntry, audit_entries, audit_entry
 from eventjet.operations.quarantine import outcome_text, outcomes_now, pending_text, quarantine_page
-from eventjet.rebuild.choice import CHOICES
+from eventjet.rebuild.plan import CHOICES
 
 _PAGE = 50
 _PAGES_MAX = 10_000
