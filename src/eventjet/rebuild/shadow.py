@@ -10,7 +10,7 @@ from sqlalchemy import Connection, MetaData, Table, delete, func, insert, select
 
 from eventjet import failpoints
 from eventjet.domain.parked import RETRIED, VERDICTS
-from eventjet.errors import QuarantineChanged, RebuildRefused, RevisionDropped
+from eventjet.errors import RebuildOvertaken, RebuildRefused
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine.rows import of
@@ -230,10 +230,12 @@ class Shadow(Generic[R_co]):
     def _give_quarantine_back(self, connection: Connection, decided: frozenset[tuple[int, str]] | None) -> None:
         """Put the shadow's in the place of the live one, whose checkpoint is locked.
 
-        Raises `QuarantineChanged` when people have decided anything but this.
+        Raises `RebuildOvertaken` when people have decided anything but this.
         """
         if decided is not None and self._live_quarantine(connection)[1] != decided:
-            raise QuarantineChanged(self.resolved)
+            raise RebuildOvertaken(
+                f"Somebody decided about parked events of {self.resolved.name!r} while it was rebuilt"
+            )
         connection.execute(delete(quarantine).where(of(self.resolved.name, self.resolved.revision)))
         self._copy_quarantine(connection, self._quarantine, quarantine)
 
@@ -316,6 +318,8 @@ def shadow_of(
 
 
 def check_kept(resolved: AnyResolved, live: Checkpoint) -> None:
-    """Raise `RevisionDropped` for one that was dropped: where it would go, another revision's rows may be."""
+    """Raise `RebuildOvertaken` for one that was dropped: where it would go, another revision's rows may be."""
     if live.state == RETIRED:
-        raise RevisionDropped(resolved)
+        raise RebuildOvertaken(
+            f"Revision {resolved.revision} of projection {resolved.name!r} was dropped while it was rebuilt"
+        )
