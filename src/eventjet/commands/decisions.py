@@ -18,7 +18,7 @@ from eventjet.commands.cache import Cache
 from eventjet.commands.claims import claimed
 from eventjet.commands.repeated import all_repeated, check_ids
 from eventjet.commands.rivals import CONFIRMED_ABOVE_IN_BATCH, Rivals
-from eventjet.domain.committed import Committed
+from eventjet.domain.decision import Committed
 from eventjet.domain.history import FoldedState
 from eventjet.domain.recorded import NO_METADATA, Metadata, current_metadata
 from eventjet.errors import ConcurrencyConflict, Refused, UsageError

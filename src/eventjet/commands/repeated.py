@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from eventjet.codec.commands import is_same_request
-from eventjet.domain.committed import Committed
+from eventjet.domain.decision import Committed
 from eventjet.domain.history import FoldedState
 from eventjet.errors import CommandReused, ConcurrencyConflict, Refused, UsageError
 from eventjet.log.store import BATCH_MAX

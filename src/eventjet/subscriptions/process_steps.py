@@ -19,7 +19,7 @@ from eventjet.codec.headers import recorded_at
 from eventjet.commands.decisions import Decided, Planned, recorded, retried
 from eventjet.commands.repositories import Repositories
 from eventjet.commands.repository import Repository
-from eventjet.domain.committed import Committed
+from eventjet.domain.decision import Committed
 from eventjet.domain.history import FoldedState
 from eventjet.domain.process import Call, Deadline, Listener, Outcome, ProcessInfo, Step, deadlines_of
 from eventjet.domain.recorded import Metadata, Recorded, own_event
