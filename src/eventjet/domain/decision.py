@@ -6,7 +6,7 @@ import inspect
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.domain.aggregate import AggregateType, aggregate_info, is_event
 from eventjet.domain.state import own_copy
@@ -65,7 +65,7 @@ def check_decision(aggregate: Any, decide: Any, aggregate_id: object = "") -> No
     is_bound = isinstance(decide, types.MethodType) and type(decide.__self__) is aggregate
     if callable(decide) and not is_bound and not is_event(decide):
         return
-    owner, members = shown_name(aggregate), dict[str, Any](vars(aggregate))
+    owner, members = shown_name(aggregate), cast("dict[str, Any]", vars(aggregate))
     known = [
         f"{owner}.{name}"
         for name, value in members.items()
