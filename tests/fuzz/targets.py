@@ -20,7 +20,7 @@ import orjson
 from hypothesis import strategies as st
 
 from eventjet import aggregate, event
-from eventjet.archive.manifest import dump_segment, load_archive
+from eventjet.archive.reading import dump_segment, load_archive
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.headers import context_headers, header, header_block, metadata_of, number_of, recorded_at
 from eventjet.codec.records import Decoder
