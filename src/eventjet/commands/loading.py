@@ -26,7 +26,7 @@ from eventjet.codec.headers import (
     save_of,
 )
 from eventjet.codec.records import Decoder
-from eventjet.commands.excerpts import Excerpt, Excerpts
+from eventjet.commands.history import Excerpt, Excerpts
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState, fold_history
 from eventjet.domain.moment import check_moment
@@ -43,7 +43,7 @@ from eventjet.errors import (
 from eventjet.log.snapshot import SnapshotCodec
 from eventjet.log.snapshot_store import KeyValueSnapshots
 from eventjet.log.store import EventStore
-from eventjet.shown import shown
+from eventjet.text import shown
 
 S = TypeVar("S")
 T = TypeVar("T")
