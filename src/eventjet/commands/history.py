@@ -23,7 +23,7 @@ from eventjet.text import shown
 
 PAGE_MAX = 50
 """Events of one page."""
-_STRANGERS_MAX = 50
+_UNVERSIONED_MAX = 50
 """Records without a version, one after the other, that are passed over; others wrote them."""
 _LOOKS_MAX = 160
 """Twice the bits of a position, and then some: a bound, not a cost. A dense history takes two."""
@@ -43,13 +43,13 @@ class Head:
 
 
 def version_in(record: RawRecord) -> int | None:
-    """The version that a record tells; None where it tells none, or one that cannot be at its position."""
+    """Return the version of a record; None where it has none, or one that cannot be at its position."""
     version = number_of(record[3], VERSION)
     return version if version is not None and 0 < version <= record[0] else None
 
 
 async def head_of(store: EventStore, aggregate: str, aggregate_id: str) -> Head | None:
-    """Both ends of a history, None for an empty one. Raises what `EventStore` does, and `Refused` for what is no id."""
+    """Return both ends of a history, None for an empty one; raises as `EventStore`, and `Refused` for what is no id."""
     newest = await store.newest(aggregate, aggregate_id)
     first = await store.history(aggregate, aggregate_id, most=1)
     if newest is None or not first:
@@ -58,7 +58,7 @@ async def head_of(store: EventStore, aggregate: str, aggregate_id: str) -> Head 
     while version_in(last) is None:
         # Others wrote behind it: in steps that double, back to what has a version.
         after = max(first[0][0] - 1, newest[0] - 1 - back)
-        near = await store.history(aggregate, aggregate_id, after=after, most=_STRANGERS_MAX)
+        near = await store.history(aggregate, aggregate_id, after=after, most=_UNVERSIONED_MAX)
         last = next((one for one in reversed(near) if version_in(one) is not None), newest)
         if after < first[0][0]:
             break
@@ -67,7 +67,7 @@ async def head_of(store: EventStore, aggregate: str, aggregate_id: str) -> Head 
 
 
 async def record_of(store: EventStore, aggregate: str, aggregate_id: str, version: int, head: Head) -> RawRecord | None:
-    """The record of a version, or the first one above it where it is missing; None beyond the end.
+    """Return the record of a version, or the first one above it where it is missing; None beyond the end.
 
     Some log2(positions) requests at the most, and two where its events are evenly spread.
     """
@@ -99,19 +99,19 @@ async def _next_told(store: EventStore, aggregate: str, aggregate_id: str, start
     """The first record at or after a position that tells a version."""
     found = await store.history(aggregate, aggregate_id, after=start - 1, most=1)
     if found and version_in(found[0]) is None:
-        found = await store.history(aggregate, aggregate_id, after=start - 1, most=_STRANGERS_MAX)
+        found = await store.history(aggregate, aggregate_id, after=start - 1, most=_UNVERSIONED_MAX)
     return next((one for one in found if version_in(one) is not None), None)
 
 
 async def page_of(store: EventStore, aggregate: str, aggregate_id: str, upto: int, head: Head) -> Sequence[RawRecord]:
-    """The last `PAGE_MAX` versions up to one, newest first, with what others wrote between and behind them."""
+    """Return the last `PAGE_MAX` versions up to one, newest first, with what others wrote between and behind them."""
     lowest = max(upto - PAGE_MAX + 1, 1)
     begin = head.first if lowest == 1 else await record_of(store, aggregate, aggregate_id, lowest, head)
     if begin is None:
         return ()
     kept: list[RawRecord] = []
     after, told = begin[0] - 1, 0
-    for most in (PAGE_MAX, _STRANGERS_MAX):  # the second where some of the first tell no version of their own
+    for most in (PAGE_MAX, _UNVERSIONED_MAX):  # the second where some of the first tell no version of their own
         found = await store.history(aggregate, aggregate_id, after=after, most=most)
         for record in found:
             told = max(version_in(record) or 0, told)
@@ -127,7 +127,7 @@ async def page_of(store: EventStore, aggregate: str, aggregate_id: str, upto: in
 async def part_of(
     store: EventStore, aggregate: str, aggregate_id: str, *, after: int, newest_first: bool, limit: int | None
 ) -> Sequence[RawRecord]:
-    """The records behind a version, whatever they hold, `limit` of them at the most, from either end."""
+    """Return the records behind a version, at most `limit` of them, from either end, without decoding them."""
     head = await head_of(store, aggregate, aggregate_id)
     lowest = after + 1
     if head is not None and newest_first and limit is not None:
@@ -148,7 +148,7 @@ _PAGE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Which events."""
+    """Bounds of the events that are asked for."""
 
     after: int = 0
     """Those of later versions."""
@@ -176,7 +176,7 @@ class Excerpt:
         return self.after == 0 and self.version is None and self.position is None and self.limit is None
 
     def cut(self, events: list[Recorded[Any]]) -> list[Recorded[Any]]:
-        """Its part of all events of a history."""
+        """Return the events of a whole history that are within the bounds."""
         found = [
             one
             for one in events
@@ -210,7 +210,7 @@ class Excerpts:
 
     async def _whole(self, aggregate_id: str) -> list[Recorded[Any]]:
         records = await self._store.history(self._aggregate, aggregate_id)
-        line, follows = _Line(self._voids), True
+        line, follows = _ChainCheck(self._voids), True
         decoded: list[Recorded[Any] | None] = []
         for record in records:
             decoded.append(self._decoder(record))
@@ -244,7 +244,7 @@ class Excerpts:
 
         None, too, where the record is of a later version than the first one wanted, or does not follow the one before.
         """
-        line = _Line(self._voids)
+        line = _ChainCheck(self._voids)
         if first is not None and not line.begins_before(first, wanted.after + 1):
             return None
         found, begin = list[Recorded[Any]](), max(line.position - 1, 0)
@@ -318,7 +318,7 @@ class Excerpts:
         return await self._from(aggregate_id, record, Excerpt(version - 1, version), end=record[0])
 
     async def _last(self, aggregate_id: str, wanted: Excerpt, head: Head) -> RawRecord | None:
-        """The last record within the bounds; None where that is not certain."""
+        """Return the last record within the bounds; None where that is not certain."""
         if not self._is_last(head):
             return None
         last: RawRecord | None = head.last
@@ -332,7 +332,7 @@ class Excerpts:
         return await self._before(aggregate_id, later[0], (version_in(later[0]) or 0) - 1, head)
 
     def _is_last(self, head: Head) -> bool:
-        """Whether the version at the end is the newest: a void record may tell any, and what others wrote none."""
+        """True if the version at the end is the newest: a skipped record may tell any, and what others wrote none."""
         return head.end == head.last[0] and head.end not in self._voids
 
     async def _before(self, aggregate_id: str, record: RawRecord, version: int, head: Head) -> RawRecord | None:
@@ -344,8 +344,8 @@ class Excerpts:
         return found if following and following[0][0] == record[0] else None
 
 
-class _Line:
-    """What a history has told so far, by its headers alone: `fold_history` says what follows."""
+class _ChainCheck:
+    """Checks by headers alone that records follow one another, as `fold_history` would have it."""
 
     __slots__ = ("_is_known", "_voids", "position", "version")
 
@@ -369,7 +369,7 @@ class _Line:
         return version == 1 or 0 < self.position < record[0]
 
     def takes(self, record: RawRecord) -> bool:
-        """Whether a record comes next; what is void and does not is passed over."""
+        """True if a record comes next; a skipped record that does not is passed over."""
         position, is_void = record[0], record[0] in self._voids
         is_next = version_in(record) == self.version + 1
         if not is_next and not is_void:
