@@ -7,9 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from eventjet.archive.manifest import ArchivedFile, Segment, dump_segment
-from eventjet.archive.reading import ArchiveReader
-from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.archive.reading import ArchivedFile, ArchiveReader, Segment, dump_segment
+from eventjet.codec.headers import MSG_ID, RawRecord, header
 
 _PAGE = 333
 """Records of a page: an odd size."""

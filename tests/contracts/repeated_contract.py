@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from eventjet.commands import Committed, Planned, Repository
-from eventjet.commands.decisions import transact
-from eventjet.commands.histories import Snapshots
+from eventjet.commands.execute import transact
+from eventjet.commands.loading import Snapshots
 from eventjet.domain.recorded import Metadata
 from eventjet.errors import CommandReused, OutcomeUnknown, Refused, UsageError
 from eventjet.examples.bank.account import Account, AccountEvent, Deposited, InsufficientFunds, Opened

@@ -16,7 +16,7 @@ from eventjet.examples.transfer.app import receipts
 from eventjet.findings import Finding
 from eventjet.log.topology import IDENTITY
 from eventjet.nats.endpoint import Endpoint
-from eventjet.sql.pausing import pause
+from eventjet.sql.revisions import pause
 from eventjet.subscriptions.cursor import Cursor
 from tests import logs
 from tests.integration.doctored import (
@@ -302,5 +302,5 @@ async def test_parked_events_are_told(sick: Sick) -> None:
     await sick.made()
     await sick.begun(Decimal(1), UNLUCKY)
     (told,) = [one for one in await sick.found() if one.check == "quarantine"]
-    assert (told.level, told.what) == (WARNING, "deposits has 1 parked")
+    assert (told.level, told.what) == (WARNING, "deposits has 1 quarantined")
     assert "`eventjet quarantine list deposits`" in told.fix

@@ -9,14 +9,13 @@ from typing import Any, Protocol, cast
 
 import orjson
 
-from eventjet.codec.arguments import arguments_of
 from eventjet.codec.catalog import Catalog
+from eventjet.codec.commands import arguments_of
 from eventjet.codec.json import dump_json
 from eventjet.codec.shape import DIALECT, Json, shape_of
 from eventjet.domain.aggregate import AggregateInfo, EventInfo, event_info
-from eventjet.domain.inbox import Inbox
-from eventjet.domain.publication import Publication
-from eventjet.domain.served import Served
+from eventjet.domain.decision import Served
+from eventjet.domain.reactor import Inbox, Publication
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UsageError
 

@@ -17,31 +17,31 @@ from sqlalchemy import Connection, select
 
 from eventjet.app import App
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import TYPE, RawRecord, header
+from eventjet.codec.headers import TYPE, RawRecord, header
 from eventjet.domain.identity import encode_id
 from eventjet.domain.personal import masked_row
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, HandlerFailed, Refused, StoreUnavailable, UsageError
 from eventjet.jet import Jet
-from eventjet.jetstream.api import direct_page, direct_record, is_status, message_at, next_message
+from eventjet.jetstream.api import message_at, next_message
 from eventjet.jetstream.client import Client
 from eventjet.log.earlier import EarlierRecords
 from eventjet.nats.endpoint import Endpoint
-from eventjet.operations.processes import plain
+from eventjet.operations.events import plain_json
+from eventjet.operations.log import page_of_log
 from eventjet.operations.tables import key_of, row_query
+from eventjet.projections.fold import reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
-from eventjet.quarantine.fold import reader
-from eventjet.quarantine.rows import of
-from eventjet.rebuild.compare import are_equal
-from eventjet.rebuild.witness import Witness
-from eventjet.shown import cut
+from eventjet.rebuild.verifying import DriftProbe, are_equal
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.locations import check_owner, located
 from eventjet.sql.own_tables import quarantine
+from eventjet.sql.quarantine import of
+from eventjet.text import cut
 
 STEPS_MAX = 200
 """Events of a row that are shown at once."""
@@ -195,17 +195,17 @@ class RowSearch:
     steps: deque[RowStep] = field(default_factory=lambda: deque[RowStep](maxlen=STEPS_MAX))
     chosen: ChosenStep | None = None
     """The last step of the position or number that was asked for."""
-    _witness: Witness | None = None
+    _probe: DriftProbe | None = None
 
     @property
     def expected(self) -> Any:
         """The row as the log says, as far as it was read."""
-        return None if self._witness is None else self._witness.rows.get(self.key)
+        return None if self._probe is None else self._probe.rows.get(self.key)
 
     @property
     def missed_since(self) -> int | None:
         """The first event that the live row does not show; None where it never was what the log says."""
-        return None if self._witness is None else self._witness.missed_since(self.key)
+        return None if self._probe is None else self._probe.drifted_at(self.key)
 
     @property
     def is_equal(self) -> bool:
@@ -223,9 +223,9 @@ class RowSearch:
 
     async def go_on(self) -> None:
         """Read on, for a second or so. Raises `StoreUnavailable`, `Unreachable` and `UsageError`."""
-        if self._witness is None:
+        if self._probe is None:
             await self._begin()
-        assert self._witness is not None
+        assert self._probe is not None
         end, until, left = self.live.held.position, time.monotonic() + GO_S, RECORDS_MAX
         earlier = EarlierRecords(Endpoint.of(self.jet.settings), self.app.name)
         decode = reader(self.catalog, self.resolved, self.live.known, earlier)
@@ -243,7 +243,7 @@ class RowSearch:
     async def _begin(self) -> None:
         await self.jet.voids()
         log, held = await self.jet.log(), self.live.held
-        self._witness = Witness(self.resolved, {self.key: self.live.row}, self.live.known, self._is_stored_as)
+        self._probe = DriftProbe(self.resolved, {self.key: self.live.row}, self.live.known, self._is_stored_as)
         if held.log and held.log != log.identity:
             raise UsageError("The read model was made from another log than this one. Rebuild it.")
         if held.position > log.last:
@@ -267,7 +267,7 @@ class RowSearch:
         except Refused:
             self.done = True  # no aggregate can be called so, so the log says nothing of it
             return []
-        found, _ = await page_of_log(self.client, self.app.name, self.read_to + 1, subject, count)
+        found, _ = await page_of_log(self.client, self.app.name, self.read_to + 1, subject, count, _BATCH_BYTES)
         found = [record for record in found if record[0] <= end]
         if not found:
             ahead = await self.client.ask(next_message(self.app.name, self.read_to + 1, subject or ">"))
@@ -278,14 +278,14 @@ class RowSearch:
 
     def _take(self, records: list[RawRecord], decode: Any) -> None:
         """Blocks where a record has to be held to the one before it."""
-        assert self._witness is not None
+        assert self._probe is not None
         self.records += len(records)
         decode.expect(records)
         for record in records:
-            before = self._witness.rows.get(self.key)
+            before = self._probe.rows.get(self.key)
             try:
                 event: Any = decode(record)
-                changed = {} if event is None else self._witness.see(event)
+                changed = {} if event is None else self._probe.fold(event)
             except (CodecError, HandlerFailed) as error:
                 self.fault = f"It cannot be folded beyond position {record[0]:,}: {error}"
                 return
@@ -317,30 +317,6 @@ class RowSearch:
         return self.at is None or step.position <= self.at
 
 
-async def page_of_log(
-    client: Client, stream: str, start: int, subject: str | None, count: int
-) -> tuple[list[RawRecord], int]:
-    """Records from a position on, so many at the most and some megabytes, in order; and how many come after them.
-
-    From any replica, which may lag behind.
-    """
-    request = direct_page(stream, start, subject, count=count, size=_BATCH_BYTES)
-    found, left = list[RawRecord](), 0
-    parts = client.stream(request)
-    try:
-        async for frames in parts:
-            final = frames.pop() if is_status(frames[-1]) else None
-            found += [direct_record(frame, stream=stream) for frame in frames]
-            if final is not None:
-                last, left = request.parse(final) or (0, 0)
-                if last and (not found or found[-1][0] != last):
-                    raise StoreUnavailable(request.what, f"records up to position {last} were lost on the way")
-                break
-    finally:
-        await parts.aclose()
-    return found, left
-
-
 def compared(before: Any, after: Any) -> list[RowField]:
     """Two rows field by field, cut, and with what is personal hidden."""
     given = next((one for one in (after, before) if one is not None and not isinstance(one, _Strange)), None)
@@ -356,7 +332,7 @@ def compared(before: Any, after: Any) -> list[RowField]:
 
 
 def _told(value: Any) -> str:
-    value = plain(value) if isinstance(value, dict | list | tuple) else value
+    value = plain_json(value) if isinstance(value, dict | list | tuple) else value
     return "NULL" if value is None else cut(str(getattr(value, "value", value)), _VALUE_MAX)
 
 

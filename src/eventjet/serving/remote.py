@@ -10,15 +10,13 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 import orjson
 
-from eventjet.codec.arguments import arguments_of
-from eventjet.codec.context import context_headers
-from eventjet.codec.envelope import TRACEPARENT, header, header_block
-from eventjet.codec.faults import faults_of
+from eventjet.codec.commands import arguments_of
+from eventjet.codec.headers import TRACEPARENT, context_headers, header, header_block
+from eventjet.codec.reasons import faults_of
 from eventjet.domain.aggregate import AggregateType, aggregate_info
-from eventjet.domain.decision import check_decision
+from eventjet.domain.decision import Served, check_decision
 from eventjet.domain.identity import encode_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, check_metadata, current_metadata, merge
-from eventjet.domain.served import Served
 from eventjet.domain.subscription import shown_name
 from eventjet.errors import (
     CommandFailed,
@@ -32,10 +30,9 @@ from eventjet.errors import (
 from eventjet.jetstream.client import Client
 from eventjet.nats.client import NatsClient, given_endpoint
 from eventjet.nats.endpoint import Endpoint
-from eventjet.observability import spans, tracing
+from eventjet.observability import tracing
 from eventjet.observability.tracing import current_traceparent
-from eventjet.serving.problems import DOMAIN, REUSED, TAKEN, UNAVAILABLE, UNKNOWN
-from eventjet.serving.service import ERROR, ERROR_CODE, command_subject
+from eventjet.serving.service import DOMAIN, ERROR, ERROR_CODE, REUSED, TAKEN, UNAVAILABLE, UNKNOWN, command_subject
 from eventjet.settings import Settings
 
 S = TypeVar("S")
@@ -112,7 +109,7 @@ class Remote(Generic[S, E]):
         subject = command_subject(self._app, name, one.name, encode_id(aggregate_id))
         try:
             labels = {"eventjet.aggregate": name, "eventjet.decision": one.name}
-            with tracing.span(spans.REQUEST, f"{name}.{one.name}", labels):
+            with tracing.span(tracing.REQUEST, f"{name}.{one.name}", labels):
                 status, kind, answer = await self._asked(subject, body)
         except NoResponders:
             raise NobodyServes(subject, self._app, f"{name}.{one.name}") from None

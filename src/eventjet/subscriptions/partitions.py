@@ -1,4 +1,4 @@
-"""`Share`: how many of a reactor's partitions one process works on, so that the work is divided among all that run.
+"""`PartitionAssignment`: how many of a reactor's partitions one process works on, so that all that run share the work.
 
 Each process tells the others that it is there, and takes at most ⌈partitions / processes⌉, and more only of what
 nobody takes: others may work on some partitions alone, be of an older revision, or have failed there. That is only how
@@ -13,16 +13,16 @@ import math
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
-from eventjet.calls import called
 from eventjet.errors import EventjetError
 from eventjet.observability import logs
+from eventjet.runtime import called
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.retry import pause
 
 _log = logging.getLogger(__name__)
 
 
-class Share:
+class PartitionAssignment:
     """Of one reactor in one process. Where there is one partition, whoever comes first has it."""
 
     def __init__(self, partitions: int) -> None:

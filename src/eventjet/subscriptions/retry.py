@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from eventjet.calls import called
 from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.errors import CheckpointFenced, CursorFenced, EventjetError, UnexpectedExit
 from eventjet.observability import logs
+from eventjet.runtime import called
 from eventjet.subscriptions.context import WorkerOptions
 
 _log = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def waiting_since(since: str, reason: str) -> str:
     return f"waiting since {since}: {reason}"
 
 
-async def run_terms(
+async def run_sessions(
     name: str,
     term: Callable[[asyncio.Event], Awaitable[None]],
     stop: asyncio.Event,

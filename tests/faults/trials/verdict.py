@@ -7,16 +7,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import SAVE, RawRecord, header, save_of
+from eventjet.codec.headers import SAVE, RawRecord, header, save_of
+from eventjet.codec.records import Decoder
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import ApiRefused
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import ask_once
 from eventjet.jetstream.ranges import read_range
 from eventjet.nats.endpoint import Endpoint
-from eventjet.rebuild.findings import NOTES, Kind
-from eventjet.rebuild.log_audit import LogAudit
+from eventjet.rebuild.log_audit import NOTES, Kind, LogAudit
 from tests.faults.tally import Added, tally_app
 from tests.faults.trials.commands import LOOKED, REFUSED, STORED, STRANGE, UNKNOWN, Said
 
