@@ -67,12 +67,12 @@ def ids_beginning(app: App, connection: Connection, aggregate: str, prefix: str,
         if held is None or not held.has_begun or held.app != app.name:
             continue
         table = located(resolved.table, held.location, dialect)
-        there = dialect.find_table(connection, (resolved.table.schema, resolved.table.name), held.location)
+        there = dialect.tables.find(connection, (resolved.table.schema, resolved.table.name), held.location)
         if there is None:
             continue
         (key,) = resolved.key_columns
         column = resolved.table.c[key].name
-        order = dialect.text_order(connection, there, column)
+        order = dialect.tables.text_order(connection, there, column)
         if order is None:
             remedy = remedy or _remedy(resolved, column)
             continue

@@ -23,11 +23,12 @@ from eventjet.rebuild import runs
 from eventjet.rebuild.runs import PURPOSE, RunSpace, Target, refusals, shown
 from eventjet.sql.checkpoint import names_of
 from eventjet.sql.database import BULK, Database
-from eventjet.sql.dialect import comments, listed, qualified, verbatim
+from eventjet.sql.dialect import listed
 from eventjet.sql.locations import recorded
 from eventjet.sql.own_tables import projections, quarantine, rebuilds
 from eventjet.sql.postgres_tables import make
 from eventjet.sql.table_moves import Exchange, Move, bounded
+from eventjet.sql.tables import comments, qualified, verbatim
 
 _log = logging.getLogger(__name__)
 _STRANGE_WRITES = text(

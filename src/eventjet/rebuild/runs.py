@@ -30,9 +30,9 @@ from eventjet.observability import logs
 from eventjet.projections.app_ref import Application
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.database import Database
-from eventjet.sql.dialect import qualified, verbatim
 from eventjet.sql.own_tables import Clock, rebuilds
 from eventjet.sql.table_moves import Exchange
+from eventjet.sql.tables import qualified, verbatim
 
 PURPOSE = "eventjet rebuild"
 """What a database shows of sessions that are not one run's own, or outlive it."""

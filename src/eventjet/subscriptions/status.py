@@ -41,7 +41,7 @@ from eventjet.shown import cut
 from eventjet.sql import checkpoint, locations
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, Checkpoint
 from eventjet.sql.database import COMMAND, READ_ONLY, Database
-from eventjet.sql.dialect import dialect_of
+from eventjet.sql.dialect import Fault, dialect_of
 from eventjet.sql.quarantine import parked_counts
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import PROCESS, Cursor
@@ -587,6 +587,6 @@ def _judged(connection: Connection, held: Checkpoint) -> Checkpoint:
     except TableLost as error:
         return replace(held, state=FAILED, reason=str(error))
     except DBAPIError as error:
-        if not dialect_of(connection).is_forbidden(error):
+        if Fault.FORBIDDEN not in dialect_of(connection).faults(error):
             raise
     return held
