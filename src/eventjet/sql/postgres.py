@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC
 from math import inf
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import psycopg
-from sqlalchemy import ColumnElement, Connection, Engine, Table, cast, create_engine, event, text
+from sqlalchemy import ColumnElement, Connection, Engine, Table, create_engine, event, text
+from sqlalchemy import cast as sql_cast
 from sqlalchemy import types as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL
@@ -94,7 +95,7 @@ class Postgres(Dialect):
         """
         if isinstance(one.type, _ONE_FORM):
             return one.is_distinct_from(other)
-        return cast(one, sa.Text).collate("C").is_distinct_from(cast(other, sa.Text).collate("C"))
+        return sql_cast(one, sa.Text).collate("C").is_distinct_from(sql_cast(other, sa.Text).collate("C"))
 
     def refusal_of(self, url: URL) -> str | None:
         if not _OPTIONS.issuperset(url.query) or not str(url.query.get("connect_timeout", "0")).isdecimal():
@@ -244,8 +245,7 @@ def missing_labels(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> l
 def _room(kind: sa.TypeEngine[Any]) -> _Room | None:
     """None of a type that eventjet does not know; SQL by hand may declare such, and of a domain no limits are told."""
     if isinstance(kind, sa.ARRAY):
-        items: Any = kind
-        each = _room(element(items, _DIALECT))
+        each = _room(element(cast("sa.TypeEngine[Any]", kind), _DIALECT))
         return each and replace(each, kind=f"array of {each.kind}")
     if isinstance(kind, sa.String):
         return _text(kind)
