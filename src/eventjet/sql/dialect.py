@@ -1,7 +1,8 @@
 """`Dialect`: the port to one kind of database. Whatever differs between databases is asked of it.
 
 To add a database, write its class and its `Tables` in files of their own, add it to `_dialects` here, and run
-tests/contracts for it (tests/integration/test_dialects.py). To rebuild there, write its `RunSpace` and add it in `rebuild/spaces.py`.
+tests/contracts for it (tests/integration/test_dialects.py). To rebuild there, write its `RunSpace` and add it in
+`rebuild/spaces.py`.
 """
 
 from __future__ import annotations
