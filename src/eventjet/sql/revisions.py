@@ -270,26 +270,22 @@ def _forget(connection: Connection, resolved: AnyResolved) -> Mapping[TableName,
     if held is None or held.state == RETIRED:
         return {}  # It begins anew anyway.
     _check_resettable(held)
-    dialect = dialect_of(connection)
-    tables = dialect.tables.find_all(connection, names_of(held.tables), held.location)
-    _check_dependents(connection, resolved, tables)
+    exchange = Exchange(connection, [Move(table, held.location, _ASIDE) for table in names_of(held.tables)], [])
+    exchange.look()
+    _check_dependents(resolved, exchange)
     (locked,) = lock_as_workers(
-        connection,
-        resolved,
-        lambda: dialect.tables.lock(connection, tables.values(), readers=False),
-        lambda: checkpoint.revisions(connection, name, lock=True, only=[revision]),
+        connection, resolved, exchange.lock_leaving, lambda: revisions(connection, name, lock=True, only=[revision])
     )
     if (locked.location, locked.tables, locked.identities) != (held.location, held.tables, held.identities):
         raise NotNow("its tables were swapped or moved meanwhile")
-    _check_dependents(connection, resolved, tables)
+    exchange.look_again()
+    _check_dependents(resolved, exchange)
     if checkpoint.reset(connection, locked) is None:
         _check_resettable(locked)
     own = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
     connection.execute(delete(quarantine).where(own))
-    for table, there in tables.items():
-        dialect.tables.ensure_location(connection, _ASIDE)
-        dialect.tables.move(connection, there, table, _ASIDE, None)
-    return dialect.tables.find_all(connection, tables, _ASIDE)
+    exchange.carry_out()
+    return dialect_of(connection).tables.find_all(connection, exchange.leaving, _ASIDE)
 
 
 def _drop(connection: Connection, resolved: AnyResolved, old: Mapping[TableName, TableRef]) -> None:
@@ -315,8 +311,8 @@ def _drop(connection: Connection, resolved: AnyResolved, old: Mapping[TableName,
     dialect.tables.drop_location(connection, _ASIDE)
 
 
-def _check_dependents(connection: Connection, resolved: AnyResolved, tables: Mapping[TableName, TableRef]) -> None:
-    hanging = dependents(connection, tables)
+def _check_dependents(resolved: AnyResolved, exchange: Exchange) -> None:
+    hanging = dependents(exchange.connection, exchange.leaving)
     if hanging:
         raise UsageError(f"{resolved.name} is not reset: {listed(hanging)} would be lost. Drop that first.")
 
@@ -373,9 +369,11 @@ def retire(
     (held,) = [one for one in revisions(connection, name) if one.revision == revision]
     # Tables before checkpoints, as workers lock them.
     dialect = dialect_of(connection)
+    exchange = Exchange(connection, [Move(table, held.location, None) for table in names_of(held.tables)], [])
     try:
         with bounded(connection):
-            dialect.tables.drop(connection, list(_there(connection, held).values()))
+            exchange.look()
+            exchange.carry_out()
     except NotNow as later:
         raise UsageError(f"{name}:{revision} is not dropped: {later}. Try again.") from None
     locked = checkpoint.lock(connection, name, revision)

@@ -1,7 +1,7 @@
-"""`Exchange`: tables leave their location, and others of the same names come into it, in the caller's transaction.
+"""`Exchange`: tables leave their location, and others of the same names may come into it, in the caller's transaction.
 
-Readers see the one or the other, never none. Promotions of revisions are made of it, and on PostgreSQL the swaps of
-rebuilds.
+Readers see the one or the other, never none. Whatever moves a table is made of it: promotion, reset and retirement of
+a revision, and on PostgreSQL the swap of a rebuild.
 """
 
 from __future__ import annotations
