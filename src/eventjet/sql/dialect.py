@@ -26,9 +26,9 @@ from eventjet.domain.parked import Parked
 from eventjet.errors import UsageError
 from eventjet.projections.columns import Convert, element, labels, plain, stored
 from eventjet.projections.row_codec import ColumnValues, RowCodec
-from eventjet.shown import cut
 from eventjet.sql.statements import Statements
 from eventjet.sql.tables import Tables
+from eventjet.text import cut
 
 T = TypeVar("T")
 
