@@ -310,7 +310,7 @@ def _row(*rows: Leaf) -> dict[str, Leaf]:
     return {row.kind: row for row in rows}
 
 
-LEAVES: Mapping[str, Leaf] = _row(
+LEAVES: dict[str, Leaf] = _row(
     Leaf(
         kind="str",
         python=str,

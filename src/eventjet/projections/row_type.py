@@ -13,14 +13,13 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import date, datetime
-from decimal import Decimal
 from typing import Any, cast
-from uuid import UUID
 
 from sqlalchemy import Column, Index, Table
 from sqlalchemy import types as sa
 from sqlalchemy.dialects import postgresql
 
+from eventjet.codec.leaves import LEAVES
 from eventjet.domain.personal import field_hint, is_private
 from eventjet.domain.state import value_faults
 from eventjet.domain.subscription import shown_name, union_members
@@ -29,17 +28,20 @@ from eventjet.projections.columns import element, plain, unsupported
 OWN_TABLES = ("eventjet_projection", "eventjet_rebuild", "eventjet_quarantine", "eventjet_action")
 """Tables that eventjet makes for itself: see `eventjet.sql.own_tables`."""
 
-_TAKEN: tuple[tuple[type[Any], tuple[type, ...]], ...] = (
-    (sa.String, (str,)),
-    (sa.Float, (float, int)),
-    (sa.Numeric, (Decimal, int)),
-    (sa.Integer, (int,)),
-    (sa.Boolean, (bool,)),
-    (sa.DateTime, (datetime,)),
-    (sa.Date, (date,)),
-    (sa.Uuid, (UUID,)),
-    (sa.JSON, (str, int, float, bool, tuple, list, dict)),
-    (sa.LargeBinary, (bytes,)),
+_TAKEN: tuple[tuple[type[Any], tuple[type, ...]], ...] = tuple(
+    (kind, tuple(leaf.python for leaf in reversed(LEAVES.values()) if kind.__name__ in leaf.columns) + also)
+    for kind, also in (
+        (sa.String, ()),
+        (sa.Float, ()),
+        (sa.Numeric, ()),
+        (sa.Integer, ()),
+        (sa.Boolean, ()),
+        (sa.DateTime, ()),
+        (sa.Date, ()),
+        (sa.Uuid, ()),
+        (sa.JSON, (tuple, list, dict)),
+        (sa.LargeBinary, ()),
+    )
 )
 """(type of column, what it takes); of two types that fit, the first counts."""
 _NAMED = {list: Sequence, dict: Mapping}
