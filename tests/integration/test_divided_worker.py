@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from eventjet.jetstream.client import connect
-from eventjet.log.voids import record_void
+from eventjet.log.skip_markers import record_skip_marker
 from eventjet.observability import logs
 from eventjet.sql.locations import create_tables
 from eventjet.subscriptions.context import WorkerOptions
@@ -256,7 +256,7 @@ async def test_a_record_that_was_declared_void_meanwhile_is_passed_over(stage: S
         bad = stage.ledger.append_raw([("a-1", block("ledger.added"), b"{")])
         client = await connect(stage.ledger.settings)
         try:
-            assert await record_void(client, stage.ledger.name, bad, "garbage")
+            assert await record_skip_marker(client, stage.ledger.name, bad, "garbage")
         finally:
             await client.close()
         stage.fill(seed=9)

@@ -133,7 +133,7 @@ def test_each_setting_that_another_program_changes_is_a_drift_with_its_cost(sett
     declared = stream_config("x", 1)
     assert declared.get(setting, UNSET.get(setting)) != CHANGED[setting]
     (drift,) = compare(declared, {**declared, setting: CHANGED[setting]})
-    assert (drift.setting, drift.found, drift.cost) == (setting, CHANGED[setting], COSTS[setting])
+    assert (drift.setting, drift.actual, drift.cost) == (setting, CHANGED[setting], COSTS[setting])
 
 
 def test_doctor_says_of_a_setting_that_it_does_not_know_that_it_does_not() -> None:
@@ -210,7 +210,7 @@ async def test_a_transform_that_nobody_noticed_is_no_race_that_others_win(app: A
     """As where a process may not hear that the stream was changed: it is asked for its settings after the refusal."""
     tallies = jet.repository(Tally)
     await edit(client, app.name, changes(app.name)["subject_transform"])
-    known = jet.store.known  # pyright: ignore[reportAttributeAccessIssue]
+    known = jet.store.stream  # pyright: ignore[reportAttributeAccessIssue]
     async with asyncio.timeout(BOUND_S):
         while not known._drifts:
             await known.look()
@@ -251,7 +251,7 @@ async def test_settings_that_eventjet_never_sets_are_taken_away_by_a_repair(
     app: App, jet: Jet, eventjet_nats: NatsServer, client: Client
 ) -> None:
     from eventjet.jetstream.connection import NatsConnection
-    from eventjet.log.repairing import repair
+    from eventjet.log.integrity import repair
 
     await edit(client, app.name, {**changes(app.name)["subject_transform"], "no_ack": True, "description": "ours"})
     identity = (await jet.init()).identity

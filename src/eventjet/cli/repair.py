@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 def faults(at: AppTarget) -> list[str]:
     """Why projections cannot go on over the log, what is gone from it, and what this app cannot read of it."""
     from eventjet.jetstream.connection import NatsConnection
-    from eventjet.log.strangers import strangers
-    from eventjet.log.wholeness import loss
+    from eventjet.log.integrity import missing_range
+    from eventjet.log.unknown_events import unknown_events
     from eventjet.nats.endpoint import Endpoint
     from eventjet.sql.checkpoint import RETIRED
     from eventjet.subscriptions.cursor_status import cursor_fault, cursors_of
@@ -28,9 +28,9 @@ def faults(at: AppTarget) -> list[str]:
     checkpoints = _checkpoints(at) if at.app().projections else []
     with NatsConnection.open(Endpoint.of(at.settings)) as connection:
         identity, state = state_of_log(connection, at.app().name)
-        gone = loss(state)
+        gone = missing_range(state)
         found = [log_fault(connection, identity, state, held) for held in checkpoints if held.state != RETIRED]
-        unread = strangers(connection, state, at.app().catalog)
+        unread = unknown_events(connection, state, at.app().catalog)
         found += [cursor_fault(connection, identity, state, held) for held in cursors_of(connection, at.app())]
     told = [LogIncomplete(f"The log {state.name!r}", gone)] if gone else []
     return list(dict.fromkeys(map(str, [*told, *filter(None, found), *unread])))
@@ -42,7 +42,7 @@ def refuse_a_lost_log(at: AppTarget, reset: Collection[str]) -> None:
     An empty one in its place would take commands, and to them every aggregate would be new.
     """
     from eventjet.jetstream.connection import NatsConnection
-    from eventjet.log import repairing
+    from eventjet.log import integrity
     from eventjet.nats.endpoint import Endpoint
     from eventjet.sql.checkpoint import RETIRED
 
@@ -52,7 +52,7 @@ def refuse_a_lost_log(at: AppTarget, reset: Collection[str]) -> None:
     if not known:
         return
     with NatsConnection.open(Endpoint.of(at.settings)) as connection:
-        if repairing.found(connection, at.app().name) is not None:
+        if integrity.find_stream(connection, at.app().name) is not None:
             return
     furthest = max(known, key=lambda held: held.position)
     anew = " ".join(f"--reset {name}" for name in dict.fromkeys(held.name for held in known))
@@ -71,13 +71,13 @@ def repair(at: AppTarget, log: str | None, *, accept_loss: bool) -> list[str]:
     Raises `UsageError` where the identity cannot be found for certain, and `Unreachable`.
     """
     from eventjet.jetstream.connection import NatsConnection
-    from eventjet.log import repairing
+    from eventjet.log import integrity
     from eventjet.log.topology import IDENTITY
     from eventjet.nats.endpoint import Endpoint
 
     app, healed = at.app().name, list[str]()
     with NatsConnection.open(Endpoint.of(at.settings)) as connection:
-        state = repairing.found(connection, app)
+        state = integrity.find_stream(connection, app)
         if state is None:
             return healed  # `init` makes it
         identity = state.metadata.get(IDENTITY, "")
@@ -86,7 +86,7 @@ def repair(at: AppTarget, log: str | None, *, accept_loss: bool) -> list[str]:
         if not identity:
             identity = log or _identity_of(connection, state, _checkpoints(at))
             healed.append(f"{app}: it is the log {identity} again")
-        healed += repairing.repair(connection, app, at.settings.replicas, identity, accept_loss=accept_loss)
+        healed += integrity.repair(connection, app, at.settings.replicas, identity, accept_loss=accept_loss)
     return healed
 
 

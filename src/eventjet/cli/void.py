@@ -31,7 +31,7 @@ def void(
 async def _void(at: AppTarget, position: int, reason: str, *, yes: bool) -> Answer:
     from eventjet.codec.voids import voided_by
     from eventjet.jetstream.api import message_at
-    from eventjet.log.voids import record_void
+    from eventjet.log.skip_markers import record_skip_marker
     from eventjet.operations.events import shown
 
     async with at.app().connect(at.settings) as jet:
@@ -50,7 +50,7 @@ async def _void(at: AppTarget, position: int, reason: str, *, yes: bool) -> Answ
                 if not typer.confirm("Have everybody pass over this for good?", err=True):
                     note("Nothing was recorded.")
                     raise typer.Exit(ANSWER_IS_NO)
-        is_new = position not in voids and await record_void(jet.client, jet.name, position, reason)
+        is_new = position not in voids and await record_skip_marker(jet.client, jet.name, position, reason)
     value = {"position": position, "void": True, "recorded": is_new}
     if not is_new:
         return Answer(value, f"Position {position} was void already.")
@@ -64,13 +64,13 @@ async def _void(at: AppTarget, position: int, reason: str, *, yes: bool) -> Answ
 def _check(at: AppTarget, voids: Mapping[int, str], record: RawRecord) -> None:
     """Raise `Refused` unless nobody can read the record. Blocks."""
     from eventjet.codec.chain import chained
-    from eventjet.log.earlier import EarlierRecords
+    from eventjet.log.predecessors import PredecessorReader
     from eventjet.nats.endpoint import Endpoint
 
     app = at.app()
     what = f"The void of position {record[0]}"
     try:
-        with EarlierRecords(Endpoint.of(at.settings), app.name) as earlier:
+        with PredecessorReader(Endpoint.of(at.settings), app.name) as earlier:
             chained(app.catalog.of_log(voids), None, earlier)(record)
     except UndecodableEvent:
         return

@@ -343,7 +343,7 @@ class Histories(Generic[S]):
     async def _learn_voids(self) -> bool:
         """Whether there are more than were known."""
         known = len(self._voids)
-        self._voids.update(await self.store.voids())
+        self._voids.update(await self.store.skip_markers())
         return len(self._voids) > known
 
     def _fold_page(self, held: FoldedState[S], records: Sequence[RawRecord]) -> FoldedState[S]:

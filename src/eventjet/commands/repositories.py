@@ -87,7 +87,7 @@ async def open_repositories(
     snapshots = KeyValueSnapshots(snapshot_bucket(app.name), client)
     repositories = Repositories(app, store, snapshots)
     repositories.guard.check()  # from here on it belongs to this loop
-    store.known.on_changed.append(repositories.forget)
+    store.stream.on_changed.append(repositories.forget)
     async with AsyncExitStack() as ending:
         # In reverse, each even when one before it was cancelled.
         ending.enter_context(tracing.connected())
@@ -95,7 +95,7 @@ async def open_repositories(
         ending.push_async_callback(snapshots.close)
         ending.push_async_callback(store.settle)
         with suppress(StoreError, Unreachable):
-            await store.known.look()  # tells what has drifted
+            await store.stream.look()  # tells what has drifted
             if store.unknown:
                 logs.AGGREGATES_UNKNOWN.tell(_log, stream=app.name, names=", ".join(store.unknown))
         await store.check_server()

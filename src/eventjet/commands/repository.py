@@ -206,8 +206,8 @@ class Repository(Generic[S, E]):
         if again:
             return self.cache.newest(aggregate_id) or await self.fresh(aggregate_id)
         store = self.histories.store
-        is_certain = store.is_certain or await store.confirm()
-        remembered = self.cache.relied_upon(aggregate_id, at_most) if is_certain else None
+        is_confirmed = store.is_confirmed or await store.confirm()
+        remembered = self.cache.relied_upon(aggregate_id, at_most) if is_confirmed else None
         return remembered or await self.fresh(aggregate_id)
 
     async def decided(self, plan: Planned[S, E], held: FoldedState[S]) -> Decided[S, E] | ConcurrencyConflict:
@@ -230,7 +230,7 @@ class Repository(Generic[S, E]):
         if not events:
             # Nothing is appended, so the log cannot check the expected position: ask whether it is the newest.
             return await self.outdated(plan.aggregate_id, held) or Decided(plan, held, None, held.state)
-        if held.version == 0 and (gone := self.histories.store.loss):
+        if held.version == 0 and (gone := self.histories.store.missing_range):
             raise LogIncomplete(
                 f"The log {self._app!r}", f"{gone}, and {self.subject(plan.aggregate_id)} has no events"
             )
@@ -246,7 +246,7 @@ class Repository(Generic[S, E]):
 
         Raises `StoreUnavailable` when that does not come within a second or two.
         """
-        held = self.cache.get(aggregate_id) if self.histories.store.is_certain else None
+        held = self.cache.get(aggregate_id) if self.histories.store.is_confirmed else None
         for pause_s in LAG_PAUSES_S:
             if held is None or held.position < position or held.version < version:
                 held = await self.fresh(aggregate_id)

@@ -15,11 +15,11 @@ from eventjet.doctor.monitoring import Greeting
 from eventjet.errors import Forbidden, UnknownAggregate, UnknownEvent
 from eventjet.jetstream.api import StreamState, direct_page, server_time, stream_info
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.integrity import accepted_missing, missing_range
+from eventjet.log.integrity import find_stream as find
 from eventjet.log.public_stream import check_public
-from eventjet.log.repairing import found as find
-from eventjet.log.strangers import LIST_S, LOOKS, strangers, unknown_aggregates
 from eventjet.log.topology import Drift, compare, identity_of, needed_configs, unknown_settings
-from eventjet.log.wholeness import accepted, loss
+from eventjet.log.unknown_events import LIST_S, LOOKS, unknown_aggregates, unknown_events
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.inspection import ListedConsumer, list_consumers, replicas_of
 from eventjet.projections.app_ref import Application
@@ -80,7 +80,7 @@ def look_at_streams(
         with told.guarded("aggregates"):
             tell_aggregates(told, link.run(unknown_aggregates(app.name, app.catalog.aggregates), LIST_S))
         with told.guarded("events"):
-            tell_events(told, strangers(link, link.ask(stream_info(app.name)), app.catalog))
+            tell_events(told, unknown_events(link, link.ask(stream_info(app.name)), app.catalog))
         with told.guarded("durables"):
             tell_consumers(told, app, _consumers(link, app.name))
 
@@ -124,7 +124,7 @@ def tell_stream(told: Diagnoses, app: Application, declared: dict[str, Any], sta
 
 def _tell_log(told: Diagnoses, state: StreamState) -> None:
     identity = identity_of(state)
-    gone = loss(state)
+    gone = missing_range(state)
     if gone:
         told.add(
             "whole",
@@ -133,7 +133,7 @@ def _tell_log(told: Diagnoses, state: StreamState) -> None:
             "read models made anew lack them, purged aggregates look like new ones, and rebuilds refuse",
             f"`eventjet audit --archive URL` says what an archive still has; {_REPAIR} stops what drops events",
         )
-    elif missing := accepted(state):
+    elif missing := accepted_missing(state):
         told.add("whole", Level.NOTE, f"somebody accepted that {missing:,} positions of the log are missing")
     if not gone:
         told.ok("whole", f"log {identity}: {state.messages:,} events up to position {state.last:,}")

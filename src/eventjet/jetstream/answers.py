@@ -75,7 +75,7 @@ class Answerers:
         self._errors_until: dict[str, float] = {}
         self._acks_until: dict[str, float] = {}
 
-    def saw_stranger(self, stream: str, subject: str, frame: Frame, *, is_namesake: bool) -> str:
+    def saw_other(self, stream: str, subject: str, frame: Frame, *, is_namesake: bool) -> str:
         """Another has answered: who, in words. The errors of a namesake look like those of the stream."""
         if is_namesake:
             self._errors_until[stream] = self._namesakes_until[stream] = time.monotonic() + AMBIGUOUS_S
@@ -90,7 +90,7 @@ class Answerers:
         return who
 
     @property
-    def strangers(self) -> tuple[str, ...]:
+    def others(self) -> tuple[str, ...]:
         """Who else has answered, and to what, in words."""
         return tuple(self._named.values())
 
@@ -138,7 +138,7 @@ class ExpectedAnswer:
     answerers: Answerers
     is_answered: bool = False
     """Whether an answer came that names the stream, or says that nobody listens."""
-    stranger: str = ""
+    other: str = ""
     """Who else has answered this publish, in words."""
     _acks: int = 0
     _errors: int = 0
@@ -151,7 +151,7 @@ class ExpectedAnswer:
         answer = stream_answer(frame[4])
         is_namesake = answer is not None and answer.stream == self.stream
         if answer is None or not is_namesake or not self._fits(answer):
-            self.stranger = self.answerers.saw_stranger(self.stream, self.subject, frame, is_namesake=is_namesake)
+            self.other = self.answerers.saw_other(self.stream, self.subject, frame, is_namesake=is_namesake)
             return False
         if not answer.is_error:
             self._acks += 1

@@ -178,9 +178,9 @@ class Client(LoopClient):
             frames = await exchange.came()
             frame = frames[0] if expected is None else await _answer_of_stream(exchange, expected, frames)
         except StoreUnavailable as error:
-            if type(error) is not StoreUnavailable or expected is None or not expected.stranger:
+            if type(error) is not StoreUnavailable or expected is None or not expected.other:
                 raise
-            raise StoreUnavailable(error.what, f"{error.reason}; {expected.stranger} answered") from None
+            raise StoreUnavailable(error.what, f"{error.reason}; {expected.other} answered") from None
         finally:
             self.forget(exchange)
         if nobody_listens(frame):

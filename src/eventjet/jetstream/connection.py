@@ -279,7 +279,7 @@ class NatsConnection:
                     if frame[1] in asked:
                         asked[frame[1]].accepts(frame)
         self.send(b"UNSUB %b\r\n" % sid)
-        return list(asked.values()), self._answerers.strangers
+        return list(asked.values()), self._answerers.others
 
     def _expected(self, stream: str, subject: str, messages: int = 1) -> ExpectedAnswer | None:
         if not stream:

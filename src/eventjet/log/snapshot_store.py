@@ -31,7 +31,7 @@ from eventjet.jetstream.api import (
 )
 from eventjet.jetstream.client import Client
 from eventjet.jetstream.connection import NatsConnection, ask_once
-from eventjet.log.topology import bucket_config, explained_by
+from eventjet.log.topology import explained_by, snapshots_config
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
 from eventjet.observability import spans, tracing
@@ -227,7 +227,7 @@ class BulkSnapshots:
             found = ask_once(self._endpoint, stream_info(f"KV_{self._bucket.name}"), timeout_s=_TIMEOUT_S)
         except (StoreError, Unreachable):
             return error
-        return explained_by(found, bucket_config(self._app, 1), error)
+        return explained_by(found, snapshots_config(self._app, 1), error)
 
     def _round(self, offers: Sequence[Offer], *, through_leader: bool) -> list[Offer]:
         """Look at each entry and write what is newer; returns those whose entry changed in between."""

@@ -18,7 +18,7 @@ from eventjet.codec.voids import reason_in, void_subject
 from eventjet.errors import StoreUnavailable, StreamMissing
 from eventjet.jetstream import api
 from eventjet.jetstream.client import Client
-from eventjet.log.topology import missing
+from eventjet.log.topology import missing_stream
 from eventjet.nats.protocol import Frame
 
 ROWS = 50
@@ -144,7 +144,7 @@ async def ends_of(client: Client, app: str) -> tuple[int, int]:
     try:
         state = await client.ask(api.stream_info(app))
     except StreamMissing:
-        raise missing(app) from None
+        raise missing_stream(app) from None
     return max(1, state.first), state.last
 
 

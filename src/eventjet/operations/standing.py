@@ -13,9 +13,9 @@ from eventjet.errors import StoreUnavailable, StreamMissing
 from eventjet.jetstream.api import StreamState, last_message, stream_info
 from eventjet.jetstream.client import Client
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.integrity import missing_range
 from eventjet.log.timers import timers_due, timers_set
-from eventjet.log.topology import identity_of, missing
-from eventjet.log.wholeness import loss
+from eventjet.log.topology import identity_of, missing_stream
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.inspection import Replica, replicas_of
 from eventjet.settings import Settings
@@ -56,7 +56,7 @@ async def log_now(client: Client, app: str, known: LogNow | None, timeout_s: flo
             client.ask(stream_info(app), timeout_s), client.ask(replicas_of(app), timeout_s)
         )
     except StreamMissing:
-        raise missing(app) from None
+        raise missing_stream(app) from None
     if known is not None and (known.last, known.identity) == (state.last, identity_of(state)):
         last_at = known.last_at
     else:
@@ -73,7 +73,7 @@ async def log_now(client: Client, app: str, known: LogNow | None, timeout_s: flo
         last_at=last_at,
         max_bytes=_limit(state, "max_bytes"),
         max_messages=_limit(state, "max_msgs"),
-        loss=loss(state),
+        loss=missing_range(state),
     )
 
 

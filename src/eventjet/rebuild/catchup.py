@@ -186,7 +186,7 @@ def swap_in(shadow: Shadow[AnyResolved], follower: Follower, job: Job) -> Checkp
     while True:
         with watch.phase("catch up"):
             state = ask_once(log.endpoint, stream_info(log.stream))
-            job.source.check_whole(state)
+            job.source.check_integrity(state)
             if state.messages:
                 follower.to(state.last)
             failpoints.reach("rebuild.caught_up")

@@ -13,7 +13,7 @@ from eventjet.codec.envelope import RawRecord
 from eventjet.collecting import uncollected
 from eventjet.domain.parked import Parked
 from eventjet.errors import FoldProcessLost, RebuildError, RowsRefused
-from eventjet.log.earlier import EarlierRecords
+from eventjet.log.predecessors import PredecessorReader
 from eventjet.nats.endpoint import Endpoint
 from eventjet.parallel.fork_server import ForkServer
 from eventjet.parallel.process import FoldFailed, ShareWork
@@ -135,7 +135,7 @@ class LoadTask:
 
     @contextmanager
     def begin(self, share: int) -> Generator[ShareWork]:
-        with EarlierRecords(self.endpoint, self.stream) as earlier, uncollected():
+        with PredecessorReader(self.endpoint, self.stream) as earlier, uncollected():
             foldings = Foldings(self.app.load(), self.targets, self.voids, earlier)
             yield _Loading(Loads(foldings, self.targets, Watch(), share * _PARTS_STRIDE), self.app)
 

@@ -27,8 +27,8 @@ from eventjet.archive.reading import ArchiveFiles, folder_of
 from eventjet.codec.catalog import Catalog
 from eventjet.errors import RebuildError, RowsRefused, UsageError
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.earlier import EarlierRecords
-from eventjet.log.voids import voids_in
+from eventjet.log.predecessors import PredecessorReader
+from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import spans, tracing
 from eventjet.parallel.fork_server import ForkServer
@@ -108,13 +108,13 @@ class Job:
         """What other processes import the application by; raises `UsageError`."""
         return self.ref or AppRef.of(self.app)
 
-    def earlier(self) -> EarlierRecords:
+    def earlier(self) -> PredecessorReader:
         """Where readers of this job look up what an event follows, to be closed."""
-        return EarlierRecords(self.log.endpoint, self.log.stream)
+        return PredecessorReader(self.log.endpoint, self.log.stream)
 
     def extent(self, last: int) -> Extent:
         """Everything there is to read up to a position; raises `LogIncomplete` where that is not all there was."""
-        self.source.check_whole(self.log.state)
+        self.source.check_integrity(self.log.state)
         return Extent(self.app.name, self.source.first, last, self.source.archived)
 
     def plan(self, resolved: Sequence[AnyResolved], last: int) -> Plan:
@@ -212,7 +212,7 @@ def open_job(
         endpoint = Endpoint.of(settings).with_name("eventjet-rebuild")
         with NatsConnection.open(endpoint) as connection:
             log = Log(endpoint, application.name, *state_of_log(connection, application.name))
-            catalog = application.catalog.of_log(voids_in(connection, application.name))
+            catalog = application.catalog.of_log(connection.run(reading_skip_markers(application.name)))
         name = _engine_for(log, options, watch, from_archive)
     with open_engine(name, options, watch) as chosen:
         source = ReplaySource(log)

@@ -12,7 +12,7 @@ from eventjet.domain.inbox import Inbox
 from eventjet.errors import LogRolledBack, StoreError, StreamMissing, UnexpectedExit
 from eventjet.jetstream.api import message_at, stream_info
 from eventjet.jetstream.client import Client
-from eventjet.log.earlier import EarlierRecords
+from eventjet.log.predecessors import PredecessorReader
 from eventjet.quarantine.fold import Offered, Offering, Reader, aggregate_key_of
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.following import Declaration, filters_of, missing_stream
@@ -38,7 +38,7 @@ class Feed(Protocol):
         """
         ...
 
-    def reader(self, earlier: EarlierRecords) -> Reader:
+    def reader(self, earlier: PredecessorReader) -> Reader:
         """What makes `Offered` ones of its records."""
         ...
 
@@ -73,7 +73,7 @@ class LogFeed:
         await check_running(self._client, self.stream, cursor, cursor.log)
         return await pause_of(self._client, self.stream, durable)
 
-    def reader(self, earlier: EarlierRecords) -> Reader:
+    def reader(self, earlier: PredecessorReader) -> Reader:
         whole = Offering(self._repositories.catalog, self._declaration.events, (), earlier)
         return whole if self._declaration.partitions == 1 else _OfPartition(whole, self._declaration)
 
@@ -121,7 +121,7 @@ class ForeignFeed:
             return None
         return await pause_of(self._client, self.stream, durable)
 
-    def reader(self, earlier: EarlierRecords) -> Reader:
+    def reader(self, earlier: PredecessorReader) -> Reader:
         del earlier
         return _Each(self.decode)
 

@@ -29,10 +29,10 @@ from eventjet.jetstream.api import StreamState, message_at, paused_until, stream
 from eventjet.jetstream.client import Client
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.consumer import DurablePull
-from eventjet.log.earlier import EarlierRecords
-from eventjet.log.topology import check_settings, identity_of, info, missing
-from eventjet.log.voids import voids_of
-from eventjet.log.wholeness import check_whole, loss
+from eventjet.log.integrity import check_integrity, missing_range
+from eventjet.log.predecessors import PredecessorReader
+from eventjet.log.skip_markers import reading_skip_markers
+from eventjet.log.topology import check_settings, identity_of, info, missing_stream
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.quarantine.fold import Reader
@@ -59,7 +59,13 @@ class EventReader:
     """Made by `EventReader.open`; raises from `take` whatever ended the reading, after the events before it."""
 
     def __init__(
-        self, pull: DurablePull, buffer: EventBuffer, decode: Reader, earlier: EarlierRecords, position: int, name: str
+        self,
+        pull: DurablePull,
+        buffer: EventBuffer,
+        decode: Reader,
+        earlier: PredecessorReader,
+        position: int,
+        name: str,
     ) -> None:
         self._pull = pull
         self._buffer = buffer
@@ -75,7 +81,7 @@ class EventReader:
         cls,
         source: Source,
         position: int,
-        decoder: Callable[[EarlierRecords], Reader],
+        decoder: Callable[[PredecessorReader], Reader],
         batch_max: int,
         filters: Sequence[str] = (),
     ) -> EventReader:
@@ -100,7 +106,7 @@ class EventReader:
         except asyncio.CancelledError:
             opening.add_done_callback(_close_unused)  # a thread goes on, whoever waits for it
             raise
-        earlier = EarlierRecords(pull.link, source.stream)
+        earlier = PredecessorReader(pull.link, source.stream)
         return cls(pull, EventBuffer(batch_max), decoder(earlier), earlier, position, source.durable)
 
     def start(self) -> None:
@@ -223,13 +229,13 @@ def state_of_log(connection: NatsConnection, stream: str) -> tuple[str, StreamSt
     try:
         state = connection.ask(stream_info(stream))
     except StreamMissing:
-        raise missing(stream) from None
+        raise missing_stream(stream) from None
     return identity_of(state), state
 
 
 async def learn_voids(client: Client, stream: str, catalog: Catalog) -> None:
     """Have the readers of a worker pass over what its log declares void."""
-    catalog.voids.update(await voids_of(client, stream))
+    catalog.voids.update(await client.run(reading_skip_markers(stream)))
 
 
 def check_log(connection: NatsConnection, stream: str, held: Stand) -> None:
@@ -269,7 +275,7 @@ async def check_running(client: Client, stream: str, held: Stand, log: str) -> N
         return
     if identity != log:
         raise LogRolledBack(held.name, held.position, _other(log, stream, identity))
-    check_whole(state)
+    check_integrity(state)
     check_settings(state)
 
 
@@ -303,7 +309,7 @@ def _fault(
 ) -> LogRolledBack | LogIncomplete | None:
     """As `log_fault`, for a log that has `record` where the checkpoint stands."""
     fault = _another_past(identity, state, held, record)
-    gone = "" if fault else loss(state)
+    gone = "" if fault else missing_range(state)
     return LogIncomplete(f"The log {state.name!r}", gone) if gone else fault
 
 

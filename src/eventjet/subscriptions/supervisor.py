@@ -17,9 +17,9 @@ from eventjet.errors import EventjetError, UnexpectedExit, Unreachable, UsageErr
 from eventjet.jetstream.client import Client, connected
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.public_stream import PublicStream
-from eventjet.log.strangers import LIST_S, LISTED_MAX, noted_unknown, strangers, unknown_aggregates
 from eventjet.log.timers import JetStreamTimers
 from eventjet.log.topology import drifts_of
+from eventjet.log.unknown_events import LIST_S, LISTED_MAX, noted_unknown, unknown_aggregates, unknown_events
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.observability.metrics import FollowerMeter, Meter
@@ -286,6 +286,6 @@ def _check_stream(endpoint: Endpoint, app: Application) -> str:
             unknown = connection.run(unknown_aggregates(app.name, known), LIST_S)
         else:
             unknown = connection.run(noted_unknown(state, known))
-        for error in (*unknown, *strangers(connection, state, app.catalog)):
+        for error in (*unknown, *unknown_events(connection, state, app.catalog)):
             logs.LOG_UNREADABLE.tell(_log, reason=error)
     return identity

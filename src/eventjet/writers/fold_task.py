@@ -17,7 +17,7 @@ from eventjet.codec.envelope import RawRecord
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.parked import AggregateKey, Parked
 from eventjet.errors import UsageError
-from eventjet.log.earlier import EarlierRecords
+from eventjet.log.predecessors import PredecessorReader
 from eventjet.nats.endpoint import Endpoint
 from eventjet.parallel.process import ShareWork
 from eventjet.projections.app_ref import AppRef
@@ -65,7 +65,7 @@ class BatchFoldTask:
         catalog, dialect = app.catalog.of_log(self.voids), self.database.dialect
         engine = self.database.sync_engine(f"eventjet fold {self.projection} {share + 1}", WORKER)
         engine = engine.execution_options(**dialect.look_options)
-        with EarlierRecords(self.endpoint, app.name) as earlier, engine.connect() as connection:
+        with PredecessorReader(self.endpoint, app.name) as earlier, engine.connect() as connection:
             codec = RowCodec(resolved.table, resolved.row_type, dialect)
             yield _BatchFolding(
                 reader(catalog, resolved, (), earlier),
