@@ -11,7 +11,7 @@ from uuid import uuid4
 from eventjet.codec.envelope import EXPECTED, VERSION, RawRecord, header, header_block, number_of
 from eventjet.jetstream.api import last_message, stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
-from eventjet.jetstream.ranges import read_range
+from eventjet.jetstream.reader import read_range
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame

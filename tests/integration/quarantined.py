@@ -15,7 +15,7 @@ from eventjet.codec.decoder import Decoder
 from eventjet.codec.envelope import header_block
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, RowRefused
-from eventjet.jetstream.ranges import read_range
+from eventjet.jetstream.reader import read_range
 from eventjet.projections.resolve import resolve
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql.own_tables import quarantine

@@ -30,7 +30,7 @@ from eventjet.jetstream.client import Client, connect
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.public_stream import PublicStream
 from eventjet.log.skip_markers import record_skip_marker
-from eventjet.log.snapshot_store import Bucket, KeyValueSnapshots
+from eventjet.log.snapshots import Bucket, KeyValueSnapshots
 from eventjet.log.timers import JetStreamTimers
 from eventjet.log.topology import declare, stream_config
 from eventjet.nats.endpoint import Endpoint

@@ -22,7 +22,7 @@ from eventjet.jet import Jet
 from eventjet.jetstream.api import StreamState, create_stream, stream_info
 from eventjet.jetstream.client import Client, connect
 from eventjet.log.public_stream import PublicStream, check_public_stream
-from eventjet.log.snapshot_store import BulkSnapshots, Offer
+from eventjet.log.snapshots import BulkSnapshots, Offer
 from eventjet.log.timers import JetStreamTimers
 from eventjet.log.topology import (
     COSTS,

@@ -40,8 +40,7 @@ from eventjet.errors import (
     StoreUnavailable,
     UsageError,
 )
-from eventjet.log.snapshot import SnapshotCodec
-from eventjet.log.snapshot_store import KeyValueSnapshots
+from eventjet.log.snapshots import KeyValueSnapshots, SnapshotCodec
 from eventjet.log.store import EventStore
 from eventjet.shown import shown
 

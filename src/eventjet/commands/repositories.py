@@ -16,8 +16,7 @@ from eventjet.domain.subscription import shown_name
 from eventjet.errors import StoreError, Unreachable, UsageError
 from eventjet.jetstream.client import Client, connect
 from eventjet.log.jetstream import JetStreamStore
-from eventjet.log.snapshot import SnapshotCodec
-from eventjet.log.snapshot_store import KeyValueSnapshots
+from eventjet.log.snapshots import KeyValueSnapshots, SnapshotCodec
 from eventjet.log.store import EventStore
 from eventjet.loop_guard import LoopGuard
 from eventjet.nats.client import NatsClient

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from eventjet.doctor.diagnosis import Diagnoses, Installation, Level, named
 from eventjet.doctor.monitoring import Greeting, greetings
 from eventjet.errors import LogUnusable, NoResponders, StoreUnavailable, Unreachable
+from eventjet.jetstream.client import RECOMMENDED_SERVER, check_server, shown_version, version_of
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.jetstream.requirements import RECOMMENDED_SERVER, check_server, shown_version, version_of
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.inspection import AccountLimits, Limit, account_limits
 

@@ -34,8 +34,7 @@ from eventjet.errors import (
 )
 from eventjet.jetstream import api
 from eventjet.jetstream.answers import AMBIGUOUS_S
-from eventjet.jetstream.client import Client
-from eventjet.jetstream.requirements import check_version
+from eventjet.jetstream.client import Client, check_version
 from eventjet.log import outcome
 from eventjet.log.integrity import StreamIdentity
 from eventjet.log.publish import GRACE_S, Sender

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
-
 from eventjet.codec.envelope import EXPECTED, MSG_ID, SCHEMA, TYPE, VERSION, RawRecord, header_block
 from eventjet.codec.voids import REASON_MAX, TYPE_NAME, reason_in, void_body, void_subject, voided_by
 from eventjet.domain.identity import new_event_id
 from eventjet.errors import Refused, StoreUnavailable
-from eventjet.jetstream.api import WRONG_SEQUENCE, Request, last_message, next_message
+from eventjet.jetstream.api import WRONG_SEQUENCE, Conversation, last_message, next_message
 from eventjet.jetstream.client import Client
 from eventjet.log import outcome
 
@@ -17,8 +14,8 @@ MARKERS_MAX = 10_000
 """How many records of one log may be skipped."""
 
 
-def reading_skip_markers(app: str) -> Generator[Request[Any], Any, dict[int, str]]:
-    """Read position and reason of each skipped record from the leader: to be passed to `run` of a connection."""
+def reading_skip_markers(app: str) -> Conversation[dict[int, str]]:
+    """Read position and reason of each skipped record from the leader: for `run` of a connection."""
     subjects = void_subject(app, "*")
     reasons: dict[int, str] = {}
     record: RawRecord | None = yield next_message(app, 1, subjects)

@@ -6,22 +6,17 @@ is read.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Collection
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import SCHEMA, TYPE, RawRecord, header, number_of
 from eventjet.codec.voids import VOID_NAME
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UnknownAggregate, UnknownEvent
-from eventjet.jetstream.api import Request, StreamState, last_message, message_at, stream_info, subjects_of
+from eventjet.jetstream.api import Conversation, StreamState, last_message, message_at, stream_info, subjects_of
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.log.topology import AGGREGATES
-
-T = TypeVar("T")
-_Conversation: TypeAlias = Generator[Request[Any], Any, T]
-"""For `Client.run` and `NatsConnection.run`."""
 
 LOOKS = 32
 """Events in the sample: the last ones, where a newer release records, and some evenly before them."""
@@ -51,7 +46,7 @@ def unknown_events(connection: NatsConnection, state: StreamState, catalog: Cata
     return [error for error in errors.values() if error.position not in skipped]
 
 
-def unknown_aggregates(app: str, known: Collection[str]) -> _Conversation[list[UnknownAggregate]]:
+def unknown_aggregates(app: str, known: Collection[str]) -> Conversation[list[UnknownAggregate]]:
     """Return an error for each aggregate with events in the log of an app that is none of the `known` ones.
 
     The subjects of the known ones are counted; only where there are others are they listed, 100,000 at a time, and
@@ -85,7 +80,7 @@ def unknown_aggregates(app: str, known: Collection[str]) -> _Conversation[list[U
     return unknown
 
 
-def noted_unknown(state: StreamState, known: Collection[str]) -> _Conversation[list[UnknownAggregate]]:
+def noted_unknown(state: StreamState, known: Collection[str]) -> Conversation[list[UnknownAggregate]]:
     """Return what `unknown_aggregates` does, of those that `init` has noted in the log: quick in one of any length."""
     unknown: list[UnknownAggregate] = []
     for name in sorted(set(state.metadata.get(AGGREGATES, "").split()) - {*known, CLAIMS}):

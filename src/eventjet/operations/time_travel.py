@@ -23,8 +23,7 @@ from eventjet.domain.history import FoldedState
 from eventjet.domain.personal import masked
 from eventjet.errors import CodecError, DefinitionError, HistoryBroken, StoreError, Unreachable
 from eventjet.jetstream.client import Client
-from eventjet.log.snapshot import SnapshotCodec
-from eventjet.log.snapshot_store import KeyValueSnapshots
+from eventjet.log.snapshots import KeyValueSnapshots, SnapshotCodec
 from eventjet.operations.differences import Beside, compared
 from eventjet.operations.processes import plain
 

@@ -12,7 +12,7 @@ from eventjet.codec.envelope import RawRecord
 from eventjet.collecting import uncollected
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import ask_once
-from eventjet.jetstream.ranges import read_range
+from eventjet.jetstream.reader import read_range
 from eventjet.log.integrity import accepted_missing, first_position
 from eventjet.log.topology import compare, stream_config
 from eventjet.projections.app_ref import Application, AppRef

@@ -11,7 +11,7 @@ from eventjet.archive.manifest import Segment
 from eventjet.archive.reading import FolderFiles
 from eventjet.collecting import uncollected
 from eventjet.errors import UsageError
-from eventjet.jetstream.ranges import read_range
+from eventjet.jetstream.reader import read_range
 from eventjet.rebuild.divided_load import load_divided, undivided
 from eventjet.rebuild.folding import Foldings
 from eventjet.rebuild.job import EngineOptions, Job

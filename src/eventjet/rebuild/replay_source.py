@@ -17,7 +17,7 @@ from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.errors import ArchiveBroken
 from eventjet.jetstream.api import StreamState, deleted_positions, message_at
 from eventjet.jetstream.connection import ask_once
-from eventjet.jetstream.ranges import read_range
+from eventjet.jetstream.reader import read_range
 from eventjet.log.integrity import check_integrity, first_position, missing_range
 from eventjet.log.topology import check_settings
 from eventjet.nats.endpoint import Endpoint

@@ -13,7 +13,7 @@ from eventjet.codec.envelope import RawRecord
 from eventjet.domain.identity import encode_id
 from eventjet.errors import RebuildError, RowUnreadable
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.jetstream.ranges import read_range
+from eventjet.jetstream.reader import read_range
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.fold import RowKey
 from eventjet.projections.resolve import ResolvedProjection

@@ -23,7 +23,7 @@ from eventjet.archive.manifest import Archive, ArchivedFile, Segment, dump_segme
 from eventjet.archive.reading import COLUMNS, EVENTS, MANIFEST, ArchiveFiles, ArchiveReader, folder_of
 from eventjet.codec.envelope import MSG_ID, header
 from eventjet.errors import ArchiveBroken
-from eventjet.jetstream.ranges import range_count, split
+from eventjet.jetstream.reader import range_count, split
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.replay_source import Log
 from eventjet.spark.columns import SCHEMA

@@ -23,7 +23,7 @@ from eventjet.archive.reading import folder_of
 from eventjet.collecting import uncollected
 from eventjet.domain.parked import Parked
 from eventjet.errors import CodecError, ProjectionError, RebuildError, RowsRefused
-from eventjet.jetstream.ranges import Range
+from eventjet.jetstream.reader import Range
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.row_codec import ColumnValues

@@ -22,7 +22,7 @@ from eventjet.codec.chain import chained
 from eventjet.codec.envelope import RawRecord
 from eventjet.collecting import uncollected
 from eventjet.errors import CodecError, ProjectionError
-from eventjet.jetstream.ranges import Range, read_range
+from eventjet.jetstream.reader import Range, read_range
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.row_codec import ColumnValues

@@ -20,7 +20,7 @@ from eventjet import failpoints
 from eventjet.codec.envelope import MSG_ID, header
 from eventjet.codec.reasons import reason_of
 from eventjet.errors import CheckpointFenced, FoldProcessLost
-from eventjet.jetstream.consumer import DurablePull
+from eventjet.jetstream.reader import DurablePull
 from eventjet.observability import tracing
 from eventjet.parallel.process import FoldFailed
 from eventjet.parallel.processes import FoldProcesses

@@ -28,7 +28,7 @@ from eventjet.errors import (
 from eventjet.jetstream.api import StreamState, message_at, paused_until, stream_info
 from eventjet.jetstream.client import Client
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.jetstream.consumer import DurablePull
+from eventjet.jetstream.reader import DurablePull
 from eventjet.log.integrity import check_integrity, missing_range
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.log.skip_markers import reading_skip_markers
