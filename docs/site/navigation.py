@@ -64,7 +64,17 @@ _SECTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "Explanation": (
         "explanation",
-        ("how-it-works", "decisions", "exactly-once", "ordering", "durability", "jetstream", "scaling", "architecture"),
+        (
+            "how-it-works",
+            "glossary",
+            "decisions",
+            "exactly-once",
+            "ordering",
+            "durability",
+            "jetstream",
+            "scaling",
+            "architecture",
+        ),
     ),
     "Decisions": ("decisions", ("README",)),
 }

@@ -39,7 +39,7 @@ from eventjet.serving.remote import RemoteApp, open_remote
 from eventjet.settings import Settings, SettingsOverrides
 from eventjet.shown import shown
 from eventjet.sql.sqlite import make_readable
-from eventjet.subscriptions.reaction_resolve import (
+from eventjet.subscriptions.declarations import (
     checked_inboxes,
     checked_publications,
     checked_reactors,

@@ -33,9 +33,9 @@ from eventjet.serving.service import Service
 from eventjet.settings import Settings
 from eventjet.shown import shown
 from eventjet.sql.waiting import Checkpoints, Waiting
-from eventjet.subscriptions.beginning import begin
+from eventjet.subscriptions.cursor_control import begin
 from eventjet.subscriptions.cursor_store import Cursors
-from eventjet.subscriptions.following import declarations_of, has_timers, probes_of
+from eventjet.subscriptions.declarations import declarations_of, has_timers, probes_of
 
 S = TypeVar("S")
 E = TypeVar("E")

@@ -181,7 +181,7 @@ def test_a_process_that_is_parked_or_paused_says_so(office: Office) -> None:
     office.breaks()
     source = office.program.folder / f"{office.module}.py"
     text = source.read_text(encoding="utf-8")
-    fewer = "from eventjet.subscriptions import followed\nfollowed.Retry = lambda: Retry(tries=1)\n\napp = App("
+    fewer = "from eventjet.subscriptions import handlers\nhandlers.Retry = lambda: Retry(tries=1)\n\napp = App("
     source.write_text(text.replace("\napp = App(", f"\n{fewer}"), encoding="utf-8")
     with office.working():
         position = office.has("Trip", "step", "begin", "step")

@@ -16,11 +16,12 @@ from sqlalchemy import Column, Integer, MetaData, Numeric, String, Table
 
 from eventjet import App, Recorded, projection
 from eventjet.codec.subjects import cursor_bucket
-from eventjet.doctor.diagnosis import Diagnosis, Installation, Level
+from eventjet.doctor.diagnosis import Installation
 from eventjet.doctor.runner import Examined, examine
 from eventjet.examples.transfer.accounts import Account, Book, Deposited
 from eventjet.examples.transfer.app import outside, receipts
 from eventjet.examples.transfer.transfers import Transfer
+from eventjet.findings import Finding, Level
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
@@ -158,7 +159,7 @@ class Sick:
         installation = Installation(self.app, self.settings, self.monitoring, self.timeout_s, self.clock)
         return await asyncio.to_thread(examine, installation)
 
-    async def found(self) -> tuple[Diagnosis, ...]:
+    async def found(self) -> tuple[Finding, ...]:
         examined = await self.examined()
         if examined.own_fault is not None:
             raise examined.own_fault
@@ -172,7 +173,7 @@ def silent() -> Iterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def kinds(found: tuple[Diagnosis, ...]) -> set[Kind]:
+def kinds(found: tuple[Finding, ...]) -> set[Kind]:
     """What is not as it should be, by part and check."""
     return {(one.part, one.check, one.level) for one in found if one.level is not Level.OK}
 

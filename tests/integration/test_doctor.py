@@ -11,9 +11,9 @@ from uuid import uuid4
 import pytest
 
 from eventjet import Incoming, Reaction, Recorded, inbox, publication
-from eventjet.doctor.diagnosis import Diagnosis
 from eventjet.examples.transfer.accounts import Deposited
 from eventjet.examples.transfer.app import receipts
+from eventjet.findings import Finding
 from eventjet.log.topology import IDENTITY
 from eventjet.nats.endpoint import Endpoint
 from eventjet.sql.pausing import pause
@@ -271,7 +271,7 @@ async def test_a_projection_that_waits_for_a_newer_deploy_is_told_with_its_reaso
     at = Endpoint.of(sick.settings)
     logs.append(at, sick.app.name, [("account.a-1", logs.block("account.deposited", schema=9), b"{}")])
 
-    found: list[Diagnosis] = []
+    found: list[Finding] = []
 
     async def waits() -> bool:
         found[:] = [one for one in await sick.found() if one.part == "read models"]

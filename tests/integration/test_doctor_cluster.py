@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from eventjet.dev.postgres import PostgresServer
-from eventjet.doctor.diagnosis import Level
+from eventjet.findings import Level
 from eventjet.settings import Settings
 from tests.integration.doctored import UNREACHABLE, WARNING, Sick, kinds
 from tests.integration.reacting import eventually, working

@@ -18,7 +18,7 @@ from eventjet.doctor.monitoring import Greeting
 from eventjet.doctor.server import tell_greetings
 from eventjet.operations.roles import accounts, roles_of
 from eventjet.settings import Settings
-from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.declarations import declarations_of
 from tests.integration.doctored import (
     ALONE,
     FAULT,

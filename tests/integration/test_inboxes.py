@@ -16,10 +16,10 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import LogUnusable
 from eventjet.jetstream.api import create_stream
 from eventjet.settings import Settings
-from eventjet.subscriptions import verdicts
-from eventjet.subscriptions.beginning import cursor_at, put, records_of
+from eventjet.subscriptions import cursor_control
+from eventjet.subscriptions.cursor_control import cursor_at, put, records_of
 from eventjet.subscriptions.cursor_store import Cursors
-from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import status
 from tests.integration.reacting import eventually, until, working
 from tests.logs import fresh_name
@@ -145,7 +145,8 @@ async def test_messages_become_commands_once_though_they_come_again(
     # From the beginning again: every command is known.
     assert jet.client is not None
     cursors = Cursors(jet.client, jet.name)
-    await verdicts.set_position(cursors, await cursor_at(jet.store, jet.client, declarations_of(app)["payments"], 0))
+    at = await cursor_at(jet.store, jet.client, declarations_of(app)["payments"], 0)
+    await cursor_control.set_position(cursors, at)
     before = len(desk.seen)
     async with working(app, settings):
         await until(lambda: len(desk.told(before)) == 4)
@@ -164,12 +165,12 @@ async def test_what_is_no_message_of_its_kind_is_parked_and_the_others_go_on(
         await until(lambda: list(desk.told()) == [3])
 
         async def both() -> list[Any]:
-            found = await verdicts.listed(cursors, "payments")
+            found = await cursor_control.listed(cursors, "payments")
             return found if len(found) == 2 else []
 
         parked = await eventually(both)
         assert all("it cannot be decoded" in one.reason for one in parked)
-        await verdicts.drop(cursors, "payments", [one.position for one in parked])
+        await cursor_control.drop(cursors, "payments", [one.position for one in parked])
 
         async def none() -> bool:
             return not await cursors.parked("payments")
@@ -189,12 +190,12 @@ async def test_one_that_fails_is_parked_and_retried(app: App, jet: Jet, settings
             await send(jet, app, "o", {"order": "o", "cents": cents})
 
         async def waits() -> list[Any]:
-            return [one for one in await verdicts.listed(cursors, "payments") if one.blocked == 1]
+            return [one for one in await cursor_control.listed(cursors, "payments") if one.blocked == 1]
 
         (found,) = await eventually(waits)
         assert found.reason == "ValueError: not today"
         desk.fails = lambda paid: False
-        await verdicts.retry(cursors, "payments", None)
+        await cursor_control.retry(cursors, "payments", None)
 
         async def all_paid() -> bool:
             return await paid(jet, "o") == 6

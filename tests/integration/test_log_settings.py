@@ -23,6 +23,7 @@ from eventjet.jetstream.api import StreamState, create_stream, stream_info
 from eventjet.jetstream.client import Client, connect
 from eventjet.log.public_stream import PublicStream, check_public_stream
 from eventjet.log.snapshots import BulkSnapshots, Offer
+from eventjet.log.stream_check import check_running
 from eventjet.log.timers import JetStreamTimers
 from eventjet.log.topology import (
     COSTS,
@@ -36,7 +37,6 @@ from eventjet.log.topology import (
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from eventjet.subscriptions.cursor_store import Cursors
-from eventjet.subscriptions.reader import check_running
 from tests.logs import fresh_name
 
 SAVE_S = 3.0

@@ -17,10 +17,10 @@ from eventjet.dev.nats import NatsServer
 from eventjet.domain.reactor import partition_of
 from eventjet.errors import CursorFenced, CursorMissing, UsageError
 from eventjet.settings import Settings
-from eventjet.subscriptions import beginning, verdicts
-from eventjet.subscriptions.beginning import cursor_at, put, where
+from eventjet.subscriptions import cursor_control
+from eventjet.subscriptions.cursor_control import cursor_at, put, where
 from eventjet.subscriptions.cursor_store import Cursors
-from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import status
 from eventjet.subscriptions.supervisor import run_workers
 from tests.integration.reacting import QUICK, Bell, Town, app_of, counted, eventually, until, working
@@ -144,7 +144,7 @@ async def test_what_is_parked_is_of_its_partition(app: App, jet: Jet, settings: 
         assert await eventually(parked) == [2 * (part == number) for part in range(4)]
         await until(lambda: all(town.order(bell) == [1, 2] for bell in BELLS[1:]))
         town.fails = lambda bell, n, attempt: None
-        await verdicts.retry(cursors_of(jet), PARTS[number], None)
+        await cursor_control.retry(cursors_of(jet), PARTS[number], None)
         await until(lambda: town.order("b0") == [1, 2])
 
 
@@ -178,7 +178,7 @@ async def test_init_divides_them_anew_where_they_stand_at_one_position(
             await ring(other, 4)
             await until(lambda: all(town.order(bell)[-1] == 4 for bell in BELLS[3:]))
             for name in names:
-                await verdicts.retry(cursors, name, None)
+                await cursor_control.retry(cursors, name, None)
             await until(lambda: all(town.order(bell) == [1, 2, 3, 4] for bell in BELLS))
         with pytest.raises(CursorMissing, match="End a worker of an earlier release instead"):
             await run_workers(app, settings, stop=asyncio.Event(), options=QUICK)
@@ -239,11 +239,11 @@ async def test_nothing_is_divided_under_a_worker(
         with pytest.raises(UsageError, match="A worker is at it: stop those of the release before"):
             await other.init()
     # One that was killed has left its name.
-    monkeypatch.setattr(beginning, "_SILENT_S", 0.1)
+    monkeypatch.setattr(cursor_control, "_SILENT_S", 0.1)
     cursors = cursors_of(jet)
     held = await cursors.read(PARTS[1])
     await cursors.write(held, held.cursor.taken("a dead process", 1))
-    await verdicts.pause(cursors, [PARTS[3]])
+    await cursor_control.pause(cursors, [PARTS[3]])
     async with anew.connect(settings) as other:
         await other.init()
         assert {one.state for one in await status(anew, settings)} == {"paused"}
@@ -326,8 +326,8 @@ async def test_partitions_are_paused_and_resumed_together_or_by_themselves(
     app: App, jet: Jet, settings: Settings
 ) -> None:
     cursors = cursors_of(jet)
-    await verdicts.pause(cursors, PARTS)
-    await verdicts.resume(cursors, PARTS[:1])
-    assert [one.changed for one in await verdicts.resume(cursors, PARTS)] == [False, True, True, True]
+    await cursor_control.pause(cursors, PARTS)
+    await cursor_control.resume(cursors, PARTS[:1])
+    assert [one.changed for one in await cursor_control.resume(cursors, PARTS)] == [False, True, True, True]
     with pytest.raises(UsageError, match="Nothing to resume"):
-        await verdicts.resume(cursors, PARTS)
+        await cursor_control.resume(cursors, PARTS)

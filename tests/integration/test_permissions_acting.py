@@ -14,12 +14,13 @@ from eventjet import App, served
 from eventjet.codec.subjects import cursor_bucket, timer_stream
 from eventjet.commands.repositories import open_repositories
 from eventjet.dev.nats import NatsServer
-from eventjet.doctor.diagnosis import Installation, Level
+from eventjet.doctor.diagnosis import Installation
 from eventjet.doctor.runner import examine
 from eventjet.errors import LogDrifted, StoreUnavailable
 from eventjet.examples.transfer.accounts import Account
 from eventjet.examples.transfer.app import transfers
 from eventjet.examples.transfer.transfers import Stage, Transfer
+from eventjet.findings import Level
 from eventjet.jetstream.api import stream_info, update_stream
 from eventjet.jetstream.client import connect
 from eventjet.jetstream.connection import NatsConnection
@@ -28,7 +29,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.roles import accounts, roles_of, serving_roles
 from eventjet.serving.service import Service
 from eventjet.settings import Settings
-from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import status
 from tests.integration.reacting import Bell, Town, app_of, eventually, until, working
 from tests.integration.test_permission_matrix import denied

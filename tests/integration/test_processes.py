@@ -21,13 +21,13 @@ from eventjet.examples.orders.orders import Stage as OrderStage
 from eventjet.jetstream.api import stream_info
 from eventjet.log.timers import JetStreamTimers, TimerSet, timers_set
 from eventjet.settings import Settings
-from eventjet.subscriptions import followed, verdicts
-from eventjet.subscriptions.beginning import cursor_at
+from eventjet.subscriptions import cursor_control, handlers
+from eventjet.subscriptions.cursor_control import cursor_at
 from eventjet.subscriptions.cursor_store import Cursors
-from eventjet.subscriptions.followed import wake
-from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.declarations import declarations_of
+from eventjet.subscriptions.handlers import wake
+from eventjet.subscriptions.process_steps import ProcessRunner
 from eventjet.subscriptions.status import status
-from eventjet.subscriptions.steps import ProcessRunner
 from tests.integration.reacting import eventually, working
 from tests.logs import fresh_name
 
@@ -260,7 +260,8 @@ async def test_lost_timers_are_set_again_by_waking_the_process(kitchen: App, jet
     assert jet.client is not None
     await jet.repository(Egg).execute("a", Egg.lay, "a", 1)
     cursors = Cursors(jet.client, jet.name)
-    await verdicts.set_position(cursors, await cursor_at(jet.store, jet.client, declarations_of(kitchen)["egg"], 1))
+    at = await cursor_at(jet.store, jet.client, declarations_of(kitchen)["egg"], 1)
+    await cursor_control.set_position(cursors, at)
     async with open_repositories(kitchen, settings) as (repositories, client):
         (found,) = kitchen.processes.items()
         await wake(ProcessRunner(repositories, *found), JetStreamTimers(client, jet.name), "a")
@@ -289,7 +290,7 @@ async def test_a_step_that_cannot_be_taken_is_parked_and_goes_on_once_it_can(
 ) -> None:
     assert jet.client is not None
     cursors = Cursors(jet.client, jet.name)
-    monkeypatch.setattr(followed, "Retry", lambda: Retry(tries=2, first_s=0.01))
+    monkeypatch.setattr(handlers, "Retry", lambda: Retry(tries=2, first_s=0.01))
     async with working(kitchen, settings):
         await jet.repository(Egg).execute("a", Egg.lay, "a", 99)
         await jet.repository(Egg).execute("b", Egg.lay, "b", 77)
@@ -304,8 +305,8 @@ async def test_a_step_that_cannot_be_taken_is_parked_and_goes_on_once_it_can(
         assert tries == {"a": 1, "b": 2}  # what eventjet says of the code is not tried again
         assert reasons["b"] == "PotBroken: hard"
         monkeypatch.setattr(Pot, "use", lambda self, egg: Used(egg=egg))
-        (found,) = [one for one in await verdicts.listed(cursors, "egg") if one.aggregate_id == "b"]
-        await verdicts.retry(cursors, "egg", [found.position])
+        (found,) = [one for one in await cursor_control.listed(cursors, "egg") if one.aggregate_id == "b"]
+        await cursor_control.retry(cursors, "egg", [found.position])
         assert await ended(jet, "b") == ["boiled"]
     (left,) = await cursors.parked("egg")
     assert (left.parked.aggregate_id, left.parked.resolution) == ("a", PARKED)

@@ -18,9 +18,9 @@ from eventjet.jetstream.api import create_stream, next_message
 from eventjet.log.public_stream import PublicStream
 from eventjet.settings import Settings
 from eventjet.subscriptions.cursor_store import Cursors
-from eventjet.subscriptions.feeds import Feed
-from eventjet.subscriptions.followed import FollowedPublication
-from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.declarations import declarations_of
+from eventjet.subscriptions.event_source import Feed
+from eventjet.subscriptions.handlers import FollowedPublication
 from eventjet.subscriptions.status import status
 from tests.integration.reacting import eventually, working
 from tests.logs import fresh_name

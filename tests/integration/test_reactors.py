@@ -20,10 +20,10 @@ from eventjet.errors import CursorMissing, UnexpectedExit, UsageError
 from eventjet.jetstream.api import stream_info
 from eventjet.nats.protocol import Frame
 from eventjet.settings import Settings
-from eventjet.subscriptions import verdicts
-from eventjet.subscriptions.beginning import cursor_at, put
+from eventjet.subscriptions import cursor_control
+from eventjet.subscriptions.cursor_control import cursor_at, put
 from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, parked_now
-from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import WorkStatus, status
 from eventjet.subscriptions.supervisor import run_workers
 from tests.integration.reacting import (
@@ -306,20 +306,20 @@ async def test_what_cannot_be_handled_is_parked_with_what_waits_behind_it_and_re
         await ring(jet, "good", 1, 2)
         await until(lambda: len(town.order("good")) == 2)
         await wait_parked(cursors, 3)
-        (found,) = await verdicts.listed(cursors, "echo")
+        (found,) = await cursor_control.listed(cursors, "echo")
         assert (found.aggregate_id, found.blocked, found.resolution) == ("bad", 2, "parked")
         assert found.reason == "ValueError: poison 2"
-        whole = await verdicts.shown(cursors, "echo", found.position)
+        whole = await cursor_control.shown(cursors, "echo", found.position)
         assert whole is not None
         assert "ValueError: poison 2" in whole.traceback
         assert (await cursor_status(app, settings)).parked == 1
         with pytest.raises(UsageError, match="it may wait behind another one"):
-            await verdicts.retry(cursors, "echo", [found.position + 1])
+            await cursor_control.retry(cursors, "echo", [found.position + 1])
         # It fails once more, and is parked again.
-        await verdicts.retry(cursors, "echo", [found.position])
+        await cursor_control.retry(cursors, "echo", [found.position])
         await wait_outcome(cursors, found.position, "parked")
         town.fails = lambda bell, n, attempt: None
-        await verdicts.retry(cursors, "echo", None)
+        await cursor_control.retry(cursors, "echo", None)
         await wait_outcome(cursors, found.position, "retried")
         await wait_parked(cursors, 0)
         await ring(jet, "bad", 5)
@@ -335,11 +335,11 @@ async def test_what_is_dropped_is_left_out_and_what_it_blocked_goes_on(
     async with working(app, settings):
         await ring(jet, "b", 1, 2, 3)
         await wait_parked(cursors, 3)
-        (found,) = await verdicts.listed(cursors, "echo")
-        await verdicts.drop(cursors, "echo", [found.position])
+        (found,) = await cursor_control.listed(cursors, "echo")
+        await cursor_control.drop(cursors, "echo", [found.position])
         await wait_parked(cursors, 0)
     assert await counted(jet) == [("b", 2), ("b", 3)]
-    (kept,) = await verdicts.listed(cursors, "echo", resolved=True)
+    (kept,) = await cursor_control.listed(cursors, "echo", resolved=True)
     assert kept.resolution == "dropped"
     assert kept.resolved_at is not None
 
@@ -357,7 +357,7 @@ async def test_what_was_parked_waits_for_the_next_worker_too(
         await ring(jet, "b", 2)
         await wait_parked(cursors, 2)
     assert len(town.heard) == heard
-    await verdicts.retry(cursors, "echo", None)
+    await cursor_control.retry(cursors, "echo", None)
     town.fails = lambda bell, n, attempt: None
     async with working(app, settings):
         await wait_parked(cursors, 0)
@@ -433,7 +433,7 @@ async def test_a_command_is_known_however_many_came_after_it(
     for n in range(1_100):
         await others.command(f"other-{n}").execute("all", Tower.count, "other", n)
     cursors = cursors_of(jet)
-    await verdicts.set_position(cursors, await cursor_at(jet.store, jet.client, declarations_of(app)["echo"], 0))
+    await cursor_control.set_position(cursors, await cursor_at(jet.store, jet.client, declarations_of(app)["echo"], 0))
     before = len(town.heard)
     async with working(app, settings):
         await until(lambda: len(town.heard) > before)
@@ -457,18 +457,18 @@ async def test_a_pause_stops_it_before_another_event_and_resume_lets_it_go_on(
     async with working(app, settings):
         await ring(jet, "b", 1)
         await until(lambda: town.order("b") == [1])
-        (paused,) = await verdicts.pause(cursors, ["echo"])
+        (paused,) = await cursor_control.pause(cursors, ["echo"])
         assert (paused.state, paused.changed) == ("paused", True)
-        (again,) = await verdicts.pause(cursors, ["echo"])
+        (again,) = await cursor_control.pause(cursors, ["echo"])
         assert not again.changed
         await ring(jet, "b", 2)
         async with working(app, settings):  # nobody takes it
             pass
         assert (await cursor_status(app, settings)).state == "paused"
-        await verdicts.resume(cursors, ["echo"])
+        await cursor_control.resume(cursors, ["echo"])
         await until(lambda: 2 in town.order("b"))
     with pytest.raises(UsageError, match="Nothing to resume"):
-        await verdicts.resume(cursors, ["echo"])
+        await cursor_control.resume(cursors, ["echo"])
 
 
 async def test_older_code_stands_by(settings: Settings, town: Town) -> None:
@@ -554,7 +554,7 @@ async def wait_parked(cursors: Cursors, count: int) -> list[Any]:
 
 async def wait_outcome(cursors: Cursors, position: int, resolution: str) -> None:
     async def look() -> bool:
-        (found,) = await verdicts.outcomes(cursors, "echo", [position])
+        (found,) = await cursor_control.outcomes(cursors, "echo", [position])
         return found.resolution == resolution
 
     await eventually(look)

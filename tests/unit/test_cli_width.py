@@ -16,8 +16,8 @@ from eventjet.cli.help_text import commands_of
 from eventjet.cli.history import line
 from eventjet.cli.main import app, main
 from eventjet.cli.terminal import print_headed
-from eventjet.doctor.diagnosis import Diagnosis, Level
 from eventjet.doctor.runner import Examined
+from eventjet.findings import Finding, Level
 from eventjet.operations import processes, quarantines
 from eventjet.operations.events import stored_json
 from eventjet.quarantine.rows import Listed, Shown
@@ -124,7 +124,7 @@ def test_history_and_tail(aggregate_id: str) -> None:
 
 def test_doctor(printed: Callable[[], str]) -> None:
     found = (
-        Diagnosis(
+        Finding(
             "Server", "stream", level, f"the stream {NAME * 2} is {REASON}", REASON, "Run `eventjet init --repair`."
         )
         for level in Level

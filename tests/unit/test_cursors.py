@@ -15,7 +15,7 @@ from eventjet.errors import StoreUnavailable
 from eventjet.jetstream.api import is_page, reading_records
 from eventjet.nats.protocol import Frame
 from eventjet.subscriptions.cursor_store import Cursors, ParkedEntry
-from eventjet.subscriptions.terms import renewing
+from eventjet.subscriptions.retry import renewing
 
 
 class Busy:

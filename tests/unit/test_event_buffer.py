@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from eventjet.subscriptions.buffer import BYTES_MAX, Chunk, EventBuffer
+from eventjet.subscriptions.reader import BYTES_MAX, Chunk, EventBuffer
 
 
 def chunk(after: int, count: int, size: int = 10, left: int = 0) -> Chunk:
@@ -79,7 +79,7 @@ async def test_a_piece_from_another_thread_wakes_the_loop() -> None:
 
 
 async def test_far_behind_a_batch_is_waited_for_until_it_is_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eventjet.subscriptions.buffer._GATHER_S", 30.0)
+    monkeypatch.setattr("eventjet.subscriptions.reader._GATHER_S", 30.0)
     buffer = EventBuffer(batch_max=10)
     buffer.put(chunk(0, 4, left=100))
     waiting = asyncio.create_task(buffer.take(60))
@@ -90,7 +90,7 @@ async def test_far_behind_a_batch_is_waited_for_until_it_is_whole(monkeypatch: p
 
 
 async def test_near_the_end_what_is_there_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eventjet.subscriptions.buffer._GATHER_S", 60.0)
+    monkeypatch.setattr("eventjet.subscriptions.reader._GATHER_S", 60.0)
     buffer = EventBuffer(batch_max=10)
     buffer.put(chunk(0, 4, left=10))
     async with asyncio.timeout(30):
@@ -126,7 +126,7 @@ async def test_whoever_wants_a_whole_batch_gets_none_other() -> None:
 
 
 async def test_once_nothing_more_will_be_put_nobody_waits_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eventjet.subscriptions.buffer._GATHER_S", 60.0)
+    monkeypatch.setattr("eventjet.subscriptions.reader._GATHER_S", 60.0)
     buffer = EventBuffer(batch_max=10)
     buffer.put(chunk(0, 4, left=1_000))
     assert buffer.has_more

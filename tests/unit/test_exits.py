@@ -28,8 +28,8 @@ from eventjet.projections.resolve import resolve
 from eventjet.projections.row_codec import RowCodec
 from eventjet.rebuild.runs import open_run, renewed
 from eventjet.sql.own_tables import rebuilds
-from eventjet.subscriptions.following import opened_deps
-from eventjet.subscriptions.lanes import Lanes
+from eventjet.subscriptions.declarations import opened_deps
+from eventjet.subscriptions.keyed_executor import Lanes
 
 
 class OfTheLibrary(BaseException):

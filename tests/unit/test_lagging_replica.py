@@ -15,7 +15,7 @@ from eventjet.examples.transfer.accounts import Account
 from eventjet.examples.transfer.app import transfers
 from eventjet.examples.transfer.transfers import Stage, Transfer
 from eventjet.log.memory import MemoryStore
-from eventjet.subscriptions.steps import ProcessRunner
+from eventjet.subscriptions.process_steps import ProcessRunner
 
 UNTIL = datetime(2100, 1, 1, tzinfo=UTC)
 

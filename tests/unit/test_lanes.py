@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eventjet.subscriptions.lanes import Lanes, Work
+from eventjet.subscriptions.keyed_executor import Lanes, Work
 
 
 async def idle(lanes: Lanes) -> None:

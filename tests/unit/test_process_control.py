@@ -17,7 +17,7 @@ from eventjet.examples.transfer.app import transfers
 from eventjet.examples.transfer.transfers import Stage, Transfer
 from eventjet.log.memory import MemoryStore
 from eventjet.settings import Settings
-from eventjet.subscriptions.steps import ProcessRunner
+from eventjet.subscriptions.process_steps import ProcessRunner
 
 
 class Crash(Exception):

@@ -18,11 +18,10 @@ from eventjet.quarantine.fold import Offered
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import HeldCursor, ParkedEntry
-from eventjet.subscriptions.followed import Followed, Try
-from eventjet.subscriptions.follower import FollowerContext
-from eventjet.subscriptions.following import Declaration
-from eventjet.subscriptions.lanes import Lanes
-from eventjet.subscriptions.term import Term
+from eventjet.subscriptions.declarations import Declaration
+from eventjet.subscriptions.handlers import Followed, Try
+from eventjet.subscriptions.keyed_executor import Lanes
+from eventjet.subscriptions.reaction_runner import FollowerContext, Term
 from eventjet.writers.batch import Batch
 
 NOW = 1_000.0

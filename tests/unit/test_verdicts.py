@@ -9,7 +9,7 @@ import pytest
 
 from eventjet.domain.parked import DROPPED, PARKED, RETRY, Parked
 from eventjet.errors import CursorFenced
-from eventjet.subscriptions import verdicts
+from eventjet.subscriptions import cursor_control
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import Cursors, HeldCursor, ParkedEntry
 
@@ -44,14 +44,14 @@ class Busy(Cursors):
 
 async def test_a_verdict_is_written_although_the_cursor_moves_while_what_is_parked_is_read() -> None:
     cursors = Busy()
-    assert await verdicts.retry(cursors, "echo", None) == [7]
-    assert await verdicts.drop(cursors, "echo", [7]) == [7]
+    assert await cursor_control.retry(cursors, "echo", None) == [7]
+    assert await cursor_control.drop(cursors, "echo", [7]) == [7]
     assert cursors.decided == [RETRY, DROPPED]
 
 
 async def test_a_verdict_on_what_has_changed_meanwhile_looks_again() -> None:
     cursors = Busy(changes=3)
-    assert await verdicts.retry(cursors, "echo", [7]) == [7]
+    assert await cursor_control.retry(cursors, "echo", [7]) == [7]
     assert (cursors.decided, cursors.changes) == ([RETRY], 0)
 
 
@@ -60,7 +60,7 @@ async def test_what_is_lost_with_its_log_is_dropped_although_the_cursor_moves() 
         return None
 
     cursors = Busy()
-    assert await verdicts.give_up_lost(cursors, "echo", "another", nothing) == [7]
+    assert await cursor_control.give_up_lost(cursors, "echo", "another", nothing) == [7]
     assert cursors.decided == [DROPPED]
 
 

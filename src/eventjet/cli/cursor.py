@@ -18,8 +18,8 @@ from eventjet.shown import counted
 from eventjet.spelling import listed, meant
 
 if TYPE_CHECKING:
-    from eventjet.subscriptions.cursor_status import CursorSeen
-    from eventjet.subscriptions.following import Declaration
+    from eventjet.subscriptions.declarations import Declaration
+    from eventjet.subscriptions.status import CursorSeen
 
 cursor = typer.Typer(name="cursor", help="How far reactors and processes have come.", no_args_is_help=True)
 
@@ -74,7 +74,7 @@ async def _set(
 ) -> tuple[tuple[int, int] | None, list[int]]:
     """Between where its partitions stood, and what was parked of another log."""
     from eventjet.commands.repositories import open_repositories
-    from eventjet.subscriptions.beginning import cursor_at, put, records_of, where
+    from eventjet.subscriptions.cursor_control import cursor_at, put, records_of, where
     from eventjet.subscriptions.cursor_store import Cursors
 
     async with open_repositories(at.app(), at.settings) as (repositories, client):
@@ -165,7 +165,7 @@ def _forget_durables(at: AppTarget, found: Sequence[CursorSeen]) -> None:
     from eventjet.jetstream.api import delete_consumer
     from eventjet.jetstream.connection import NatsConnection
     from eventjet.nats.endpoint import Endpoint
-    from eventjet.subscriptions.following import INBOX
+    from eventjet.subscriptions.declarations import INBOX
 
     for one in found:
         if one.cursor.kind == INBOX:
@@ -186,13 +186,13 @@ def _forget_durables(at: AppTarget, found: Sequence[CursorSeen]) -> None:
 def _seen(at: AppTarget) -> list[CursorSeen]:
     from eventjet.jetstream.connection import NatsConnection
     from eventjet.nats.endpoint import Endpoint
-    from eventjet.subscriptions.cursor_status import cursors_seen
+    from eventjet.subscriptions.status import cursors_seen
 
     with NatsConnection.open(Endpoint.of(at.settings).with_name("eventjet cursor")) as link:
         return cursors_seen(link, at.app())
 
 
 def _is_declared(at: AppTarget, name: str) -> bool:
-    from eventjet.subscriptions.following import declarations_of
+    from eventjet.subscriptions.declarations import declarations_of
 
     return any(one.declared_as == declared_name(name) for one in declarations_of(at.app()).values())

@@ -13,8 +13,8 @@ from eventjet.cli.terminal import ANSWER_IS_NO, UNREACHABLE, WIDTH_MAX, filled, 
 from eventjet.shown import counted
 
 if TYPE_CHECKING:
-    from eventjet.doctor.diagnosis import Diagnosis
     from eventjet.doctor.runner import Examined
+    from eventjet.findings import Finding
 
 _INDENT = 14
 """Columns before what a finding says: two, and the longest level."""
@@ -56,7 +56,7 @@ def doctor(
 
 def _status(examined: Examined, *, strict: bool) -> int:
     """3 comes before 1: what was not seen may be worse than what was."""
-    from eventjet.doctor.diagnosis import Level
+    from eventjet.findings import Level
 
     counts = examined.counts
     if counts[Level.UNREACHABLE]:
@@ -66,7 +66,7 @@ def _status(examined: Examined, *, strict: bool) -> int:
 
 
 def _print(examined: Examined) -> None:
-    from eventjet.doctor.diagnosis import Level
+    from eventjet.findings import Level
 
     for part, found in groupby(examined.found, lambda one: one.part):
         print(part)
@@ -84,7 +84,7 @@ def _print(examined: Examined) -> None:
     say(f"{examined.app}: {', '.join(told)}.")
 
 
-def _shown(one: Diagnosis) -> str:
+def _shown(one: Finding) -> str:
     """Each line within the terminal; what it costs and what mends it below."""
     width = min(WIDTH_MAX, terminal_width())
     told = ((f"  {one.level:<{_INDENT - 3}} ", one.what), ("costs", one.cost), ("fix", one.fix))

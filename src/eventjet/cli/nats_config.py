@@ -26,7 +26,7 @@ def nats_config(
     from eventjet.operations.roles import accounts as only_accounts
     from eventjet.operations.roles import leaf_accounts, roles_of, server_config, serving_roles
     from eventjet.sql.grants import grants
-    from eventjet.subscriptions.following import declarations_of
+    from eventjet.subscriptions.declarations import declarations_of
 
     app = at.app()
     if postgres:

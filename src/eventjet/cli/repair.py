@@ -19,11 +19,11 @@ def faults(at: AppTarget) -> list[str]:
     """Why projections cannot go on over the log, what is gone from it, and what this app cannot read of it."""
     from eventjet.jetstream.connection import NatsConnection
     from eventjet.log.integrity import missing_range
+    from eventjet.log.stream_check import log_fault, state_of_log
     from eventjet.log.unknown_events import unknown_events
     from eventjet.nats.endpoint import Endpoint
     from eventjet.sql.checkpoint import RETIRED
-    from eventjet.subscriptions.cursor_status import cursor_fault, cursors_of
-    from eventjet.subscriptions.reader import log_fault, state_of_log
+    from eventjet.subscriptions.status import cursor_fault, cursors_of
 
     checkpoints = _checkpoints(at) if at.app().projections else []
     with NatsConnection.open(Endpoint.of(at.settings)) as connection:

@@ -14,11 +14,12 @@ from typing import Any
 
 from eventjet.console.outlook import Outlook, in_thread
 from eventjet.console.sources import ANSWER_S, Sources
-from eventjet.doctor.diagnosis import Diagnoses, Diagnosis, Installation
+from eventjet.doctor.diagnosis import Diagnoses, Installation
 from eventjet.doctor.monitoring import greetings, look_at_monitoring
+from eventjet.findings import Finding
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.standing import DeadlineCounts, Following, LogNow, deadline_counts, log_now
-from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import (
     SeenCheckpoints,
     SeenLog,
@@ -57,7 +58,7 @@ class Beat:
     events_per_s: float | None = None
     """Of the log; None until there were two looks."""
     deadlines: list[DeadlineCounts] = field(default_factory=list[DeadlineCounts])
-    durability: list[Diagnosis] = field(default_factory=list[Diagnosis])
+    durability: list[Finding] = field(default_factory=list[Finding])
     log_fault: str = ""
     database_fault: str = ""
     following_fault: str = ""
@@ -219,7 +220,7 @@ class Pulse:
 
         return await self._sources.seen("The NATS server", look)
 
-    async def _look_at_monitoring(self) -> list[Diagnosis]:
+    async def _look_at_monitoring(self) -> list[Finding]:
         """As `eventjet doctor` asks them."""
         settings, told = self._sources.settings, Diagnoses("monitoring")
         asked = Installation(self._app, settings, self.monitoring, 2 * ANSWER_S, time.time)

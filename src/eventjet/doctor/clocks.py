@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from eventjet.doctor.diagnosis import Diagnoses, Level
+from eventjet.doctor.diagnosis import Diagnoses
+from eventjet.findings import Level
 
 SKEW_MAX_S = 2.0
 """What machines that follow NTP stay well below, and what people notice in a lag."""

@@ -11,8 +11,9 @@ from sqlalchemy import Connection, select
 from sqlalchemy.exc import DBAPIError
 
 from eventjet.doctor.clocks import tell_clock
-from eventjet.doctor.diagnosis import Diagnoses, Installation, Level, named
+from eventjet.doctor.diagnosis import Diagnoses, Installation, named
 from eventjet.errors import Unreachable
+from eventjet.findings import Level
 from eventjet.projections.app_ref import Application
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild.spaces import orphaned

@@ -1,14 +1,14 @@
-"""`Diagnosis`: what was found, how bad it is, what it costs and what mends it. `Diagnoses` gathers those of a part."""
+"""What the doctor looks at, and `Diagnoses`, which gathers the findings of one part."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from eventjet.errors import ApiRefused, Forbidden, LogUnusable, Unreachable
+from eventjet.findings import Finding, Level
 from eventjet.projections.app_ref import Application
 from eventjet.settings import Settings
 
@@ -16,37 +16,6 @@ NAMED_MAX = 10
 """Of many things of one kind, so many are named."""
 FOUND_MAX = 100
 """Of one part; what comes beyond is counted."""
-
-
-class Level(StrEnum):
-    """How bad it is."""
-
-    OK = "ok"
-    NOTE = "note"
-    """Nothing is wrong, and somebody should know."""
-    UNKNOWN = "unknown"
-    """It cannot be seen from here, or with these credentials."""
-    WARNING = "warning"
-    """It works now, and costs something on a bad day."""
-    FAULT = "fault"
-    """Something stands still, may be lost, or is lost."""
-    UNREACHABLE = "unreachable"
-    """A component did not answer, or not in time."""
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """One line of the report."""
-
-    part: str
-    check: str
-    """Its name for programs, which stays."""
-    level: Level
-    what: str
-    cost: str = ""
-    """What comes of it where nobody mends it."""
-    fix: str = ""
-    """The command, or the line of configuration, that mends it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +37,12 @@ class Diagnoses:
     """Of one part. One thread adds, another may read at any time."""
 
     part: str
-    found: list[Diagnosis] = field(default_factory=list[Diagnosis])
+    found: list[Finding] = field(default_factory=list[Finding])
     left_out: int = 0
 
     def add(self, check: str, level: Level, what: str, cost: str = "", fix: str = "") -> None:
         if len(self.found) < FOUND_MAX:
-            self.found.append(Diagnosis(self.part, check, level, what, cost, fix))
+            self.found.append(Finding(self.part, check, level, what, cost, fix))
         else:
             self.left_out += 1
 

@@ -7,8 +7,9 @@ import os
 import platform
 from importlib.metadata import version
 
-from eventjet.doctor.diagnosis import Diagnoses, Level
+from eventjet.doctor.diagnosis import Diagnoses
 from eventjet.errors import Unreachable
+from eventjet.findings import Level
 from eventjet.spark.jvm import find_java
 from eventjet.urls import shown_master
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from eventjet.doctor.database import SeenDatabase
-from eventjet.doctor.diagnosis import Diagnoses, Installation, Level
+from eventjet.doctor.diagnosis import Diagnoses, Installation
 from eventjet.doctor.monitoring import Greeting
 from eventjet.doctor.streams import tell_no_server
 from eventjet.doctor.work import tell_work
+from eventjet.findings import Level
 from eventjet.jetstream.api import next_message
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.subscriptions.following import filters_of
+from eventjet.subscriptions.declarations import filters_of
 from eventjet.subscriptions.status import WorkStatus, look_at_projections
 
 

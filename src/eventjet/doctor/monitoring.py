@@ -15,8 +15,9 @@ from typing import Any, cast
 from urllib.parse import urlsplit
 
 from eventjet.doctor.clocks import tell_clock
-from eventjet.doctor.diagnosis import Diagnoses, Installation, Level, named
+from eventjet.doctor.diagnosis import Diagnoses, Installation, named
 from eventjet.errors import StoreError, UsageError
+from eventjet.findings import Level
 from eventjet.jetstream.api import nanoseconds
 from eventjet.nats.dial import dial_at, fault_of, tls_context
 from eventjet.nats.endpoint import Endpoint

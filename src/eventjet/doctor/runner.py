@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from eventjet.doctor.database import look_at_database
-from eventjet.doctor.diagnosis import Diagnoses, Diagnosis, Installation, Level
+from eventjet.doctor.diagnosis import Diagnoses, Installation
 from eventjet.doctor.environment import look_at_environment
 from eventjet.doctor.followers import look_at_reactions
 from eventjet.doctor.models import look_at_models
@@ -19,6 +19,7 @@ from eventjet.doctor.monitoring import look_at_monitoring
 from eventjet.doctor.server import look_at_server
 from eventjet.doctor.streams import look_at_streams
 from eventjet.errors import EventjetError, Forbidden, LogUnusable, StoreError, Unauthorized, Unreachable
+from eventjet.findings import Finding, Level
 
 T = TypeVar("T")
 
@@ -31,7 +32,7 @@ class Examined:
     """Everything that was found."""
 
     app: str
-    found: tuple[Diagnosis, ...]
+    found: tuple[Finding, ...]
     """By part, in the order in which they were looked at."""
     left_out: int
     """Diagnoses beyond what one part may have."""
@@ -97,12 +98,12 @@ class _Part(Generic[T]):
     def join(self) -> None:
         self._thread.join(max(0.0, self._deadline - time.monotonic()))
 
-    def found(self) -> list[Diagnosis]:
+    def found(self) -> list[Finding]:
         found = list(self.told.found)
         if self._thread.is_alive():
             what = "it did not answer in time, so the rest of it was not looked at"
             fix = "Look at its load, or allow more with `--timeout SECONDS`."
-            found.append(Diagnosis(self.told.part, "time", Level.UNREACHABLE, what, _UNSEEN, fix))
+            found.append(Finding(self.told.part, "time", Level.UNREACHABLE, what, _UNSEEN, fix))
         return found
 
     def _run(self) -> None:

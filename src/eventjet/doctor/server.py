@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from eventjet.doctor.diagnosis import Diagnoses, Installation, Level, named
+from eventjet.doctor.diagnosis import Diagnoses, Installation, named
 from eventjet.doctor.monitoring import Greeting, greetings
 from eventjet.errors import LogUnusable, NoResponders, StoreUnavailable, Unreachable
+from eventjet.findings import Level
 from eventjet.jetstream.client import RECOMMENDED_SERVER, check_server, shown_version, version_of
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint

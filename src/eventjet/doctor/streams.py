@@ -10,9 +10,10 @@ from typing import Any
 
 from eventjet.codec.subjects import declared_name, snapshot_bucket
 from eventjet.doctor.clocks import tell_clock
-from eventjet.doctor.diagnosis import Diagnoses, Installation, Level, named
+from eventjet.doctor.diagnosis import Diagnoses, Installation, named
 from eventjet.doctor.monitoring import Greeting
 from eventjet.errors import Forbidden, UnknownAggregate, UnknownEvent
+from eventjet.findings import Level
 from eventjet.jetstream.api import StreamState, direct_page, server_time, stream_info
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.integrity import accepted_missing, missing_range
@@ -23,7 +24,7 @@ from eventjet.log.unknown_events import LIST_S, LOOKS, unknown_aggregates, unkno
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.inspection import ListedConsumer, list_consumers, replicas_of
 from eventjet.projections.app_ref import Application
-from eventjet.subscriptions.following import declarations_of, has_timers, probes_of
+from eventjet.subscriptions.declarations import declarations_of, has_timers, probes_of
 
 _PAGES_MAX = 20
 _LISTEN_S = 1.0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from eventjet.doctor.diagnosis import Diagnoses, Level
+from eventjet.doctor.diagnosis import Diagnoses
+from eventjet.findings import Level
 from eventjet.sql.checkpoint import FAILED, NEW, PAUSED, RETIRED
 from eventjet.subscriptions.status import PROJECTION, WorkStatus
 

@@ -16,7 +16,7 @@ from eventjet.operations.quarantines import kind_of, stored_of_follower, stored_
 from eventjet.quarantine import rows
 from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
 from eventjet.sql.locations import check_owner
-from eventjet.subscriptions import verdicts
+from eventjet.subscriptions import cursor_control
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.supervisor import chosen_of
 
@@ -87,7 +87,7 @@ async def parked_events(reach: Reach, name: str, *, limit: int, after: int = 0) 
     cursors = Cursors((await reach.log()).client, reach.app.name)
     found, is_cut = list[Listed](), False
     for one in chosen.followers:
-        entries, may_be_more = await verdicts.first_listed(cursors, one.name, ENTRIES_MAX)
+        entries, may_be_more = await cursor_control.first_listed(cursors, one.name, ENTRIES_MAX)
         is_cut = is_cut or may_be_more
         found += [replace(entry, event_type=entry.event_type or kind_of(reach.app, name)) for entry in entries]
     found = sorted((one for one in found if one.position > after), key=lambda one: one.position)
@@ -107,11 +107,11 @@ async def parked_event(reach: Reach, name: str, position: int, *, limit: int) ->
     else:
         client = (await reach.log()).client
         cursors = Cursors(client, app.name)
-        each = [await verdicts.shown(cursors, one.name, position) for one in chosen.followers]
+        each = [await cursor_control.shown(cursors, one.name, position) for one in chosen.followers]
         found = next((one for one in each if one is not None), None)
         if found is None:
             return None
-        waiting = (await verdicts.waiting(cursors, found.event))[:limit] if found.event.blocked else []
+        waiting = (await cursor_control.waiting(cursors, found.event))[:limit] if found.event.blocked else []
         stored = await stored_of_follower(client, app, name, found)
     body = None if stored.body is None else stored_json(stored.body)
     shown = None if body is None else app.catalog.masked(stored.type, stored.schema, body)
@@ -136,11 +136,11 @@ def _shown_with(
 
 
 async def outcomes_now(reach: Reach, name: str, positions: Sequence[int]) -> list[VerdictOutcome]:
-    """What has become of verdicts."""
+    """What has become of cursor_control."""
     chosen = chosen_of(reach.app, [name])
     if chosen.projections:
         own = chosen.projections[0]
         asked = partial(rows.outcomes, name=own.name, revision=own.revision, positions=positions)
         return await reach.ask(_of_own(reach.app, name, asked))
     cursors = Cursors((await reach.log()).client, reach.app.name)
-    return [one for each in chosen.followers for one in await verdicts.outcomes(cursors, each.name, positions)]
+    return [one for each in chosen.followers for one in await cursor_control.outcomes(cursors, each.name, positions)]

@@ -31,8 +31,8 @@ from eventjet.shown import cut_values
 from eventjet.spelling import listed, meant
 from eventjet.subscriptions.cursor import PAUSED
 from eventjet.subscriptions.cursor_store import Cursors
-from eventjet.subscriptions.followed import wake
-from eventjet.subscriptions.steps import ProcessRunner
+from eventjet.subscriptions.handlers import wake
+from eventjet.subscriptions.process_steps import ProcessRunner
 
 T = TypeVar("T")
 

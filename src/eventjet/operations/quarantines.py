@@ -156,16 +156,16 @@ class _OfCursors:
         self._kind = kind_of(app, names[0])
 
     def listed(self, *, resolved: bool) -> Sequence[Listed]:
-        from eventjet.subscriptions import verdicts
+        from eventjet.subscriptions import cursor_control
 
-        found = self._of_each(lambda cursors, name: verdicts.listed(cursors, name, resolved=resolved))
+        found = self._of_each(lambda cursors, name: cursor_control.listed(cursors, name, resolved=resolved))
         events = [replace(one, event_type=one.event_type or self._kind) for each in found for one in each]
         return sorted(events, key=lambda event: event.position)
 
     def shown(self, position: int) -> Shown | None:
-        from eventjet.subscriptions import verdicts
+        from eventjet.subscriptions import cursor_control
 
-        found = self._of_each(lambda cursors, name: verdicts.shown(cursors, name, position))
+        found = self._of_each(lambda cursors, name: cursor_control.shown(cursors, name, position))
         return next((one for one in found if one is not None), None)
 
     def stored(self, found: Shown) -> StoredEvent:
@@ -178,33 +178,33 @@ class _OfCursors:
         return asyncio.run(read())
 
     def retry(self, positions: Sequence[int] | None) -> list[int]:
-        from eventjet.subscriptions import verdicts
+        from eventjet.subscriptions import cursor_control
 
         if positions is not None:
-            return self._where_they_are(positions, verdicts.retry)
-        found = self._of_each(lambda cursors, name: verdicts.retry(cursors, name, None))
+            return self._where_they_are(positions, cursor_control.retry)
+        found = self._of_each(lambda cursors, name: cursor_control.retry(cursors, name, None))
         return [position for each in found for position in each]
 
     def drop(self, positions: Sequence[int]) -> list[int]:
-        from eventjet.subscriptions import verdicts
+        from eventjet.subscriptions import cursor_control
 
-        return self._where_they_are(positions, verdicts.drop)
+        return self._where_they_are(positions, cursor_control.drop)
 
     def outcomes(self, positions: Sequence[int]) -> list[VerdictOutcome]:
-        from eventjet.subscriptions import verdicts
+        from eventjet.subscriptions import cursor_control
 
-        found = self._of_each(lambda cursors, name: verdicts.outcomes(cursors, name, positions))
+        found = self._of_each(lambda cursors, name: cursor_control.outcomes(cursors, name, positions))
         return [outcome for each in found for outcome in each]
 
     def _where_they_are(self, positions: Sequence[int], decide: _Decide) -> list[int]:
         """Decide in the partition that has each; the last one says of what none has that it is not parked."""
-        from eventjet.subscriptions import verdicts
+        from eventjet.subscriptions import cursor_control
 
         async def decided(cursors: Cursors) -> list[int]:
             await self._check(cursors, positions)
             left, chosen = list(dict.fromkeys(positions)), dict[str, list[int]]()
             for name in self._names[:-1]:
-                parked = {event.position for event in await verdicts.listed(cursors, name)}
+                parked = {event.position for event in await cursor_control.listed(cursors, name)}
                 chosen[name] = [position for position in left if position in parked]
                 left = [position for position in left if position not in parked]
             done: list[int] = []

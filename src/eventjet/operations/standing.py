@@ -20,7 +20,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.inspection import Replica, replicas_of
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import SeenLog, WorkStatus, look_at_followers, see_log
 
 TIMERS_MAX = 100

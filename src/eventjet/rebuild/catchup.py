@@ -19,6 +19,7 @@ from eventjet.domain.parked import Parked
 from eventjet.errors import LogRolledBack, RebuildError, VerificationFailed
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
+from eventjet.log.stream_check import check_same_log
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine import rows
@@ -32,7 +33,6 @@ from eventjet.rebuild.shadow import Shadow
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.exchange import NotNow
-from eventjet.subscriptions.reader import check_log
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter
 from eventjet.writers.sql_writer import SqlWriter
@@ -208,7 +208,7 @@ def is_of_this_log(job: Job, live: Checkpoint | None) -> bool:
     try:
         if live is not None:
             with NatsConnection.open(job.log.endpoint) as connection:
-                check_log(connection, job.log.stream, live)
+                check_same_log(connection, job.log.stream, live)
     except LogRolledBack:
         return False
     return True

@@ -29,6 +29,7 @@ from eventjet.errors import RebuildError, RowsRefused, UsageError
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.log.skip_markers import reading_skip_markers
+from eventjet.log.stream_check import state_of_log
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import spans, tracing
 from eventjet.parallel.fork_server import ForkServer
@@ -41,7 +42,6 @@ from eventjet.rebuild.replay_source import Log, ReplaySource, archived_source
 from eventjet.rebuild.runs import Part, Target, discreet
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
-from eventjet.subscriptions.reader import state_of_log
 from eventjet.urls import shown_master
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ from eventjet.domain.identity import encode_id
 from eventjet.errors import RebuildError, RowUnreadable
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import read_range
+from eventjet.log.stream_check import check_same_log
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.fold import RowKey
 from eventjet.projections.resolve import ResolvedProjection
@@ -32,7 +33,6 @@ from eventjet.rebuild.spaces import remove_orphaned
 from eventjet.rebuild.witness import Witness
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import RETIRED, Checkpoint
-from eventjet.subscriptions.reader import check_log
 
 NEVER = "never equal"
 
@@ -157,7 +157,7 @@ def _copied(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan, Che
                     "Start a worker, or run `eventjet rebuild`."
                 )
             with NatsConnection.open(job.log.endpoint) as connection:
-                check_log(connection, job.log.stream, at)
+                check_same_log(connection, job.log.stream, at)
         failpoints.reach("verify.copied")
         yield shadow, job.plan([resolved], at.position), at
 

@@ -35,7 +35,6 @@ from eventjet.sql.column_fit import Fit
 from eventjet.sql.soundness import Soundness
 from eventjet.sql.statements import Statements
 from eventjet.sql.text_order import TextOrder
-from eventjet.sql.together import Last, Run
 
 T = TypeVar("T")
 
@@ -297,19 +296,8 @@ class Dialect(ColumnValues):
         """For connections on which an application's own statements run: it may rely upon its foreign keys."""
 
     @abstractmethod
-    async def send_together(self, driver: Any, runs: Sequence[Run], last: Last | None, /) -> None:
-        """Execute statements in order, within the transaction of a driver's async connection; only `last` has a result.
-
-        Raises what the driver raises; which of them it was is not known then.
-        """
-
-    @abstractmethod
     def load_all(self, connection: Connection, /) -> None:
         """From here on values that Python has none for are no errors of this connection's driver."""
-
-    @abstractmethod
-    def can_be_last(self, cursor: object, /) -> bool:
-        """Whether a cursor of SQLAlchemy's can be in a `Last`."""
 
     # Errors of the driver
 

@@ -38,11 +38,9 @@ from eventjet.sql import (
 from eventjet.sql.column_fit import Fit
 from eventjet.sql.dialect import Dialect, Feature, SessionLimits, TableName, TableRef, qualified, verbatim
 from eventjet.sql.own_tables import Clock
-from eventjet.sql.postgres_pipeline import is_plain_psycopg, pipelined
 from eventjet.sql.postgres_statements import CLOCK, PostgresStatements
 from eventjet.sql.soundness import Soundness
 from eventjet.sql.text_order import TextOrder
-from eventjet.sql.together import Last, Run
 
 T = TypeVar("T")
 
@@ -233,14 +231,8 @@ class Postgres(Dialect):
         with engine.connect() as connection:
             yield connection
 
-    async def send_together(self, driver: psycopg.AsyncConnection[Any], runs: Sequence[Run], last: Last | None) -> None:
-        await pipelined(driver, runs, last)
-
     def load_all(self, connection: Connection) -> None:
         postgres_statements.load_all(connection)
-
-    def can_be_last(self, cursor: object) -> bool:
-        return is_plain_psycopg(cursor)
 
     def lacks_table(self, cause: object) -> bool:
         return isinstance(cause, psycopg.errors.UndefinedTable)

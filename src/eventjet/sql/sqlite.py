@@ -58,11 +58,9 @@ from eventjet.sql.sqlite_connections import (
     prepare,
     prepare_for_handlers,
 )
-from eventjet.sql.sqlite_hops import OneHopCursor, in_one_hop
 from eventjet.sql.sqlite_statements import CLOCK, SqliteStatements, write_quarantine
 from eventjet.sql.statements import QuarantineChanges
 from eventjet.sql.text_order import TextOrder
-from eventjet.sql.together import Last, Run
 
 _OWN_LOCATION = re.compile(r"(.+)__r[0-9]+")
 _TRANSIENT = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
@@ -275,14 +273,8 @@ class Sqlite(Dialect):
     def prepare_for_handlers(self, engine: Engine) -> None:
         event.listen(engine, "connect", prepare_for_handlers)
 
-    async def send_together(self, driver: Any, runs: Sequence[Run], last: Last | None) -> None:
-        await in_one_hop(driver, runs, last)
-
     def load_all(self, connection: Connection) -> None:
         sqlite_statements.load_all(connection)
-
-    def can_be_last(self, cursor: object) -> bool:
-        return isinstance(cursor, OneHopCursor)
 
     def lacks_table(self, cause: object) -> bool:
         return "no such table" in str(cause)

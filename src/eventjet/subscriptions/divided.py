@@ -28,9 +28,9 @@ from eventjet.projections.resolve import ResolvedProjection
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.dialect import is_about_data
 from eventjet.subscriptions.context import Session
-from eventjet.subscriptions.pipeline import Pace
+from eventjet.subscriptions.quarantine_retry import log_parked
 from eventjet.subscriptions.reader import CHUNK_MAX, Source, close_reading, left_after
-from eventjet.subscriptions.retries import log_parked
+from eventjet.subscriptions.retry import Pace
 from eventjet.writers.batch import Batch
 from eventjet.writers.batch_fold import Prepared
 from eventjet.writers.fold_task import BatchFoldTask, changes_in

@@ -21,8 +21,8 @@ from eventjet.sql.checkpoint import Checkpoint
 from eventjet.subscriptions.among import Among
 from eventjet.subscriptions.context import WorkerContext
 from eventjet.subscriptions.divided import DividedReader, NotDivided
-from eventjet.subscriptions.pipeline import Pace
 from eventjet.subscriptions.reader import CHUNK_MAX, Source
+from eventjet.subscriptions.retry import Pace
 from eventjet.writers.fold_task import BatchFoldTask
 
 _log = logging.getLogger(__name__)

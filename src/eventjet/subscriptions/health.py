@@ -25,8 +25,8 @@ from eventjet.observability import logs, metrics
 from eventjet.observability.metrics import CONTENT_TYPE, FollowerMeter, Meter, Sample, exposition
 from eventjet.sql.checkpoint import FAILED, PAUSED, RETIRED, STATES
 from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.retry import Backoff
 from eventjet.subscriptions.status import PROJECTION, StatusReader, WorkStatus
-from eventjet.subscriptions.terms import Backoff
 
 _log = logging.getLogger(__name__)
 

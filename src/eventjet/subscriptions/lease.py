@@ -28,7 +28,7 @@ from eventjet.sql.exchange import NotNow
 from eventjet.sql.locations import holders, located_tables
 from eventjet.sql.promotion import TAIL_MAX, TAIL_S, Promoted, attempt, freeze, lag
 from eventjet.subscriptions.context import P, Session, T, WorkerContext
-from eventjet.subscriptions.terms import pause
+from eventjet.subscriptions.retry import pause
 
 _log = logging.getLogger(__name__)
 

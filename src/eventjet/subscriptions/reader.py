@@ -1,6 +1,6 @@
-"""The log after a position, read and decoded in a thread of its own while the loop writes.
+"""`EventReader`: the log after a position, read and decoded in a thread of its own while the loop writes.
 
-`EventReader` reads it, and `check_log` says whether it is the log that a checkpoint was made from.
+`EventBuffer` hands the decoded pieces from the thread to the loop, merged into batches.
 """
 
 from __future__ import annotations
@@ -8,36 +8,167 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from eventjet.codec.catalog import Catalog
 from eventjet.codec.envelope import MSG_ID, RawRecord, header
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import (
     CodecError,
-    EventjetError,
-    IdentityLost,
-    LogIncomplete,
-    LogRolledBack,
-    StoreError,
-    StreamMissing,
-    Unreachable,
 )
-from eventjet.jetstream.api import StreamState, message_at, paused_until, stream_info
-from eventjet.jetstream.client import Client
-from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import DurablePull
-from eventjet.log.integrity import check_integrity, missing_range
 from eventjet.log.predecessors import PredecessorReader
-from eventjet.log.skip_markers import reading_skip_markers
-from eventjet.log.topology import check_settings, identity_of, info, missing_stream
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.quarantine.fold import Reader
-from eventjet.subscriptions.buffer import Chunk, EventBuffer
 from eventjet.writers.batch import Batch
+
+BYTES_MAX = 16 * 1024 * 1024
+"""Bodies that may wait, in bytes; a single larger chunk still passes."""
+_WAIT_S = 1.0
+_GATHER_S = 0.05
+"""How long a batch waits for more where the log has more: whole ones cost less an event, here and in the database."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk(Batch):
+    """Some records of the log, decoded: several make a batch."""
+
+    count: int
+    """Records in it, those of no subscription included."""
+    size: int
+    """Bytes of their bodies."""
+    left: int = 0
+    """About how many more the log has after it."""
+
+
+class EventBuffer:
+    """One thread puts, one task of the loop takes. Holds at most two batches.
+
+    What waits is merged, so that batches are small while the writer keeps up and whole while it is far behind.
+    """
+
+    def __init__(self, batch_max: int) -> None:
+        """Made within the loop that takes."""
+        self.batch_max = batch_max
+        self._loop = asyncio.get_running_loop()
+        self._arrived = asyncio.Event()
+        self._changed = threading.Condition()
+        self._chunks: deque[Chunk] = deque()
+        self._count = 0
+        self._size = 0
+        self._failure: BaseException | None = None
+        self._closed = self._finished = False
+
+    def put(self, chunk: Chunk) -> bool:
+        """Hand over, waiting while two batches are ahead; False once the buffer is closed."""
+        with self._changed:
+            while not self._closed and self._is_full():
+                self._changed.wait(_WAIT_S)
+            if self._closed:
+                return False
+            self._chunks.append(chunk)
+            self._count += chunk.count
+            self._size += chunk.size
+        self._wake_from_thread()
+        return True
+
+    def fail(self, error: BaseException) -> None:
+        """Have `take` raise this once everything before it is taken."""
+        with self._changed:
+            self._failure = error
+        self._wake_from_thread()
+
+    def finish(self) -> None:
+        """Nothing more will be put."""
+        with self._changed:
+            self._finished = True
+        self._wake_from_thread()
+
+    @property
+    def has_more(self) -> bool:
+        """Whether something waits."""
+        return bool(self._chunks)
+
+    async def take(self, timeout_s: float) -> Batch | None:
+        """What waits, up to `batch_max` records; None when nothing comes in time or `wake` is called."""
+        if not self._chunks and not self._has_ended:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._arrived.wait()
+            except TimeoutError:
+                return None
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_GATHER_S):
+                while self._is_partial():
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        return self._pop()
+
+    async def take_whole(self) -> Batch | None:
+        """A whole batch, however long that takes; None when reading ends before there is one."""
+        while not self._has_ended and not self._is_whole():
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._pop() if self._is_whole() else None
+
+    def wake(self) -> None:
+        """Let a waiting `take` return. From the loop."""
+        self._arrived.set()
+
+    def close(self) -> None:
+        """Let a waiting `put` return False."""
+        with self._changed:
+            self._closed = True
+            self._chunks.clear()
+            self._changed.notify_all()
+
+    def _pop(self) -> Batch | None:
+        with self._changed:
+            self._arrived.clear()
+            if not self._chunks:
+                if self._failure is not None:
+                    raise self._failure
+                return None
+            taken = [self._chunks.popleft()]
+            count = taken[0].count
+            while self._chunks and count + self._chunks[0].count <= self.batch_max:
+                taken.append(self._chunks.popleft())
+                count += taken[-1].count
+            self._count -= count
+            self._size -= sum(chunk.size for chunk in taken)
+            self._changed.notify_all()
+        if len(taken) == 1:
+            return taken[0]
+        events = [event for chunk in taken for event in chunk.events]
+        return Batch(taken[0].after, taken[-1].last, taken[-1].event_id, events)
+
+    def _is_whole(self) -> bool:
+        return self._count >= self.batch_max or self._is_full()
+
+    def _is_partial(self) -> bool:
+        """Whether something waits, and more is about to come: more than is left of a batch."""
+        with self._changed:
+            coming = self._chunks and not self._has_ended and self._chunks[-1].left > self.batch_max
+            return bool(coming) and not self._is_whole()
+
+    @property
+    def _has_ended(self) -> bool:
+        return self._finished or self._failure is not None
+
+    def _is_full(self) -> bool:
+        return self._count >= 2 * self.batch_max or self._size >= BYTES_MAX
+
+    def _wake_from_thread(self) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._arrived.set)
+        except RuntimeError:
+            # The loop is closed, so nobody waits any more.
+            self.close()
+
 
 _log = logging.getLogger(__name__)
 
@@ -192,11 +323,6 @@ def left_after(pull: DurablePull, position: int) -> int:
     return max(0, pull.position - position) + pending
 
 
-async def left_in_log(client: Client, stream: str, position: int) -> int:
-    """About how many events come after `position`, for who has not begun to read."""
-    return max(0, (await info(client, stream)).last - position)
-
-
 def _close_unused(opened: asyncio.Future[DurablePull]) -> None:
     if not opened.cancelled() and opened.exception() is None:
         opened.result().close()
@@ -209,129 +335,3 @@ def close_reading(pull: DurablePull, thread: threading.Thread) -> None:
         thread.join(_JOIN_S)
         if thread.is_alive():
             logs.THREAD_LEFT.tell(_log, thread=thread.name, seconds=_JOIN_S)
-
-
-class Stand(Protocol):
-    """Where something that follows a log stands, a checkpoint or a cursor: at which event of which log."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def log(self) -> str: ...
-    @property
-    def position(self) -> int: ...
-    @property
-    def event_id(self) -> str: ...
-
-
-def state_of_log(connection: NatsConnection, stream: str) -> tuple[str, StreamState]:
-    """(identity, state) of an app's stream; raises `Unreachable` when `init` has not made it."""
-    try:
-        state = connection.ask(stream_info(stream))
-    except StreamMissing:
-        raise missing_stream(stream) from None
-    return identity_of(state), state
-
-
-async def learn_voids(client: Client, stream: str, catalog: Catalog) -> None:
-    """Have the readers of a worker pass over what its log declares void."""
-    catalog.voids.update(await client.run(reading_skip_markers(stream)))
-
-
-def check_log(connection: NatsConnection, stream: str, held: Stand) -> None:
-    """Raise `LogRolledBack` where the checkpoint was not made from this log. Blocks."""
-    identity, state = state_of_log(connection, stream)
-    fault = _another_past(identity, state, held, _record_under(connection, stream, held))
-    if fault is not None:
-        raise fault
-
-
-async def check_whole_log(client: Client, stream: str, held: Stand) -> str:
-    """The log's identity, if the checkpoint was made from it, and may go on from there.
-
-    Raises `LogRolledBack`, `LogIncomplete` and `LogDrifted`.
-    """
-    state = await info(client, stream)
-    identity = identity_of(state)
-    record = await client.ask(message_at(stream, held.position)) if held.position else None
-    fault = _fault(identity, state, held, record)
-    if fault is not None:
-        raise fault
-    check_settings(state)
-    return identity
-
-
-async def check_running(client: Client, stream: str, held: Stand, log: str) -> None:
-    """What may change under a worker while it reads: raises as `check_whole_log`.
-
-    A server that is away is no fault, and another past under the same identity ends the reading by itself.
-    """
-    try:
-        state = await info(client, stream)
-        identity = identity_of(state)
-    except IdentityLost:
-        raise
-    except (StoreError, Unreachable):
-        return
-    if identity != log:
-        raise LogRolledBack(held.name, held.position, _other(log, stream, identity))
-    check_integrity(state)
-    check_settings(state)
-
-
-async def pause_of(client: Client, stream: str, durable: str) -> str | None:
-    """Why nothing comes where somebody has paused the durable at the server, whose heartbeats go on; None else.
-
-    Nor is anything known where the server is away, or does not let us ask.
-    """
-    try:
-        until = await client.ask(paused_until(stream, durable))
-    except EventjetError:
-        return None
-    what = f"its consumer {durable!r} of the stream {stream!r} is paused at the server until {until}"
-    return f"{what}. Run `nats consumer resume {stream} {durable}`" if until else None
-
-
-def log_fault(
-    connection: NatsConnection, identity: str, state: StreamState, held: Stand
-) -> LogRolledBack | LogIncomplete | None:
-    """Why the projection cannot go on over this log; None if it can. Blocks."""
-    return _fault(identity, state, held, _record_under(connection, state.name, held))
-
-
-def _record_under(connection: NatsConnection, stream: str, held: Stand) -> RawRecord | None:
-    """What the log has where the checkpoint stands. Blocks."""
-    return connection.ask(message_at(stream, held.position)) if held.position else None
-
-
-def _fault(
-    identity: str, state: StreamState, held: Stand, record: RawRecord | None
-) -> LogRolledBack | LogIncomplete | None:
-    """As `log_fault`, for a log that has `record` where the checkpoint stands."""
-    fault = _another_past(identity, state, held, record)
-    gone = "" if fault else missing_range(state)
-    return LogIncomplete(f"The log {state.name!r}", gone) if gone else fault
-
-
-def _another_past(identity: str, state: StreamState, held: Stand, record: RawRecord | None) -> LogRolledBack | None:
-    """Why the checkpoint was not made from this log, None if it was.
-
-    A log restored from an old backup and grown again has a longer tail but another past: hence the event's id.
-    """
-    if held.position == 0:
-        return None
-    if held.log != identity:
-        return LogRolledBack(held.name, held.position, _other(held.log, state.name, identity))
-    if state.last < held.position:
-        return LogRolledBack(held.name, held.position, f"the log ends at position {state.last}")
-    if record is None:
-        return LogRolledBack(held.name, held.position, "the log has no event there any more")
-    event_id = header(record[3], MSG_ID) or ""
-    if event_id == held.event_id:
-        return None
-    reason = f"the event there is {event_id or 'without id'}, and it was {held.event_id}"
-    return LogRolledBack(held.name, held.position, reason)
-
-
-def _other(log: str, stream: str, identity: str) -> str:
-    return f"it was made from the log {log} and the stream {stream!r} is {identity}"

@@ -17,6 +17,7 @@ from eventjet.errors import EventjetError, UnexpectedExit, Unreachable, UsageErr
 from eventjet.jetstream.client import Client, connected
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.public_stream import PublicStream
+from eventjet.log.stream_check import state_of_log
 from eventjet.log.timers import JetStreamTimers
 from eventjet.log.topology import drifts_of
 from eventjet.log.unknown_events import LIST_S, LISTED_MAX, noted_unknown, unknown_aggregates, unknown_events
@@ -32,25 +33,24 @@ from eventjet.sql.database import Database
 from eventjet.subscriptions.among import Among
 from eventjet.subscriptions.context import Notices, WorkerContext, WorkerOptions
 from eventjet.subscriptions.cursor_store import Cursors
-from eventjet.subscriptions.deps import Deps
-from eventjet.subscriptions.feeds import ForeignFeed, LogFeed
-from eventjet.subscriptions.followed import (
+from eventjet.subscriptions.declarations import Declaration, declarations_of
+from eventjet.subscriptions.event_source import ForeignFeed, LogFeed
+from eventjet.subscriptions.handlers import (
+    Deps,
     Followed,
     FollowedInbox,
     FollowedProcess,
     FollowedPublication,
     FollowedReactor,
 )
-from eventjet.subscriptions.follower import EventFollower, FollowerContext
-from eventjet.subscriptions.following import Declaration, declarations_of
 from eventjet.subscriptions.health import HealthMonitor, serving
 from eventjet.subscriptions.lease import new_owner
-from eventjet.subscriptions.projector import Projector
-from eventjet.subscriptions.reader import state_of_log
-from eventjet.subscriptions.shares import Share
+from eventjet.subscriptions.partitions import Share
+from eventjet.subscriptions.process_steps import ProcessRunner
+from eventjet.subscriptions.projection_runner import Projector
+from eventjet.subscriptions.reaction_runner import EventFollower, FollowerContext
+from eventjet.subscriptions.retry import Backoff, end
 from eventjet.subscriptions.status import StatusReader
-from eventjet.subscriptions.steps import ProcessRunner
-from eventjet.subscriptions.terms import Backoff, end
 
 _log = logging.getLogger(__name__)
 

@@ -18,9 +18,9 @@ from eventjet.errors import UsageError
 from eventjet.jet import Jet
 from eventjet.log.memory import MemoryStore
 from eventjet.projections.app_ref import Application
-from eventjet.subscriptions.following import opened_deps
-from eventjet.subscriptions.reaction import Cause, EventReaction
-from eventjet.subscriptions.steps import NextDeadline, ProcessRunner
+from eventjet.subscriptions.declarations import opened_deps
+from eventjet.subscriptions.handlers import Cause, EventReaction
+from eventjet.subscriptions.process_steps import NextDeadline, ProcessRunner
 from eventjet.testing.memory import open_in_memory
 
 _ROUNDS_MAX = 10_000

@@ -10,11 +10,10 @@ from eventjet.domain.parked import AggregateKey
 from eventjet.domain.recorded import Recorded
 from eventjet.jetstream.client import Client
 from eventjet.log.timers import Due, JetStreamTimers
-from eventjet.subscriptions.deps import Deps
-from eventjet.subscriptions.feeds import Feed
-from eventjet.subscriptions.followed import Followed, FollowedProcess, FollowedReactor, Try
-from eventjet.subscriptions.following import Declaration
-from eventjet.subscriptions.steps import ProcessRunner
+from eventjet.subscriptions.declarations import Declaration
+from eventjet.subscriptions.event_source import Feed
+from eventjet.subscriptions.handlers import Deps, Followed, FollowedProcess, FollowedReactor, Try
+from eventjet.subscriptions.process_steps import ProcessRunner
 from tests.simulation.reactions.streams import Rules
 
 

@@ -22,7 +22,7 @@ from eventjet.log.predecessors import PredecessorReader
 from eventjet.log.store import Append, LogState, check_save
 from eventjet.quarantine.fold import Reader
 from eventjet.subscriptions.cursor import Cursor
-from eventjet.subscriptions.feeds import LogFeed
+from eventjet.subscriptions.event_source import LogFeed
 from eventjet.subscriptions.reader import Source
 from eventjet.writers.batch import Batch
 from tests.simulation.reactions.server import Link

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from eventjet.codec.envelope import MSG_ID, header
 from eventjet.errors import EventjetError
-from eventjet.subscriptions import verdicts
+from eventjet.subscriptions import cursor_control
 from eventjet.subscriptions.cursor import PAUSED, Cursor
 from eventjet.subscriptions.cursor_store import Cursors
 from tests.simulation.reactions.books import OPERATOR
@@ -33,7 +33,7 @@ class Operator:
         if draw < 0.25:
             await self._pause(name)
         elif draw < 0.6:
-            await self._try("retried", name, verdicts.retry(self._cursors, name, None))
+            await self._try("retried", name, cursor_control.retry(self._cursors, name, None))
         elif draw < 0.75:
             await self._drop(name)
         else:
@@ -44,9 +44,9 @@ class Operator:
         world = self._world
         for name, known in world.books.by_name.items():
             while known.cursor.state == PAUSED:
-                await self._try("resumed at last", name, verdicts.resume(self._cursors, [name]))
+                await self._try("resumed at last", name, cursor_control.resume(self._cursors, [name]))
             if world.random() < 0.5:
-                await self._try("retried at last", name, verdicts.retry(self._cursors, name, None))
+                await self._try("retried at last", name, cursor_control.retry(self._cursors, name, None))
 
     async def _try(self, what: str, name: str, done: Awaitable[object]) -> None:
         world = self._world
@@ -60,17 +60,17 @@ class Operator:
 
     async def _pause(self, name: str) -> None:
         world = self._world
-        await self._try("paused", name, verdicts.pause(self._cursors, [name]))
+        await self._try("paused", name, cursor_control.pause(self._cursors, [name]))
         world.loop.after(world.random() * 4.0, lambda: world.loop.create_task(self._resume(name)))
 
     async def _resume(self, name: str) -> None:
-        await self._try("resumed", name, verdicts.resume(self._cursors, [name]))
+        await self._try("resumed", name, cursor_control.resume(self._cursors, [name]))
 
     async def _drop(self, name: str) -> None:
         known = self._world.books.by_name[name]
         parked = [position for position, one in known.entries.items() if one.parked.resolution == "parked"]
         if parked:
-            await self._try("dropped", name, verdicts.drop(self._cursors, name, parked[:1]))
+            await self._try("dropped", name, cursor_control.drop(self._cursors, name, parked[:1]))
 
     async def _set(self, name: str, *, forwards: bool) -> None:
         world = self._world
@@ -82,4 +82,4 @@ class Operator:
         event_id = (header(log[position - 1][3], MSG_ID) or "") if position else ""
         cursor = Cursor(name, "", world.truth.identity, position, event_id)
         what = "set forwards" if forwards else "set back"
-        await self._try(what, name, verdicts.set_position(self._cursors, cursor))
+        await self._try(what, name, cursor_control.set_position(self._cursors, cursor))

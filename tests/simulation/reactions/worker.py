@@ -13,10 +13,10 @@ from eventjet.log.predecessors import PredecessorReader
 from eventjet.quarantine.fold import Reader
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor_store import Cursors
-from eventjet.subscriptions.follower import EventFollower, FollowerContext
-from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.declarations import declarations_of
+from eventjet.subscriptions.partitions import Share
+from eventjet.subscriptions.reaction_runner import EventFollower, FollowerContext
 from eventjet.subscriptions.reader import Source
-from eventjet.subscriptions.shares import Share
 from tests.simulation.reactions.followed import followed_of
 from tests.simulation.reactions.log import Durables, SimulatedFeed, SimulatedLog, SimulatedReader, Truth
 from tests.simulation.reactions.loop import Process

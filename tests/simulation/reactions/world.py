@@ -16,9 +16,9 @@ from typing import Any
 import orjson
 
 from eventjet.errors import EventjetError
-from eventjet.subscriptions.beginning import begin
+from eventjet.subscriptions.cursor_control import begin
 from eventjet.subscriptions.cursor_store import Cursors
-from eventjet.subscriptions.following import declarations_of
+from eventjet.subscriptions.declarations import declarations_of
 from tests.simulation.reactions.books import OPERATOR, Books, Broken
 from tests.simulation.reactions.hearing import Hearing
 from tests.simulation.reactions.log import Durables, Truth

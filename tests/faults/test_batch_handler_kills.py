@@ -1,4 +1,4 @@
-"""Workers of SQL by hand that only writes, killed at every step: nothing gathered is lost or written twice."""
+"""Workers of SQL by hand that takes many events in a call, killed at every step: none is lost or written twice."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import made
 from tests.logs import fresh_name
 
-KILLS = int(os.environ.get("EVENTJET_TEST_GATHERED_KILLS", "4"))
+KILLS = int(os.environ.get("EVENTJET_TEST_BATCH_KILLS", "4"))
 """On each database; 7 reach every place."""
 OFTEN = ("worker.rows_written", "worker.before_commit", "worker.after_commit", "worker.batch_taken")
 """Reached with every batch, so they are armed for a later one."""
@@ -40,7 +40,7 @@ def ledger(eventjet_nats: NatsServer, database: str) -> Iterator[Ledger]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600 + 60 * KILLS)
-async def test_workers_killed_around_what_is_gathered_take_every_event_once(ledger: Ledger, tmp_path: Path) -> None:
+async def test_workers_killed_around_a_call_take_every_event_once(ledger: Ledger, tmp_path: Path) -> None:
     chance = random.Random(KILLS)
     last = 0
     for turn, name in enumerate(islice(cycle(PLACES), KILLS)):

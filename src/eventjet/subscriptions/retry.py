@@ -16,6 +16,7 @@ from eventjet.calls import called
 from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.errors import CheckpointFenced, CursorFenced, EventjetError, UnexpectedExit
 from eventjet.observability import logs
+from eventjet.subscriptions.context import WorkerOptions
 
 _log = logging.getLogger(__name__)
 
@@ -29,6 +30,9 @@ END_S = 5.0
 """How long what was cancelled may take to end, to roll back and to let go."""
 _LASTING = 3
 """Terms in a row that ended in faults, from which on whoever waits for this one to begin waits no longer."""
+
+_PART_FIRST = 500
+"""Events in the first transaction, before anything is known of the handler."""
 
 
 class Backoff:
@@ -65,6 +69,29 @@ class Backoff:
     def paused(self) -> None:
         """Wait longer after the next fault, unless there is progress before it."""
         self.pause_s = min(2 * self.pause_s, self._most_s)
+
+
+class Pace(Backoff):
+    """What a projector has learnt of its handlers and its database; outlives terms."""
+
+    def __init__(self, options: WorkerOptions) -> None:
+        super().__init__(options.backoff_s)
+        self._options = options
+        self.part_max = min(_PART_FIRST, options.batch_max)
+        """Events in one transaction, at most."""
+
+    def committed(self, count: int, took_s: float) -> None:
+        """Larger parts as long as a lease lasts for many of them: handlers may be slow."""
+        options = self._options
+        if took_s < options.lease_s / 10:
+            self.part_max = min(2 * self.part_max, options.batch_max)
+        elif took_s > options.lease_s / 4:
+            self.part_max = max(1, count // 2)
+        self.progressed()
+
+    def failed(self, count: int) -> None:
+        """Perhaps so many events were too many for the lease, or for the database's limits: fewer then."""
+        self.part_max = max(1, count // 2)
 
 
 def now_told() -> str:

@@ -1,8 +1,10 @@
-"""`Projector`: one projection in one process, term after term.
+"""`Projector`: runs one projection in one process, session after session.
 
-A term is one lease: take it, take the durable over, check the log, then write batch by batch. Any fault ends the term.
-After faults of connections, leases and locks another begins; faults of events and of the log stop the projection with
-their reason, until somebody rebuilds it or starts a worker that takes them.
+A session is one lease: take it, take the durable over, check the log, then write batch by batch, each in as few
+transactions as hold. While the database commits a batch of a fold, the next one is folded. What is read, folded or
+remembered ahead lives for one session only; the fence in each transaction decides whether it counts. Any fault ends the
+session. After faults of connections, leases and locks another begins; faults of events and of the log stop the
+projection with their reason, until somebody rebuilds it or starts a worker that takes them.
 """
 
 from __future__ import annotations
@@ -15,9 +17,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn, TypeAlias
 
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from eventjet import failpoints
+from eventjet.codec.reasons import reason_of
 from eventjet.errors import (
     CheckpointFenced,
     CodecError,
@@ -34,31 +37,179 @@ from eventjet.errors import (
     TransactionEnded,
     UnknownEvent,
 )
-from eventjet.observability import logs
+from eventjet.log.stream_check import check_running, check_whole_log, learn_voids, left_in_log, pause_of
+from eventjet.observability import logs, tracing
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.quarantine.fold import BlockedAggregates, is_newer
+from eventjet.quarantine.fold import BlockedAggregates, Offered, is_newer
 from eventjet.quarantine.fold import reader as reader_of
 from eventjet.sql import locations
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, DECLARED, FAILED, Checkpoint
+from eventjet.sql.dialect import is_about_data
 from eventjet.subscriptions.context import Session, T, WorkerContext
 from eventjet.subscriptions.divided import DividedPipeline, DividedReader, NotDivided
 from eventjet.subscriptions.division import Division
 from eventjet.subscriptions.lease import Lease, Promotion
-from eventjet.subscriptions.pipeline import BatchPipeline, FoldCommitter, Pace, SqlCommitter
-from eventjet.subscriptions.reader import (
-    EventReader,
-    Source,
-    check_running,
-    check_whole_log,
-    learn_voids,
-    left_in_log,
-    pause_of,
-)
-from eventjet.subscriptions.retries import carry_out_retries, load_blocked
-from eventjet.subscriptions.terms import end, now_told, renewing, run_terms, waiting_since
+from eventjet.subscriptions.quarantine_retry import carry_out_retries, load_blocked, log_parked
+from eventjet.subscriptions.reader import EventReader, Source
+from eventjet.subscriptions.retry import Pace, end, now_told, renewing, run_terms, waiting_since
+from eventjet.writers.batch import Batch, Parts
+from eventjet.writers.batch_fold import Prepared
+from eventjet.writers.fold_writer import FoldWriter
 from eventjet.writers.sql_writer import SqlWriter
 
 _log = logging.getLogger(__name__)
+
+
+class FoldCommitter:
+    """Reads and folds, then writes; `overlaps` says whether the next batch is folded while this one is written."""
+
+    def __init__(
+        self,
+        session: Session,
+        writer: FoldWriter,
+        held: Checkpoint,
+        reader: EventReader,
+        *,
+        overlaps: bool,
+        private: bool,
+    ) -> None:
+        self._is_private = private
+        self._session = session
+        self._writer = writer
+        self._held = held
+        self._reader = reader
+        self._overlaps = overlaps
+        self._ahead: Prepared | None = None
+
+    async def commit(self, part: Batch) -> float:
+        prepared, self._ahead = self._ahead, None
+        if prepared is None or prepared.batch is not part:
+            prepared = await self._session.read(self._writer.prepare, part)
+        failpoints.reach("worker.batch_folded")
+        began = time.perf_counter()
+        writing = self._session.write(self._writer.commit, self._held, prepared)
+        if self._overlaps:
+            # In this order: by its first wait the transaction has sent its only statement, and the server works while
+            # the loop folds.
+            sent = asyncio.ensure_future(writing)
+            folding = asyncio.ensure_future(self._fold_ahead(part.last))
+            try:
+                await sent
+            finally:
+                # It either has folded by now or waits for more of the log, which nobody should wait for.
+                folding.cancel()
+        else:
+            await writing
+        took_s = time.perf_counter() - began
+        log_parked(self._held.name, prepared.changes.quarantine)
+        return took_s
+
+    async def _fold_ahead(self, after: int) -> None:
+        """Fold the batch after that position if it is a whole one: with less to do nobody is in a hurry."""
+        batch = await self._reader.peek_whole()
+        if batch is None or batch.after != after:
+            return  # the rest of a batch that was cut comes first
+        try:
+            self._ahead = self._writer.prepare_next(batch)
+        except Exception as error:  # noqa: BLE001 - folded again in its turn, it raises this again
+            reason = reason_of(error, private=self._is_private)
+            logs.NOT_FOLDED_AHEAD.tell(_log, position=after, reason=reason)
+
+
+class SqlCommitter:
+    """Runs the handlers of SQL by hand within the transaction."""
+
+    def __init__(self, session: Session, writer: SqlWriter, held: Checkpoint) -> None:
+        self._session = session
+        self._writer = writer
+        self._held = held
+
+    async def commit(self, part: Batch) -> float:
+        began = time.perf_counter()
+        async with self._session.transaction() as connection:
+            await self._writer.write(connection, self._held, part)
+        return time.perf_counter() - began
+
+
+Committer: TypeAlias = FoldCommitter | SqlCommitter
+"""How a part of a batch gets into the database: `commit` is one transaction, and returns how many seconds it took.
+
+It raises `CheckpointFenced`, `HandlerFailed` with the event that cannot be taken, and what the database raises; then
+nothing is written.
+"""
+
+
+class BatchPipeline:
+    """For one term; `position` is what the checkpoint says.
+
+    `on_commit` is told the position, the number of events and the seconds of each transaction.
+    """
+
+    def __init__(
+        self,
+        resolved: AnyResolved,
+        held: Checkpoint,
+        reader: EventReader,
+        committer: Committer,
+        pace: Pace,
+        on_commit: Callable[[int, int, float], None],
+    ) -> None:
+        self._resolved = resolved
+        self._reader = reader
+        self._committer = committer
+        self._pace = pace
+        self._on_commit = on_commit
+        self.position = held.position
+
+    async def step(self, timeout_s: float) -> bool:
+        """Commit the next batch; False when none came in time or reading was woken.
+
+        Where an event cannot be taken, what precedes it is committed first. Raises `HandlerFailed`, `CodecError`,
+        `CheckpointFenced`, what the database raises, and whatever ended the reading.
+        """
+        batch = await self._reader.take(timeout_s)
+        if batch is None:
+            return False
+        failpoints.reach("worker.batch_taken")
+        rest: Batch | None = batch
+        while rest is not None:
+            part, rest = rest.cut(self._pace.part_max)
+            began = time.monotonic()
+            await self._commit(part)
+            self._pace.committed(len(part.events), time.monotonic() - began)
+        return True
+
+    async def _committed(self, part: Batch) -> float:
+        resolved = self._resolved
+        with tracing.batch(resolved.name, resolved.revision, len(part.events), part.last, lambda: _traces(part)):
+            return await self._committer.commit(part)
+
+    async def _commit(self, batch: Batch) -> None:
+        parts = Parts(self._resolved.name, batch, private=self._resolved.is_private)
+        for part in parts:
+            try:
+                took_s = await self._committed(part)
+            except HandlerFailed as error:
+                parts.failed(part, error)
+            except CheckpointFenced:
+                self._pace.failed(len(part.events))  # perhaps the lease ran out over a slow fold
+                raise
+            except DBAPIError as error:
+                if not is_about_data(error):
+                    self._pace.failed(len(part.events))
+                parts.refused(part, error)
+            else:
+                failpoints.reach("worker.after_commit")
+                self.position = part.last
+                self._on_commit(part.last, len(part.events), took_s)
+
+
+def _traces(part: Batch) -> list[str]:
+    """The headers of the commands that its events came from."""
+    events: Any = part.events
+    recorded = [one.event if isinstance(one, Offered) else one for one in events]
+    return [one.metadata.traceparent for one in recorded if one is not None and one.metadata.traceparent is not None]
+
 
 AnyReader: TypeAlias = EventReader | DividedReader
 AnyPipeline: TypeAlias = BatchPipeline | DividedPipeline

@@ -13,10 +13,10 @@ from eventjet.errors import LogRolledBack, StoreError, StreamMissing, Unexpected
 from eventjet.jetstream.api import message_at, stream_info
 from eventjet.jetstream.client import Client
 from eventjet.log.predecessors import PredecessorReader
+from eventjet.log.stream_check import check_running, check_whole_log, learn_voids, pause_of
 from eventjet.quarantine.fold import Offered, Offering, Reader, aggregate_key_of
 from eventjet.subscriptions.cursor import Cursor
-from eventjet.subscriptions.following import Declaration, filters_of, missing_stream
-from eventjet.subscriptions.reader import check_running, check_whole_log, learn_voids, pause_of
+from eventjet.subscriptions.declarations import Declaration, filters_of, missing_stream
 
 
 class Feed(Protocol):

@@ -17,7 +17,7 @@ from eventjet.calls import called
 from eventjet.errors import EventjetError
 from eventjet.observability import logs
 from eventjet.subscriptions.cursor_store import Cursors
-from eventjet.subscriptions.terms import pause
+from eventjet.subscriptions.retry import pause
 
 _log = logging.getLogger(__name__)
 

@@ -1,34 +1,217 @@
-"""What a follower does about an event: a reactor's handler, or what a process does next."""
+"""The four handlers of a reaction runner: a reactor, a process, an inbox and a publication.
+
+A handler says what is to be done about an event and for which key; `ReactionRunner` decides when, and how often. Also
+what user code is given: `EventReaction` (commands that are carried out once) and `Deps` (`App(deps=…)`).
+"""
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import replace
-from typing import Any, TypeAlias
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, replace
+from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
 
 from eventjet import failpoints
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.cloud_events import message_of
 from eventjet.codec.imported import is_imported
+from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_of
 from eventjet.commands.decisions import recorded_events
 from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repository
+from eventjet.domain.aggregate import AggregateType
+from eventjet.domain.committed import Committed
 from eventjet.domain.inbox import Inbox, Incoming
 from eventjet.domain.parked import AggregateKey
 from eventjet.domain.publication import Publication
 from eventjet.domain.reactor import Reactor, Retry
-from eventjet.domain.recorded import Recorded, own_event
+from eventjet.domain.recorded import Metadata, Recorded, own_event
 from eventjet.domain.state import own_copy
+from eventjet.errors import DepsUnusable, Unreachable
 from eventjet.log.public_stream import PublicStream
 from eventjet.log.timers import Due, JetStreamTimers
-from eventjet.observability import spans, tracing
+from eventjet.observability import logs, spans, tracing
+from eventjet.projections.app_ref import Application
 from eventjet.quarantine.fold import aggregate_key_of
-from eventjet.subscriptions.deps import Deps
-from eventjet.subscriptions.feeds import Feed
-from eventjet.subscriptions.following import Declaration
-from eventjet.subscriptions.reaction import Cause, EventReaction
-from eventjet.subscriptions.steps import ProcessRunner
+from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.declarations import Declaration, opened_deps
+from eventjet.subscriptions.event_source import Feed
+from eventjet.subscriptions.process_steps import ProcessRunner
+from eventjet.subscriptions.retry import Backoff, end, pause
+
+_log = logging.getLogger(__name__)
+
+
+class Deps:
+    """`App(deps=…)`, opened by a task of its own and closed by the same one; opened anew until that succeeds."""
+
+    def __init__(self, app: Application, options: WorkerOptions, *, private: bool) -> None:
+        """Begins to open them. `private` where something personal is at hand."""
+        self._app = app
+        self._options = options
+        self._pace = Backoff(options.backoff_s)
+        self._private = private
+        self._tried, self._closing = asyncio.Event(), asyncio.Event()
+        self._is_open = False
+        self._value: Any = None
+        self._variables: dict[ContextVar[Any], Any] = {}
+        self._fault = self._closed("they are not open yet")
+        self.task = asyncio.create_task(self._keep(), name=f"the deps of the app {app.name!r}")
+        """Ends before `close` only where nothing could open them: with the `DepsUnusable` that says so."""
+
+    async def opened(self) -> Any:
+        """What they gave, once they are open; the context variables that they set are set for the caller then.
+
+        Raises `Unreachable` while they cannot be opened, or when the first try takes longer than a lease.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._options.lease_s):
+                await self._tried.wait()
+        if not self._is_open:
+            raise self._fault
+        for variable, value in self._variables.items():
+            variable.set(value)
+        return self._value
+
+    async def close(self) -> None:
+        """Close them, or end the opening; raises what closing raises. What hangs there is named, and given up."""
+        self._closing.set()
+        late_s = self._options.drain_s / 2 if self._is_open else 0.0
+        await asyncio.wait({self.task}, timeout=late_s)
+        if not self.task.done():
+            if self._is_open:
+                logs.GIVEN_UP.tell(_log, name=self.task.get_name(), seconds=late_s)
+            await end([self.task])
+        elif not self.task.cancelled():
+            self.task.result()
+
+    async def _keep(self) -> None:
+        before = copy_context()
+        while not self._closing.is_set():
+            limit = asyncio.timeout(self._options.deps_s)
+            try:
+                async with limit, opened_deps(self._app) as self._value:
+                    limit.reschedule(None)
+                    self._variables = {
+                        variable: value
+                        for variable, value in copy_context().items()
+                        if variable not in before or before[variable] is not value
+                    }
+                    self._is_open = True
+                    self._tried.set()
+                    await self._closing.wait()
+            except DepsUnusable:
+                raise
+            except Exception as error:
+                if self._is_open:
+                    raise
+                is_late = isinstance(error, TimeoutError) and limit.expired()
+                late = f"that took longer than {self._options.deps_s:g} s"
+                reason = late if is_late else reason_of(error, private=self._private)
+                self._fault = self._closed(f"they could not be opened ({reason})")
+                if self._pace.failed_term(reason):
+                    logs.TRYING_AGAIN.tell(_log, name="deps", reason=reason_of(self._fault), trace="")
+                self._tried.set()
+                await pause(self._closing, self._pace.pause_s)
+                self._pace.paused()
+
+    def _closed(self, reason: str) -> Unreachable:
+        return Unreachable(f"The deps of the app {self._app.name!r}", reason, "See what they need.")
+
+
+S = TypeVar("S")
+E = TypeVar("E")
+P = ParamSpec("P")
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """What a handler is called for."""
+
+    key: str
+    """The same on every try."""
+    metadata: Metadata
+    since: int
+    """A position of the log that no command of it can have been recorded before; 0 where none is known."""
+
+    @classmethod
+    def of_event(cls, reactor: str, event: Recorded[Any]) -> Cause:
+        metadata = Metadata(
+            causation=event.event_id,
+            correlation=event.metadata.correlation or event.event_id,
+            actor=f"reactor:{reactor}",
+            traceparent=event.metadata.traceparent,
+        )
+        return cls(f"{reactor}/{event.event_id}", metadata, event.position)
+
+    @classmethod
+    def of_message(cls, inbox: str, message: Incoming[Any]) -> Cause:
+        """A message of another stream has no place in this log."""
+        name = f"{message.source}/{message.id}" if message.source else message.id
+        metadata = Metadata(causation=name[:500], correlation=name[:500], actor=f"inbox:{inbox}")
+        return cls(f"{inbox}/{name}", metadata, 0)
+
+
+class EventReaction:
+    """See `eventjet.Reaction`; made for one try of one event or message, and used by one task."""
+
+    def __init__(self, repositories: Repositories, deps: Any, cause: Cause, attempt: int, *, name: str = "") -> None:
+        self.deps = deps
+        self.attempt = attempt
+        self.key = cause.key + (f"/{name}" if name else "")
+        self._repositories = repositories
+        self._cause = cause
+        self._count = 0
+
+    def named(self, name: str) -> EventReaction:
+        return EventReaction(self._repositories, self.deps, self._cause, self.attempt, name=name)
+
+    def repository(self, aggregate: AggregateType[S, E], /) -> CommandsOnce[S, E]:
+        return CommandsOnce(self, self._repositories.of(aggregate))
+
+    async def execute(
+        self,
+        repository: Repository[S, E],
+        aggregate_id: str,
+        decide: Callable[Concatenate[S, P], E | Sequence[E] | None],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Committed[S, E]:
+        """Under the next id. A command can only have been recorded after its cause: so far back its id is looked for,
+        and no farther, wherever the newest ids do not tell."""
+        self._count += 1
+        command = repository.command(f"{self.key}/{self._count}", metadata=self._cause.metadata)
+        plan = replace(command.decide(aggregate_id, decide, *args, **kwargs), since=self._cause.since)
+        failpoints.reach("reaction.before")
+        done = await repository.run(plan)
+        failpoints.reach("reaction.stored")
+        return done
+
+
+class CommandsOnce(Generic[S, E]):
+    """See `reactor.Reacted`."""
+
+    def __init__(self, reaction: EventReaction, repository: Repository[S, E]) -> None:
+        self._reaction = reaction
+        self._repository = repository
+
+    async def execute(
+        self,
+        aggregate_id: str,
+        decide: Callable[Concatenate[S, P], E | Sequence[E] | None],
+        /,
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> Committed[S, E]:
+        return await self._reaction.execute(self._repository, aggregate_id, decide, *args, **kwargs)
+
+    async def load(self, aggregate_id: str, /) -> S:
+        return await self._repository.load(aggregate_id)
+
 
 _INSTANCES = 500
 """Processes that are remembered to be looked at, about."""

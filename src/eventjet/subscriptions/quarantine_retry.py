@@ -18,6 +18,7 @@ from eventjet.errors import HistoryBroken, StillHeld
 from eventjet.jetstream.api import message_at
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.predecessors import PredecessorReader
+from eventjet.log.stream_check import check_same_log
 from eventjet.observability import logs
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
@@ -27,8 +28,7 @@ from eventjet.quarantine.rows import WaitingEvent
 from eventjet.sql.statements import QuarantineChanges
 from eventjet.subscriptions.context import Session, WorkerContext
 from eventjet.subscriptions.lease import Lease
-from eventjet.subscriptions.reader import check_log
-from eventjet.subscriptions.terms import renewing
+from eventjet.subscriptions.retry import renewing
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.batch_fold import Prepared, changes_of
 
@@ -113,7 +113,7 @@ class _Retries:
         offers: list[Offered] = []
         size = 0
         with NatsConnection.open(endpoint) as connection:
-            check_log(connection, stream, self._held)
+            check_same_log(connection, stream, self._held)
             earlier = PredecessorReader(connection, stream)
             offer = Offering(context.catalog, self._resolved.events, [event.position for event in waiting], earlier)
             for event, record in _read(connection, stream, waiting):
