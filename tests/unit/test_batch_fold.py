@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sqlalchemy import JSON, BigInteger, Column, Integer, MetaData, String, Table
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.domain.aggregate import event
 from eventjet.domain.parked import Parked
 from eventjet.domain.recorded import Recorded

@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from eventjet.codec.envelope import RawRecord
-from eventjet.codec.voids import void_subject
+from eventjet.codec.headers import RawRecord, void_subject
 from eventjet.errors import FoldProcessLost
 from eventjet.parallel.process import FoldFailed
 from tests.fold_processes import all_ended, fold_processes, fork_servers

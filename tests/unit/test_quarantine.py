@@ -14,7 +14,7 @@ from sqlalchemy import Column, Integer, MetaData, Numeric, String, Table
 
 from eventjet import App, aggregate
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import RawRecord, header_block
+from eventjet.codec.headers import RawRecord, header_block
 from eventjet.codec.reasons import TRACEBACK_MAX
 from eventjet.domain.aggregate import event
 from eventjet.domain.parked import Parked

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.domain.parked import BLOCKED, PARKED, RETRIED, RETRY, AggregateKey, Parked
 from eventjet.domain.reactor import Retry
 from eventjet.errors import StoreUnavailable

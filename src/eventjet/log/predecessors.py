@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Self, TypeVar
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.errors import ConnectionClosed, StoreUnavailable, Unreachable
 from eventjet.jetstream.api import message_at, next_message
 from eventjet.jetstream.connection import NatsConnection
@@ -22,7 +22,7 @@ _PAUSE_S = 0.2
 
 
 class PredecessorReader:
-    """Reads the predecessors of events from the leader: see `eventjet.codec.chain.Earlier`.
+    """Reads the predecessors of events from the leader: see `eventjet.codec.records.Earlier`.
 
     For one thread at a time; `close` may be called from any, and ends the request under way.
     """

@@ -24,8 +24,9 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
 from eventjet.calls import is_cancelled
-from eventjet.codec.envelope import EXPECTED, MSG_ID, RawRecord, header, header_block
-from eventjet.codec.json import BodyCodec, dump_json, read_json
+from eventjet.codec.bodies import BodyCodec
+from eventjet.codec.headers import EXPECTED, MSG_ID, RawRecord, header, header_block
+from eventjet.codec.json import dump_json, read_json
 from eventjet.codec.subjects import entity_key
 from eventjet.codec.unions import union_faults
 from eventjet.domain.aggregate import aggregate_info, event_info

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
 from eventjet import failpoints
-from eventjet.codec.envelope import EXPECTED, RawRecord, header, header_block, number_of
+from eventjet.codec.headers import EXPECTED, RawRecord, header, header_block, number_of
 from eventjet.codec.subjects import due_subject, timer_stream, timer_subject
 from eventjet.domain.identity import decode_id, encode_id
 from eventjet.domain.moment import in_utc

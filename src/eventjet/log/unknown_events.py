@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import SCHEMA, TYPE, RawRecord, header, number_of
-from eventjet.codec.voids import VOID_NAME
+from eventjet.codec.headers import SCHEMA, TYPE, VOID_NAME, RawRecord, header, number_of
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UnknownAggregate, UnknownEvent
 from eventjet.jetstream.api import Conversation, StreamState, last_message, message_at, stream_info, subjects_of

@@ -10,7 +10,7 @@ from datetime import datetime
 from sqlalchemy import Connection
 
 from eventjet.app import App
-from eventjet.codec.envelope import RawRecord, stored_at
+from eventjet.codec.headers import RawRecord, stored_at
 from eventjet.codec.subjects import entity_shown
 from eventjet.commands.timeline import version_in
 from eventjet.errors import Refused

@@ -267,7 +267,7 @@ def stored_of_projection(app: App, found: Shown) -> StoredEvent:
 
 async def stored_of_follower(client: Client, app: App, name: str, found: Shown) -> StoredEvent:
     """Read from the log, or the stream of the inbox, where it is the event that was parked."""
-    from eventjet.codec.envelope import SCHEMA, number_of
+    from eventjet.codec.headers import SCHEMA, number_of
     from eventjet.errors import Forbidden, StreamMissing
     from eventjet.jetstream.api import message_at, stream_info
     from eventjet.quarantine.fold import is_of

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, select
 
 from eventjet.app import App
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import TYPE, RawRecord, header
+from eventjet.codec.headers import TYPE, RawRecord, header
 from eventjet.domain.identity import encode_id
 from eventjet.domain.personal import masked_row
 from eventjet.domain.recorded import Recorded

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
 from eventjet import failpoints
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.collecting import settle_process
 from eventjet.parallel.link import BEGUN, CUT, DONE, FAILED, RECORDS, FoldLink, LinkClosed
 from eventjet.shown import cut

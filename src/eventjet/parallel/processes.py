@@ -17,8 +17,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
-from eventjet.codec.envelope import RawRecord
-from eventjet.codec.voids import VOID_PART
+from eventjet.codec.headers import VOID_PART, RawRecord
 from eventjet.errors import FoldProcessLost
 from eventjet.parallel.fork_server import ForkServer, see_ended
 from eventjet.parallel.link import BEGUN, CUT, DONE, FAILED, RECORDS, TASK, FoldLink, Kind, LinkClosed

@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import Any, Protocol
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.chain import Earlier, chained
-from eventjet.codec.envelope import MSG_ID, TYPE, RawRecord, header
+from eventjet.codec.headers import MSG_ID, TYPE, RawRecord, header
 from eventjet.codec.reasons import reason_of, traceback_of
+from eventjet.codec.records import Earlier, chained
 from eventjet.codec.subjects import entity_of
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, AggregateKey, Parked
 from eventjet.domain.recorded import Recorded

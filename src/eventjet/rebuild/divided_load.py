@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, field, replace
 from typing import Any, TypeAlias
 
 from eventjet import failpoints
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.collecting import uncollected
 from eventjet.domain.parked import Parked
 from eventjet.errors import FoldProcessLost, RebuildError, RowsRefused

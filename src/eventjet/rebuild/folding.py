@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from eventjet.codec.chain import Earlier, chained
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
+from eventjet.codec.records import Earlier, chained
 from eventjet.domain.parked import Parked
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.app_ref import Application

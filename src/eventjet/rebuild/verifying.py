@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from eventjet import failpoints
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.domain.identity import encode_id
 from eventjet.errors import RebuildError, RowUnreadable
 from eventjet.jetstream.connection import NatsConnection

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.codec.subjects import cursor_name, declared_name
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRY
 from eventjet.domain.reactor import Start, partition_of

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from sqlalchemy.exc import DBAPIError
 
 from eventjet import failpoints
-from eventjet.codec.envelope import MSG_ID, header
+from eventjet.codec.headers import MSG_ID, header
 from eventjet.codec.reasons import reason_of
 from eventjet.errors import CheckpointFenced, FoldProcessLost
 from eventjet.jetstream.reader import DurablePull

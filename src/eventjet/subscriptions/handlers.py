@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
 from eventjet import failpoints
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.cloud_events import message_of
-from eventjet.codec.imported import is_imported
+from eventjet.codec.headers import is_imported
 from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_of
 from eventjet.commands.decisions import recorded_events

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from sqlalchemy.exc import DBAPIError
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.domain.parked import PARKED, RETRIED, RETRY, AggregateKey, Parked
 from eventjet.errors import HistoryBroken, StillHeld
 from eventjet.jetstream.api import message_at

@@ -18,8 +18,7 @@ from typing import Any, Protocol, TypeAlias, cast
 
 from eventjet import failpoints
 from eventjet.calls import called
-from eventjet.codec.envelope import RawRecord
-from eventjet.codec.imported import is_imported
+from eventjet.codec.headers import RawRecord, is_imported
 from eventjet.codec.reasons import reason_of
 from eventjet.commands.repositories import Repositories
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRIED, AggregateKey, Parked

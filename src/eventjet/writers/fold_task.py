@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import Connection
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.parked import AggregateKey, Parked
 from eventjet.errors import UsageError

@@ -1,7 +1,9 @@
-"""What a command asked for, in few bytes: its decision's name and a digest of its arguments, as `deposit:6f1c…`.
+"""A command on the wire: its arguments, and what it asked for. PURE.
 
-Recorded beside the events of a command that has an id, so that the id is not taken for another request. The same in
-every process and release, as long as decision and parameters keep their names and the arguments their types.
+`Arguments` are those of a served decision, an object of its parameters by name in the profile of events. A *request* is
+what a command asked for in few bytes: its decision's name and a digest of its arguments, as `deposit:6f1c…`. It is
+recorded beside the events of a command that has an id, so that the id is not taken for another request; it is the same
+in every process and release, as long as decision and parameters keep their names and the arguments their types.
 """
 
 from __future__ import annotations
@@ -16,20 +18,87 @@ from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from enum import Enum
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import PurePath
 from typing import Any, cast
 from urllib.parse import unquote
 from uuid import UUID
 from weakref import WeakKeyDictionary
 
-from eventjet.codec.envelope import REQUEST, header
-from eventjet.domain.moment import in_utc
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from pydantic.errors import PydanticUserError
 
+from eventjet.codec.bodies import BodyCodec
+from eventjet.codec.headers import REQUEST, header
+from eventjet.codec.shape import shape_of
+from eventjet.codec.unions import union_faults
+from eventjet.domain.moment import in_utc
+from eventjet.domain.subscription import resolved_hint, shown_name
+from eventjet.errors import DefinitionError
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 """Takes the zeros off a Decimal's end and rounds nothing."""
 _signatures: WeakKeyDictionary[Callable[..., Any], inspect.Signature] = WeakKeyDictionary()
 """Reading one takes longer than all the rest."""
+
+
+class Arguments:
+    """Strict both ways: what a decision is not annotated with is refused, and so are names that it does not have."""
+
+    def __init__(self, decide: Callable[..., Any]) -> None:
+        """Raises `DefinitionError` for a decision whose parameters cannot travel."""
+        self._signature = inspect.signature(decide)
+        _, *parameters = self._signature.parameters.values()
+        bare: dict[str, Any] = {"__annotations__": {}, "__module__": decide.__module__}
+        for one in parameters:
+            if one.kind in _VARIADIC:
+                raise DefinitionError([f"{shown_name(decide)} takes *{one.name}, which cannot be served"])
+            bare["__annotations__"][one.name] = resolved_hint(decide, one.name)
+            if one.default is not one.empty:
+                bare[one.name] = one.default
+        made = pydantic_dataclass(
+            frozen=True, kw_only=True, config={"strict": True, "extra": "forbid", "hide_input_in_errors": True}
+        )
+        try:
+            self._type: Any = made(type(str(getattr(decide, "__name__", "arguments")), (), bare))
+            self._codec = BodyCodec(self._type)
+        except (PydanticUserError, TypeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise DefinitionError([f"{shown_name(decide)} cannot be served: {reason}"]) from None
+        if faults := union_faults(self._codec.schema, shown_name(decide)):
+            raise DefinitionError(faults)
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """A call's arguments; raises `TypeError`, `ValueError` and `UnencodableEvent` for what does not fit."""
+        bound = self._signature.bind(None, *args, **kwargs).arguments
+        named = dict(list(bound.items())[1:])
+        return self._codec.read_back(self._type(**named))[0]
+
+    def decode(self, body: bytes) -> dict[str, Any]:
+        """Arguments by name; raises `ValueError` for a body that does not say them, or one of them twice."""
+        json.loads(body or b"{}", object_pairs_hook=_check_names)
+        told = self._codec.decode(body or b"{}")
+        return {one.name: getattr(told, one.name) for one in fields(told)}
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema, with the profile's leaves: a Decimal is a string."""
+        return shape_of(self._type)
+
+
+def _check_names(pairs: list[tuple[str, Any]]) -> None:
+    """Readers of JSON do not agree which value of a name counts (RFC 8259, section 4)."""
+    names: set[str] = set()
+    for name, _ in pairs:
+        if name in names:
+            raise ValueError(f"the name {name[:100]!r} comes twice")
+        names.add(name)
+
+
+@lru_cache(maxsize=1_000)
+def arguments_of(decide: Callable[..., Any]) -> Arguments:
+    """Made once for each decision; raises `DefinitionError`."""
+    return Arguments(decide)
 
 
 def request_of(decide: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, whose: str) -> str:

@@ -1,17 +1,24 @@
-"""`Decoder`: what a record of the log says, made an event, once and by every engine alike.
+"""Records of the log as events: decoded once and by every engine alike, each held to the one before it.
 
-Headers are written in one order, and read by their two ends where they are in it: nothing is cut out that nobody asks
-for. Others, and other orders, are put in order first.
+`Decoder` makes an event of a record. Headers are written in one order, and read by their two ends where they are in it:
+nothing is cut out that nobody asks for. Others, and other orders, are put in order first.
+
+`Chain` tells whether a record follows the one before it on its subject, wherever a reader of the log began. What lies
+right before a record decides, and nothing else: its version has to be the next one, and the position that it was
+written after has to be that record's. What a reader has met it remembers. For the rest it asks for the record at the
+expected position, since the server stored nothing that expected another last message of its subject. So all readers of
+a log come to the same, from whatever position they start and however little they keep. PURE.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 from eventjet.codec.catalog import Catalog, Resolved
-from eventjet.codec.envelope import (
+from eventjet.codec.headers import (
     ENCODING,
     EXPECTED,
     MSG_ID,
@@ -25,20 +32,28 @@ from eventjet.codec.envelope import (
     header,
     metadata_of,
     number_of,
+    reason_in,
     recorded_at,
     stored_time,
     told_time,
     undecodable,
+    voided_by,
 )
 from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_of
-from eventjet.codec.voids import reason_in, voided_by
 from eventjet.domain.history import VOID, Link
 from eventjet.domain.recorded import Recorded, Rest, recorded
 from eventjet.errors import CodecError, UnexpectedExit, UnknownEvent
 
-if TYPE_CHECKING:
-    from eventjet.codec.chain import Chain
+KEPT = 250_000
+"""Subjects whose last event is remembered; twice as many at the most, some 150 bytes each."""
+_ASKED_MAX = 100
+"""Records asked for at once: their bodies come with them."""
+
+_VERSION_BITS = 32
+_VERSION_MAX = (1 << _VERSION_BITS) - 1
+_OF_ANOTHER = re.compile(rb"\r\nNats-Expected-Last-Subject-Sequence-Subject:", re.IGNORECASE)
+"""With it, the server compared the last message of other subjects than the record's own."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MSG_ID, _EXPECTED, _TYPE, _SCHEMA, _VERSION = (
@@ -59,6 +74,157 @@ _Kind: TypeAlias = tuple[Callable[[bytes], Any] | None, str | None, int]
 _Told: TypeAlias = tuple[Callable[[bytes], Any] | None, str | None, int, int, int | None, bool]
 """As `_Kind`, and the position that it was written after at the latest, the one that it says, and whether that is all
 that it tells."""
+
+
+class Earlier(Protocol):
+    """The log that a reader's records are of. Blocks; raises `StoreUnavailable` and `Unreachable`."""
+
+    def at(self, positions: Sequence[int]) -> list[RawRecord | None]:
+        """What is at each position; None for what is gone."""
+        ...
+
+    def before(self, subject: bytes, position: int) -> RawRecord | None:
+        """The last record of a subject before a position; None when there is none."""
+        ...
+
+
+class Chain:
+    """What a reader of a log knows of the last record of each subject, as position and version."""
+
+    __slots__ = ("_asked", "_before", "_coming", "_earlier", "_kept", "_lasts", "_older", "_own", "_voids")
+
+    def __init__(
+        self, earlier: Earlier, voids: Collection[int] = (), own: Collection[str] | None = None, kept: int = KEPT
+    ) -> None:
+        """`own` are the aggregates of which the reader takes anything, None for all; `voids` may grow."""
+        self._earlier = earlier
+        self._voids = voids
+        self._own = None if own is None else frozenset(name.encode() for name in own)
+        self._kept = kept
+        # By the hash of the subject. Where two share one, the log is asked.
+        self._lasts: dict[int, int] = {}
+        self._older: dict[int, int] = {}
+        self._before = 0
+        self._coming: Sequence[RawRecord] = ()
+        self._asked: dict[int, RawRecord | None] = {}
+
+    def expect(self, records: Sequence[RawRecord]) -> None:
+        """Say what is read next, so that what it follows is asked for at once, where it has to be."""
+        self._coming = records
+        self._asked.clear()
+
+    def follows(self, subject: bytes, position: int, version: int, expected: int | None) -> bool:
+        """Whether a record surely follows the last one of its subject, which it is itself from here on.
+
+        `expected` is the position that it was written after, 0 for none; None where that is not told. Asks nobody: what
+        is not sure, `fault` tells.
+        """
+        lasts = self._lasts
+        key = hash(subject)
+        last = lasts.get(key) or self._older.get(key, 0)
+        lasts[key] = position << _VERSION_BITS | version
+        if len(lasts) > self._kept:
+            self._older, self._lasts = lasts, {}
+        if expected is None:
+            is_next = version == (last & _VERSION_MAX) + 1
+        else:
+            is_next = last + 1 == expected << _VERSION_BITS | version
+        if is_next and last:
+            return True
+        self._before = last
+        return False
+
+    def fault(self, record: RawRecord, version: int, expected: int | None) -> str:
+        """What is wrong with the place of the record that was just told to `follows`; empty if nothing is.
+
+        As the log has it. The server's own check is believed, unless what is remembered shows that it cannot be.
+        """
+        position, _, subject, block, _ = record
+        # The later events of a save are stored right behind one another.
+        before = position - 1 if expected is None else expected
+        if not _OF_ANOTHER.search(block):
+            near = self._at(before, record) if before else None
+            if before and near is None:
+                return ""  # it is gone, which is for those to say who look at the whole log
+            if before >= self._before >> _VERSION_BITS and self._is_next(near, subject, version):
+                return ""
+        last, version_before = self._last_before(subject, position)
+        if not last and self._at(1, record) is None:
+            return ""  # the log has lost its beginning, and what came before may have been there
+        if version == version_before + 1 and (expected in (None, last) or expected in self._voids):
+            return ""
+        return broken(version, expected, last, version_before)
+
+    def skip(self, record: RawRecord) -> None:
+        """Take a record, of whatever kind, as the last of its subject."""
+        position, _, subject, block, _ = record
+        if not self._concerns(subject):
+            return
+        key = hash(subject)
+        version = number_of(block, VERSION)
+        is_void = position in self._voids
+        if version is not None and not is_void:
+            self._keep(key, position, version)
+            return
+        last = self._lasts.get(key, self._older.get(key))
+        if last is not None:
+            self._keep(key, position, _after(last & _VERSION_MAX, version if is_void else None))
+
+    def _concerns(self, subject: bytes) -> bool:
+        if self._own is None:
+            return True
+        _, _, rest = subject.partition(b".")
+        return rest.partition(b".")[0] in self._own
+
+    def _keep(self, key: int, position: int, version: int) -> None:
+        self._lasts[key] = packed(position, version)
+        if len(self._lasts) > self._kept:
+            self._older, self._lasts = self._lasts, {}
+
+    def _is_next(self, near: RawRecord | None, subject: bytes, version: int) -> bool:
+        if near is None:
+            return version == 1
+        return near[2] == subject and near[0] not in self._voids and number_of(near[3], VERSION) == version - 1
+
+    def _last_before(self, subject: bytes, position: int) -> tuple[int, int]:
+        """(position, version) of the last record of a subject before a position; zeros when there is none."""
+        versionless: list[tuple[int, int | None]] = []
+        last, version = 0, 0
+        while (record := self._earlier.before(subject, position)) is not None:
+            position, told = record[0], number_of(record[3], VERSION)
+            is_void = position in self._voids
+            if told is not None and not is_void:
+                last, version = position, told
+                break
+            versionless.append((position, told if is_void else None))
+        for at, told in reversed(versionless):
+            last, version = at, _after(version, told)
+        return last, version
+
+    def _at(self, position: int, record: RawRecord) -> RawRecord | None:
+        if position not in self._asked:
+            wanted = list(dict.fromkeys([position, *self._needed(record)]))[:_ASKED_MAX]
+            self._asked.update(zip(wanted, map(_bare, self._earlier.at(wanted)), strict=True))
+        return self._asked[position]
+
+    def _needed(self, record: RawRecord) -> list[int]:
+        """Where what comes after a record will have to look, too."""
+        needed: list[int] = []
+        met: set[int] = set()
+        for position, _, subject, block, _ in self._coming:
+            if position <= record[0]:
+                continue
+            key = hash(subject)
+            if key in met or key in self._lasts or key in self._older or not self._concerns(subject):
+                continue
+            met.add(key)
+            expected = number_of(block, EXPECTED)
+            before = position - 1 if expected is None else expected
+            if before and before not in self._asked:
+                needed.append(before)
+                if len(needed) == _ASKED_MAX:
+                    break
+        return needed
 
 
 class Decoder:
@@ -221,9 +387,13 @@ class Decoder:
     def _told(self, record: RawRecord, *, always: bool = False) -> _Told:
         """What the headers tell, in whatever order; of what is passed over only `always`."""
         position, _, _, block, _ = record
-        resolved, lines, at = self._look_up(record)
+        lines = _in_order(block.split(b"\r\n"))
+        at = 3 if lines[2][:37] == _EXPECTED else 2
+        resolved = self._resolve(lines[at : at + 3], record)
         if resolved is None and not always:
             return None, None, 0, 0, None, True
+        if resolved is not None and (name := header(block, ENCODING)) not in (None, "json"):
+            raise undecodable(record, f"its encoding is {brief(name)!r}")
         lines[1].decode()
         digits = lines[at + 2][12:]
         version = int(digits)
@@ -234,31 +404,6 @@ class Decoder:
         expected = before if at == 3 else None if is_plain else number_of(block, EXPECTED)
         decode, owner = (None, None) if resolved is None else (resolved.decode, resolved.aggregate)
         return decode, owner, version, before, expected, is_plain
-
-    def _look_up(self, record: RawRecord) -> tuple[Resolved | None, list[bytes], int]:
-        """How to read a record, its headers in the order they are written in, and where its type is among them."""
-        block = record[3]
-        lines = block.split(b"\r\n")
-        # Nearly every block holds nothing but id, expectation, type, schema and version, each in its place.
-        try:
-            if lines[-1] or lines[-2]:
-                raise KeyError("no end")
-            at = 3 if lines[2][:37] == _EXPECTED else 2
-            resolved = self._known[lines[at], lines[at + 1]]
-            if lines[1][:13] != _MSG_ID or lines[at + 2][:12] != _VERSION or (at == 2 and _EXPECTED_LINE in block):
-                raise KeyError("another order")
-        except (IndexError, KeyError):
-            lines = _in_order(lines)
-            at = 3 if lines[2][:37] == _EXPECTED else 2
-            resolved = self._resolve(lines[at : at + 3], record)
-        if (
-            resolved is not None
-            and len(lines) > at + 5
-            and _ENCODING_LINE in block
-            and (name := header(block, ENCODING)) != "json"
-        ):
-            raise undecodable(record, f"its encoding is {brief(name)!r}")
-        return resolved, lines, at
 
     def _resolve(self, kind: Sequence[bytes], record: RawRecord) -> Resolved | None:
         """Look up what (type, schema, version) announce; what raises is not remembered."""
@@ -298,6 +443,39 @@ class Decoder:
             return
         if self._own is None or not aggregate or aggregate in self._own:
             raise error
+
+
+def chained(catalog: Catalog, only: Collection[type] | None, earlier: Earlier | None) -> Decoder:
+    """A decoder of what is in `only`, which holds each event to the one before it where it can ask the log."""
+    own = None if only is None else catalog.aggregates_of(only)
+    return Decoder(catalog, only, None if earlier is None else Chain(earlier, catalog.voids, own))
+
+
+def packed(position: int, version: int) -> int:
+    """Both in one number, of which `unpacked` makes them again."""
+    return position << _VERSION_BITS | max(0, min(version, _VERSION_MAX))
+
+
+def unpacked(last: int) -> tuple[int, int]:
+    """(position, version)."""
+    return last >> _VERSION_BITS, last & _VERSION_MAX
+
+
+def broken(version: int, expected: int | None, last: int, version_before: int) -> str:
+    """What is wrong with an event that does not follow the last one of its subject."""
+    after = "" if expected is None else f", written after position {expected}" if expected else ", written as its first"
+    before = f"version {version_before} at position {last}" if last else "no event of this aggregate"
+    return f"version {version}{after}, and {before} comes before it"
+
+
+def _after(version: int, told: int | None) -> int:
+    """The version of a history after a record that is void, or tells none: it counts where it tells the next one."""
+    return version + 1 if told == version + 1 else version
+
+
+def _bare(record: RawRecord | None) -> RawRecord | None:
+    """Without its body, which may be large."""
+    return None if record is None else (*record[:4], b"")
 
 
 def _in_order(lines: Sequence[bytes]) -> list[bytes]:

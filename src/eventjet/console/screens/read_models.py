@@ -1,11 +1,11 @@
-"""One row: now, as it was, the events that made it, and since when it is not what the log says."""
+"""Read models: all of them, one with its revisions and tables, and one row with the events that made it."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias, cast
 
@@ -13,14 +13,88 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from eventjet.console.asked import number_asked, text_asked
-from eventjet.console.pages import page
+from eventjet.console.pages import page, query_number, query_text
 from eventjet.console.sources import Seen, Sources
+from eventjet.console.status_poller import PolledStatus, StatusPoller
 from eventjet.errors import UsageError
 from eventjet.operations.rows import RowSearch, compared, live_row, why_not_told
+from eventjet.operations.tables import TablesSeen, tables_seen
 from eventjet.projections.resolve import ResolvedProjection
+from eventjet.subscriptions.status import PROJECTION, WorkStatus
 
 _NAME_MAX = 63
+_REVISION_MAX = 2**31 - 1
+_SHOWN_MAX = 500
+"""Rows of the list."""
+
+
+async def models(request: Request) -> Response:
+    """Every projection that is declared, or has a checkpoint."""
+    polled = await request.app.state.poller.polled()
+    found = [one for one in polled.statuses if one.kind == PROJECTION]
+    return page(request, "models.html", polled=polled, models=found[:_SHOWN_MAX], more=len(found) - _SHOWN_MAX)
+
+
+async def model(request: Request) -> Response:
+    """One of them, at one revision."""
+    sources: Sources = request.app.state.sources
+    name = query_text(request, "name", _NAME_MAX)
+    table, after = query_text(request, "table", 200), query_text(request, "after")
+    start = query_text(request, "start")
+    revision = query_number(request, "revision")
+    poller: StatusPoller = request.app.state.poller
+    declared = sources.app.projections.get(name)
+    if revision is None:
+        revision = declared.revision if declared is not None else _newest(_of_name(await poller.polled(), name))
+    if revision > _REVISION_MAX:
+        raise HTTPException(400, f"No revision has the number {revision:,}.")
+
+    async def look() -> TablesSeen:
+        try:
+            return await sources.ask(
+                lambda one: tables_seen(one, sources.app, name, revision, table=table, after=after, start=start)
+            )
+        except UsageError as error:
+            raise HTTPException(400, str(error)) from None
+
+    polled, seen = await asyncio.gather(poller.polled(), sources.see("The database", look))
+    revisions = _of_name(polled, name)
+    if declared is None and not revisions and not polled.fault:
+        raise HTTPException(404, f"The app has no read model {name!r}.")
+    return page(
+        request,
+        "model.html",
+        name=name,
+        revision=revision,
+        declared=declared,
+        is_declared=declared is not None and declared.revision == revision,
+        events=[] if declared is None else sorted(_wire(sources, one) for one in declared.events),
+        polled=polled,
+        revisions=revisions,
+        here=_of(revisions, revision),
+        seen=seen,
+        start=start,
+        after=after,
+        not_told=why_not_told(sources.app, name),
+    )
+
+
+def _of_name(polled: PolledStatus, name: str) -> list[WorkStatus]:
+    return [one for one in polled.statuses if one.kind == PROJECTION and one.name == name]
+
+
+def _newest(revisions: list[WorkStatus]) -> int:
+    return max((one.revision for one in revisions), default=1)
+
+
+def _of(revisions: list[WorkStatus], revision: int) -> WorkStatus | None:
+    return next((one for one in revisions if one.revision == revision), None)
+
+
+def _wire(sources: Sources, event: type) -> str:
+    return next((one.info.name for one in sources.app.catalog.kinds() if one.event_type is event), event.__name__)
+
+
 _KEPT_MAX = 4
 _KEPT_S = 300.0
 _Asked: TypeAlias = tuple[str, str, int | None, int | None, int | None]
@@ -47,8 +121,8 @@ class Searches:
 async def row(request: Request) -> Response:
     """The page."""
     sources: Sources = request.app.state.sources
-    name, key = text_asked(request, "name", _NAME_MAX), text_asked(request, "key")
-    at, number, until = (number_asked(request, each) for each in ("at", "n", "until"))
+    name, key = query_text(request, "name", _NAME_MAX), query_text(request, "key")
+    at, number, until = (query_number(request, each) for each in ("at", "n", "until"))
     resolved = sources.app.projections.get(name)
     if resolved is None:
         raise HTTPException(404, f"The app has no read model {name!r}.")
@@ -59,19 +133,19 @@ async def row(request: Request) -> Response:
             request, "row.html", **known, why=why_not_told(sources.app, name), seen=Seen(None), begun_anew=False
         )
     asked = name, key, at, number, until
-    read_to = number_asked(request, "read_to")
+    read_to = query_number(request, "read_to")
     search = None if read_to is None else request.app.state.searches.take(asked, read_to)
     begun_anew = read_to is not None and search is None
 
     async def look() -> RowSearch:
-        found = search or await _begun(sources, resolved, asked)
+        found = search or await _begin_search(sources, resolved, asked)
         await found.go_on()
         return found
 
     seen = await sources.see("The server or the database", look)
     if seen.value is not None and not seen.value.done:
         request.app.state.searches.keep(asked, seen.value)
-    found = None if seen.value is None else _shown(seen.value)
+    found = None if seen.value is None else _row_shown(seen.value)
     return page(request, "row.html", **known, why="", seen=replace(seen, value=found), begun_anew=begun_anew)
 
 
@@ -85,7 +159,7 @@ def _key_shown(key: str) -> tuple[str, str]:
     return text, json.dumps(parts)
 
 
-async def _begun(sources: Sources, resolved: ResolvedProjection, asked: _Asked) -> RowSearch:
+async def _begin_search(sources: Sources, resolved: ResolvedProjection, asked: _Asked) -> RowSearch:
     _, given, at, number, until = asked
     try:
         key, live = await sources.ask(lambda connection: live_row(connection, resolved, given))
@@ -96,7 +170,7 @@ async def _begun(sources: Sources, resolved: ResolvedProjection, asked: _Asked) 
     return RowSearch(log.jet, log.client, catalog, sources.app, resolved, key, live, at, number, until)
 
 
-def _shown(search: RowSearch) -> dict[str, Any]:
+def _row_shown(search: RowSearch) -> dict[str, Any]:
     """What the page says of a search."""
     chosen = search.chosen
     is_equal = search.is_equal if search.done and not search.fault else None
@@ -113,6 +187,3 @@ def _shown(search: RowSearch) -> dict[str, Any]:
         "steps": list(search.steps),
         "older": search.steps[0].position if search.steps and search.steps[0].number > 1 else None,
     }
-
-
-ROUTES: Mapping[str, Mapping[str, Any]] = {"row": {"endpoint": row}}

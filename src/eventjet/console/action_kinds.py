@@ -1,4 +1,4 @@
-"""The actions that there are: what each will do in plain words, and the command's code that does it."""
+"""The kinds of actions: the preview of each in plain words, and the operation that carries it out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from eventjet.archive.reading import folder_of
-from eventjet.console.actions import POSITIONS_MAX, Action, Desk, Meaning, Wish
+from eventjet.console.actions import POSITIONS_MAX, Action, ActionContext, ActionRequest, Preview
 from eventjet.console.jobs import BulkJob, Kind
 from eventjet.errors import UsageError
 from eventjet.operations import pausing, promotion, rebuilding
@@ -25,47 +25,47 @@ _NAMED_MAX = 20
 """Positions that are written out."""
 
 
-def _check_work(desk: Desk, wish: Wish) -> None:
-    if not wish.names:
+def _check_work(context: ActionContext, wanted: ActionRequest) -> None:
+    if not wanted.names:
         raise UsageError("Name what to act on.")
-    chosen = chosen_of(desk.sources.app, wish.names)
-    if wish.revision is not None and (len(chosen.projections) != 1 or chosen.followers):
+    chosen = chosen_of(context.sources.app, wanted.names)
+    if wanted.revision is not None and (len(chosen.projections) != 1 or chosen.followers):
         raise UsageError("A revision is about one projection. Name one.")
 
 
-def _check_verdict(desk: Desk, wish: Wish) -> None:
-    _check_work(desk, wish)
-    if len(wish.names) != 1:
+def _check_verdict(context: ActionContext, wanted: ActionRequest) -> None:
+    _check_work(context, wanted)
+    if len(wanted.names) != 1:
         raise UsageError("A verdict is about one quarantine. Name one.")
-    if not wish.positions:
+    if not wanted.positions:
         raise UsageError("Choose the events that the verdict is about.")
 
 
-def _check_job(desk: Desk, wish: Wish) -> None:
-    if not wish.names:
+def _check_job(context: ActionContext, wanted: ActionRequest) -> None:
+    if not wanted.names:
         raise UsageError("Choose at least one projection.")
-    projections_of(desk.sources.app, wish.names)
-    if wish.from_archive:
-        folder_of(wish.from_archive)
+    projections_of(context.sources.app, wanted.names)
+    if wanted.from_archive:
+        folder_of(wanted.from_archive)
 
 
-def _check_promotion(desk: Desk, wish: Wish) -> None:
-    if len(wish.names) != 1:
+def _check_promotion(context: ActionContext, wanted: ActionRequest) -> None:
+    if len(wanted.names) != 1:
         raise UsageError("One projection is promoted at a time. Name one.")
-    projections_of(desk.sources.app, wish.names)
+    projections_of(context.sources.app, wanted.names)
 
 
-def _check_cancel(_desk: Desk, wish: Wish) -> None:
-    if not wish.job:
+def _check_cancel(_context: ActionContext, wanted: ActionRequest) -> None:
+    if not wanted.job:
         raise UsageError("Name the job to cancel.")
 
 
-async def _statuses(desk: Desk, wish: Wish) -> tuple[list[WorkStatus], str]:
-    """Of what is named, and why that is not known."""
-    every, fault = await _all_statuses(desk)
-    app = desk.sources.app
-    chosen = chosen_of(app, wish.names)
-    pairs = {(one.name, wish.revision or one.revision) for one in chosen.projections}
+async def _statuses(context: ActionContext, wanted: ActionRequest) -> tuple[list[WorkStatus], str]:
+    """Return the statuses of what is named, and why they are not known."""
+    every, fault = await _all_statuses(context)
+    app = context.sources.app
+    chosen = chosen_of(app, wanted.names)
+    pairs = {(one.name, wanted.revision or one.revision) for one in chosen.projections}
     followers = {one.name for one in chosen.followers}
     found = [
         one
@@ -76,29 +76,29 @@ async def _statuses(desk: Desk, wish: Wish) -> tuple[list[WorkStatus], str]:
     return found, fault
 
 
-async def _all_statuses(desk: Desk) -> tuple[list[WorkStatus], str]:
-    """As of now: what pages show may be a second old, and from before an action."""
-    sources = desk.sources
+async def _all_statuses(context: ActionContext) -> tuple[list[WorkStatus], str]:
+    """Return the statuses as of now: the poller's may be a second old, from before an action."""
+    sources = context.sources
     seen = await sources.see("The server or the database", partial(status, sources.app, sources.settings))
     return seen.value or [], seen.fault
 
 
 def _facts(found: Sequence[WorkStatus]) -> list[tuple[str, str]]:
-    return [(_called(one), _standing(one)) for one in found]
+    return [(_label(one), _state_line(one)) for one in found]
 
 
-def _called(one: WorkStatus) -> str:
+def _label(one: WorkStatus) -> str:
     return f"{one.name} revision {one.revision}" if one.kind == PROJECTION else f"{one.kind} {one.name}"
 
 
-def _standing(one: WorkStatus) -> str:
+def _state_line(one: WorkStatus) -> str:
     works = f"the worker {one.owner} works on it" if one.owner else "no worker works on it"
     return f"{one.state} at position {one.position:,}, {counted(one.lag_events, 'event')} behind; {works}"
 
 
-async def _pause_means(desk: Desk, wish: Wish) -> Meaning:
-    found, fault = await _statuses(desk, wish)
-    names = " ".join(wish.names)
+async def _preview_pause(context: ActionContext, wanted: ActionRequest) -> Preview:
+    found, fault = await _statuses(context, wanted)
+    names = " ".join(wanted.names)
     says: list[str] = []
     if any(one.kind == PROJECTION for one in found):
         says.append("The worker stops before its next commit and stands by.")
@@ -108,50 +108,52 @@ async def _pause_means(desk: Desk, wish: Wish) -> Meaning:
         says.append("The worker stops before its next event. Nothing is lost; what events lead to happens later.")
     says.append(f"It stays so until somebody resumes it, here or with `eventjet resume {names}`.")
     paused = bool(found) and all(one.state == "paused" for one in found)
-    return Meaning(says, _facts(found), "It is paused already." if paused else "", fault)
+    return Preview(says, _facts(found), "It is paused already." if paused else "", fault)
 
 
-async def _resume_means(desk: Desk, wish: Wish) -> Meaning:
-    found, fault = await _statuses(desk, wish)
+async def _preview_resume(context: ActionContext, wanted: ActionRequest) -> Preview:
+    found, fault = await _statuses(context, wanted)
     behind = sum(one.lag_events for one in found)
     says = [
         f"It goes on from where it stopped, {counted(behind, 'event')} behind the log.",
         "A worker that stands by takes it at its next look; where none runs, the next one that is started does.",
     ]
     paused = not found or any(one.state == "paused" for one in found)
-    return Meaning(says, _facts(found), "" if paused else "It is not paused.", fault)
+    return Preview(says, _facts(found), "" if paused else "It is not paused.", fault)
 
 
-async def _pause(desk: Desk, wish: Wish, _begun: Begun) -> str:
-    app, settings = desk.sources.app, desk.sources.settings
-    done = await pausing.pause(app, settings, wish.names, wish.revision)
+async def _pause(context: ActionContext, wanted: ActionRequest, _begun: Begun) -> str:
+    app, settings = context.sources.app, context.sources.settings
+    done = await pausing.pause(app, settings, wanted.names, wanted.revision)
     return "\n".join(pausing.paused_told(app, one) for one in done)
 
 
-async def _resume(desk: Desk, wish: Wish, _begun: Begun) -> str:
-    app, settings = desk.sources.app, desk.sources.settings
-    done = await pausing.resume(app, settings, wish.names, wish.revision)
+async def _resume(context: ActionContext, wanted: ActionRequest, _begun: Begun) -> str:
+    app, settings = context.sources.app, context.sources.settings
+    done = await pausing.resume(app, settings, wanted.names, wanted.revision)
     return "\n".join(pausing.resumed_told(app, one) for one in done)
 
 
-async def _verdict_means(desk: Desk, wish: Wish, says: Callable[[Quarantine, int], list[str]]) -> Meaning:
-    (name,) = wish.names
-    seen = await desk.sources.see(
-        "The quarantine", partial(parked_events, desk.sources, name, limit=POSITIONS_MAX, after=0)
+async def _preview_verdict(
+    context: ActionContext, wanted: ActionRequest, says: Callable[[Quarantine, int], list[str]]
+) -> Preview:
+    (name,) = wanted.names
+    seen = await context.sources.see(
+        "The quarantine", partial(parked_events, context.sources, name, limit=POSITIONS_MAX, after=0)
     )
-    quarantine = quarantine_of(desk.sources.app, desk.sources.settings, name)
+    quarantine = quarantine_of(context.sources.app, context.sources.settings, name)
     if seen.value is None:
-        return Meaning(says(quarantine, 0), [("events", _positions(wish.positions))], fault=seen.fault)
+        return Preview(says(quarantine, 0), [("events", _positions(wanted.positions))], fault=seen.fault)
     parked = {one.position: one for one in seen.value.events if one.revision == seen.value.revision}
-    chosen = [parked[position] for position in wish.positions if position in parked]
+    chosen = [parked[position] for position in wanted.positions if position in parked]
     behind = sum(one.blocked for one in chosen)
-    gone = [position for position in wish.positions if position not in parked]
-    facts = [("events", _positions(wish.positions)), ("events that wait behind them", f"{behind:,}")]
+    gone = [position for position in wanted.positions if position not in parked]
+    facts = [("events", _positions(wanted.positions)), ("events that wait behind them", f"{behind:,}")]
     facts += [(f"position {one.position}", cut(one.reason, 200)) for one in chosen[:_NAMED_MAX] if one.reason]
     refusal = ""
     if gone and not seen.value.is_cut:
         refusal = f"Not parked any more: {_positions(gone)}. Go back and choose again."
-    return Meaning(says(quarantine, behind), facts, refusal)
+    return Preview(says(quarantine, behind), facts, refusal)
 
 
 def _retry_says(_quarantine: Quarantine, behind: int) -> list[str]:
@@ -171,17 +173,17 @@ def _drop_says(quarantine: Quarantine, behind: int) -> list[str]:
     ]
 
 
-async def _retry(desk: Desk, wish: Wish, _begun: Begun) -> str:
-    return await _decided(desk, wish, lambda quarantine: quarantine.retry(wish.positions))
+async def _retry(context: ActionContext, wanted: ActionRequest, _begun: Begun) -> str:
+    return await _decided(context, wanted, lambda quarantine: quarantine.retry(wanted.positions))
 
 
-async def _drop(desk: Desk, wish: Wish, _begun: Begun) -> str:
-    return await _decided(desk, wish, lambda quarantine: quarantine.drop(wish.positions))
+async def _drop(context: ActionContext, wanted: ActionRequest, _begun: Begun) -> str:
+    return await _decided(context, wanted, lambda quarantine: quarantine.drop(wanted.positions))
 
 
-async def _decided(desk: Desk, wish: Wish, decide: Callable[[Quarantine], list[int]]) -> str:
-    (name,) = wish.names
-    quarantine = quarantine_of(desk.sources.app, desk.sources.settings, name)
+async def _decided(context: ActionContext, wanted: ActionRequest, decide: Callable[[Quarantine], list[int]]) -> str:
+    (name,) = wanted.names
+    quarantine = quarantine_of(context.sources.app, context.sources.settings, name)
     done = await asyncio.to_thread(decide, quarantine)
     return f"The verdict on {_positions(done)} is given."
 
@@ -192,16 +194,16 @@ def _positions(positions: Sequence[int]) -> str:
     return f"position{'' if len(positions) == 1 else 's'} {named}{more}"
 
 
-async def _rebuild_means(desk: Desk, wish: Wish) -> Meaning:
+async def _preview_rebuild(context: ActionContext, wanted: ActionRequest) -> Preview:
     """The plan, as `eventjet rebuild --dry-run` shows it."""
-    sources = desk.sources
+    sources = context.sources
     look = partial(
         preview,
         sources.app,
-        wish.names,
+        wanted.names,
         sources.settings,
-        engine=EngineOptions(wish.engine),
-        from_archive=wish.from_archive or None,
+        engine=EngineOptions(wanted.engine),
+        from_archive=wanted.from_archive or None,
     )
     seen = await sources.see("The plan", look)
     says = [
@@ -210,15 +212,15 @@ async def _rebuild_means(desk: Desk, wish: Wish) -> Meaning:
         "Cancelled, or after a fault anywhere, the live one stays as it is.",
     ]
     if seen.value is None:
-        return Meaning(says, fault=seen.fault)
+        return Preview(says, fault=seen.fault)
     told = list(rebuilding.preview_told(seen.value))[:-1]
     facts = [("plan", line) for line in told if not line.startswith("Refused: ")]
-    return Meaning(says, facts, "\n".join(seen.value.refusals))
+    return Preview(says, facts, "\n".join(seen.value.refusals))
 
 
-async def _verify_means(_desk: Desk, wish: Wish) -> Meaning:
-    each = ", one after the other" if len(wish.names) > 1 else ""
-    return Meaning(
+async def _preview_verify(_context: ActionContext, wanted: ActionRequest) -> Preview:
+    each = ", one after the other" if len(wanted.names) > 1 else ""
+    return Preview(
         [
             f"The read model is compared with the log, row by row{each}: for that it is made again aside.",
             "The live one is only read, and nothing is changed. Workers, commands and readers go on.",
@@ -226,14 +228,14 @@ async def _verify_means(_desk: Desk, wish: Wish) -> Meaning:
     )
 
 
-async def _job(kind: Kind, desk: Desk, wish: Wish, begun: Begun) -> str:
-    job = BulkJob(begun.id, kind, wish.names, wish.engine, wish.from_archive, begun.actor)
-    return await desk.jobs.run(job)
+async def _job(kind: Kind, context: ActionContext, wanted: ActionRequest, begun: Begun) -> str:
+    job = BulkJob(begun.id, kind, wanted.names, wanted.engine, wanted.from_archive, begun.actor)
+    return await context.jobs.run(job)
 
 
-async def _promote_means(desk: Desk, wish: Wish) -> Meaning:
-    (resolved,) = projections_of(desk.sources.app, wish.names)
-    every, fault = await _all_statuses(desk)
+async def _preview_promote(context: ActionContext, wanted: ActionRequest) -> Preview:
+    (resolved,) = projections_of(context.sources.app, wanted.names)
+    every, fault = await _all_statuses(context)
     each = [one for one in every if one.name == resolved.name and one.kind == PROJECTION]
     holder = next((one for one in each if not one.location and one.revision != resolved.revision), None)
     own = next((one for one in each if one.revision == resolved.revision), None)
@@ -244,35 +246,35 @@ async def _promote_means(desk: Desk, wish: Wish) -> Meaning:
             f"The tables of revision {holder.revision} go aside and are kept; promoting that one brings it back."
         )
     says.append("It is refused while it lacks events that readers see already.")
-    facts = [(_called(one), f"{_standing(one)}; {'aside' if one.location else 'what readers see'}") for one in each]
+    facts = [(_label(one), f"{_state_line(one)}; {'aside' if one.location else 'what readers see'}") for one in each]
     refusal = ""
     if own is not None and own.state != "new" and not own.location:
         refusal = f"Revision {resolved.revision} is what readers see already."
-    return Meaning(says, facts, refusal, fault)
+    return Preview(says, facts, refusal, fault)
 
 
-async def _promote(desk: Desk, wish: Wish, _begun: Begun) -> str:
-    (resolved,) = projections_of(desk.sources.app, wish.names)
-    done = await asyncio.to_thread(promotion.promote, desk.sources.settings, resolved)
+async def _promote(context: ActionContext, wanted: ActionRequest, _begun: Begun) -> str:
+    (resolved,) = projections_of(context.sources.app, wanted.names)
+    done = await asyncio.to_thread(promotion.promote, context.sources.settings, resolved)
     return promotion.promoted_told(resolved, done)
 
 
-async def _cancel_means(desk: Desk, wish: Wish) -> Meaning:
-    job = desk.jobs.get(wish.job)
+async def _preview_cancel(context: ActionContext, wanted: ActionRequest) -> Preview:
+    job = context.jobs.get(wanted.job)
     says = [
         f"It stops within {STOP_TIMEOUT_S:g} s, and what it has begun is cleared away. No live read model is changed."
     ]
     if job is None or not job.is_running:
-        return Meaning(says, refusal=_NOT_RUNNING)
-    return Meaning(says, [("job", f"{job.kind} of {', '.join(job.names)}, begun by {job.actor or 'nobody named'}")])
+        return Preview(says, refusal=_NOT_RUNNING)
+    return Preview(says, [("job", f"{job.kind} of {', '.join(job.names)}, begun by {job.actor or 'nobody named'}")])
 
 
 _NOT_RUNNING = "It does not run in this console: it has ended, or another console runs it."
 
 
-async def _cancel(desk: Desk, wish: Wish, _begun: Begun) -> str:
-    job = desk.jobs.get(wish.job)
-    if job is None or not job.is_running or not desk.cancel(wish.job):
+async def _cancel(context: ActionContext, wanted: ActionRequest, _begun: Begun) -> str:
+    job = context.jobs.get(wanted.job)
+    if job is None or not job.is_running or not context.cancel(wanted.job):
         raise UsageError(_NOT_RUNNING)
     return f"The {job.kind} of {', '.join(job.names)} was told to stop."
 
@@ -280,14 +282,14 @@ async def _cancel(desk: Desk, wish: Wish, _begun: Begun) -> str:
 ACTIONS: Mapping[str, Action] = {
     one.name: one
     for one in (
-        Action("pause", "Pause", _check_work, _pause_means, _pause),
-        Action("resume", "Resume", _check_work, _resume_means, _resume),
-        Action("retry", "Retry", _check_verdict, partial(_verdict_means, says=_retry_says), _retry),
-        Action("drop", "Drop", _check_verdict, partial(_verdict_means, says=_drop_says), _drop, is_harm=True),
-        Action("rebuild", "Rebuild", _check_job, _rebuild_means, partial(_job, "rebuild")),
-        Action("verify", "Verify", _check_job, _verify_means, partial(_job, "verify")),
-        Action("promote", "Promote", _check_promotion, _promote_means, _promote),
-        Action("cancel", "Cancel", _check_cancel, _cancel_means, _cancel, is_harm=True),
+        Action("pause", "Pause", _check_work, _preview_pause, _pause),
+        Action("resume", "Resume", _check_work, _preview_resume, _resume),
+        Action("retry", "Retry", _check_verdict, partial(_preview_verdict, says=_retry_says), _retry),
+        Action("drop", "Drop", _check_verdict, partial(_preview_verdict, says=_drop_says), _drop, is_harm=True),
+        Action("rebuild", "Rebuild", _check_job, _preview_rebuild, partial(_job, "rebuild")),
+        Action("verify", "Verify", _check_job, _preview_verify, partial(_job, "verify")),
+        Action("promote", "Promote", _check_promotion, _preview_promote, _promote),
+        Action("cancel", "Cancel", _check_cancel, _preview_cancel, _cancel, is_harm=True),
     )
 }
 """By name."""
