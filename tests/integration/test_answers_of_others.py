@@ -239,7 +239,7 @@ async def a_cursor(client: Client, app: str) -> None:
 async def a_publication(client: Client, app: str) -> None:
     public = PublicStream(client, f"{app}_public", "lights")
     messages = [PublicMessage(f"{app}_public.lights.{n}", (), b"{}") for n in range(2)]
-    await public.tell(messages, 7)
+    await public.publish(messages, 7)
 
 
 async def a_snapshot(client: Client, app: str) -> None:

@@ -21,9 +21,9 @@ from eventjet.errors import LogDrifted, LogUnusable, StoreError
 from eventjet.jet import Jet
 from eventjet.jetstream.api import StreamState, create_stream, stream_info
 from eventjet.jetstream.client import Client, connect
+from eventjet.log.integrity import check_running
 from eventjet.log.public_stream import PublicStream, check_public_stream
 from eventjet.log.snapshots import BulkSnapshots, Offer
-from eventjet.log.stream_check import check_running
 from eventjet.log.timers import JetStreamTimers
 from eventjet.log.topology import (
     COSTS,
@@ -328,7 +328,7 @@ async def test_a_publication_names_a_setting_that_was_changed_while_it_tells(cli
     name = fresh_name("town")
     await client.ask(create_stream({"name": name, "subjects": [f"{name}.tallies.>"], "allow_atomic": True}))
     public = PublicStream(client, name, "tallies")
-    assert await public.told_until() == 0
+    assert await public.published_until() == 0
     await edit(client, name, {"sealed": True})
     with pytest.raises(LogUnusable, match="sealed is set on it"):
-        await public.tell([PublicMessage(f"{name}.tallies.a", (("Nats-Msg-Id", "1"),), b"{}")], 1)
+        await public.publish([PublicMessage(f"{name}.tallies.a", (("Nats-Msg-Id", "1"),), b"{}")], 1)

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 def faults(at: AppTarget) -> list[str]:
     """Why projections cannot go on over the log, what is gone from it, and what this app cannot read of it."""
     from eventjet.jetstream.connection import NatsConnection
-    from eventjet.log.integrity import missing_range
-    from eventjet.log.stream_check import log_fault, state_of_log
+    from eventjet.log.integrity import log_fault, missing_range, state_of_log
     from eventjet.log.unknown_events import unknown_events
     from eventjet.nats.endpoint import Endpoint
     from eventjet.sql.checkpoint import RETIRED

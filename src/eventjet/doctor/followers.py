@@ -11,7 +11,7 @@ from eventjet.doctor.streams import tell_no_server
 from eventjet.doctor.work import tell_work
 from eventjet.errors import Forbidden, LogUnusable
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.stream_check import state_of_log
+from eventjet.log.integrity import state_of_log
 from eventjet.nats.endpoint import Endpoint
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import look_at_followers

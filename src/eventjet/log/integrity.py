@@ -1,4 +1,4 @@
-"""Which log a stream holds, whether all of it is there, and the repair of a stream that somebody changed.
+"""Which log a stream holds, whether all of it is there, whether a checkpoint was made from it, and its repair.
 
 A save is fenced by positions alone, and a stream that was deleted and made again has the same positions. So a writer
 keeps a `StreamIdentity`: it looks at the stream when it begins, every second while it is asked, and as soon as the
@@ -12,11 +12,25 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from eventjet.errors import ApiRefused, LogIncomplete, LogUnusable, StoreError, StreamMissing, Unreachable
-from eventjet.jetstream.api import StreamState, stream_info, update_stream
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.headers import MSG_ID, RawRecord, header
+from eventjet.errors import (
+    ApiRefused,
+    EventjetError,
+    IdentityLost,
+    LogIncomplete,
+    LogRolledBack,
+    LogUnusable,
+    StoreError,
+    StreamMissing,
+    Unreachable,
+)
+from eventjet.jetstream.api import StreamState, message_at, paused_until, stream_info, update_stream
 from eventjet.jetstream.client import Client
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.log.topology import (
     AGGREGATES,
     FIRST,
@@ -29,6 +43,7 @@ from eventjet.log.topology import (
     every_config,
     identity_of,
     info,
+    missing_stream,
 )
 from eventjet.observability import logs
 
@@ -223,6 +238,140 @@ def _is_another(before: StreamState, state: StreamState) -> bool:
     """Return whether the stream was made again, restored or rolled back."""
     made = (before.metadata.get(IDENTITY), before.created)
     return made != (state.metadata.get(IDENTITY), state.created) or state.last < before.last
+
+
+# Whether a checkpoint was made from this log.
+
+
+class Stand(Protocol):
+    """A checkpoint or a cursor: at which event of which log it stands."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def log(self) -> str: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def event_id(self) -> str: ...
+
+
+def state_of_log(connection: NatsConnection, stream: str) -> tuple[str, StreamState]:
+    """Return (identity, state) of an app's stream; raises `LogUnusable` when `init` has not made it. Blocks."""
+    try:
+        state = connection.ask(stream_info(stream))
+    except StreamMissing:
+        raise missing_stream(stream) from None
+    return identity_of(state), state
+
+
+async def learn_voids(client: Client, stream: str, catalog: Catalog) -> None:
+    """Have the readers of a worker pass over what its log declares skipped."""
+    catalog.voids.update(await client.run(reading_skip_markers(stream)))
+
+
+def check_same_log(connection: NatsConnection, stream: str, checkpoint: Stand) -> None:
+    """Raise `LogRolledBack` where the checkpoint was not made from this log. Blocks."""
+    identity, state = state_of_log(connection, stream)
+    fault = _another_past(identity, state, checkpoint, _record_under(connection, stream, checkpoint))
+    if fault is not None:
+        raise fault
+
+
+async def check_whole_log(client: Client, stream: str, checkpoint: Stand) -> str:
+    """Return the log's identity; raises `LogRolledBack`, `LogIncomplete` and `LogDrifted` where the checkpoint was not
+    made from it, or cannot go on from there."""
+    state = await info(client, stream)
+    identity = identity_of(state)
+    record = await client.ask(message_at(stream, checkpoint.position)) if checkpoint.position else None
+    fault = _fault(identity, state, checkpoint, record)
+    if fault is not None:
+        raise fault
+    check_settings(state)
+    return identity
+
+
+async def check_running(client: Client, stream: str, checkpoint: Stand, log: str) -> None:
+    """Check what may change under a worker while it reads; raises as `check_whole_log`.
+
+    A server that is away is no fault, and another past under the same identity ends the reading by itself.
+    """
+    try:
+        state = await info(client, stream)
+        identity = identity_of(state)
+    except IdentityLost:
+        raise
+    except (StoreError, Unreachable):
+        return
+    if identity != log:
+        raise LogRolledBack(checkpoint.name, checkpoint.position, _other(log, stream, identity))
+    check_integrity(state)
+    check_settings(state)
+
+
+async def pause_of(client: Client, stream: str, durable: str) -> str | None:
+    """Return why nothing arrives where somebody paused the durable at the server, whose heartbeats go on.
+
+    None where it is not paused, where the server is away, and where these credentials may not ask.
+    """
+    try:
+        until = await client.ask(paused_until(stream, durable))
+    except EventjetError:
+        return None
+    what = f"its consumer {durable!r} of the stream {stream!r} is paused at the server until {until}"
+    return f"{what}. Run `nats consumer resume {stream} {durable}`" if until else None
+
+
+def log_fault(
+    connection: NatsConnection, identity: str, state: StreamState, checkpoint: Stand
+) -> LogRolledBack | LogIncomplete | None:
+    """Return why the projection cannot go on over this log; None if it can. Blocks."""
+    return _fault(identity, state, checkpoint, _record_under(connection, state.name, checkpoint))
+
+
+def _record_under(connection: NatsConnection, stream: str, checkpoint: Stand) -> RawRecord | None:
+    """Return the record at the checkpoint's position. Blocks."""
+    return connection.ask(message_at(stream, checkpoint.position)) if checkpoint.position else None
+
+
+def _fault(
+    identity: str, state: StreamState, checkpoint: Stand, record: RawRecord | None
+) -> LogRolledBack | LogIncomplete | None:
+    """Return what `log_fault` does, for a log that has `record` at the checkpoint's position."""
+    fault = _another_past(identity, state, checkpoint, record)
+    gone = "" if fault else missing_range(state)
+    return LogIncomplete(f"The log {state.name!r}", gone) if gone else fault
+
+
+def _another_past(
+    identity: str, state: StreamState, checkpoint: Stand, record: RawRecord | None
+) -> LogRolledBack | None:
+    """Return why the checkpoint was not made from this log, None if it was.
+
+    A log restored from an old backup and grown again has a longer tail but another past: hence the event's id.
+    """
+    if checkpoint.position == 0:
+        return None
+    if checkpoint.log != identity:
+        return LogRolledBack(checkpoint.name, checkpoint.position, _other(checkpoint.log, state.name, identity))
+    if state.last < checkpoint.position:
+        return LogRolledBack(checkpoint.name, checkpoint.position, f"the log ends at position {state.last}")
+    if record is None:
+        return LogRolledBack(checkpoint.name, checkpoint.position, "the log has no event there any more")
+    event_id = header(record[3], MSG_ID) or ""
+    if event_id == checkpoint.event_id:
+        return None
+    reason = f"the event there is {event_id or 'without id'}, and it was {checkpoint.event_id}"
+    return LogRolledBack(checkpoint.name, checkpoint.position, reason)
+
+
+def _other(log: str, stream: str, identity: str) -> str:
+    return f"it was made from the log {log} and the stream {stream!r} is {identity}"
+
+
+async def left_in_log(client: Client, stream: str, position: int) -> int:
+    """Return about how many events come after `position`, before anything is read."""
+    return max(0, (await info(client, stream)).last - position)
 
 
 # Repair, for an administrator. Blocks.

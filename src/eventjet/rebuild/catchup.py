@@ -19,7 +19,7 @@ from eventjet.domain.parked import Parked
 from eventjet.errors import LogRolledBack, RebuildError, VerificationFailed
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
-from eventjet.log.stream_check import check_same_log
+from eventjet.log.integrity import check_same_log
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine import rows

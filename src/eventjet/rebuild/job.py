@@ -27,9 +27,9 @@ from eventjet.archive.reading import ArchiveFiles, folder_of
 from eventjet.codec.catalog import Catalog
 from eventjet.errors import RebuildError, RowsRefused, UsageError
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.integrity import state_of_log
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.log.skip_markers import reading_skip_markers
-from eventjet.log.stream_check import state_of_log
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import spans, tracing
 from eventjet.parallel.fork_server import ForkServer

@@ -14,7 +14,7 @@ from eventjet.domain.identity import encode_id
 from eventjet.errors import RebuildError, RowUnreadable
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import read_range
-from eventjet.log.stream_check import check_same_log
+from eventjet.log.integrity import check_same_log
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.fold import RowKey
 from eventjet.projections.resolve import ResolvedProjection

@@ -12,8 +12,8 @@ from eventjet.domain.inbox import Inbox
 from eventjet.errors import LogRolledBack, StoreError, StreamMissing, UnexpectedExit
 from eventjet.jetstream.api import message_at, stream_info
 from eventjet.jetstream.client import Client
+from eventjet.log.integrity import check_running, check_whole_log, learn_voids, pause_of
 from eventjet.log.predecessors import PredecessorReader
-from eventjet.log.stream_check import check_running, check_whole_log, learn_voids, pause_of
 from eventjet.quarantine.fold import Offered, Offering, Reader, aggregate_key_of
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.declarations import Declaration, filters_of, missing_stream

@@ -37,7 +37,7 @@ from eventjet.errors import (
     TransactionEnded,
     UnknownEvent,
 )
-from eventjet.log.stream_check import check_running, check_whole_log, learn_voids, left_in_log, pause_of
+from eventjet.log.integrity import check_running, check_whole_log, learn_voids, left_in_log, pause_of
 from eventjet.observability import logs, tracing
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.quarantine.fold import BlockedAggregates, Offered, is_newer

@@ -17,8 +17,8 @@ from eventjet.domain.parked import PARKED, RETRIED, RETRY, AggregateKey, Parked
 from eventjet.errors import HistoryBroken, StillHeld
 from eventjet.jetstream.api import message_at
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.integrity import check_same_log
 from eventjet.log.predecessors import PredecessorReader
-from eventjet.log.stream_check import check_same_log
 from eventjet.observability import logs
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql

@@ -30,8 +30,8 @@ from eventjet.errors import (
 )
 from eventjet.jetstream.api import StreamState, last_message, next_message, server_time, stream_info
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.integrity import log_fault, state_of_log
 from eventjet.log.public_stream import check_public
-from eventjet.log.stream_check import log_fault, state_of_log
 from eventjet.log.topology import cursors_config, timer_config
 from eventjet.log.topology import standstill as standstill_of
 from eventjet.nats.endpoint import Endpoint

@@ -16,8 +16,8 @@ from eventjet.commands.repositories import Repositories, open_repositories
 from eventjet.errors import EventjetError, UnexpectedExit, Unreachable, UsageError
 from eventjet.jetstream.client import Client, connected
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.integrity import state_of_log
 from eventjet.log.public_stream import PublicStream
-from eventjet.log.stream_check import state_of_log
 from eventjet.log.timers import JetStreamTimers
 from eventjet.log.topology import drifts_of
 from eventjet.log.unknown_events import LIST_S, LISTED_MAX, noted_unknown, unknown_aggregates, unknown_events
