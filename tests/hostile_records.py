@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from hypothesis import strategies as st
 
-from eventjet.archive.batches import lasting
+from eventjet.archive.republish import lasting
 from eventjet.cli.history import line
 from eventjet.cli.terminal import print_json
 from eventjet.codec.catalog import Catalog
@@ -22,7 +22,7 @@ from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, UndecodableEvent, UnknownEvent
 from eventjet.jetstream.api import direct_record
 from eventjet.operations.events import shown, stored_json
-from eventjet.quarantine.fold import Offered, Offering, parked_for
+from eventjet.projections.fold import Offered, Offering, parked_for
 
 _NUMBERS = st.one_of(
     st.integers(-5, 2**70).map(str),

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import text
 
 from eventjet import failpoints
-from eventjet.quarantine import rows as verdict
+from eventjet.sql import quarantine as verdict
 from eventjet.sql.database import Database
 from tests.among import SEVERAL
 from tests.faults.among import divided

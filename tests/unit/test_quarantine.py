@@ -20,18 +20,18 @@ from eventjet.domain.aggregate import event
 from eventjet.domain.parked import Parked
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import DefinitionError, UnknownEvent
-from eventjet.projections.fold import Rows
-from eventjet.projections.projection import entries, projection
-from eventjet.projections.resolve import resolve
-from eventjet.projections.row_codec import RowCodec
-from eventjet.quarantine.fold import (
+from eventjet.projections.fold import (
     BlockedAggregates,
     Offered,
     Offering,
     ParkingFold,
+    Rows,
     aggregate_key_of,
     parked_for,
 )
+from eventjet.projections.projection import entries, projection
+from eventjet.projections.resolve import resolve
+from eventjet.projections.row_codec import RowCodec
 
 
 @event("account.added")

@@ -7,6 +7,7 @@ and the process decides by its state. When it fires, the server puts a message u
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -33,6 +34,8 @@ _SCHEDULE, _TARGET = "Nats-Schedule", "Nats-Schedule-Target"
 _TRIES = 5
 _KNOWN_MAX = 100_000
 _DUE_MAX = 100
+SHARED_S = 0.1
+"""How long an answer of `newest_fired` stands, for all process types of a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class JetStreamTimers:
         self._app = app
         self._stream = timer_stream(app)
         self._known: dict[str, _Known] = {}
+        self._newest, self._asked_at = 0, float("-inf")
+        self._asking = asyncio.Lock()
 
     async def set(self, process: str, process_id: str, version: int, at: datetime, fired: int = 0) -> None:
         """Wake the process at a time, unless a later version of it has set a timer.
@@ -115,6 +120,21 @@ class JetStreamTimers:
             # Up to our own sequence: never a successor's timer.
             await self._client.ask(purge_stream(self._stream, subject, known.sequence))
             self._known.pop(subject, None)
+
+    async def newest_fired(self) -> int:
+        """The sequence of the newest timer that has fired, of all processes; 0 for none. Later ones have higher ones.
+
+        All who ask within `SHARED_S` share an answer.
+        """
+        async with self._asking:
+            loop = asyncio.get_running_loop()
+            if loop.time() - self._asked_at > SHARED_S:
+                try:
+                    record = await self._client.ask(last_message(self._stream, due_subject(self._app, "*", "*")))
+                except (ApiRefused, StoreUnavailable) as error:
+                    raise await explained(self._client, timer_config(self._app, 1), error) from error
+                self._newest, self._asked_at = 0 if record is None else record[0], loop.time()
+            return self._newest
 
     async def due(self, process: str, after: int) -> Sequence[Due]:
         """Return some of the timers that fired after a sequence and were not cleared, in order."""

@@ -19,7 +19,7 @@ from eventjet.projections.resolve import ResolvedProjection
 from eventjet.sql import checkpoint
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.locations import located
-from eventjet.sql.text_order import keys_from
+from eventjet.sql.statements import keys_from
 
 FOUND_MAX = 50
 """Aggregates of one page."""

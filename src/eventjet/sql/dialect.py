@@ -1,7 +1,7 @@
 """`Dialect`: the port to one kind of database. Whatever differs between databases is asked of it.
 
 To add a database, write its class in a file of its own, add it to `_dialects` here, and run tests/contracts for it
-(tests/integration/test_dialects.py). To rebuild there, write its `RunSpace` and add it in `rebuild/spaces.py`.
+(tests/integration/test_dialects.py). To rebuild there, write its workspace in `rebuild/workspace.py`.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from sqlalchemy import CheckConstraint, ColumnElement, Connection, Engine, Table, TextClause, text
 from sqlalchemy import types as sa
 from sqlalchemy.engine import URL
+from sqlalchemy.engine import Dialect as SqlalchemyDialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.schema import (
@@ -29,12 +31,10 @@ from sqlalchemy.schema import (
 
 from eventjet.domain.parked import Parked
 from eventjet.errors import UsageError
-from eventjet.projections.columns import Convert, element, labels, plain
+from eventjet.projections.columns import Convert, element, labels, plain, stored
 from eventjet.projections.row_codec import ColumnValues, RowCodec
-from eventjet.sql.column_fit import Fit
-from eventjet.sql.soundness import Soundness
-from eventjet.sql.statements import Statements
-from eventjet.sql.text_order import TextOrder
+from eventjet.shown import cut
+from eventjet.sql.statements import Statements, TextOrder
 
 T = TypeVar("T")
 
@@ -412,3 +412,53 @@ def verbatim(statement: str) -> TextClause:
 def listed(found: Sequence[str]) -> str:
     """At most ten of them in words."""
     return ", ".join(found[:10]) + (f" and {len(found) - 10} more" if len(found) > 10 else "")
+
+
+class Fit(Enum):
+    """How a column that is there takes the values of the type that is declared for it."""
+
+    SAME = "same"
+    OTHER = "other"
+    """It is of another type, which gives every value back; or nobody can say."""
+    LOSES = "loses"
+    """It refuses some, or gives them back as others."""
+
+
+def spoken(kind: sa.TypeEngine[Any], dialect: SqlalchemyDialect) -> str:
+    """A type as SQL writes it; an enum of the database with its labels, and one that is kept as another with both."""
+    own = stored(kind, dialect)
+    if isinstance(own, sa.NullType):
+        return "of no type that is known"
+    each = element(own, dialect)
+    if isinstance(each, sa.Enum) and each.native_enum:
+        return cut(f"{each.name} ENUM{'' if each is own else '[]'} ({', '.join(map(repr, each.enums))})")
+    told = str(own.compile(dialect=dialect))
+    return told if plain(kind) is kind else f"{plain(kind)!s}, kept as {told}"
+
+
+@dataclass(frozen=True, slots=True)
+class Weakness:
+    """One setting, or its version."""
+
+    what: str
+    cost: str
+    remedy: str
+    is_fault: bool = False
+    """Whether rows may be lost or wrong, or nothing can be written."""
+    is_rare: bool = False
+    """Whether it takes a coincidence that few ever meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Soundness:
+    """A database, as it answers."""
+
+    version: str
+    """As a person calls it: `PostgreSQL 18.1`."""
+    weaknesses: tuple[Weakness, ...]
+
+
+def numbers_of(version: str) -> tuple[int, ...]:
+    """Of `18.1 (Debian …)` the numbers that it begins with."""
+    numbers = version.partition(" ")[0].split(".")
+    return tuple(int(one) for one in numbers if one.isdecimal())

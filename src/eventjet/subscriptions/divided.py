@@ -32,9 +32,8 @@ from eventjet.subscriptions.quarantine_retry import log_parked
 from eventjet.subscriptions.reader import CHUNK_MAX, Source, close_reading, left_after
 from eventjet.subscriptions.retry import Pace
 from eventjet.writers.batch import Batch
-from eventjet.writers.batch_fold import Prepared
 from eventjet.writers.fold_task import BatchFoldTask, changes_in
-from eventjet.writers.fold_writer import FoldWriter
+from eventjet.writers.fold_writer import FoldWriter, Prepared
 
 _AHEAD = 2
 """Batches that are being folded while one before them is committed, at most."""

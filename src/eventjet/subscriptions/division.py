@@ -14,9 +14,9 @@ from eventjet.errors import FoldProcessLost
 from eventjet.observability import logs
 from eventjet.parallel.process import FoldFailed
 from eventjet.parallel.processes import FoldProcesses
+from eventjet.projections.fold import BlockedAggregates
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.quarantine.fold import BlockedAggregates
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.subscriptions.among import Among
 from eventjet.subscriptions.context import WorkerContext

@@ -1,4 +1,4 @@
-"""`Projector`: runs one projection in one process, session after session.
+"""`ProjectionRunner`: runs one projection in one process, session after session.
 
 A session is one lease: take it, take the durable over, check the log, then write batch by batch, each in as few
 transactions as hold. While the database commits a batch of a fold, the next one is folded. What is read, folded or
@@ -39,9 +39,9 @@ from eventjet.errors import (
 )
 from eventjet.log.integrity import check_running, check_whole_log, learn_voids, left_in_log, pause_of
 from eventjet.observability import logs, tracing
+from eventjet.projections.fold import BlockedAggregates, Offered, is_newer
+from eventjet.projections.fold import reader as reader_of
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.quarantine.fold import BlockedAggregates, Offered, is_newer
-from eventjet.quarantine.fold import reader as reader_of
 from eventjet.sql import locations
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, DECLARED, FAILED, Checkpoint
 from eventjet.sql.dialect import is_about_data
@@ -51,10 +51,9 @@ from eventjet.subscriptions.division import Division
 from eventjet.subscriptions.lease import Lease, Promotion
 from eventjet.subscriptions.quarantine_retry import carry_out_retries, load_blocked, log_parked
 from eventjet.subscriptions.reader import EventReader, Source
-from eventjet.subscriptions.retry import Pace, end, now_told, renewing, run_terms, waiting_since
+from eventjet.subscriptions.retry import Pace, end, now_told, renewing, run_sessions, waiting_since
 from eventjet.writers.batch import Batch, Parts
-from eventjet.writers.batch_fold import Prepared
-from eventjet.writers.fold_writer import FoldWriter
+from eventjet.writers.fold_writer import FoldWriter, Prepared
 from eventjet.writers.sql_writer import SqlWriter
 
 _log = logging.getLogger(__name__)
@@ -230,7 +229,7 @@ _STOPS = (
 )
 
 
-class Projector:
+class ProjectionRunner:
     """One projection in one process. `on_ready` is called, perhaps often, once it works or waits for the lease."""
 
     def __init__(self, resolved: AnyResolved, context: WorkerContext, on_ready: Callable[[], None]) -> None:
@@ -249,7 +248,7 @@ class Projector:
     async def run(self, stop: asyncio.Event) -> None:
         """Term after term until `stop`; the batch in hand is finished and the lease let go."""
         resolved, ends = self.resolved, self._meter.terms
-        await run_terms(
+        await run_sessions(
             resolved.name,
             self._term,
             stop,

@@ -23,7 +23,7 @@ from eventjet.jetstream.reader import DurablePull
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
-from eventjet.quarantine.fold import Reader
+from eventjet.projections.fold import Reader
 from eventjet.writers.batch import Batch
 
 BYTES_MAX = 16 * 1024 * 1024

@@ -21,14 +21,14 @@ from eventjet.log.predecessors import PredecessorReader
 from eventjet.nats.endpoint import Endpoint
 from eventjet.parallel.process import ShareWork
 from eventjet.projections.app_ref import AppRef
+from eventjet.projections.fold import BlockedAggregates, Reader, reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
-from eventjet.quarantine.fold import BlockedAggregates, Reader, reader
 from eventjet.sql.database import WORKER, Database
 from eventjet.sql.locations import located
 from eventjet.sql.statements import Changes, QuarantineChanges, Rendered, Statements
 from eventjet.writers.batch import Batch
-from eventjet.writers.batch_fold import BatchFold, Prepared, changes_of
+from eventjet.writers.fold_writer import BatchFold, Prepared, changes_of
 
 Mark: TypeAlias = tuple[int, int]
 """(last position of the batch, position up to which all is committed)."""

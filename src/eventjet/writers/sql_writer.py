@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeAlias, cast
 
-from sqlalchemy import DDL, Connection, Table, TextClause, event
+import psycopg
+from psycopg.pq import TransactionStatus
+from sqlalchemy import DDL, Column, Connection, String, Table, TextClause, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import UpdateBase
@@ -27,11 +29,9 @@ from eventjet.errors import CheckpointFenced, HandlerFailed, TransactionEnded, U
 from eventjet.observability import logs
 from eventjet.projections.sql_projection import ResolvedHandler, ResolvedSql
 from eventjet.sql.checkpoint import Checkpoint, advance, renew
-from eventjet.sql.dialect import dialect_named, is_transient
+from eventjet.sql.dialect import dialect_named, is_transient, listed
 from eventjet.writers.batch import Batch
-from eventjet.writers.driver import driver_of, is_over, is_spoilt
 from eventjet.writers.fold_writer import fenced
-from eventjet.writers.too_long import overlong
 
 _log = logging.getLogger(__name__)
 _ENDS = re.compile(
@@ -267,3 +267,59 @@ def _is_by_hand(context: Any) -> bool:
     """Whether the statement's text is the application's own; SQLAlchemy's, for `begin_nested`, may be a savepoint."""
     compiled = getattr(context, "compiled", None)
     return compiled is None or isinstance(compiled.statement, TextClause | DDL)
+
+
+async def driver_of(connection: AsyncConnection) -> Any:
+    return (await connection.get_raw_connection()).driver_connection
+
+
+def is_over(driver: Any) -> bool:
+    """Whether no transaction is open, so that whatever is executed would stay."""
+    if isinstance(driver, psycopg.AsyncConnection):
+        return driver.info.transaction_status == TransactionStatus.IDLE
+    return not driver.in_transaction
+
+
+def is_spoilt(driver: Any) -> bool:
+    """Whether nothing but a rollback is possible: PostgreSQL would answer a commit with one, and say nothing."""
+    return isinstance(driver, psycopg.AsyncConnection) and driver.info.transaction_status == TransactionStatus.INERROR
+
+
+_OF_MANY = re.compile(r"_m[0-9]+$")
+"""What SQLAlchemy adds to a column's name where one statement has the values of several rows."""
+
+Limited: TypeAlias = tuple[str, str, int]
+"""(the column's key, its name with that of its table, the characters it holds)."""
+
+
+def overlong(compiled: Any, parameters: Any, declared: Sequence[Table]) -> str:
+    """What was too long, in words and without the text: of `compiled`, or of text by hand when that is None.
+
+    `parameters` is one mapping, or one for each row. Where SQL computes the value, all columns are told that it may be.
+    """
+    several = cast("Sequence[Any]", parameters if isinstance(parameters, list | tuple) else [parameters])
+    rows = [cast("Mapping[str, Any]", one) for one in several if isinstance(one, Mapping)]
+    texts = [(name, len(value)) for row in rows for name, value in row.items() if isinstance(value, str)]
+    statement = getattr(compiled, "statement", None)
+    target: Any = statement.table if isinstance(statement, UpdateBase) else None
+    if isinstance(target, Table):
+        limits = _limits([cast("Table", target)])
+        for name, length in texts:
+            for key, column, limit in limits:
+                if _OF_MANY.sub("", name) == key and length > limit:
+                    return f"{column} holds {limit} characters, and {length} were given"
+    else:
+        limits = _limits(declared)
+    known = listed([f"{column} holds {limit}" for _, column, limit in limits]) or "none is known"
+    name, length = max(texts, key=lambda one: one[1], default=("", 0))
+    given = f"; the longest text given is {name!r} with {length}" if name else ""
+    return f"of the columns limited in characters {known}{given}"
+
+
+def _limits(tables: Sequence[Table]) -> list[Limited]:
+    columns: list[Column[Any]] = [column for table in tables for column in table.columns]
+    return [
+        (column.key, f"{column.table.name}.{column.name}", column.type.length)
+        for column in columns
+        if isinstance(column.type, String) and column.type.length is not None
+    ]

@@ -9,7 +9,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.domain.recorded import Recorded
 from eventjet.examples.transfer.accounts import Account, Deposited, Withdrawn
 from eventjet.examples.transfer.transfers import (
@@ -21,7 +21,7 @@ from eventjet.examples.transfer.transfers import (
     Stage,
     Transfer,
 )
-from eventjet.quarantine.fold import aggregate_key_of
+from eventjet.projections.fold import aggregate_key_of
 from eventjet.subscriptions.cursor import PAUSED
 from tests.simulation.reactions.app import transferring
 from tests.simulation.reactions.books import Broken
