@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from eventjet.codec.subjects import notice, notice_subject, read_notice
-from eventjet.domain.committed import Committed
+from eventjet.domain.decision import Committed
 from eventjet.errors import NotCaughtUp, TableLost, Unreachable, UsageError
 from eventjet.jet import position_in
 from eventjet.nats.protocol import Frame

@@ -5,6 +5,6 @@ from __future__ import annotations
 from eventjet.commands.execute import Planned
 from eventjet.commands.importing import Imported, ImportReport
 from eventjet.commands.repository import Command, Repository
-from eventjet.domain.committed import Committed
+from eventjet.domain.decision import Committed
 
 __all__ = ["Command", "Committed", "ImportReport", "Imported", "Planned", "Repository"]

@@ -26,7 +26,7 @@ from eventjet.codec.subjects import subject_of
 from eventjet.commands.cache import NEWEST, OLD, Cache
 from eventjet.commands.contention import STALENESS_MAX, STALENESS_MAX_IN_TRANSACTION, ContentionBackoff
 from eventjet.commands.histories import LAG_PAUSES_S, Histories, Snapshots
-from eventjet.domain.committed import Committed
+from eventjet.domain.decision import Committed
 from eventjet.domain.history import FoldedState, evolved
 from eventjet.domain.identity import new_event_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, current_metadata, merge

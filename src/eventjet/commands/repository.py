@@ -19,8 +19,7 @@ from eventjet.commands.execute import Executor, Planned, execute
 from eventjet.commands.histories import Snapshots
 from eventjet.commands.unique import UniqueValues
 from eventjet.domain.aggregate import AggregateType
-from eventjet.domain.committed import Committed
-from eventjet.domain.decision import check_decision, decided_on
+from eventjet.domain.decision import Committed, check_decision, decided_on
 from eventjet.domain.process import is_process
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
 from eventjet.domain.state import own_copy

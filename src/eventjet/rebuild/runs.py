@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.parked import Parked
-from eventjet.errors import LeaseEnded, RowsRefused
+from eventjet.errors import RebuildOvertaken, RowsRefused
 from eventjet.observability import logs
 from eventjet.projections.app_ref import Application
 from eventjet.projections.sql_projection import AnyResolved
@@ -94,13 +94,13 @@ def known_runs(connection: Connection) -> dict[str, bool]:
 
 
 def hold(connection: Connection, run: str) -> None:
-    """Extend the lease and lock its row to the end of the transaction; raises `LeaseEnded`.
+    """Extend the lease and lock its row to the end of the transaction; raises `RebuildOvertaken`.
 
     Whoever clears a run away deletes its row together with what it made, so a run that has its row has everything.
     """
     own = (rebuilds.c.run == run) & (rebuilds.c.part == _SELF)
     if connection.execute(update(rebuilds).where(own).values(lease_until=Clock() + LEASE_S)).rowcount != 1:
-        raise LeaseEnded
+        raise RebuildOvertaken("This rebuild stood still for so long that its lease ended, and its shadow may be gone")
 
 
 def release(connection: Connection, run: str) -> None:
@@ -110,19 +110,19 @@ def release(connection: Connection, run: str) -> None:
 
 @contextmanager
 def renewed(engine: Engine, run: str, stop: Callable[[], None], every_s: float = RENEW_S) -> Generator[None]:
-    """Renew the lease of a run in a thread; raises `LeaseEnded` where it has ended.
+    """Renew the lease of a run in a thread; raises `RebuildOvertaken` where it has ended.
 
     Then `stop`, called from that thread, ends the work. A renewal that fails for another reason is tried again.
     """
     done = threading.Event()
-    lost: list[LeaseEnded] = []
+    lost: list[RebuildOvertaken] = []
 
     def renew() -> None:
         while not done.wait(every_s):
             try:
                 with engine.begin() as connection:
                     hold(connection, run)
-            except LeaseEnded as error:
+            except RebuildOvertaken as error:
                 lost.append(error)
                 stop()
                 return

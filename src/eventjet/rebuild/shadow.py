@@ -10,7 +10,7 @@ from sqlalchemy import Column, Connection, MetaData, Table, delete, func, insert
 
 from eventjet import failpoints
 from eventjet.domain.parked import RETRIED, VERDICTS
-from eventjet.errors import QuarantineChanged, RebuildRefused, RevisionDropped
+from eventjet.errors import RebuildOvertaken, RebuildRefused
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.rebuild import runs
@@ -231,10 +231,12 @@ class Shadow(Generic[R_co]):
     def _give_quarantine_back(self, connection: Connection, decided: frozenset[tuple[int, str]] | None) -> None:
         """Put the shadow's quarantine in the place of the live one, whose checkpoint is locked.
 
-        Raises `QuarantineChanged` when people have decided anything but `decided`.
+        Raises `RebuildOvertaken` when people have decided anything but `decided`.
         """
         if decided is not None and self._live_quarantine(connection)[1] != decided:
-            raise QuarantineChanged(self.resolved)
+            raise RebuildOvertaken(
+                f"Somebody decided about parked events of {self.resolved.name!r} while it was rebuilt"
+            )
         connection.execute(delete(quarantine).where(of(self.resolved.name, self.resolved.revision)))
         self._copy_quarantine(connection, self._quarantine, quarantine)
 
@@ -317,9 +319,11 @@ def shadow_of(
 
 
 def check_kept(resolved: AnyResolved, live: Checkpoint) -> None:
-    """Raise `RevisionDropped` for a revision that was dropped: another revision's rows may be in its place."""
+    """Raise `RebuildOvertaken` for a revision that was dropped: another revision's rows may be in its place."""
     if live.state == RETIRED:
-        raise RevisionDropped(resolved)
+        raise RebuildOvertaken(
+            f"Revision {resolved.revision} of projection {resolved.name!r} was dropped while it was rebuilt"
+        )
 
 
 def _without_rules(table: Table, name: str) -> Table:

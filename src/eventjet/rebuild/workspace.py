@@ -32,7 +32,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.schema import CreateIndex, CreateTable
 
 from eventjet import failpoints
-from eventjet.errors import LeaseEnded
+from eventjet.errors import RebuildOvertaken
 from eventjet.file_locks import try_lock
 from eventjet.observability import logs
 from eventjet.projections.sql_projection import AnyResolved
@@ -453,7 +453,7 @@ class SqliteWorkspace:
                         self._lock.unlink(missing_ok=True)
                     return
             time.sleep(_CLAIM_S)
-        raise LeaseEnded
+        raise RebuildOvertaken("This rebuild stood still for so long that its lease ended, and its shadow may be gone")
 
     def is_claimed(self, connection: Connection) -> bool:  # noqa: ARG002 - as PostgreSQL's
         try:

@@ -17,7 +17,7 @@ from eventjet import failpoints
 from eventjet.codec.headers import recorded_at
 from eventjet.commands.execute import Conflict, Decision, Executor, Planned, append, retry
 from eventjet.commands.repository import Repositories, Repository
-from eventjet.domain.committed import Committed
+from eventjet.domain.decision import Committed
 from eventjet.domain.history import FoldedState
 from eventjet.domain.process import Call, Deadline, Listener, Outcome, ProcessInfo, Step, deadlines_of
 from eventjet.domain.recorded import Metadata, Recorded, own_event
