@@ -23,7 +23,6 @@ import orjson
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
-from eventjet.calls import is_cancelled
 from eventjet.codec.bodies import BodyCodec
 from eventjet.codec.headers import EXPECTED, MSG_ID, RawRecord, header, header_block
 from eventjet.codec.json import dump_json, read_json
@@ -56,7 +55,8 @@ from eventjet.jetstream.connection import NatsConnection, ask_once
 from eventjet.log.topology import explained_by, snapshots_config
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
-from eventjet.observability import spans, tracing
+from eventjet.observability import tracing
+from eventjet.runtime import is_cancelled
 
 S = TypeVar("S")
 
@@ -246,7 +246,7 @@ class KeyValueSnapshots:
                 if value is None:
                     self.dropped += 1
                 else:
-                    with tracing.span(spans.SNAPSHOT, labels={"eventjet.aggregate": aggregate}):
+                    with tracing.span(tracing.SNAPSHOT, labels={"eventjet.aggregate": aggregate}):
                         await self.put(aggregate, aggregate_id, value)
                     self.written += 1
             except BaseException as raised:
