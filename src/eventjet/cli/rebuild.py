@@ -45,10 +45,6 @@ FromArchiveOption = Annotated[
 NoShipOption = Annotated[
     bool, typer.Option("--no-ship", help="Do not send the app's package to Spark: it is installed there.")
 ]
-ProcessesOption = Annotated[
-    int,
-    typer.Option("--processes", metavar="N", min=1, max=64, help="How many fold, where it is the local engine."),
-]
 
 snapshots = typer.Typer(name="snapshots", help="Folded states that are kept beside the log.", no_args_is_help=True)
 
@@ -64,7 +60,6 @@ def rebuild(
     master: MasterOption = None,
     from_archive: FromArchiveOption = None,
     no_ship: NoShipOption = False,
-    processes: ProcessesOption = 1,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan and what would refuse it; change nothing.")
     ] = False,
@@ -77,7 +72,7 @@ def rebuild(
     from eventjet.rebuild import preview
     from eventjet.rebuild import rebuild as make_again
 
-    chosen, names = _engine_options(engine, master, no_ship, processes), at.chosen(projections)
+    chosen, names = _engine_options(engine, master, no_ship), at.chosen(projections)
     if dry_run:
         planned = asyncio.run(preview(at.ref, names, at.settings, engine=chosen, from_archive=from_archive))
         return Answer(_as_json(planned), lambda: _print(preview_told(planned)), ok=not planned.refusals)
@@ -96,7 +91,6 @@ def verify(
     master: MasterOption = None,
     from_archive: FromArchiveOption = None,
     no_ship: NoShipOption = False,
-    processes: ProcessesOption = 1,
 ) -> Answer:
     """Compare a read model with the log, row by row; exit status 1 when they differ.
 
@@ -106,7 +100,7 @@ def verify(
     from eventjet.operations.verification import shown_difference
     from eventjet.rebuild import verify as compare
 
-    chosen = _engine_options(engine, master, no_ship, processes)
+    chosen = _engine_options(engine, master, no_ship)
     name = at.projection(projection).name
     work = partial(compare, at.ref, name, at.settings, engine=chosen, from_archive=from_archive)
     report = finished("Nothing was changed.", work)
@@ -145,16 +139,14 @@ def build(
     return Answer(value | tally, lambda: _print_built(report), ok=not report.tally.broken)
 
 
-def _engine_options(name: str, master: str | None, no_ship: bool = False, processes: int = 1) -> EngineOptions:
+def _engine_options(name: str, master: str | None, no_ship: bool = False) -> EngineOptions:
     """The engine of this name; raises `UsageError`."""
     from eventjet.rebuild import EngineOptions
     from eventjet.rebuild.job import options_of
 
     if name == "local" and master is not None:
         raise UsageError("--master is Spark's, and --engine local runs without it. Leave one of them out.")
-    if name == "spark" and processes != 1:
-        raise UsageError("--processes is the local engine's; Spark has its own, as --master says. Leave it out.")
-    return options_of(EngineOptions(cast("EngineChoice", name), master, ship=not no_ship, processes=processes))
+    return options_of(EngineOptions(cast("EngineChoice", name), master, ship=not no_ship))
 
 
 def _print(lines: Iterator[str]) -> None:

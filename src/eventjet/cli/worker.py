@@ -32,17 +32,6 @@ NamesArgument = Annotated[
 RevisionOption = Annotated[
     int | None, typer.Option("--revision", metavar="N", min=1, help="Another revision than the app declares.")
 ]
-ProcessesOption = Annotated[
-    int,
-    typer.Option(
-        "--processes",
-        metavar="N",
-        min=1,
-        max=64,
-        envvar="EVENTJET_PROCESSES",
-        help="How many fold the events of a projection that is far behind.",
-    ),
-]
 
 
 @on_app()
@@ -65,7 +54,6 @@ def worker(
             help="Tell /healthz and /metrics there; else nowhere.",
         ),
     ] = None,
-    processes: ProcessesOption = 1,
     make: Annotated[bool, typer.Option("--prepare", hidden=True)] = False,
     logs: LogFormatOption = LogFormat.TEXT,
 ) -> None:
@@ -88,7 +76,6 @@ def worker(
             chosen,
             lambda: note(f"ready: {', '.join(chosen)}; working or standing by"),
             http=address,
-            processes=processes,
         )
     )
 

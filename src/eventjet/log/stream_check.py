@@ -147,8 +147,3 @@ def _another_past(identity: str, state: StreamState, held: Stand, record: RawRec
 
 def _other(log: str, stream: str, identity: str) -> str:
     return f"it was made from the log {log} and the stream {stream!r} is {identity}"
-
-
-async def left_in_log(client: Client, stream: str, position: int) -> int:
-    """About how many events come after `position`, for who has not begun to read."""
-    return max(0, (await info(client, stream)).last - position)
