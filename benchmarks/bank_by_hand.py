@@ -5,6 +5,7 @@ Each over a log of its own. Balances are in cents, which both databases can add 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, insert, select, text, update
@@ -31,13 +32,12 @@ asking = SqlProjection("account_balance", tables=[table])
 
 
 @writing.handler
-async def deposited(event: Recorded[Deposited], connection: AsyncConnection) -> None:
-    await _add(event.aggregate_id, event.data.amount, connection)
+async def posted(events: Sequence[Recorded[Deposited | Withdrawn]], connection: AsyncConnection) -> None:
+    await connection.execute(_ADD, [{"account_id": one.aggregate_id, "balance": _signed(one.data)} for one in events])
 
 
-@writing.handler
-async def withdrawn(event: Recorded[Withdrawn], connection: AsyncConnection) -> None:
-    await _add(event.aggregate_id, -event.data.amount, connection)
+def _signed(posting: Deposited | Withdrawn) -> int:
+    return cents(posting.amount) if isinstance(posting, Deposited) else -cents(posting.amount)
 
 
 @asking.handler
@@ -48,10 +48,6 @@ async def deposited_and_asked(event: Recorded[Deposited], connection: AsyncConne
 @asking.handler
 async def withdrawn_and_asked(event: Recorded[Withdrawn], connection: AsyncConnection) -> None:
     await _ask_and_add(event.aggregate_id, -event.data.amount, connection)
-
-
-async def _add(account_id: str, amount: Decimal, connection: AsyncConnection) -> None:
-    await connection.execute(_ADD, {"account_id": account_id, "balance": cents(amount)})
 
 
 async def _ask_and_add(account_id: str, amount: Decimal, connection: AsyncConnection) -> None:

@@ -134,11 +134,8 @@ class Job:
         others = [one.name for one in self.subjects if one.name not in OURS]
         targets = TARGETS[self.database]
         return [
-            Comparison(self.rate, WORKER_OF_TWO, WORKER, 1.4),
             *[Comparison(self.rate, WORKER, name, targets.get(name)) for name in others],
-            *[Comparison(self.rate, WORKER_OF_TWO, name) for name in others],
             Comparison(self.rate, WRITES, ASKS),
-            Comparison(self.cpu, WORKER_OF_TWO, WORKER),
             *[Comparison(self.cpu, WORKER, name) for name in others],
             Comparison(self.cpu, WRITES, ASKS),
         ]

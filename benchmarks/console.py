@@ -24,7 +24,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from benchmarks.log import await_acks
-from eventjet.codec.envelope import header_block
+from eventjet.codec.headers import header_block
 from eventjet.dev import NatsServer, PostgresServer
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.topology import IDENTITY, stream_config

@@ -153,10 +153,6 @@ def _cpu_s(pid: int) -> float:
     return sum(map(int, fields[11:15])) / _TICKS + sum(map(_cpu_s, _children_of(pid)))
 
 
-def _started_by(pid: int) -> list[int]:
-    return [each for child in _children_of(pid) for each in (child, *_started_by(child))]
-
-
 def _children_of(pid: int) -> list[int]:
     try:
         return [

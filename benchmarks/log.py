@@ -11,7 +11,7 @@ from typing import Self
 
 from benchmarks.bank import Deposited, Withdrawn, bank
 from benchmarks.postings import CURRENCY, Posting, postings
-from eventjet.codec.envelope import header_block
+from eventjet.codec.headers import header_block
 from eventjet.domain.identity import encode_id
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.topology import IDENTITY, stream_config

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from eventjet.archive.manifest import ArchivedFile, Segment, dump_segment
 from eventjet.archive.reading import ArchiveReader
-from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.codec.headers import MSG_ID, RawRecord, header
 
 _PAGE = 333
 """Records of a page: an odd size."""

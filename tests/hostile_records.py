@@ -16,13 +16,13 @@ from eventjet.archive.batches import lasting
 from eventjet.cli.history import line
 from eventjet.cli.terminal import print_json
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import RawRecord, header_block
+from eventjet.codec.headers import RawRecord, header_block
+from eventjet.codec.records import Decoder
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, UndecodableEvent, UnknownEvent
 from eventjet.jetstream.api import direct_record
 from eventjet.operations.events import shown, stored_json
-from eventjet.quarantine.fold import Offered, Offering, parked_for
+from eventjet.projections.fold import Offered, Offering, parked_for
 
 _NUMBERS = st.one_of(
     st.integers(-5, 2**70).map(str),

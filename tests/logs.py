@@ -8,7 +8,7 @@ from contextlib import closing
 from itertools import chain
 from uuid import uuid4
 
-from eventjet.codec.envelope import EXPECTED, VERSION, RawRecord, header, header_block, number_of
+from eventjet.codec.headers import EXPECTED, VERSION, RawRecord, header, header_block, number_of
 from eventjet.jetstream.api import last_message, stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
 from eventjet.jetstream.ranges import read_range

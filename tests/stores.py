@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 
-from eventjet.codec.envelope import header_block
+from eventjet.codec.headers import header_block
 from eventjet.errors import StoreUnavailable
 from eventjet.jetstream.client import Client, connect
 from eventjet.log.jetstream import JetStreamStore

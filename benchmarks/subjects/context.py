@@ -12,8 +12,8 @@ from typing import Any
 
 from benchmarks.bank import bank
 from benchmarks.subjects.clock import Clock
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
+from eventjet.codec.records import Decoder
 from eventjet.jetstream.api import create_consumer
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.consumer import Deliveries

@@ -25,7 +25,7 @@ from nats.aio.msg import Msg
 from benchmarks.bank import Deposited, bank
 from benchmarks.readmodel import POSTGRESQL, SQLITE, cents, libpq, path_of
 from benchmarks.subjects.clock import Clock
-from eventjet.codec.decoder import Decoder
+from eventjet.codec.records import Decoder
 
 BATCH = 1_000
 AHEAD = 3

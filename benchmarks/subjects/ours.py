@@ -22,7 +22,7 @@ from benchmarks.bank import Account, bank
 from benchmarks.postings import CURRENCY, Posting, balances, postings, shares
 from benchmarks.subjects.clock import Clock
 from eventjet import Jet
-from eventjet.codec.envelope import EXPECTED, MSG_ID, header_block
+from eventjet.codec.headers import EXPECTED, MSG_ID, header_block
 
 Call: TypeAlias = Callable[[Posting], Awaitable[object]]
 

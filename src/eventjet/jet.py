@@ -8,8 +8,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any, Literal, Protocol, TypeVar, overload
 
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
+from eventjet.codec.records import Decoder
 from eventjet.commands import Committed, Imported, ImportReport, Planned, Repository
 from eventjet.commands.decisions import position_in, transact
 from eventjet.commands.importing import Importer

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from eventjet.archive.batches import BATCH_MAX, lasting
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ApiRefused
 from eventjet.jetstream.api import stream_info

@@ -24,8 +24,7 @@ from eventjet.sql.database import Database
 from eventjet.sql.dialect import Dialect, dialect_of, is_about_data, is_transient
 from eventjet.sql.locations import create_tables, located
 from eventjet.sql.own_tables import Clock, quarantine
-from eventjet.sql.statements import Changes, QuarantineChanges, Statements
-from eventjet.sql.text_order import keys_from
+from eventjet.sql.statements import Changes, QuarantineChanges, Statements, keys_from
 
 TABLE = Table(
     "contract",

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from eventjet.codec.envelope import MSG_ID, header
+from eventjet.codec.headers import MSG_ID, header
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ConcurrencyConflict, StoreUnavailable
 from eventjet.jetstream.client import connect

@@ -12,7 +12,7 @@ from itertools import islice
 from sqlalchemy import BigInteger, Column, Integer, MetaData, Numeric, String, Table, select, text
 
 from eventjet import App, Recorded, projection
-from eventjet.codec.envelope import header_block
+from eventjet.codec.headers import header_block
 from eventjet.dev.nats import NatsServer
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import DECLARED

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from uuid import uuid4
 
-from eventjet.codec.envelope import header_block
+from eventjet.codec.headers import header_block
 from eventjet.errors import EventjetError
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once

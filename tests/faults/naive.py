@@ -18,8 +18,8 @@ from nats.js.api import ConsumerConfig
 from sqlalchemy import Connection, text
 
 from eventjet import failpoints
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import RawRecord, header_block
+from eventjet.codec.headers import RawRecord, header_block
+from eventjet.codec.records import Decoder
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import Database
 from eventjet.sql.locations import located

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from eventjet.dev.nats import NatsServer
 from eventjet.rebuild import rebuild
 from eventjet.sql.database import Database
-from tests.faults.rebuilding import RebuildProcess, Stage, stage
+from tests.faults.rebuilding import NAMES, RebuildProcess, Stage, stage
 
 EVENTS = int(os.environ.get("EVENTJET_TEST_REBUILD_EVENTS", "5000"))
 """In the log when the rebuilds begin."""

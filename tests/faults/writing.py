@@ -1,4 +1,4 @@
-"""SQL by hand whose handlers only write, so that their statements are gathered, and a worker process for it.
+"""SQL by hand with a handler of many events, and a worker process for it.
 
 `python -m tests.faults.writing <nats> <database> <app> <batch_max> <lease_s>`: as `tests.faults.worker`.
 """
@@ -9,10 +9,11 @@ import asyncio
 import logging
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import insert, text, update
+from sqlalchemy import insert, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import Recorded
@@ -36,12 +37,9 @@ async def opened(event: Recorded[Opened], connection: AsyncConnection) -> None:
     await connection.execute(_COUNT, {"name": "opened"})
 
 
-async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
-    own = accounts_table.c.account_id == event.aggregate_id
-    line = {"position": event.position, "account_id": event.aggregate_id, "amount": event.data.amount}
-    await connection.execute(by_hand_writing.INSERT_LINE, line)
-    await connection.execute(update(accounts_table).where(own).values(last_at=event.recorded_at))
-    await connection.execute(_COUNT, {"name": "added"})
+async def added(events: Sequence[Recorded[Added]], connection: AsyncConnection) -> None:
+    await by_hand_writing.added_all(events, connection)
+    await connection.execute(_COUNT, [{"name": "added"}] * len(events))
 
 
 async def closed(event: Recorded[Closed], connection: AsyncConnection) -> None:

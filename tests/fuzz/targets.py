@@ -22,9 +22,8 @@ from hypothesis import strategies as st
 from eventjet import aggregate, event
 from eventjet.archive.manifest import dump_segment, load_archive
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.context import context_headers
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import header, header_block, metadata_of, number_of, recorded_at
+from eventjet.codec.headers import context_headers, header, header_block, metadata_of, number_of, recorded_at
+from eventjet.codec.records import Decoder
 from eventjet.codec.subjects import entity_of, entity_shown
 from eventjet.commands.decisions import position_in
 from eventjet.domain.history import Commands, FoldedState

@@ -7,7 +7,7 @@ from typing import Any
 
 from eventjet.archive.manifest import Archive
 from eventjet.archive.reading import ArchiveReader, FolderFiles
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.dev.nats import NatsServer
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.ranges import read_range

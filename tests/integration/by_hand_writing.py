@@ -1,12 +1,13 @@
-"""Handlers of the ledger by hand that only write, what they must come to, and a log for them."""
+"""Handlers of the ledger by hand, one of them of many events; what they must come to, and a log for them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
-from sqlalchemy import delete, insert, text, update
+from sqlalchemy import bindparam, delete, insert, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import Recorded
@@ -22,7 +23,9 @@ from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import Added, Closed, Opened
 
 INSERT_LINE = insert(lines_table)
-"""Made once, given its values as parameters."""
+TOUCH = (
+    update(accounts_table).where(accounts_table.c.account_id == bindparam("own")).values(last_at=bindparam("seen_at"))
+)
 
 
 async def opened(event: Recorded[Opened], connection: AsyncConnection) -> None:
@@ -34,12 +37,15 @@ async def opened(event: Recorded[Opened], connection: AsyncConnection) -> None:
 
 
 async def added(event: Recorded[Added], connection: AsyncConnection) -> None:
-    """Only writes, in three ways."""
-    own = accounts_table.c.account_id == event.aggregate_id
-    line = {"position": event.position, "account_id": event.aggregate_id, "amount": event.data.amount}
-    await connection.execute(INSERT_LINE, line)
-    await connection.execute(update(accounts_table).where(own).values(last_at=event.recorded_at))
-    await connection.execute(text("update totals set n = n + 1 where name = :name"), {"name": "added"})
+    """The same as `added_all`, of one event."""
+    await added_all([event], connection)
+
+
+async def added_all(events: Sequence[Recorded[Added]], connection: AsyncConnection) -> None:
+    """Two statements, however many events there are."""
+    lines = [{"position": one.position, "account_id": one.aggregate_id, "amount": one.data.amount} for one in events]
+    await connection.execute(INSERT_LINE, lines)
+    await connection.execute(TOUCH, [{"own": one.aggregate_id, "seen_at": one.recorded_at} for one in events])
 
 
 async def closed(event: Recorded[Closed], connection: AsyncConnection) -> None:
@@ -48,7 +54,7 @@ async def closed(event: Recorded[Closed], connection: AsyncConnection) -> None:
     await connection.execute(delete(accounts_table).where(accounts_table.c.account_id == event.aggregate_id))
 
 
-WRITING = bound_with(opened, added, closed)
+WRITING = bound_with(opened, added_all, closed)
 
 
 async def caught_up(log: Ledger, resolved: Any, last: int, **options: Any) -> None:
@@ -61,7 +67,7 @@ def rows(log: Ledger) -> Any:
 
 
 def written(events: list[Recorded[Any]]) -> Any:
-    """What the handlers that only write must come to."""
+    """What these handlers must come to."""
     accounts: dict[str, tuple[Any, ...]] = {}
     lines: list[tuple[int, str, Decimal]] = []
     for one in events:

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.decoder import Decoder
+from eventjet.codec.records import Decoder
 from eventjet.domain.recorded import Recorded
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.ranges import read_range

@@ -11,8 +11,8 @@ from typing import Any
 
 from sqlalchemy import Connection, select
 
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import header_block
+from eventjet.codec.headers import header_block
+from eventjet.codec.records import Decoder
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, RowRefused
 from eventjet.jetstream.ranges import read_range

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from eventjet import App, Imported, Metadata
 from eventjet.archive.manifest import ArchivedFile, Segment, dump_segment
-from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.examples.bank.account import Account, Deposited, Opened
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint

@@ -18,7 +18,7 @@ import pytest
 from eventjet import App, Imported, Jet
 from eventjet.archive.republish import Restore
 from eventjet.codec.cloud_events import PublicMessage
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.codec.subjects import cursor_bucket, snapshot_bucket, stream_subjects, timer_stream
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.server import reserved_port

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 
 from eventjet import App, Settings
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken
 from eventjet.examples.bank.account import Account

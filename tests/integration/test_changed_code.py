@@ -12,7 +12,7 @@ import pytest
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import rebuild, verify
-from eventjet.sql.resetting import reset
+from eventjet.sql.revisions import reset
 from eventjet.subscriptions.context import WorkerOptions
 from tests.integration.ledger_log import Ledger, eventually
 from tests.integration.rebuild_log import Book

@@ -16,7 +16,7 @@ from eventjet.examples.transfer.app import receipts
 from eventjet.findings import Finding
 from eventjet.log.topology import IDENTITY
 from eventjet.nats.endpoint import Endpoint
-from eventjet.sql.pausing import pause
+from eventjet.sql.revisions import pause
 from eventjet.subscriptions.cursor import Cursor
 from tests import logs
 from tests.integration.doctored import (

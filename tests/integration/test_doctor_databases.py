@@ -10,7 +10,7 @@ import pytest
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
 from eventjet.settings import Settings
-from eventjet.sql import postgres_settings, sqlite_settings
+from eventjet.sql import postgres, sqlite
 from tests.integration.doctored import (
     ALONE,
     FAULT,
@@ -100,11 +100,11 @@ async def test_a_database_that_is_away_is_said_once(sick: Sick) -> None:
 
 @pytest.mark.parametrize(("version", "is_fault"), [("9.6.24", True), ("14.20 (Debian)", False)])
 def test_old_databases_are_told(version: str, is_fault: bool) -> None:
-    (weakness,) = postgres_settings.judged({"server_version": version}).weaknesses
+    (weakness,) = postgres.judged({"server_version": version}).weaknesses
     assert weakness.is_fault is is_fault
-    assert not postgres_settings.judged({"server_version": "18.1"}).weaknesses
-    (weakness,) = sqlite_settings.judged("3.34.1", is_wal=True).weaknesses
+    assert not postgres.judged({"server_version": "18.1"}).weaknesses
+    (weakness,) = sqlite.judged("3.34.1", is_wal=True).weaknesses
     assert weakness.is_fault
-    assert [bool(sqlite_settings.judged(one, is_wal=True).weaknesses) for one in ("3.44.5", "3.44.6", "3.51.3")] == [
+    assert [bool(sqlite.judged(one, is_wal=True).weaknesses) for one in ("3.44.5", "3.44.6", "3.51.3")] == [
         True, False, False
     ]  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from eventjet.cli.main import main
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
-from eventjet.sql.grants import OWNER, READER, grants
+from eventjet.sql.database import OWNER, READER, grants
 
 pytestmark = pytest.mark.slow
 APP = ["--app", "eventjet.examples.bank.app:bank"]

@@ -17,7 +17,7 @@ from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.locations import located
-from eventjet.sql.resetting import reset
+from eventjet.sql.revisions import reset
 from tests.integration import by_hand
 from tests.integration.by_hand import QUICK
 from tests.integration.ledger_log import Ledger, history

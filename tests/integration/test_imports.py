@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eventjet import App, Imported, Jet, Metadata, aggregate, event, upcaster, with_metadata
-from eventjet.codec.imported import is_imported, logged_at
+from eventjet.codec.headers import is_imported, logged_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Refused, UsageError
 from eventjet.examples.bank.account import Account, Deposited, Opened

@@ -25,10 +25,9 @@ from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.shadow import shadow_of
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
-from eventjet.sql.exchange import NotNow
 from eventjet.sql.locations import create_tables
-from eventjet.sql.promotion import attempt, promote
-from eventjet.sql.retired_tables import retire
+from eventjet.sql.revisions import attempt, promote, retire
+from eventjet.sql.table_moves import NotNow
 from eventjet.subscriptions.context import Session
 from tests.caught_up import wait_caught_up
 from tests.integration import by_hand

@@ -10,7 +10,7 @@ from decimal import Decimal
 import pytest
 
 from eventjet import App, Imported, Jet, Metadata, Refused, with_metadata
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.codec.subjects import snapshot_bucket
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ApiRefused, Unreachable, UsageError

@@ -12,7 +12,7 @@ from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import DECLARED, Checkpoint
 from eventjet.sql.locations import located
 from eventjet.sql.own_tables import projections
-from eventjet.sql.resetting import reset
+from eventjet.sql.revisions import reset
 from tests.integration.by_hand import LEDGER, QUICK, expected, found
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, folded, rows_of

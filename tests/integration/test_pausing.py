@@ -15,7 +15,7 @@ from eventjet.errors import NotCaughtUp, Unreachable, UsageError
 from eventjet.rebuild import rebuild
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.pausing import Paused, pause, resume
+from eventjet.sql.revisions import Paused, pause, resume
 from eventjet.subscriptions.context import Session, WorkerOptions
 from tests.integration.ledger_log import eventually
 from tests.integration.rebuild_log import Book

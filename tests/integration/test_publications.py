@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from eventjet import App, DefinitionError, Jet, Recorded, aggregate, event, publication
-from eventjet.codec.envelope import MSG_ID, header
+from eventjet.codec.headers import MSG_ID, header
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ConcurrencyConflict, LogUnusable
 from eventjet.jetstream.api import create_stream, next_message

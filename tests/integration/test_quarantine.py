@@ -17,10 +17,10 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import CheckpointFenced
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.protocol import publish_frame
+from eventjet.projections.fold import Offering
 from eventjet.projections.resolve import ResolvedProjection
-from eventjet.quarantine import rows as verdict
-from eventjet.quarantine.fold import Offering
 from eventjet.settings import Settings
+from eventjet.sql import quarantine as verdict
 from eventjet.sql.checkpoint import Checkpoint, ensure, read, take
 from eventjet.sql.database import Database
 from eventjet.subscriptions.context import WorkerOptions

@@ -13,10 +13,10 @@ from sqlalchemy import Connection, text
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import CodecError, RebuildError
-from eventjet.quarantine import rows as verdict
 from eventjet.rebuild import AppRef, Progress, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.session import Started
+from eventjet.sql import quarantine as verdict
 from tests.integration.ledger_log import eventually
 from tests.integration.quarantined import Kept, kept_of, resolutions
 from tests.integration.rebuild_log import Book, remains

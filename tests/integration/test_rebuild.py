@@ -23,7 +23,7 @@ from eventjet.rebuild.job import STOP_TIMEOUT_S
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.shadow import shadow_of
 from eventjet.settings import Settings
-from eventjet.sql.promotion import Promoted, promote
+from eventjet.sql.revisions import Promoted, promote
 from tests.integration.rebuild_log import ALL, Book, remains, sessions
 from tests.tables import reading
 

@@ -12,7 +12,7 @@ import pytest
 from eventjet import App
 from eventjet.archive.batches import BATCH_MAX, lasting
 from eventjet.archive.republish import WINDOW_NS, Restore, Restored
-from eventjet.codec.envelope import RawRecord, recorded_at
+from eventjet.codec.headers import RawRecord, recorded_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, Refused
 from eventjet.examples.bank.account import Account

@@ -6,7 +6,7 @@ import pytest
 
 from eventjet.archive.batches import BATCH_MAX, lasting
 from eventjet.archive.republish import Restore
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from tests.archives import archive_of

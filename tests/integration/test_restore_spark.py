@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from eventjet.archive.batches import lasting
-from eventjet.codec.envelope import RawRecord, recorded_at
+from eventjet.codec.headers import RawRecord, recorded_at
 from eventjet.dev.nats import NatsServer
 from eventjet.rebuild import AppRef, archive, restore
 from eventjet.settings import Settings

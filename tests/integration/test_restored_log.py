@@ -12,8 +12,7 @@ import pytest
 from sqlalchemy import select
 
 from eventjet.app import App
-from eventjet.codec.envelope import recorded_at
-from eventjet.codec.imported import logged_at
+from eventjet.codec.headers import logged_at, recorded_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, Refused, UsageError
 from eventjet.examples.bank.account import Account

@@ -19,8 +19,7 @@ from eventjet.rebuild.spaces import orphaned, remove_orphaned
 from eventjet.settings import Settings
 from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.locations import check_tables, create_tables
-from eventjet.sql.promotion import Promoted, promote
-from eventjet.sql.retired_tables import retire, unused
+from eventjet.sql.revisions import Promoted, promote, retire, unused
 from tests.caught_up import wait_caught_up
 from tests.integration.deploys import DEPLOYS, NEWER, OPTIONS, Worker, deployed
 from tests.integration.ledger_log import Ledger, eventually, history

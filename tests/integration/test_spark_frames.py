@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from eventjet import App, Metadata, Settings
-from eventjet.codec.envelope import header_block
+from eventjet.codec.headers import header_block
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import Unreachable, UsageError
 from eventjet.jetstream.connection import NatsConnection

@@ -23,7 +23,7 @@ from eventjet.rebuild import rebuild, verify
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import READ_ONLY
 from eventjet.sql.locations import create_tables, located_tables
-from eventjet.sql.retired_tables import retire, unused
+from eventjet.sql.revisions import retire, unused
 from tests.integration import by_hand
 from tests.integration.by_hand import LEDGER, QUICK, Found, changed, expected, found, log_of
 from tests.integration.ledger_log import Ledger, eventually, history

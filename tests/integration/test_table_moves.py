@@ -34,11 +34,9 @@ from eventjet.rebuild.spaces import orphaned, remove_orphaned
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import Feature, TableName, TableRef, dialect_of, verbatim
-from eventjet.sql.exchange import dependents, undeclared
 from eventjet.sql.locations import create_tables, located
-from eventjet.sql.promotion import promote
-from eventjet.sql.resetting import reset
-from eventjet.sql.retired_tables import retire
+from eventjet.sql.revisions import promote, reset, retire
+from eventjet.sql.table_moves import dependents, undeclared
 from tests.integration.deploys import NEWER
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import BALANCES

@@ -20,10 +20,7 @@ from eventjet.settings import Settings
 from eventjet.sql import migrations
 from eventjet.sql.checkpoint import Checkpoint, read_all
 from eventjet.sql.locations import check_tables, create_tables
-from eventjet.sql.pausing import pause, resume
-from eventjet.sql.promotion import promote
-from eventjet.sql.resetting import reset
-from eventjet.sql.retired_tables import retire, unused
+from eventjet.sql.revisions import pause, promote, reset, resume, retire, unused
 from eventjet.sql.waiting import Checkpoints, Waiting
 from eventjet.subscriptions.status import status
 from tests.integration.by_hand import QUICK

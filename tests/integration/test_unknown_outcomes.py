@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from eventjet.codec.catalog import EncodedEvent
-from eventjet.codec.envelope import MSG_ID, header
+from eventjet.codec.headers import MSG_ID, header
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.identity import new_event_id
 from eventjet.errors import ConcurrencyConflict, OutcomeUnknown

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from eventjet.codec.envelope import header
+from eventjet.codec.headers import header
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ConnectionClosed, RebuildError, UndecodableEvent
 from eventjet.jetstream.client import connect

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.dev import NatsServer
 from eventjet.errors import (
     ApiRefused,

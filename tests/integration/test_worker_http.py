@@ -24,7 +24,7 @@ from eventjet.dev.postgres import PostgresServer
 from eventjet.errors import Unreachable
 from eventjet.observability.metrics import METRICS
 from eventjet.settings import Settings
-from eventjet.sql.pausing import pause
+from eventjet.sql.revisions import pause
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.health import Verdict, serving
 from tests.integration.ledger_log import Ledger, eventually, history

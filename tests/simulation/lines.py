@@ -6,7 +6,7 @@ import asyncio
 import json
 from typing import Any, Protocol
 
-from eventjet.codec.envelope import header_block
+from eventjet.codec.headers import header_block
 from eventjet.jetstream.client import Client, connect
 from eventjet.settings import Settings
 from tests.logs import fresh_name

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from eventjet import aggregate, event
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.commands.repository import Repository
 from eventjet.errors import ConcurrencyConflict
 from eventjet.log.memory import MemoryStore

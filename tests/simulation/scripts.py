@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 from uuid import uuid4
 
-from eventjet.codec.envelope import EXPECTED, MSG_ID
+from eventjet.codec.headers import EXPECTED, MSG_ID
 from tests.simulation.stream import STAGED_S, Stream
 from tests.simulation.wire import BATCH_COMMIT, BATCH_ID, BATCH_NUMBER, Wire
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-from eventjet.codec.envelope import EXPECTED, MSG_ID, header_block
+from eventjet.codec.headers import EXPECTED, MSG_ID, header_block
 from eventjet.log.outcome import Acked, ErrorReply
 from tests.simulation.stream import Message, Proposal, Stream
 

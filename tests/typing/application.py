@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any, assert_type
@@ -141,6 +142,13 @@ async def post(event: Recorded[Deposited | Withdrawn], connection: AsyncConnecti
 @ledger.handler
 async def opened(event: Recorded[Opened], connection: AsyncConnection) -> None:
     assert_type(event.data.owner, str)
+
+
+@ledger.handler
+async def post_all(events: Sequence[Recorded[Deposited | Withdrawn]], connection: AsyncConnection) -> None:
+    for one in events:
+        assert_type(one.data, Deposited | Withdrawn)
+    await connection.execute(insert(lines), [{"account_id": one.aggregate_id} for one in events])
 
 
 async def use(jet: Jet) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from decimal import Decimal
 
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -148,6 +148,11 @@ def not_awaited(event: Recorded[Opened], connection: AsyncConnection) -> None:
 
 @ledger.handler  # wrong
 async def without_connection(event: Recorded[Opened]) -> None:
+    return None
+
+
+@ledger.handler  # wrong
+async def of_bare_events(events: Sequence[Opened], connection: AsyncConnection) -> None:
     return None
 
 

@@ -20,9 +20,9 @@ from starlette.requests import Request
 
 from eventjet.cli.ui import behind
 from eventjet.console import Access, Level, console, live
-from eventjet.console.deeds import ACTIONS
+from eventjet.console.action_kinds import ACTIONS
 from eventjet.console.pages import PATHS
-from eventjet.console.screens import ROUTES
+from eventjet.console.screens import ENDPOINTS
 from eventjet.errors import UsageError
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
@@ -44,7 +44,7 @@ def nobody():
 """
 SECRET = "c0rrect-h0rse"
 LIVE = {name for name in PATHS if name.endswith("_live")}
-PAGES = [name for name in ROUTES if name not in LIVE]
+PAGES = [name for name in ENDPOINTS if name not in LIVE]
 
 
 def may(level: Level, actor: str = "ada") -> Access:

@@ -19,7 +19,7 @@ from playwright.sync_api import Page, expect
 from sqlalchemy import text
 
 from eventjet import App, Metadata, Personal, aggregate, event
-from eventjet.codec.envelope import RawRecord, header_block
+from eventjet.codec.headers import RawRecord, header_block
 from eventjet.codec.subjects import subject_of
 from eventjet.console import console
 from eventjet.dev.nats import NatsServer

@@ -14,17 +14,17 @@ from hypothesis import strategies as st
 from sqlalchemy import JSON, BigInteger, Column, Integer, MetaData, String, Table
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.domain.aggregate import event
 from eventjet.domain.parked import Parked
 from eventjet.domain.recorded import Recorded
+from eventjet.projections.fold import BlockedAggregates, Offered
 from eventjet.projections.projection import entries, projection
 from eventjet.projections.resolve import ResolvedProjection, resolve
 from eventjet.projections.row_codec import RowCodec
-from eventjet.quarantine.fold import BlockedAggregates, Offered
 from eventjet.sql.sqlite import SQLITE
 from eventjet.writers.batch import Batch
-from eventjet.writers.batch_fold import BatchFold, Prepared
+from eventjet.writers.fold_writer import BatchFold, Prepared
 
 IDS = 6
 BAD, GONE = 0, 1

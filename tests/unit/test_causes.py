@@ -7,7 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 from eventjet import App, Recorded, projection
-from eventjet.codec.envelope import MSG_ID, header
+from eventjet.codec.headers import MSG_ID, header
 from eventjet.domain.identity import new_event_id
 from eventjet.examples.bank.account import Account, Deposited
 from eventjet.examples.bank.app import bank, withdrawn_has_a_reason

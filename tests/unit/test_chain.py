@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventjet.codec import chain as module
-from eventjet.codec.chain import Chain, chained
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import EXPECTED, RawRecord, header, number_of
+from eventjet.codec import records as module
+from eventjet.codec.headers import EXPECTED, RawRecord, header, number_of
+from eventjet.codec.records import Chain, Decoder, chained
 from eventjet.domain.history import FoldedState, fold_history
 from eventjet.errors import CodecError, HistoryBroken, UndecodableEvent
 from tests.unit.written_logs import (

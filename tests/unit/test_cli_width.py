@@ -20,8 +20,8 @@ from eventjet.doctor.runner import Examined
 from eventjet.findings import Finding, Level
 from eventjet.operations import processes, quarantines
 from eventjet.operations.events import stored_json
-from eventjet.quarantine.rows import Listed, Shown
-from eventjet.sql.retired_tables import Unused
+from eventjet.sql.quarantine import Listed, Shown
+from eventjet.sql.revisions import Unused
 from eventjet.subscriptions.status import WorkStatus
 
 WIDTH = 80

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 
 from eventjet import DefinitionError, Metadata, event, upcaster
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.context import context_headers
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import (
+from eventjet.codec.headers import (
     COMMAND,
     EXPECTED,
     MSG_ID,
@@ -26,8 +24,10 @@ from eventjet.codec.envelope import (
     TYPE,
     VERSION,
     RawRecord,
+    context_headers,
     header_block,
 )
+from eventjet.codec.records import Decoder
 from eventjet.errors import Refused, UndecodableEvent, UnencodableEvent, UnknownEvent
 
 

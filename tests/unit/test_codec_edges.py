@@ -16,10 +16,11 @@ import orjson
 import pytest
 
 from eventjet import DefinitionError, aggregate, event, upcaster
+from eventjet.codec.bodies import BodyCodec
 from eventjet.codec.catalog import Catalog, EncodedEvent
 from eventjet.codec.cloud_events import IncomingDecoder
-from eventjet.codec.envelope import TYPE, header_block
-from eventjet.codec.json import BodyCodec, dump_json, read_json
+from eventjet.codec.headers import TYPE, header_block
+from eventjet.codec.json import dump_json, read_json
 from eventjet.commands.import_check import fields_that_differ
 from eventjet.domain.personal import Personal
 from eventjet.errors import UndecodableMessage, UnencodableEvent

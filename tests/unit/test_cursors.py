@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.domain.parked import PARKED, RETRY, Parked
 from eventjet.errors import StoreUnavailable
 from eventjet.jetstream.api import is_page, reading_records

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import text
 
 from eventjet.errors import Unreachable
-from eventjet.sql import postgres, sqlite_connections
+from eventjet.sql import postgres_connections, sqlite_connections
 from eventjet.sql.database import Database
 
 
@@ -101,7 +101,7 @@ def test_a_server_of_postgresql_that_need_not_prove_who_it_is_is_told_once(
 ) -> None:
     for name in ("PGHOST", "PGSSLMODE"):
         monkeypatch.delenv(name, raising=False)
-    postgres.warn_once.cache_clear()
+    postgres_connections.warn_once.cache_clear()
     for _ in range(3):
         Database(url).sync_engine()
     told = [record.getMessage() for record in caplog.records]
@@ -110,7 +110,7 @@ def test_a_server_of_postgresql_that_need_not_prove_who_it_is_is_told_once(
 
 
 def test_the_environment_of_libpq_counts(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    postgres.warn_once.cache_clear()
+    postgres_connections.warn_once.cache_clear()
     monkeypatch.setenv("PGHOST", "db.example")
     monkeypatch.setenv("PGSSLMODE", "verify-full")
     Database("postgresql:///d").sync_engine()

@@ -11,8 +11,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import header_block
+from eventjet.codec.headers import header_block
+from eventjet.codec.records import Decoder
 from eventjet.commands.excerpts import Excerpt, Excerpts
 from eventjet.commands.timeline import version_in
 from eventjet.errors import HistoryBroken, UndecodableEvent

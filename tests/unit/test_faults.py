@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import BaseModel, ValidationError, field_validator
 
-from eventjet.codec.faults import FIELDS_MAX, faults_of
+from eventjet.codec.reasons import FIELDS_MAX, faults_of
 
 SECRET = "ada@example.org"
 

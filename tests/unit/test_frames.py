@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventjet.codec.envelope import number_of
+from eventjet.codec.headers import number_of
 from eventjet.errors import UsageError
 from eventjet.jetstream.consumer import parse_ack
 from eventjet.nats.protocol import (

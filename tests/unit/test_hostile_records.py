@@ -8,8 +8,8 @@ from hypothesis import example, given
 from eventjet import event
 from eventjet.cli.terminal import print_json
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import RawRecord, header_block
+from eventjet.codec.headers import RawRecord, header_block
+from eventjet.codec.records import Decoder
 from eventjet.domain.identity import decode_id, encode_id
 from eventjet.errors import Refused, UndecodableEvent
 from eventjet.operations.events import stored_json

@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import pytest
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.commands.repositories import Repositories
 from eventjet.errors import StoreUnavailable
 from eventjet.examples.transfer.accounts import Account

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import RawRecord, header
+from eventjet.codec.headers import RawRecord, header
+from eventjet.codec.records import Decoder
 from eventjet.domain.history import FoldedState, fold_history
 from eventjet.errors import EventjetError, UndecodableEvent, UnknownEvent
 from eventjet.rebuild import Found, Kind

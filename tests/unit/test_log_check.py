@@ -8,7 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 from eventjet import App, aggregate, event, upcaster
-from eventjet.codec.envelope import MSG_ID, SCHEMA, TYPE, VERSION, RawRecord, header_block
+from eventjet.codec.headers import MSG_ID, SCHEMA, TYPE, VERSION, RawRecord, header_block
 from eventjet.commands.log_check import ENDS, PLACES, LogCheck, check_log
 from eventjet.log.memory import MemoryStore
 

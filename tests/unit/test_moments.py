@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from eventjet import Retry, after, at
-from eventjet.codec.request import canonical
+from eventjet.codec.commands import canonical
 from eventjet.domain.reactor import retry_faults
 from eventjet.jetstream.api import direct_since
 

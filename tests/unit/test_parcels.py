@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.spark import parcels
 from eventjet.spark.columns import arrow_batch
 from eventjet.spark.parcels import PARCEL_BYTES, PackByAggregate, ToldError, opened, read_columns

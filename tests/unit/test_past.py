@@ -13,8 +13,7 @@ import eventjet.archive.batches
 from eventjet.archive.batches import BATCH_BYTES, BATCH_MAX, HEADERS_ADDED, RestoreBatch, batches, lasting
 from eventjet.archive.reading import ArchiveReader
 from eventjet.codec.catalog import EncodedEvent
-from eventjet.codec.envelope import RawRecord, header, header_block, recorded_at
-from eventjet.codec.imported import logged_at
+from eventjet.codec.headers import RawRecord, header, header_block, logged_at, recorded_at
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
 from eventjet.errors import ArchiveBroken, Refused
 from eventjet.log.store import Append, NewEvent, check_save, event_headers, message_size

@@ -14,24 +14,24 @@ from sqlalchemy import Column, Integer, MetaData, Numeric, String, Table
 
 from eventjet import App, aggregate
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import RawRecord, header_block
+from eventjet.codec.headers import RawRecord, header_block
 from eventjet.codec.reasons import TRACEBACK_MAX
 from eventjet.domain.aggregate import event
 from eventjet.domain.parked import Parked
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import DefinitionError, UnknownEvent
-from eventjet.projections.fold import Rows
-from eventjet.projections.projection import entries, projection
-from eventjet.projections.resolve import resolve
-from eventjet.projections.row_codec import RowCodec
-from eventjet.quarantine.fold import (
+from eventjet.projections.fold import (
     BlockedAggregates,
     Offered,
     Offering,
     ParkingFold,
+    Rows,
     aggregate_key_of,
     parked_for,
 )
+from eventjet.projections.projection import entries, projection
+from eventjet.projections.resolve import resolve
+from eventjet.projections.row_codec import RowCodec
 
 
 @event("account.added")

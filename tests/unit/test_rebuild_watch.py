@@ -8,7 +8,7 @@ from collections.abc import Generator
 
 import pytest
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.rebuild.progress import Stopped, Watch
 from eventjet.rebuild.replay_source import read_ahead
 

@@ -17,9 +17,7 @@ from hypothesis import strategies as st
 
 from eventjet import Metadata, Recorded, event
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.context import context_headers
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import (
+from eventjet.codec.headers import (
     BATCH_COMMIT,
     BATCH_ID,
     BATCH_NUMBER,
@@ -30,8 +28,10 @@ from eventjet.codec.envelope import (
     TYPE,
     VERSION,
     RawRecord,
+    context_headers,
     header_block,
 )
+from eventjet.codec.records import Decoder
 from eventjet.errors import CodecError, UndecodableEvent
 
 BODY = b'{"what":"a thing of some length, so that nobody shares it"}'

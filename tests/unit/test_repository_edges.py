@@ -14,7 +14,7 @@ import pytest
 
 from eventjet import App, Imported, Metadata, aggregate, event
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.commands import Repository
 from eventjet.commands.repositories import Repositories
 from eventjet.domain.history import COMMANDS_MAX, Commands

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from pydantic import BaseModel
 
-from eventjet.codec.request import is_same_request, request_of
+from eventjet.codec.commands import is_same_request, request_of
 
 
 class Colour(Enum):

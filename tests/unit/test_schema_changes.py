@@ -16,12 +16,17 @@ from pydantic import AfterValidator, Field
 
 from eventjet import App, aggregate, event, upcaster
 from eventjet.codec.catalog import Upcaster
+from eventjet.contracts.compatibility import Compatibility, EventChange, changes_between
 from eventjet.contracts.contract import Contract, contract_in, contract_of, text_of
 from eventjet.contracts.samples import bodies
-from eventjet.contracts.verdicts import Effect, Judged, judge
 
 NAME = "order.placed"
-SAFE, READERS, UPCASTER, EVENTS = Effect.SAFE, Effect.OLD_READERS, Effect.UPCASTER, Effect.OLD_EVENTS
+SAFE, READERS, UPCASTER, EVENTS = (
+    Compatibility.SAFE,
+    Compatibility.OLD_READERS,
+    Compatibility.UPCASTER,
+    Compatibility.OLD_EVENTS,
+)
 
 
 class Size(Enum):
@@ -149,7 +154,7 @@ class Change:
 
     before: Shape
     after: Shape | None
-    verdict: Effect
+    verdict: Compatibility
     says: str
     """Part of what is said, or of the way out."""
     old_events_refused: bool = False
@@ -253,16 +258,16 @@ CHANGES = {
 }
 
 
-def said_of(judged: Sequence[Judged], name: str = NAME) -> tuple[Effect, str]:
+def said_of(judged: Sequence[EventChange], name: str = NAME) -> tuple[Compatibility, str]:
     (one,) = [each for each in judged if each.event == name]
-    return one.verdict, "\n".join(f"{each.what}\n{each.fix}" for each in one.remarks)
+    return one.compatibility, "\n".join(f"{each.what}\n{each.fix}" for each in one.remarks)
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
 def test_what_is_said_of_a_change_is_what_happens(change: Change) -> None:
     before, after = app_of(change.before), app_of(change.after, change.retired)
     old, new = contract_of(before), contract_of(after)
-    verdict, said = said_of(judge(old, new, after.catalog))
+    verdict, said = said_of(changes_between(old, new, after.catalog))
     assert (verdict, change.says in said) == (change.verdict, True), said
     stored = written(before, old, change.before)
     stored += [orjson.dumps(one) for one in bodies(old.at(NAME)[change.before.schema].body)]
@@ -280,7 +285,7 @@ def test_a_schema_raised_without_an_upcaster_needs_one() -> None:
     before = app_of(shape(cents=int))
     raised = app_of(Shape({"amount": Decimal}, 2, upcasters=[up(1, dict)]))
     gap = type(raised.catalog)({one.event_type: "order" for one in raised.catalog.kinds()})
-    verdict, said = said_of(judge(contract_of(before), contract_of(raised), gap))
+    verdict, said = said_of(changes_between(contract_of(before), contract_of(raised), gap))
     assert verdict is UPCASTER
     assert '@upcaster("order.placed", schema=1)' in said
     assert '"amount": ...' in said
@@ -291,8 +296,8 @@ def test_bodies_of_every_schema_that_was_exported_go_through_todays_upcasters() 
     second = contract_of(app_of(Shape({"b": str}, 2, upcasters=[up(1, lambda body: {"b": body["a"]})])))
     kept = contract_in({**first.documents(), **second.documents()}, "here")
     broken = app_of(Shape({"b": str}, 2, upcasters=[up(1, lambda body: {"b": len(body["a"])})]))
-    (one,) = [each for each in judge(kept, contract_of(broken), broken.catalog) if each.event == NAME]
-    assert one.verdict is EVENTS
+    (one,) = [each for each in changes_between(kept, contract_of(broken), broken.catalog) if each.event == NAME]
+    assert one.compatibility is EVENTS
     assert one.tried > 2
     assert "schema 1 lets be: b: Input should be a valid string" in one.remarks[0].what
 
@@ -300,14 +305,14 @@ def test_bodies_of_every_schema_that_was_exported_go_through_todays_upcasters() 
 def test_a_former_name_and_a_retired_event_may_not_be_forgotten() -> None:
     before = app_of(replace(ONE, formerly=("order.given",), retired=("order.lost",)))
     after = app_of(ONE)
-    judged = judge(contract_of(before), contract_of(after), after.catalog)
+    judged = changes_between(contract_of(before), contract_of(after), after.catalog)
     assert said_of(judged, "order.given")[0] is said_of(judged, "order.lost")[0] is EVENTS
     assert '@event("order.placed", formerly=("order.given",))' in said_of(judged, "order.given")[1]
 
 
 def test_a_new_event_breaks_readers_that_do_not_know_it() -> None:
     after = app_of(ONE)
-    verdict, said = said_of(judge(contract_of(app_of(None)), contract_of(after), after.catalog))
+    verdict, said = said_of(changes_between(contract_of(app_of(None)), contract_of(after), after.catalog))
     assert verdict is READERS
     assert "Deploy a release first" in said
 
@@ -315,7 +320,7 @@ def test_a_new_event_breaks_readers_that_do_not_know_it() -> None:
 def test_what_cannot_be_tried_is_said_and_taken_for_broken() -> None:
     checked = shape(code=Annotated[str, AfterValidator(str.strip)])
     after = app_of(Shape({"code": str}, 2, upcasters=[up(1, dict)]))
-    verdict, said = said_of(judge(contract_of(app_of(checked)), contract_of(after), after.catalog))
+    verdict, said = said_of(changes_between(contract_of(app_of(checked)), contract_of(after), after.catalog))
     assert verdict is EVENTS
     assert "could not be tried at schema 1" in said
     assert "--against-log" in said

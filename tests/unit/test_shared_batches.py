@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from eventjet.codec.envelope import BATCH_ID, header, open_batch, save_of
+from eventjet.codec.headers import BATCH_ID, header, open_batch, save_of
 from eventjet.errors import ConcurrencyConflict, Refused
 from eventjet.log.lane import EVENTS_MAX
 from eventjet.log.store import Append

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
@@ -58,6 +59,15 @@ async def alone(event: Recorded[Begun]) -> None: ...
 def not_async(event: Recorded[Begun], connection: AsyncConnection) -> None: ...
 
 
+async def in_a_list(events: list[Recorded[Begun]], connection: AsyncConnection) -> None: ...
+
+
+async def bare(events: Many[Begun], connection: AsyncConnection) -> None: ...
+
+
+async def many(events: Many[Recorded[Begun]], connection: AsyncConnection) -> None: ...
+
+
 def faults(*handlers: Any, tables: Any = None, name: str = "ledger", revision: int = 1, others: Any = ()) -> str:
     made = SqlProjection(name, tables=[table("t")] if tables is None else tables, revision=revision)
     for one in handlers:
@@ -76,6 +86,9 @@ def faults(*handlers: Any, tables: Any = None, name: str = "ledger", revision: i
         ((unannotated,), {}, "`event` has no annotation"),
         ((alone,), {}, "alone takes (event) instead of (event, connection)"),
         ((not_async,), {}, "not_async is not an `async def`"),
+        ((in_a_list,), {}, "in_a_list is given a sequence of `Recorded`: write `events: Sequence[Recorded[…]]`"),
+        ((bare,), {}, "bare is given a sequence of `Recorded`"),
+        ((begun, many), {}, "Begun is taken by begun and by many"),
         ((begun,), {"tables": []}, "it has no tables"),
         ((begun,), {"name": "Ledger"}, "its name is not"),
         ((begun,), {"revision": 0}, "its revision is 0"),

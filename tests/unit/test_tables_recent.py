@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eventjet.writers.batch_fold import RecentRows
+from eventjet.writers.fold_writer import RecentRows
 
 
 def test_only_what_was_committed_is_remembered() -> None:

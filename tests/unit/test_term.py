@@ -9,12 +9,12 @@ from typing import Any, cast
 
 import pytest
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.domain.parked import BLOCKED, PARKED, RETRIED, RETRY, AggregateKey, Parked
 from eventjet.domain.reactor import Retry
 from eventjet.errors import StoreUnavailable
 from eventjet.observability.metrics import FollowerMeter
-from eventjet.quarantine.fold import Offered
+from eventjet.projections.fold import Offered
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import HeldCursor, ParkedEntry

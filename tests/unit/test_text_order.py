@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Column, MetaData, String, Table, create_engine
 from sqlalchemy.dialects import postgresql
 
-from eventjet.sql.text_order import TextOrder, keys_from, next_text
+from eventjet.sql.statements import TextOrder, keys_from, next_text
 
 TEXT = st.text(st.sampled_from("ab\ud7ff\ue000\U0010fffe\U0010ffff") | st.characters(codec="utf-8"), max_size=5)
 keys = Table("keys", MetaData(), Column("id", String(200), primary_key=True))

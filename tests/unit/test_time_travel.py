@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from eventjet import App, aggregate, event
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.commands.repositories import Repositories
 from eventjet.log.memory import MemoryStore
 from eventjet.operations import time_travel

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from eventjet.codec.envelope import BATCH_COMMIT, BATCH_ID, BATCH_NUMBER
+from eventjet.codec.headers import BATCH_COMMIT, BATCH_ID, BATCH_NUMBER
 from eventjet.commands.repository import Repository
 from eventjet.errors import OutcomeUnknown, SaveTorn
 from eventjet.log.memory import MemoryStore

@@ -6,8 +6,8 @@ from decimal import Decimal
 
 import pytest
 
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
+from eventjet.codec.records import Decoder
 from tests.faults.tally import Added, tally_app
 from tests.faults.trials.commands import LOOKED, REFUSED, STORED, STRANGE, UNKNOWN, Said
 from tests.faults.trials.verdict import judge_log

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eventjet import App, Step, aggregate, do, event, process, unique
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.commands.claim_check import build_claims, check_claims
 from eventjet.commands.decisions import transact
 from eventjet.commands.repositories import Repositories

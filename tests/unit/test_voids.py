@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from eventjet import App, aggregate, event
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import RawRecord, header_block
-from eventjet.codec.voids import reason_in, void_body, void_subject, voided_by
+from eventjet.codec.headers import RawRecord, header_block, reason_in, void_body, void_subject, voided_by
+from eventjet.codec.records import Decoder
 from eventjet.commands import Repository
 from eventjet.errors import CodecError, HistoryBroken, UsageError
 from eventjet.log.memory import MemoryStore

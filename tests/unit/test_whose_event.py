@@ -7,8 +7,8 @@ from collections.abc import Collection
 import pytest
 
 from eventjet import App, aggregate, event
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import RawRecord, header_block
+from eventjet.codec.headers import RawRecord, header_block
+from eventjet.codec.records import Decoder
 from eventjet.errors import CodecError, UndecodableEvent, UnknownEvent
 
 

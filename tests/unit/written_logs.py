@@ -11,7 +11,7 @@ from typing import cast
 from hypothesis import strategies as st
 
 from eventjet import App, aggregate, event
-from eventjet.codec.envelope import RawRecord, header
+from eventjet.codec.headers import RawRecord, header
 
 
 @event("account.opened")

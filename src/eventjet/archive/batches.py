@@ -16,8 +16,7 @@ from functools import lru_cache
 
 from eventjet.archive.manifest import Archive
 from eventjet.archive.reading import ArchiveReader
-from eventjet.codec.envelope import EXPECTED, MSG_ID, RECORDED_AT, RawRecord, header, number_of
-from eventjet.codec.imported import LOGGED_AT, is_imported
+from eventjet.codec.headers import EXPECTED, LOGGED_AT, MSG_ID, RECORDED_AT, RawRecord, header, is_imported, number_of
 from eventjet.errors import ArchiveBroken
 from eventjet.nats.protocol import publish_frame
 from eventjet.shown import cut

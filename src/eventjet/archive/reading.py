@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from eventjet.archive.manifest import Archive, load_archive
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.errors import ArchiveBroken, Unreachable, UsageError
 from eventjet.urls import parse
 

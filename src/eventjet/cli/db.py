@@ -20,7 +20,7 @@ from eventjet.errors import EventjetError, UsageError
 if TYPE_CHECKING:
     from eventjet.log.topology import Topology
     from eventjet.sql.database import Database
-    from eventjet.sql.retired_tables import Unused
+    from eventjet.sql.revisions import Unused
 
 db = typer.Typer(name="db", help="eventjet's own tables, and the tables of revisions.", no_args_is_help=True)
 
@@ -102,7 +102,7 @@ async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, l
     """
     from eventjet.sql.database import Database
     from eventjet.sql.locations import create_tables
-    from eventjet.sql.resetting import reset as begin_anew
+    from eventjet.sql.revisions import reset as begin_anew
 
     app = at.app()
     chosen = [at.projection(name) for name in dict.fromkeys(reset)]
@@ -174,7 +174,7 @@ def unused(
     """
     from eventjet.rebuild.spaces import orphaned, remove_orphaned
     from eventjet.sql.database import Database
-    from eventjet.sql.retired_tables import unused as look
+    from eventjet.sql.revisions import unused as look
 
     wanted = [_named(text) for text in drop or []]
     where = Database(at.settings.database)
@@ -199,7 +199,7 @@ def _drop(at: AppTarget, where: Database, name: str, revision: int) -> Unused:
     from eventjet.jetstream.api import delete_consumer
     from eventjet.jetstream.connection import NatsConnection
     from eventjet.nats.endpoint import Endpoint
-    from eventjet.sql.retired_tables import retire
+    from eventjet.sql.revisions import retire
 
     with where.sync_engine("eventjet db").begin() as connection:
         dropped = retire(connection, name, revision, list(at.app().projections.values()), at.app().name)

@@ -152,7 +152,7 @@ def _message(error: BaseException) -> str:
         return " ".join(str(error).split())
     if is_of_typer(error):
         return told(error)
-    from eventjet.codec.faults import faults_of
+    from eventjet.codec.reasons import faults_of
 
     said = f"{type(error).__name__}: {' '.join(faults_of(error).split())}".rstrip(": .")
     return (

@@ -25,7 +25,7 @@ def nats_config(
     from eventjet.nats.endpoint import CALLER_INBOX, Endpoint
     from eventjet.operations.roles import accounts as only_accounts
     from eventjet.operations.roles import leaf_accounts, roles_of, server_config, serving_roles
-    from eventjet.sql.grants import grants
+    from eventjet.sql.database import grants
     from eventjet.subscriptions.declarations import declarations_of
 
     app = at.app()

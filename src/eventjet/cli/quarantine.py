@@ -20,7 +20,7 @@ from eventjet.shown import cut, cut_values, printable
 
 if TYPE_CHECKING:
     from eventjet.operations.quarantines import Quarantine, StoredEvent
-    from eventjet.quarantine.rows import Listed, Shown
+    from eventjet.sql.quarantine import Listed, Shown
 
 _HEAD = 12
 _POLL_S = 0.2

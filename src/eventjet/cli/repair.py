@@ -104,7 +104,7 @@ def _checkpoints(at: AppTarget) -> list[Checkpoint]:
 
 def _identity_of(connection: NatsConnection, state: StreamState, checkpoints: list[Checkpoint]) -> str:
     """The log that every checkpoint is of, if the stream holds the very event at which each of them stands."""
-    from eventjet.codec.envelope import MSG_ID, header
+    from eventjet.codec.headers import MSG_ID, header
     from eventjet.jetstream.api import message_at
 
     known = [held for held in checkpoints if held.log and held.position]

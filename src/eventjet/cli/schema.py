@@ -22,7 +22,7 @@ from eventjet.shown import counted, printable
 
 if TYPE_CHECKING:
     from eventjet.commands.log_check import LogCheck
-    from eventjet.contracts.verdicts import Judged
+    from eventjet.contracts.compatibility import EventChange
     from eventjet.projections.app_ref import AppRef
 
 schema = typer.Typer(name="schema", help="The shapes of events on the wire: export and check.", no_args_is_help=True)
@@ -96,7 +96,7 @@ def check(
         raise UsageError("Say what to check the app against: --against main, or --against-log 100, or both.")
     if sarif is not None and against is None:
         raise UsageError("--sarif tells what --against finds. Give that too.")
-    compared: tuple[str, list[Judged]] | None = None
+    compared: tuple[str, list[EventChange]] | None = None
     if against is not None:
         compared = _compared(at, against, folder, sarif)
     log = None if against_log is None else asyncio.run(_read_log(at, against_log))
@@ -116,19 +116,18 @@ def check(
     return Answer(value, show, ok=is_fine)
 
 
-def _compared(at: AppTarget, against: str, folder: str, sarif: Path | None) -> tuple[str, list[Judged]]:
+def _compared(at: AppTarget, against: str, folder: str, sarif: Path | None) -> tuple[str, list[EventChange]]:
     from importlib.metadata import version
 
+    from eventjet.contracts.compatibility import changes_between, sarif_of
     from eventjet.contracts.contract import contract_in, contract_of, text_of
-    from eventjet.contracts.sarif import sarif_of
-    from eventjet.contracts.verdicts import judge
 
     app = at.app()
     where, documents = exports.read(against, folder.rstrip("/"))
     old = contract_in(documents, where)
     if old.app != app.name:
         raise UsageError(f"The export in {where} is of the app {old.app!r}, and this one is {app.name!r}.")
-    judged = judge(old, contract_of(app), app.catalog)
+    judged = changes_between(old, contract_of(app), app.catalog)
     if sarif is not None:
         told = text_of(sarif_of(judged, partial(_place_of, at.ref), version("eventjet")))
         try:
@@ -147,14 +146,14 @@ async def _read_log(at: AppTarget, histories: int) -> LogCheck:
         return await check_log(app, jet.store, histories)
 
 
-def _passes(judged: list[Judged], readers_stopped: bool) -> bool:
-    from eventjet.contracts.verdicts import Effect
+def _passes(judged: list[EventChange], readers_stopped: bool) -> bool:
+    from eventjet.contracts.compatibility import Compatibility
 
-    most = Effect.OLD_READERS if readers_stopped else Effect.SAFE
-    return all(one.verdict.rank <= most.rank for one in judged)
+    most = Compatibility.OLD_READERS if readers_stopped else Compatibility.SAFE
+    return all(one.compatibility.rank <= most.rank for one in judged)
 
 
-def _place_of(app: AppRef, one: Judged) -> tuple[str, int]:
+def _place_of(app: AppRef, one: EventChange) -> tuple[str, int]:
     """The class of an event, from the current folder; the app's module where there is none."""
     try:
         thing: Any = one.kind or sys.modules[app.module]
@@ -164,31 +163,31 @@ def _place_of(app: AppRef, one: Judged) -> tuple[str, int]:
         return "pyproject.toml", 1  # in no file of this folder, and some line has to be named
 
 
-def _as_json(one: Judged) -> dict[str, Any]:
-    remarks = [{"verdict": each.verdict.value, "what": each.what, "fix": each.fix} for each in one.remarks]
+def _as_json(one: EventChange) -> dict[str, Any]:
+    remarks = [{"verdict": each.compatibility.value, "what": each.what, "fix": each.fix} for each in one.remarks]
     return {
         "event": one.event,
         "schema": one.schema,
-        "verdict": one.verdict.value,
+        "verdict": one.compatibility.value,
         "tried": one.tried,
         "remarks": remarks,
     }
 
 
-def _print_judged(where: str, judged: list[Judged], *, readers_stopped: bool) -> None:
-    from eventjet.contracts.verdicts import Effect
+def _print_judged(where: str, judged: list[EventChange], *, readers_stopped: bool) -> None:
+    from eventjet.contracts.compatibility import Compatibility
 
     say(f"Compared with {where}:")
-    for one in sorted(judged, key=lambda each: each.verdict.rank):
+    for one in sorted(judged, key=lambda each: each.compatibility.rank):
         _print_one(one)
-    counts = Counter(one.verdict for one in judged)
-    told = ", ".join(f"{each.value}: {counts[each]}" for each in Effect if counts[each])
-    stopped = counts[Effect.OLD_READERS] and readers_stopped
+    counts = Counter(one.compatibility for one in judged)
+    told = ", ".join(f"{each.value}: {counts[each]}" for each in Compatibility if counts[each])
+    stopped = counts[Compatibility.OLD_READERS] and readers_stopped
     say(f"\n{counted(len(judged), 'event')}; {told or 'none'}." + (" Older readers are stopped." if stopped else ""))
 
 
-def _print_one(one: Judged) -> None:
-    print(printable(f"{one.verdict.value:<20} {one.event}"))
+def _print_one(one: EventChange) -> None:
+    print(printable(f"{one.compatibility.value:<20} {one.event}"))
     fixes: dict[str, None] = {}
     for remark in one.remarks:
         say(f"  - {remark.what}")

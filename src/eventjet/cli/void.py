@@ -14,7 +14,7 @@ from eventjet.cli.terminal import ANSWER_IS_NO, Answer, note
 from eventjet.errors import Refused, UndecodableEvent, UnknownEvent, UsageError
 
 if TYPE_CHECKING:
-    from eventjet.codec.envelope import RawRecord
+    from eventjet.codec.headers import RawRecord
 
 
 @on_app(database=False)
@@ -29,7 +29,7 @@ def void(
 
 
 async def _void(at: AppTarget, position: int, reason: str, *, yes: bool) -> Answer:
-    from eventjet.codec.voids import voided_by
+    from eventjet.codec.headers import voided_by
     from eventjet.jetstream.api import message_at
     from eventjet.log.voids import record_void
     from eventjet.operations.events import shown
@@ -63,7 +63,7 @@ async def _void(at: AppTarget, position: int, reason: str, *, yes: bool) -> Answ
 
 def _check(at: AppTarget, voids: Mapping[int, str], record: RawRecord) -> None:
     """Raise `Refused` unless nobody can read the record. Blocks."""
-    from eventjet.codec.chain import chained
+    from eventjet.codec.records import chained
     from eventjet.log.earlier import EarlierRecords
     from eventjet.nats.endpoint import Endpoint
 

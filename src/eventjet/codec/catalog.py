@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, cast
 
-from eventjet.codec.json import BodyCodec, dump_json, read_json
+from eventjet.codec.bodies import BodyCodec
+from eventjet.codec.json import dump_json, read_json
 from eventjet.codec.unions import union_faults
 from eventjet.domain.aggregate import EventInfo, event_info, field_faults
 from eventjet.domain.personal import is_private, masked, masked_whole

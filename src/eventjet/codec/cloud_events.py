@@ -11,9 +11,10 @@ from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic_core import SchemaValidator
 
+from eventjet.codec.bodies import BodyCodec, readable
 from eventjet.codec.catalog import EncodedEvent
-from eventjet.codec.envelope import MSG_ID, RawRecord
-from eventjet.codec.json import BodyCodec, dump_json, read_json, readable
+from eventjet.codec.headers import MSG_ID, RawRecord
+from eventjet.codec.json import dump_json, read_json
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.aggregate import event_info
 from eventjet.domain.identity import encode_id

@@ -1,7 +1,12 @@
-"""Why something could not be done, in one line that may be shown: cut, and nothing personal in it. PURE."""
+"""Why something could not be done, in one line that may be shown: cut, and nothing personal in it. PURE.
+
+Here alone pydantic's errors become text, which names each field. The value itself is not shown, which may be personal;
+of a field that others named, a key of a dict for instance, only what looks like a name is.
+"""
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections.abc import Iterator
 from pathlib import PurePath
@@ -9,10 +14,14 @@ from typing import Any
 
 from pydantic_core import ValidationError
 
-from eventjet.codec.faults import faults_of
-from eventjet.errors import EventjetError
+from eventjet.errors import DefinitionError, EventjetError
 from eventjet.shown import cut
 
+FIELDS_MAX = 5
+"""Fields that are named; of the rest it is said how many they are."""
+_FIELD_MAX = 80
+_FAULT_MAX = 120
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]{0,40}")
 TRACEBACK_MAX = 8_000
 """Characters; the end is kept."""
 
@@ -65,3 +74,38 @@ def _without_message(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     where = f" in {PurePath(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     return f"{name}{f' {code}' if code else where}; what it says is not shown, since personal fields are at hand"
+
+
+def faults_of(error: BaseException) -> str:
+    """`amount: Field required; lines[2].price: a Decimal travels as a string`; of other errors their first line."""
+    if isinstance(error, DefinitionError):
+        return "; ".join(error.faults)
+    if not isinstance(error, ValidationError):
+        return next(iter(str(error).splitlines()), "")
+    found = error.errors(include_url=False, include_input=False, include_context=False)
+    told = [f"{_path(one['loc'])}: {_said(one['type'], one['msg'])}" for one in found]
+    lines = list(dict.fromkeys(told))
+    more = f"; and {len(lines) - FIELDS_MAX} more" if len(lines) > FIELDS_MAX else ""
+    return "; ".join(lines[:FIELDS_MAX]) + more
+
+
+def _path(loc: tuple[int | str, ...]) -> str:
+    path = ""
+    for part in loc:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            name = part if _NAME.fullmatch(part) else "" if "[" in part else "…"  # a branch of a union, or a key
+            path += f".{name}" if path and name else name
+    return _shortened(path, _FIELD_MAX) or "it"
+
+
+def _said(kind: str, message: str) -> str:
+    if kind == "union_tag_invalid":
+        return "Its tag is none of the expected ones"  # pydantic repeats the one that came
+    return _shortened(message.removeprefix("Value error, "), _FAULT_MAX)
+
+
+def _shortened(text: str, most: int) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]}…"

@@ -1,4 +1,4 @@
-"""JSON Schema (2020-12) of what `codec/json.py` writes and reads: the shape of a body on the wire. PURE.
+"""JSON Schema (2020-12) of what `codec/bodies.py` writes and reads: the shape of a body on the wire. PURE.
 
 Made of the same core schema as the codec, with the same leaves in another form. What JSON Schema has no word for stands
 beside it under names that begin with `x-`: `x-limits` (bounds of what travels as text), `x-default` (what makes a value
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from decimal import Decimal
 from enum import Enum
 from typing import Any, cast
@@ -17,19 +17,15 @@ from typing import Any, cast
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import core_schema, to_jsonable_python
 
-from eventjet.codec.json import SAFE_INTEGER, dump_json, readable
+from eventjet.codec.bodies import readable
+from eventjet.codec.json import dump_json
+from eventjet.codec.leaves import LEAVES, SAFE_INTEGER, datetime_to_json
 from eventjet.domain.aggregate import is_event
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
-DECIMAL_TEXT = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?(E[+-]?[0-9]+)?$"
-BASE64_TEXT = "^[A-Za-z0-9+/]*={0,2}$"
-DURATION_TEXT = "^-?P([0-9]+Y)?([0-9]+D)?(T([0-9]+H)?([0-9]+M)?([0-9.]+S)?)?$"
-TIME_TEXT = r"^[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}:[0-9]{2})?$"
 LIMITS, DEFAULT, VALIDATOR, UNKNOWN = "x-limits", "x-default", "x-validator", "x-unknown"
 
 _LIMITS = ("gt", "ge", "lt", "le", "multiple_of", "max_digits", "decimal_places", "min_length", "max_length", "now_op")
-_KEYS = {"int": "^-?[0-9]+$", "decimal": DECIMAL_TEXT, "bool": "^(true|false)$", "float": "^-?[0-9]"}
-"""How a dict's keys are written, which are always text."""
 Json = dict[str, Any]
 
 
@@ -40,7 +36,7 @@ def shape_of(cls: Any, core: core_schema.CoreSchema | None = None) -> Json:
 
 
 def wire_value(value: Any) -> Any:
-    """A value as JSON has it in the profile of `codec/json.py`."""
+    """A value as JSON has it in the profile of `codec/bodies.py`."""
     if isinstance(value, Enum):
         return wire_value(value.value)
     if isinstance(value, bool) or value is None or isinstance(value, str | float):
@@ -48,7 +44,7 @@ def wire_value(value: Any) -> Any:
     if isinstance(value, int):
         return value if -SAFE_INTEGER <= value <= SAFE_INTEGER else str(value)
     if isinstance(value, datetime):
-        return value.astimezone(UTC).isoformat().replace("+00:00", "Z") if value.tzinfo else value.isoformat()
+        return datetime_to_json(value) if value.tzinfo else value.isoformat()
     if isinstance(value, Mapping):
         named = cast("Mapping[Any, Any]", value)
         return {str(wire_value(key)): wire_value(one) for key, one in named.items()}
@@ -68,8 +64,10 @@ class _Shapes(GenerateJsonSchema):
         return False
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> Json:
-        pattern = {} if schema.get("allow_inf_nan") else {"pattern": DECIMAL_TEXT}
-        return {"type": "string", **pattern, **_limits(schema)}
+        found = _leaf(schema)
+        if schema.get("allow_inf_nan"):
+            del found["pattern"]
+        return found
 
     def int_schema(self, schema: core_schema.IntSchema) -> Json:
         found = super().int_schema(schema)
@@ -82,26 +80,26 @@ class _Shapes(GenerateJsonSchema):
         return {**found, "type": ["integer", "string"], "pattern": f"^{sign}[1-9][0-9]{{15,}}$"}
 
     def bytes_schema(self, schema: core_schema.BytesSchema) -> Json:
-        return {"type": "string", "contentEncoding": "base64", "pattern": BASE64_TEXT, **_limits(schema)}
+        return _leaf(schema)
 
     def datetime_schema(self, schema: core_schema.DatetimeSchema) -> Json:
-        return {"type": "string", "format": "date-time", **_limits(schema)}
+        return _leaf(schema)
 
     def date_schema(self, schema: core_schema.DateSchema) -> Json:
-        return {"type": "string", "format": "date", **_limits(schema)}
+        return _leaf(schema)
 
     def time_schema(self, schema: core_schema.TimeSchema) -> Json:
-        return {"type": "string", "pattern": TIME_TEXT, **_limits(schema)}
+        return _leaf(schema)
 
     def timedelta_schema(self, schema: core_schema.TimedeltaSchema) -> Json:
-        return {"type": "string", "pattern": DURATION_TEXT, **_limits(schema)}
+        return _leaf(schema)
 
     def dict_schema(self, schema: core_schema.DictSchema) -> Json:
-        pattern = _KEYS.get(str(schema.get("keys_schema", {}).get("type")))
-        if pattern is None:
+        leaf = LEAVES.get(str(schema.get("keys_schema", {}).get("type")))
+        if leaf is None or not leaf.key_pattern:
             return super().dict_schema(schema)
         text = core_schema.str_schema()
-        return {**super().dict_schema({**schema, "keys_schema": text}), "propertyNames": {"pattern": pattern}}
+        return {**super().dict_schema({**schema, "keys_schema": text}), "propertyNames": {"pattern": leaf.key_pattern}}
 
     def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> Json:
         found = super().tagged_union_schema(schema)
@@ -140,11 +138,11 @@ class _Shapes(GenerateJsonSchema):
         return {UNKNOWN: str(schema.get("type")) if function is None else _name_of(function)}
 
 
-def _limits(schema: Any) -> Json:
-    """Bounds of a value that travels as text, each as the value itself does."""
+def _leaf(schema: Any) -> Json:
+    """The JSON Schema of a leaf that travels as text, with its bounds, each as the value itself travels."""
     given = cast("Mapping[str, Any]", schema)
-    found = {name: _limit(given[name]) for name in _LIMITS if given.get(name) is not None}
-    return {LIMITS: found} if found else {}
+    limits = {name: _limit(given[name]) for name in _LIMITS if given.get(name) is not None}
+    return {**LEAVES[given["type"]].schema, **({LIMITS: limits} if limits else {})}
 
 
 def _limit(value: Any) -> Any:

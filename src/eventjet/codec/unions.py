@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from itertools import combinations, product
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from pydantic_core import SchemaValidator
 
-from eventjet.codec.json import DATE, DATETIME, DURATION, SAFE_INTEGER, TIME, bytes_from_json
-from eventjet.codec.quick_parts import UUID_TEXT, decimal
+from eventjet.codec.leaves import LEAVES, SAFE_INTEGER, Node
 
-Node: TypeAlias = dict[str, Any]
 _APART, _ALIKE, _CONFUSED = range(3)
 """Two parts have no JSON in common; both read what is common as the same; one may read the other's JSON as its own."""
 
@@ -185,10 +183,7 @@ def _is_read_laxly(reader: Node, written: Node) -> bool:
 def _is_read(kind: str, written: Any) -> bool:
     """Whether a scalar reads the JSON of a constant."""
     if isinstance(written, str):
-        try:
-            return bool(kind in _TEXTS and _TEXTS[kind](written))
-        except ValueError:
-            return False
+        return bool(kind in _TEXTS and _TEXTS[kind](written))
     return written is not None and kind in (("bool",) if isinstance(written, bool) else ("int", "float"))
 
 
@@ -266,17 +261,7 @@ _INNER = ("schema", "items_schema", "keys_schema", "values_schema", "steps", "st
 _NAMES = {"decimal": "Decimal", "uuid": "UUID", "none": "None", "any": "Any"}
 _REWRITING = ("to_lower", "to_upper", "strip_whitespace", "coerce_numbers_to_str", "missing")
 _HIDING = ("init_only", "validation_alias", "serialization_alias", "serialization_exclude")
-_TEXTS: Mapping[str, Callable[[str], object]] = {
-    "str": lambda _: True,
-    "int": lambda text: text.removeprefix("-").isdecimal(),
-    "decimal": lambda text: decimal(text) is not None,
-    "bytes": lambda text: bytes_from_json(text) is not None,
-    "date": DATE.fullmatch,
-    "datetime": DATETIME.fullmatch,
-    "time": TIME.fullmatch,
-    "timedelta": DURATION.fullmatch,
-    "uuid": UUID_TEXT.fullmatch,
-}
+_TEXTS = {kind: leaf.is_text for kind, leaf in LEAVES.items() if leaf.is_text is not None}
 """Scalars that travel as text, an integer beyond 2^53 among them, and what tells whether a text may be one."""
 _CONFUSABLE = (*({"str", kind} for kind in _TEXTS), {"int", "decimal", "bytes"}, {"bytes", "timedelta"})
 """Kinds of which some text is of two."""

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from eventjet.codec.envelope import VERSION, number_of
+from eventjet.codec.headers import VERSION, number_of
 from eventjet.codec.subjects import entity_of
 from eventjet.commands.claims import Claims
 from eventjet.commands.decisions import recorded, retried

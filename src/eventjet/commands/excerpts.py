@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import EXPECTED, RawRecord, number_of
+from eventjet.codec.headers import EXPECTED, RawRecord, number_of
+from eventjet.codec.records import Decoder
 from eventjet.commands.timeline import Head, head_of, record_of, version_in
 from eventjet.domain.history import FoldedState, fold_history
 from eventjet.domain.recorded import Recorded

@@ -10,22 +10,22 @@ from itertools import takewhile
 from typing import Any, Generic, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.context import context_headers
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import (
+from eventjet.codec.commands import request_in
+from eventjet.codec.headers import (
     BATCH_ID,
     COMMAND,
     MSG_ID,
     RECORDED_AT,
     VERSION,
     RawRecord,
+    context_headers,
     header,
     number_of,
     open_batch,
     recorded_at,
     save_of,
 )
-from eventjet.codec.request import request_in
+from eventjet.codec.records import Decoder
 from eventjet.commands.excerpts import Excerpt, Excerpts
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState, fold_history

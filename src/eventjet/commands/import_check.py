@@ -14,18 +14,9 @@ from hashlib import blake2b
 from typing import Any, cast
 
 from eventjet.codec.catalog import Catalog, EncodedEvent
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import (
-    CAUSATION,
-    CORRELATION,
-    META,
-    TRACEPARENT,
-    TYPE,
-    RawRecord,
-    header,
-    recorded_at,
-)
+from eventjet.codec.headers import CAUSATION, CORRELATION, META, TRACEPARENT, TYPE, RawRecord, header, recorded_at
 from eventjet.codec.json import dump_json, read_json
+from eventjet.codec.records import Decoder
 from eventjet.errors import CodecError
 
 _CONTEXT = tuple(f"{name}".encode() for name in (CORRELATION, CAUSATION, TRACEPARENT, META))

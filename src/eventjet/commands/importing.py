@@ -15,10 +15,17 @@ from typing import Any
 
 from eventjet.calls import exceptions_only
 from eventjet.codec.catalog import EncodedEvent
-from eventjet.codec.context import context_headers
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import COMMAND, RECORDED_AT, VERSION, header, number_of, recorded_at
-from eventjet.codec.imported import IMPORTED
+from eventjet.codec.headers import (
+    COMMAND,
+    IMPORTED,
+    RECORDED_AT,
+    VERSION,
+    context_headers,
+    header,
+    number_of,
+    recorded_at,
+)
+from eventjet.codec.records import Decoder
 from eventjet.collecting import settled
 from eventjet.commands.decisions import CONFLICTS_MAX, retried
 from eventjet.commands.import_check import as_written_now, fields_that_differ

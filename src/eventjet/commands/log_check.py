@@ -11,11 +11,10 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import SCHEMA, TYPE, RawRecord, header, number_of
-from eventjet.codec.faults import faults_of
+from eventjet.codec.headers import SCHEMA, TYPE, RawRecord, header, number_of, voided_by
+from eventjet.codec.reasons import faults_of
+from eventjet.codec.records import Decoder
 from eventjet.codec.subjects import entity_of
-from eventjet.codec.voids import voided_by
 from eventjet.domain.history import FoldedState, fold_history
 from eventjet.errors import CodecError, DefinitionError, EventjetError, StoreUnavailable, UndecodableEvent
 from eventjet.log.store import EventStore

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from eventjet.codec.decoder import Decoder
+from eventjet.codec.records import Decoder
 from eventjet.domain.moment import check_moment
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import UsageError

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from eventjet.codec.request import is_same_request
+from eventjet.codec.commands import is_same_request
 from eventjet.domain.committed import Committed
 from eventjet.domain.history import FoldedState
 from eventjet.errors import CommandReused, ConcurrencyConflict, Refused, UsageError

@@ -15,9 +15,8 @@ from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.context import context_headers
-from eventjet.codec.envelope import MSG_ID, TRACEPARENT, header
-from eventjet.codec.request import request_of
+from eventjet.codec.commands import request_of
+from eventjet.codec.headers import MSG_ID, TRACEPARENT, context_headers, header
 from eventjet.codec.subjects import subject_of
 from eventjet.commands.cache import NEWEST, OLD, Cache
 from eventjet.commands.claims import Claims, claim_catalog

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eventjet.codec.envelope import VERSION, RawRecord, number_of
+from eventjet.codec.headers import VERSION, RawRecord, number_of
 from eventjet.log.store import EventStore
 
 PAGE_MAX = 50

@@ -1,4 +1,4 @@
-"""Who may look, and who may act: asked of the application for each request; and that a form is the console's own."""
+"""Access: who may look and act, the check that a form is the console's own, and the security headers."""
 
 from __future__ import annotations
 
@@ -56,17 +56,17 @@ class Visitor:
 
 
 def visitor_of(request: Request) -> Visitor:
-    """Whom the middleware found."""
+    """Return the visitor that the middleware has put on the request."""
     return request.state.visitor
 
 
 def read_only(_request: Request) -> tuple[Level, str]:
-    """What holds where nobody says anything else."""
+    """Let everybody look and nobody act: the default of `console`."""
     return "read_only", ""
 
 
 class Gate:
-    """Lets in whom the application lets in, and takes no form that is not the console's own.
+    """Admit whom the application admits, and refuse forms that are not the console's own.
 
     A form must carry the value of a cookie (double submit; OWASP Cross-Site Request Forgery Prevention), and where the
     browser says where it comes from, that must be here. It needs no session, so any number of processes may serve.
@@ -102,8 +102,9 @@ class Gate:
         await self._app(scope, receive, answered)
 
     async def _asked(self, request: Request) -> tuple[Level, str]:
-        said = self._access(request)
-        answer: Any = await cast("Awaitable[Any]", said) if isawaitable(said) else said
+        answer: Any = self._access(request)
+        if isawaitable(answer):
+            answer = await answer
         pair = cast("tuple[Any, ...]", answer) if isinstance(answer, tuple) else ()
         level: Any
         level, actor = pair if len(pair) == 2 else (None, None)
@@ -147,3 +148,36 @@ async def form_of(request: Request) -> dict[str, str]:
     if not _is_token(known) or not secrets.compare_digest(fields.pop(TOKEN, "").encode(), known.encode()):
         raise HTTPException(403, "This form is not of this console, or it is an old one. Open the page again.")
     return fields
+
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; font-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""Content Security Policy Level 3."""
+_ALWAYS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+class Headers:
+    """Set the security headers on every answer, those of errors included: nothing from elsewhere is loaded or run."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def answered(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in _ALWAYS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        await self._app(scope, receive, answered)

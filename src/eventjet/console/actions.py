@@ -1,7 +1,7 @@
-"""What people may do in the console: asked for, confirmed, recorded, then carried out, once each.
+"""Actions of the console: previewed, confirmed, recorded, then carried out, once each.
 
 An action is recorded as begun before it is carried out, or it is not carried out. It is a task of the console: whoever
-asked for it may leave the page. `deeds` declares what there is to do.
+asked for it may leave the page. `action_kinds` declares what there is to do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from eventjet.rebuild.choice import CHOICES, EngineChoice
 from eventjet.shown import counted
 
 POSITIONS_MAX = 1_000
-"""Events that one verdict is about."""
+"""Events that one resolution may name."""
 _RUNNING_MAX = 20
 _RECORDED_S = 5.0
 """How long recording may take before an action is refused."""
@@ -43,8 +43,8 @@ _LOG = logging.getLogger("eventjet.console")
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """What somebody wants to be done, from the query of a confirmation or from its form."""
+class ActionRequest:
+    """A requested action, from the query of a confirmation or from its form."""
 
     action: str
     names: tuple[str, ...] = ()
@@ -56,8 +56,8 @@ class Wish:
     """Which job to cancel."""
 
     @classmethod
-    def of(cls, given: Iterable[tuple[str, str]]) -> Wish:
-        """From pairs of a field and its value; raises `HTTPException` 400 for what cannot be one."""
+    def of(cls, given: Iterable[tuple[str, str]]) -> ActionRequest:
+        """Read it from pairs of a field and its value. Raises `HTTPException` 400 for invalid values."""
         fields: dict[str, list[str]] = {}
         for name, value in given:
             fields.setdefault(name, []).append(value)
@@ -79,7 +79,7 @@ class Wish:
         return cls(one.get("action", ""), names, revision, positions, engine, archive, job)
 
     def fields(self) -> list[tuple[str, str]]:
-        """As a form carries them."""
+        """Return the fields of its form."""
         told = [
             ("action", self.action),
             ("name", ",".join(self.names)),
@@ -92,28 +92,28 @@ class Wish:
         return [(name, value) for name, value in told if value]
 
     def details(self) -> dict[str, Any]:
-        """What is recorded of it beside action and names."""
+        """Return what the audit table records beside action and names."""
         told = {"revision": self.revision, "positions": list(self.positions), "job": self.job}
         told |= {"engine": "" if self.engine == "auto" else self.engine, "from_archive": self.from_archive}
         return {name: value for name, value in told.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
-class Meaning:
-    """What carrying out a wish will do, in plain words."""
+class Preview:
+    """What an action will do, in plain words."""
 
     says: Sequence[str]
     facts: Sequence[tuple[str, str]] = ()
-    """How it is now: what, and its value."""
+    """The present state, as pairs of a label and a value."""
     refusal: str = ""
-    """Why it would be refused; then there is nothing to confirm."""
+    """Why the action would be refused; nothing can be confirmed then."""
     fault: str = ""
     """What could not be looked up."""
 
 
 @dataclass(frozen=True, slots=True)
-class Desk:
-    """What actions work with."""
+class ActionContext:
+    """The console's services that actions use."""
 
     sources: Sources
     jobs: Jobs
@@ -123,16 +123,16 @@ class Desk:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One kind of thing to do."""
+    """One kind of action."""
 
     name: str
     title: str
     """As a verb, on its button."""
-    check: Callable[[Desk, Wish], None]
-    """Raises `UsageError` or `HTTPException` for a wish that makes no sense."""
-    means: Callable[[Desk, Wish], Awaitable[Meaning]]
-    does: Callable[[Desk, Wish, Begun], Awaitable[str]]
-    """Carries it out, with the code that the command line has; returns what it came to."""
+    check: Callable[[ActionContext, ActionRequest], None]
+    """Raises `UsageError` or `HTTPException` for a request that makes no sense."""
+    preview: Callable[[ActionContext, ActionRequest], Awaitable[Preview]]
+    run: Callable[[ActionContext, ActionRequest, Begun], Awaitable[str]]
+    """Carries it out, with the code of the command line, and returns the result."""
     is_harm: bool = False
     """Whether it cannot be taken back."""
 
@@ -144,17 +144,17 @@ class Actions:
         self._known = known
         self._running: dict[str, asyncio.Task[None]] = {}
         self.jobs = Jobs(sources)
-        self.desk = Desk(sources, self.jobs, self._cancel)
+        self.context = ActionContext(sources, self.jobs, self._cancel)
         self.unrecorded: dict[str, str] = {}
-        """Ids of actions whose end could not be recorded, and what it was."""
+        """Action id → its result, where that could not be recorded."""
 
-    def named(self, wish: Wish) -> Action:
-        """What it asks for; raises `HTTPException` 400 for what there is not, or makes no sense."""
-        found = self._known.get(wish.action)
+    def named(self, wanted: ActionRequest) -> Action:
+        """Return the kind of action that is requested. Raises `HTTPException` 400 for an invalid request."""
+        found = self._known.get(wanted.action)
         if found is None:
             raise HTTPException(400, f"An action is one of {', '.join(self._known)}.")
         try:
-            found.check(self.desk, wish)
+            found.check(self.context, wanted)
         except UsageError as error:
             raise HTTPException(400, str(error)) from None
         return found
@@ -163,22 +163,22 @@ class Actions:
         """Whether it runs in this console."""
         return action_id in self._running
 
-    async def begin(self, visitor: Visitor, wish: Wish, form: str) -> str:
-        """Record it and let it begin, unless the same form began it before; its id.
+    async def begin(self, visitor: Visitor, wanted: ActionRequest, form: str) -> str:
+        """Record an action, begin it unless the same form has begun it before, and return its id.
 
         Returns when it is over, or soon. Raises `HTTPException` where it cannot be recorded: then nothing is done.
         """
-        found = self.named(wish)
+        found = self.named(wanted)
         if not _ID.fullmatch(form):
             raise HTTPException(400, "This form is not of this console. Open the page again.")
         if form in self._running:
             return form
         if len(self._running) >= _RUNNING_MAX:
             raise HTTPException(503, f"{_RUNNING_MAX} actions are being carried out. Wait for one of them.")
-        targets = wish.names or (wish.job,)
-        begun = Begun(form, self.desk.sources.app.name, visitor.actor, wish.action, targets, wish.details())
+        targets = wanted.names or (wanted.job,)
+        begun = Begun(form, self.context.sources.app.name, visitor.actor, wanted.action, targets, wanted.details())
         if await self._recorded(begun):
-            task = asyncio.create_task(self._carry_out(found, wish, begun))
+            task = asyncio.create_task(self._carry_out(found, wanted, begun))
             self._running[form] = task
             task.add_done_callback(lambda _: self._running.pop(form, None))
             await asyncio.wait({task}, timeout=_SEEN_S)
@@ -205,8 +205,8 @@ class Actions:
         return True
 
     async def _recorded(self, begun: Begun) -> bool:
-        """Whether it is to be carried out now."""
-        writing = asyncio.ensure_future(actions.begin(self.desk.sources.database, begun))
+        """Record the beginning; return whether the action must be carried out now."""
+        writing = asyncio.ensure_future(actions.begin(self.context.sources.database, begun))
         done, _ = await asyncio.wait({writing}, timeout=_RECORDED_S)
         if not done:
             # It may be written after all: what nobody carries out must not look as if somebody did.
@@ -222,8 +222,10 @@ class Actions:
 
     @property
     def remedy(self) -> str:
-        """What else makes the table: `eventjet init` needs no database for an app without read models."""
-        return "" if self.desk.sources.app.projections else "As this app has no read models, run `eventjet db upgrade`."
+        """How to make the table in an app without read models, for which `eventjet init` needs no database."""
+        return (
+            "" if self.context.sources.app.projections else "As this app has no read models, run `eventjet db upgrade`."
+        )
 
     async def _end_late(self, writing: asyncio.Future[bool], begun: Begun) -> None:
         try:
@@ -232,15 +234,15 @@ class Actions:
         except EventjetError:
             return  # it never was recorded
 
-    async def _carry_out(self, action: Action, wish: Wish, begun: Begun) -> None:
-        outcome, result = await _outcome(action, self.desk, wish, begun)
+    async def _carry_out(self, action: Action, wanted: ActionRequest, begun: Begun) -> None:
+        outcome, result = await _outcome(action, self.context, wanted, begun)
         await self._ended(begun, outcome, result)
 
     async def _ended(self, begun: Begun, outcome: Outcome, result: str) -> None:
-        """Note it, again where the database does not answer just now."""
+        """Record the end, and try again where the database does not answer."""
         for left in reversed(range(_END_TRIES)):
             try:
-                await actions.end(self.desk.sources.database, begun.id, outcome, result)
+                await actions.end(self.context.sources.database, begun.id, outcome, result)
             except EventjetError as error:
                 if left:
                     await asyncio.sleep(_END_PAUSE_S)
@@ -252,10 +254,10 @@ class Actions:
             return
 
 
-async def _outcome(action: Action, desk: Desk, wish: Wish, begun: Begun) -> tuple[Outcome, str]:
-    """What carrying it out came to, whatever it raised."""
+async def _outcome(action: Action, context: ActionContext, wanted: ActionRequest, begun: Begun) -> tuple[Outcome, str]:
+    """Carry it out and return outcome and result, whatever it raises."""
     try:
-        return "done", await called(action.does(desk, wish, begun), "What the action did")
+        return "done", await called(action.run(context, wanted, begun), "What the action did")
     except asyncio.CancelledError:
         return "cancelled", "It was cancelled, and what it had begun was cleared away."
     except (UsageError, PromotionRefused) as error:

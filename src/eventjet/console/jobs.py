@@ -1,4 +1,4 @@
-"""Rebuilds and verifications that this console runs: how far each is, and what the last ones found. In memory alone."""
+"""Jobs: the rebuilds and verifications that this console runs, with progress and results. Kept in memory alone."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _NOTES_MAX = 20
 
 
 @dataclass(frozen=True, slots=True)
-class PhaseSeen:
-    """One phase of the work on one projection, or on several together."""
+class JobPhase:
+    """The progress of one phase, on one projection or on several together."""
 
     of: str
     phase: str
@@ -47,8 +47,8 @@ class PhaseSeen:
 
 
 @dataclass(frozen=True, slots=True)
-class Differing:
-    """A row that is not what the log says, as it may be shown."""
+class DifferingRow:
+    """A row that differs from what the log gives, without values that are private."""
 
     projection: str
     key: str
@@ -64,10 +64,10 @@ class Differing:
 
 @dataclass(slots=True)
 class BulkJob:
-    """One of them."""
+    """One rebuild or verification."""
 
     id: str
-    """Of the action that began it."""
+    """Id of the action that began it."""
     kind: Kind
     names: tuple[str, ...]
     engine: EngineChoice
@@ -78,19 +78,19 @@ class BulkJob:
     fault: str = ""
     """Why it failed."""
     is_ending: bool = False
-    """Whether it was told to, and clears away what it had begun."""
+    """Whether it was cancelled and is clearing up."""
     notes: tuple[str, ...] = ()
-    told: list[str] = field(default_factory=list[str])
-    """What it came to, line by line."""
-    differing: list[Differing] = field(default_factory=list[Differing])
+    results: list[str] = field(default_factory=list[str])
+    """Lines that say how it ended."""
+    differing: list[DifferingRow] = field(default_factory=list[DifferingRow])
     _phases: dict[tuple[str, str], list[float]] = field(default_factory=dict[tuple[str, str], list[float]])
     """(of, phase) → done, total, when it began."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _of: str = ""
     _ended: float = 0.0
 
-    def heard(self, step: Progress) -> None:
-        """From any thread."""
+    def report(self, step: Progress) -> None:
+        """Take in progress; callable from any thread."""
         now = time.monotonic()
         with self._lock:
             if step.note:
@@ -99,18 +99,18 @@ class BulkJob:
             known = self._phases.setdefault((self._of, step.phase), [0, 0, now])
             known[:2] = step.done, step.total or known[1]
 
-    def turns_to(self, name: str) -> None:
-        """From here on progress is of this one."""
+    def begin_projection(self, name: str) -> None:
+        """Count further progress for the projection of this name."""
         self._of = name
 
-    def steps(self) -> list[PhaseSeen]:
-        """All phases so far, in the order in which they were begun."""
+    def steps(self) -> list[JobPhase]:
+        """Return all phases so far, in the order in which they began."""
         with self._lock:
             phases = [(key, tuple(values)) for key, values in self._phases.items()]
         # A phase is over when the next one begins.
         ends = [began for _, (_, _, began) in phases[1:]] + [self._ended or time.monotonic()]
         return [
-            PhaseSeen(
+            JobPhase(
                 of, phase, int(done), int(total), max(0.0, until - began), until is not ends[-1] or not self.is_running
             )
             for ((of, phase), (done, total, began)), until in zip(phases, ends, strict=True)
@@ -121,27 +121,27 @@ class BulkJob:
         return self.state == "running"
 
     def end(self, state: Literal["done", "failed", "cancelled"], fault: str = "") -> None:
-        """It has ended so."""
+        """Set how it ended."""
         self.state, self.fault, self.is_ending = state, fault, False
         self._ended = time.monotonic()
 
 
 class Jobs:
-    """Of one console."""
+    """The jobs of one console."""
 
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
         self._jobs: dict[str, BulkJob] = {}
 
     def all(self) -> list[BulkJob]:
-        """Those that run and the last that have ended, the newest first."""
+        """Return the running jobs and the last ended ones, newest first."""
         return sorted(self._jobs.values(), key=lambda job: job.at, reverse=True)
 
     def get(self, job_id: str) -> BulkJob | None:
         return self._jobs.get(job_id)
 
     async def run(self, job: BulkJob) -> str:
-        """What it came to. Raises `UsageError` where too much runs already, and what the work itself raises."""
+        """Run a job and return its result. Raises `UsageError` where too many run, and what the work raises."""
         self._check(job)
         self._jobs[job.id] = job
         for old in islice([one for one in self.all() if not one.is_running], KEPT_MAX, None):
@@ -155,7 +155,7 @@ class Jobs:
             job.end("failed", str(error) if isinstance(error, EventjetError) else type(error).__name__)
             raise
         job.end("done")
-        return "\n".join(job.told)
+        return "\n".join(job.results)
 
     def _check(self, job: BulkJob) -> None:
         running = [one for one in self._jobs.values() if one.is_running]
@@ -167,18 +167,18 @@ class Jobs:
             raise UsageError(f"{RUNNING_MAX} jobs run in this console already. Wait for one, or cancel it.")
 
     async def _rebuilt(self, job: BulkJob) -> None:
-        job.turns_to(", ".join(job.names))
+        job.begin_projection(", ".join(job.names))
         app, settings = self._sources.app, self._sources.settings
         report = await rebuild(app, job.names, settings, **_how(job))
-        job.told = list(rebuilt_told(report))
+        job.results = list(rebuilt_told(report))
 
     async def _verified(self, job: BulkJob) -> None:
         app, settings = self._sources.app, self._sources.settings
         for name in job.names:
-            job.turns_to(name)
+            job.begin_projection(name)
             report = await verify(app, name, settings, **_how(job))
             found = f"{name} at position {report.position:,}: {counted(report.differences, 'difference')}"
-            job.told.append(f"{found} in {counted(report.rows, 'row')}; {spent(report.seconds)}")
+            job.results.append(f"{found} in {counted(report.rows, 'row')}; {spent(report.seconds)}")
             job.differing += _differing(report, app.projections[name])
 
 
@@ -187,13 +187,13 @@ _NOUN: Mapping[Kind, str] = {"rebuild": "rebuild", "verify": "verification"}
 
 def _how(job: BulkJob) -> dict[str, Any]:
     engine = options_of(EngineOptions(job.engine))
-    return {"engine": engine, "from_archive": job.from_archive or None, "progress": job.heard}
+    return {"engine": engine, "from_archive": job.from_archive or None, "progress": job.report}
 
 
-def _differing(report: VerifyReport, resolved: AnyResolved) -> list[Differing]:
+def _differing(report: VerifyReport, resolved: AnyResolved) -> list[DifferingRow]:
     private, is_fold = resolved.is_private, isinstance(resolved, ResolvedProjection)
     return [
-        Differing(
+        DifferingRow(
             projection=report.projection,
             key=shown_key(one.key),
             as_json=json.dumps(list(one.key), default=str) if is_fold else "",

@@ -21,19 +21,19 @@ _ASKED_AGAIN_S = 5.0
 
 
 class Streams:
-    """Of one console."""
+    """The open streams of one console."""
 
     def __init__(self) -> None:
         self.open = 0
         self.stopped = asyncio.Event()
 
     def end(self) -> None:
-        """Let all of them end, so that the server can."""
+        """End all streams, so that the server can stop."""
         self.stopped.set()
 
 
 class Stream:
-    """One of them, for one request."""
+    """One stream, for one request."""
 
     def __init__(self, streams: Streams, request: Request) -> None:
         self._streams = streams
@@ -42,11 +42,11 @@ class Stream:
         self._until += _LASTS_S
 
     def response(self, parts: AsyncIterator[str]) -> StreamingResponse:
-        """Sends each part as one message; answers 503 where too many are open."""
+        """Return a response that sends each part as one message; it answers 503 where too many are open."""
         return _LiveResponse(self._streams, self._sent(parts))
 
     async def pause(self, seconds: float) -> bool:
-        """Let time pass; False when the stream is to end."""
+        """Wait, and return False when the stream must end."""
         try:
             await asyncio.wait_for(self._streams.stopped.wait(), seconds)
         except TimeoutError:
@@ -71,7 +71,7 @@ class Stream:
 
 
 class _LiveResponse(StreamingResponse):
-    """Counts while it is sent: one that is made, and never sent, takes no place."""
+    """Count as open while it is sent, not when it is made."""
 
     def __init__(self, streams: Streams, parts: AsyncIterator[str]) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -88,6 +88,6 @@ class _LiveResponse(StreamingResponse):
             self._streams.open -= 1
 
 
-def streams_of(request: Request) -> Stream:
-    """One of the console that was asked, for whoever asks."""
+def stream_of(request: Request) -> Stream:
+    """Return a stream of this console for this request."""
     return Stream(request.app.state.streams, request)

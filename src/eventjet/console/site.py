@@ -1,4 +1,4 @@
-"""`console`: the routes, what stands before them, and the pages of what went wrong."""
+"""`console`: the routes, the middleware before them, and the pages for errors."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from eventjet.app import App
-from eventjet.console.access import Access, Gate, read_only
+from eventjet.console.access import Access, Gate, Headers, read_only
+from eventjet.console.action_kinds import ACTIONS
 from eventjet.console.actions import Actions
-from eventjet.console.deeds import ACTIONS
 from eventjet.console.live import Streams
 from eventjet.console.pages import PATHS, page
-from eventjet.console.pulse import Pulse
-from eventjet.console.screens import ROUTES
-from eventjet.console.screens.row import Searches
-from eventjet.console.security import Headers
+from eventjet.console.screens import ENDPOINTS, POSTED
+from eventjet.console.screens.read_models import Searches
 from eventjet.console.sources import Sources
+from eventjet.console.status_poller import StatusPoller
 from eventjet.doctor.monitoring import monitoring_url
 from eventjet.errors import EventjetError
 from eventjet.settings import Settings
@@ -64,7 +63,7 @@ def console(
     """
     sources = Sources(app, settings or Settings.load())
     named = os.environ.get("EVENTJET_MONITORING", "").split() if monitoring is None else monitoring
-    pulse = Pulse(sources, [*dict.fromkeys(map(monitoring_url, named))])
+    poller = StatusPoller(sources, [*dict.fromkeys(map(monitoring_url, named))])
 
     actions = Actions(ACTIONS, sources)
 
@@ -74,11 +73,14 @@ def console(
             yield
         finally:
             await actions.close()
-            await pulse.close()
+            await poller.close()
             await sources.close()
 
     static = StaticFiles(directory=str(files("eventjet.console") / "static"))
-    routes = [Route(PATHS[name], **how) for name, how in ROUTES.items()]
+    routes = [
+        Route(PATHS[name], endpoint, methods=["GET", "POST"] if name in POSTED else None)
+        for name, endpoint in ENDPOINTS.items()
+    ]
     site = Starlette(
         routes=[Mount(PATHS["static"].rstrip("/"), static), *routes],
         middleware=[Middleware(Headers), Middleware(Gate, access=access), Middleware(_Front)],
@@ -86,7 +88,7 @@ def console(
         lifespan=lifespan,
     )
     site.state.sources = sources
-    site.state.pulse = pulse
+    site.state.poller = poller
     site.state.actions = actions
     site.state.streams = Streams()
     site.state.searches = Searches()
@@ -94,7 +96,7 @@ def console(
 
 
 class _Front:
-    """Answers whoever may not look with one page, whatever they ask for; and what broke with another."""
+    """Answer visitors who may not look, and unexpected errors, with a page of their own."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""What pages are made from: a connection to the server and one to the database, each opened when first asked for.
+"""The sources of pages: a connection to the server and sessions with the database, each opened when first needed.
 
 A page waits two seconds for any of it and then says what did not answer; the rest of the page is there.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -17,7 +17,6 @@ from sqlalchemy import Connection
 
 from eventjet.app import App
 from eventjet.commands.repositories import Repositories, open_repositories
-from eventjet.console.outlook import in_thread
 from eventjet.errors import EventjetError, Unreachable
 from eventjet.jet import Jet
 from eventjet.jetstream.client import Client
@@ -37,7 +36,7 @@ _ABANDONED_MAX = 50
 
 @dataclass(frozen=True, slots=True)
 class Seen(Generic[T]):
-    """What a look came to: a value, or a fault in words."""
+    """The result of a look: a value, or a fault in words."""
 
     value: T | None
     fault: str = ""
@@ -54,7 +53,7 @@ class OpenLog:
 
 
 class Sources:
-    """Of one console, for any number of requests of one loop. Nothing is connected before it is asked for."""
+    """The connections of one console, shared by all requests of its loop and opened when first needed."""
 
     def __init__(self, app: App, settings: Settings) -> None:
         self.app = app
@@ -68,14 +67,14 @@ class Sources:
         self._abandoned: set[asyncio.Future[Any]] = set()
 
     async def close(self) -> None:
-        """Let go of the connections; they are opened anew for whoever asks later."""
+        """Close the connections. A later request opens them again."""
         for look in self._abandoned:
             look.cancel()
         self._log = None
         await self._ending.aclose()
 
     async def log(self) -> OpenLog:
-        """The connection to the log; raises `Unreachable`. Once it is open it opens itself anew whenever it is lost."""
+        """Return the connection to the log, which reconnects by itself. Raises `Unreachable`."""
         async with self._opening:
             if self._log is None:
                 opened = await self._ending.enter_async_context(open_repositories(self.app, self.settings))
@@ -86,7 +85,7 @@ class Sources:
         return self._log
 
     async def ask(self, question: Callable[[Connection], T]) -> T:
-        """What a question comes to, over a session with the database that only reads; raises `Unreachable`.
+        """Ask the database over a read-only session. Raises `Unreachable`.
 
         In a thread of its own with a session of its own, both left alone when nobody waits any more: a session that
         hangs cannot be broken off, and closing one of aiosqlite that was being opened may never end.
@@ -94,7 +93,7 @@ class Sources:
         return await in_thread(partial(self._answer, question))
 
     def _answer(self, question: Callable[[Connection], T]) -> T:
-        """Blocks."""
+        """Ask, blocking the thread."""
         if not self._sessions.acquire(blocking=False):
             where = f"The database {self.database.shown}"
             raise Unreachable(where, f"{_SESSIONS_MAX} sessions wait for it already", "Look at what it is doing.")
@@ -105,14 +104,14 @@ class Sources:
             self._sessions.release()
 
     async def see(self, what: str, look: Callable[[], Coroutine[Any, Any, T]], within_s: float = ANSWER_S) -> Seen[T]:
-        """What a look comes to, within its time; `what` is asked, as "The database", is said of one that did not."""
+        """Look, and return a value or a fault; `what` names the source in the fault, as "The database"."""
         try:
             return Seen(await self.seen(what, look, within_s))
         except (EventjetError, TimeoutError) as error:
             return Seen(None, str(error) or f"{what} did not answer in time.")
 
     async def seen(self, what: str, look: Callable[[], Coroutine[Any, Any, T]], within_s: float = ANSWER_S) -> T:
-        """As `see`, where a fault is raised: `TimeoutError`, and what the look raises.
+        """Look, and raise what the look raises, or `TimeoutError` after `within_s`.
 
         Whatever is still going on then is left alone: an answer that never comes would keep the page, too.
         """
@@ -138,3 +137,30 @@ class Sources:
         self._abandoned.discard(look)
         if not look.cancelled():
             look.exception()
+
+
+async def in_thread(work: Callable[[], T]) -> T:
+    """Run in a thread as `asyncio.to_thread` does, but one that the end of the program does not wait for."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if future.done():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result: T | None = None
+        fault: BaseException | None = None
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
+            fault = error
+        with suppress(RuntimeError):  # the loop is gone, and with it whoever waited
+            loop.call_soon_threadsafe(settle, result, fault)
+
+    threading.Thread(target=run, name="eventjet ui look", daemon=True).start()
+    return await future

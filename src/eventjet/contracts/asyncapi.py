@@ -11,9 +11,9 @@ import typing
 from collections.abc import Mapping
 from typing import Any, cast
 
-from eventjet.codec.arguments import arguments_of
 from eventjet.codec.cloud_events import CONTENT_TYPE
-from eventjet.codec.envelope import COMMAND, MSG_ID, SCHEMA, TYPE, VERSION
+from eventjet.codec.commands import arguments_of
+from eventjet.codec.headers import COMMAND, MSG_ID, SCHEMA, TYPE, VERSION
 from eventjet.codec.shape import UNKNOWN, Json, shape_of
 from eventjet.contracts.contract import Contract, Declares, EventShape
 from eventjet.domain.aggregate import event_info

@@ -13,7 +13,7 @@ from decimal import Decimal, InvalidOperation
 from enum import IntEnum
 from typing import Any, NamedTuple, cast
 
-from eventjet.codec import shape
+from eventjet.codec.leaves import LARGE_TEXT, LEAVES, leaf_of
 from eventjet.codec.shape import DEFAULT, LIMITS, UNKNOWN, VALIDATOR, Json
 
 _SAYS_NOTHING = {"$defs", "$schema", "$id", "title", "description", "default", "examples", "deprecated", DEFAULT}
@@ -253,21 +253,21 @@ def kind_of(schema: Any) -> str:
         return _shown([node["const"]] if "const" in node else node["enum"])
     if "anyOf" in node or "oneOf" in node:
         return " or ".join(kind_of(one) for one in node.get("anyOf") or node["oneOf"])
-    texts = {shape.DECIMAL_TEXT: "a Decimal", shape.DURATION_TEXT: "a timedelta", shape.TIME_TEXT: "a time"}
-    pattern, kind = str(node.get("pattern", "")), node.get("type")
-    if kind == "string" and "contentEncoding" in node:
-        return "bytes"
-    if kind == "string" and pattern.endswith("[1-9][0-9]{15,}$"):
-        return "the text of an integer beyond 2^53"
-    if kind == "string" and pattern:
-        return texts.get(pattern, f"text like {pattern[:_SHOWN_MAX]}")
-    if kind == "string" and "format" in node:
-        return f"a {node['format']}"
+    kind = node.get("type")
+    if kind == "string":
+        pattern, leaf = str(node.get("pattern", "")), leaf_of(node)
+        if pattern.endswith(LARGE_TEXT):
+            return "the text of an integer beyond 2^53"
+        if leaf is not None:
+            return leaf.title
+        if pattern:
+            return f"text like {pattern[:_SHOWN_MAX]}"
+        return f"a {node['format']}" if "format" in node else LEAVES["str"].title
     if isinstance(kind, list):
-        return "an integer"
-    named = {"string": "text", "integer": "an integer", "number": "a number", "boolean": "true or false"}
-    named |= {"object": str(node.get("title") or "an object"), "array": "a list", "null": "null"}
-    return named.get(str(kind), "anything")
+        return LEAVES["int"].title
+    named = {"object": str(node.get("title") or "an object"), "array": "a list"}
+    scalars = {"integer": "int", "number": "float", "boolean": "bool", "null": "none"}
+    return LEAVES[scalars[str(kind)]].title if kind in scalars else named.get(str(kind), "anything")
 
 
 def _reference(node: Any) -> str:

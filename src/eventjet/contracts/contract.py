@@ -9,8 +9,8 @@ from typing import Any, Protocol, cast
 
 import orjson
 
-from eventjet.codec.arguments import arguments_of
 from eventjet.codec.catalog import Catalog
+from eventjet.codec.commands import arguments_of
 from eventjet.codec.json import dump_json
 from eventjet.codec.shape import DIALECT, Json, shape_of
 from eventjet.domain.aggregate import AggregateInfo, EventInfo, event_info

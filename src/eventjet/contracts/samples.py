@@ -12,22 +12,15 @@ from decimal import Decimal
 from itertools import islice
 from typing import Any, cast
 
-from eventjet.codec import shape
+from eventjet.codec.leaves import DECIMAL_TEXT, LARGE_TEXT, LEAVES, leaf_of
 from eventjet.codec.shape import LIMITS, UNKNOWN, VALIDATOR, Json
 from eventjet.contracts.compare import alternatives
 
 BODIES_MAX = 200
 _VALUES_MAX = 24
 _DEPTH_MAX = 8
-_TEXTS = ("text", "", "a", "Ä b", "0", "abc-1", "AAA", "x" * 300)
-_INTEGERS = (1, 0, -1, 42, 2**31, 2**53, -(2**53))
 _LARGE = ("9007199254740993", "-9007199254740993", "123456789012345678901234567890")
-_NUMBERS = (1.5, 0, -2.25, 7, 1e300)
-_DECIMALS = ("1.50", "0", "-12.5", "0.001", "1000000", "1E+3", "99.99")
 _FORMATS = {
-    "date-time": ("2026-01-02T03:04:05Z", "1999-12-31T23:59:59.000001Z"),
-    "date": ("2026-01-02", "1999-12-31"),
-    "uuid": ("0197f3a0-0000-7000-8000-000000000001",),
     "uuid4": ("2f1a5a32-5a0c-4f0e-9e3c-0d6a2c1b3e4f",),
     "email": ("ada@example.org",),
     "uri": ("https://example.org/",),
@@ -35,11 +28,7 @@ _FORMATS = {
     "ipv4": ("192.0.2.1",),
     "ipv6": ("2001:db8::1",),
 }
-_MADE = {
-    shape.DURATION_TEXT: ("PT1.5S", "-P1DT2H", "PT0S"),
-    shape.TIME_TEXT: ("12:30:00", "01:02:03.000004Z"),
-    shape.DECIMAL_TEXT: _DECIMALS,
-}
+"""Of texts that are no leaves of their own."""
 
 
 class Unmade(Exception):
@@ -94,9 +83,9 @@ def _of_branch(node: Json, root: Json, path: str, depth: int) -> Iterable[Any]:
         case "integer" | "number" as kind:
             return [one for one in _numbers(node, whole=kind == "integer") if _is_within(one, node)]
         case "boolean":
-            return [True, False]
+            return LEAVES["bool"].samples
         case "null":
-            return [None]
+            return LEAVES["none"].samples
         case _:
             return ["anything", 1, None]
 
@@ -126,7 +115,7 @@ def _objects(node: Json, root: Json, path: str, depth: int) -> Iterator[Json]:
 def _entries(node: Json, values: Any, root: Json, path: str, depth: int) -> Json:
     names = cast("Json", node.get("propertyNames") or {})
     pattern = str(names.get("pattern", ""))
-    keys = {shape.DECIMAL_TEXT: "1.5", "^(true|false)$": "true"}.get(pattern, "1") if pattern else "key"
+    keys = {DECIMAL_TEXT: "1.5", LEAVES["bool"].key_pattern: "true"}.get(pattern, "1") if pattern else "key"
     if "format" in names or "$ref" in names:
         keys = str(_values({"type": "string", **names}, root, path, depth + 1)[0])
     return {keys: _values(values, root, f"{path}{{}}", depth + 1)[0]}
@@ -156,23 +145,21 @@ def _arrays(node: Json, root: Json, path: str, depth: int) -> Iterator[list[Any]
 
 
 def _texts(node: Json, path: str) -> list[Any]:
-    pattern, kind = node.get("pattern"), node.get("format")
-    limits = cast("Json", node.get(LIMITS) or {})
-    if "contentEncoding" in node:
-        found: list[str] = [one for one in ("YWJj", "", "/w==") if not limits]
-    elif kind is not None:
-        found = [one for one in _FORMATS.get(str(kind), ()) if not limits]
-    elif pattern == shape.DECIMAL_TEXT:
-        found = [one for one in _DECIMALS if _decimal_fits(Decimal(one), limits)]
-    elif pattern in _MADE:
-        found = [one for one in _MADE[str(pattern)] if not limits]
+    pattern, limits = node.get("pattern"), cast("Json", node.get(LIMITS) or {})
+    leaf = leaf_of(node)
+    if leaf is not None and leaf.kind == "decimal":
+        found: list[Any] = [each for each in leaf.samples if _decimal_fits(Decimal(each), limits)]
+    elif leaf is not None:
+        found = [] if limits else list(leaf.samples)
+    elif node.get("format") is not None:
+        found = [] if limits else list(_FORMATS.get(str(node["format"]), ()))
     else:
         least, most = int(node.get("minLength", 0)), node.get("maxLength")
-        texts = [one.ljust(least, "x") for one in (*_TEXTS, *_LARGE)] if least else [*_TEXTS, *_LARGE]
-        texts = texts if pattern else texts[: len(_TEXTS)]
-        texts = [one if most is None else one[: int(most)] for one in texts]
-        found = list(dict.fromkeys(one for one in texts if not pattern or re.search(str(pattern), one)))
-    if not found and not str(pattern).endswith("[1-9][0-9]{15,}$"):
+        texts = [*LEAVES["str"].samples, *(_LARGE if pattern else ())]
+        texts = [each.ljust(least, "x") for each in texts]
+        texts = [each if most is None else each[: int(most)] for each in texts]
+        found = list(dict.fromkeys(each for each in texts if not pattern or re.search(str(pattern), each)))
+    if not found and not str(pattern).endswith(LARGE_TEXT):
         raise Unmade(f"no text could be made for `{path}`")
     return found
 
@@ -182,7 +169,7 @@ def _numbers(node: Json, *, whole: bool) -> Iterator[Any]:
     for word, by in (("minimum", 0), ("exclusiveMinimum", step), ("maximum", 0), ("exclusiveMaximum", -step)):
         if word in node:
             yield node[word] + by
-    yield from (one * step for one in (_INTEGERS if whole else _NUMBERS))
+    yield from (one * step for one in LEAVES["int" if whole else "float"].samples)
 
 
 def _is_within(value: Any, node: Json) -> bool:

@@ -19,11 +19,10 @@ from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild.spaces import orphaned
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.database import Database
-from eventjet.sql.dialect import SessionLimits, dialect_of
+from eventjet.sql.dialect import SessionLimits, Soundness, dialect_of
 from eventjet.sql.locations import check, recorded
 from eventjet.sql.own_tables import Clock
-from eventjet.sql.retired_tables import unused
-from eventjet.sql.soundness import Soundness
+from eventjet.sql.revisions import unused
 from eventjet.sql.table_differences import differences
 from eventjet.subscriptions.status import SeenCheckpoints, see_checkpoints
 

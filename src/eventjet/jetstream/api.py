@@ -15,7 +15,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, cast
 
 import orjson
 
-from eventjet.codec.envelope import RawRecord, number_of
+from eventjet.codec.headers import RawRecord, number_of
 from eventjet.domain.moment import in_utc
 from eventjet.errors import ApiRefused, LogUnusable, StoreUnavailable, StreamMissing
 from eventjet.nats.protocol import Frame, status_of

@@ -16,7 +16,7 @@ from collections.abc import Generator, Sequence
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.errors import (
     ApiRefused,
     ConnectionClosed,

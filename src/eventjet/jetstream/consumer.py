@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Self
 
 from eventjet import failpoints
-from eventjet.codec.envelope import RawRecord, number_of
+from eventjet.codec.headers import RawRecord, number_of
 from eventjet.errors import (
     ApiRefused,
     ConnectionClosed,

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Self, TypeVar
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.errors import ConnectionClosed, StoreUnavailable, Unreachable
 from eventjet.jetstream.api import message_at, next_message
 from eventjet.jetstream.connection import NatsConnection
@@ -22,7 +22,7 @@ _PAUSE_S = 0.2
 
 
 class EarlierRecords:
-    """See `eventjet.codec.chain.Earlier`; the leader is asked.
+    """See `eventjet.codec.records.Earlier`; the leader is asked.
 
     For one thread at a time; `close` may be called from any, and ends what is being asked.
     """

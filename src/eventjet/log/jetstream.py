@@ -15,8 +15,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import TypeVar
 
-from eventjet.codec.envelope import MSG_ID, RawRecord, header
-from eventjet.codec.imported import logged_at
+from eventjet.codec.headers import MSG_ID, RawRecord, header, logged_at
 from eventjet.codec.subjects import stream_subjects, subject_of, type_subjects
 from eventjet.errors import (
     ApiRefused,

@@ -9,10 +9,8 @@ from datetime import datetime
 from itertools import islice
 from uuid import uuid4
 
-from eventjet.codec.envelope import RawRecord, header_block, mark_batch
-from eventjet.codec.imported import logged_at
+from eventjet.codec.headers import RawRecord, header_block, logged_at, mark_batch, reason_in, voided_by
 from eventjet.codec.subjects import subject_of, type_subjects
-from eventjet.codec.voids import reason_in, voided_by
 from eventjet.errors import ConcurrencyConflict, Refused
 from eventjet.log.store import Append, EventStore, LogState, check_save, event_headers
 

@@ -27,7 +27,7 @@ from typing import Any
 
 import orjson
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.errors import Refused
 from eventjet.jetstream.api import IN_PROCESS, LIMITS, REPEATED_ID, STORE_FAILED, WRONG_SEQUENCE
 

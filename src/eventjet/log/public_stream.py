@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from eventjet.codec.cloud_events import POSITION, PublicMessage
-from eventjet.codec.envelope import EXPECTED, header_block, mark_batch, number_of
+from eventjet.codec.headers import EXPECTED, header_block, mark_batch, number_of
 from eventjet.codec.subjects import covers
 from eventjet.errors import ApiRefused, ConcurrencyConflict, LogUnusable, StoreError, StoreUnavailable, StreamMissing
 from eventjet.jetstream.api import (

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from eventjet.codec.envelope import header_block, mark_saves
+from eventjet.codec.headers import header_block, mark_saves
 from eventjet.codec.subjects import subject_of
 from eventjet.errors import Forbidden, Refused, StoreUnavailable
 from eventjet.jetstream.client import Client

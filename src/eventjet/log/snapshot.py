@@ -13,7 +13,8 @@ import orjson
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 
-from eventjet.codec.json import BodyCodec, dump_json, read_json
+from eventjet.codec.bodies import BodyCodec
+from eventjet.codec.json import dump_json, read_json
 from eventjet.codec.unions import union_faults
 from eventjet.domain.aggregate import aggregate_info, event_info
 from eventjet.domain.history import Commands, FoldedState

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from eventjet.calls import is_cancelled
-from eventjet.codec.envelope import EXPECTED, MSG_ID, RawRecord, header, header_block
+from eventjet.codec.headers import EXPECTED, MSG_ID, RawRecord, header, header_block
 from eventjet.codec.subjects import entity_key
 from eventjet.domain.history import FoldedState
 from eventjet.errors import ApiRefused, LogUnusable, StoreError, StoreUnavailable, Unreachable

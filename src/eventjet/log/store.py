@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Protocol
 
 from eventjet.codec.catalog import EncodedEvent
-from eventjet.codec.envelope import EXPECTED, MSG_ID, SCHEMA, TYPE, VERSION, RawRecord
+from eventjet.codec.headers import EXPECTED, MSG_ID, SCHEMA, TYPE, VERSION, RawRecord
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX, subject_of
 from eventjet.errors import Refused
 

@@ -10,8 +10,7 @@ from collections.abc import Collection, Generator
 from typing import Any, TypeAlias, TypeVar
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import SCHEMA, TYPE, RawRecord, header, number_of
-from eventjet.codec.voids import VOID_NAME
+from eventjet.codec.headers import SCHEMA, TYPE, VOID_NAME, RawRecord, header, number_of
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UnknownAggregate, UnknownEvent
 from eventjet.jetstream.api import Request, StreamState, last_message, message_at, stream_info, subjects_of

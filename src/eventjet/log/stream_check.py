@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.errors import (
     EventjetError,
     IdentityLost,

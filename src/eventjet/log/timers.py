@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from eventjet import failpoints
-from eventjet.codec.envelope import EXPECTED, RawRecord, header, header_block, number_of
+from eventjet.codec.headers import EXPECTED, RawRecord, header, header_block, number_of
 from eventjet.codec.subjects import due_subject, timer_stream, timer_subject
 from eventjet.domain.identity import decode_id, encode_id
 from eventjet.domain.moment import in_utc

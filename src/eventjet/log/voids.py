@@ -2,8 +2,21 @@
 
 from __future__ import annotations
 
-from eventjet.codec.envelope import EXPECTED, MSG_ID, SCHEMA, TYPE, VERSION, RawRecord, header_block
-from eventjet.codec.voids import REASON_MAX, TYPE_NAME, reason_in, void_body, void_subject, voided_by
+from eventjet.codec.headers import (
+    EXPECTED,
+    MSG_ID,
+    SCHEMA,
+    TYPE,
+    VERSION,
+    VOID_REASON_MAX,
+    VOID_TYPE,
+    RawRecord,
+    header_block,
+    reason_in,
+    void_body,
+    void_subject,
+    voided_by,
+)
 from eventjet.domain.identity import new_event_id
 from eventjet.errors import Refused, StoreUnavailable
 from eventjet.jetstream.api import WRONG_SEQUENCE, last_message, next_message
@@ -36,9 +49,9 @@ async def record_void(client: Client, app: str, position: int, reason: str) -> b
 
     Run again after an unanswered try, it stores nothing twice.
     """
-    if not 0 < len(reason) <= REASON_MAX or not reason.isprintable():
-        raise Refused("The reason of a void", f"it is not one line of 1 to {REASON_MAX} characters", "Give one.")
-    named = {MSG_ID: new_event_id(), EXPECTED: "0", TYPE: TYPE_NAME, SCHEMA: "1", VERSION: "1"}
+    if not 0 < len(reason) <= VOID_REASON_MAX or not reason.isprintable():
+        raise Refused("The reason of a void", f"it is not one line of 1 to {VOID_REASON_MAX} characters", "Give one.")
+    named = {MSG_ID: new_event_id(), EXPECTED: "0", TYPE: VOID_TYPE, SCHEMA: "1", VERSION: "1"}
     subject = void_subject(app, position)
     reply = await client.request(subject, void_body(position, reason), header_block(named.items()), stream=app)
     answer = outcome.answer_in(reply[4])

@@ -129,6 +129,12 @@ TAKE_OVER_REFUSED = LogEvent("eventjet.take_over_refused", _W, "%(reason)s", "A 
 TOOK_OVER = LogEvent(
     "eventjet.took_over", _I, "%(name)s took over from revision %(before)s", "Readers see a newer revision."
 )
+EVENT_BY_EVENT = LogEvent(
+    "eventjet.event_by_event",
+    _W,
+    "%(name)s: a call of %(handler)s failed, so the %(count)d events of the batch are taken one by one: %(reason)s",
+    "A handler of several events failed; what it did is undone, and the event at fault is looked for.",
+)
 FEATURES_LEFT = LogEvent(
     "eventjet.features_left",
     _W,

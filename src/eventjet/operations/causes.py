@@ -16,7 +16,7 @@ from typing import Any
 from uuid import UUID
 
 from eventjet.app import App
-from eventjet.codec.envelope import COMMAND, MSG_ID, RawRecord, header, metadata_of, save_of
+from eventjet.codec.headers import COMMAND, MSG_ID, RawRecord, header, metadata_of, save_of
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.personal import field_hint, is_private
 from eventjet.domain.recorded import Recorded

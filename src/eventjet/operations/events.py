@@ -9,22 +9,23 @@ from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any
 
-from eventjet.codec.envelope import (
+from eventjet.codec.headers import (
     MSG_ID,
     SCHEMA,
     TYPE,
     VERSION,
     RawRecord,
     header,
+    is_imported,
+    logged_at,
     metadata_of,
     number_of,
     recorded_at,
     stored_at,
+    voided_by,
 )
-from eventjet.codec.imported import is_imported, logged_at
 from eventjet.codec.json import read_json
 from eventjet.codec.subjects import entity_of
-from eventjet.codec.voids import voided_by
 from eventjet.errors import CodecError
 from eventjet.jet import Jet
 

@@ -10,7 +10,7 @@ from datetime import datetime
 from sqlalchemy import Connection
 
 from eventjet.app import App
-from eventjet.codec.envelope import RawRecord, stored_at
+from eventjet.codec.headers import RawRecord, stored_at
 from eventjet.codec.subjects import entity_shown
 from eventjet.commands.timeline import version_in
 from eventjet.errors import Refused
@@ -19,7 +19,7 @@ from eventjet.projections.resolve import ResolvedProjection
 from eventjet.sql import checkpoint
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.locations import located
-from eventjet.sql.text_order import keys_from
+from eventjet.sql.statements import keys_from
 
 FOUND_MAX = 50
 """Aggregates of one page."""

@@ -12,9 +12,8 @@ from collections.abc import AsyncGenerator, Collection, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import unquote
 
-from eventjet.codec.envelope import ACTOR, COMMAND, CORRELATION, TYPE, RawRecord, header
+from eventjet.codec.headers import ACTOR, COMMAND, CORRELATION, TYPE, RawRecord, header, reason_in, void_subject
 from eventjet.codec.subjects import subject_of, type_subjects
-from eventjet.codec.voids import reason_in, void_subject
 from eventjet.errors import StoreUnavailable, StreamMissing
 from eventjet.jetstream import api
 from eventjet.jetstream.client import Client

@@ -13,9 +13,9 @@ from eventjet.app import App
 from eventjet.jetstream.client import Client
 from eventjet.operations.events import stored_json
 from eventjet.operations.quarantines import kind_of, stored_of_follower, stored_of_projection
-from eventjet.quarantine import rows
-from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
+from eventjet.sql import quarantine
 from eventjet.sql.locations import check_owner
+from eventjet.sql.quarantine import Listed, Shown, VerdictOutcome
 from eventjet.subscriptions import cursor_control
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.supervisor import chosen_of
@@ -81,7 +81,7 @@ async def parked_events(reach: Reach, name: str, *, limit: int, after: int = 0) 
     if chosen.projections:
         revision = chosen.projections[0].revision
         found = await reach.ask(
-            _of_own(reach.app, name, partial(rows.listed, names=[name], after=after, limit=limit + 1))
+            _of_own(reach.app, name, partial(quarantine.listed, names=[name], after=after, limit=limit + 1))
         )
         return ParkedEvents(name, revision, found[:limit], len(found) > limit)
     cursors = Cursors((await reach.log()).client, reach.app.name)
@@ -131,8 +131,8 @@ def _of_own(app: App, name: str, question: Callable[[Connection], T]) -> Callabl
 def _shown_with(
     name: str, revision: int, position: int, limit: int, connection: Connection
 ) -> tuple[Shown, list[Listed]] | None:
-    found = rows.shown(connection, name, revision, position)
-    return None if found is None else (found, rows.waiting(connection, found.event, limit))
+    found = quarantine.shown(connection, name, revision, position)
+    return None if found is None else (found, quarantine.waiting(connection, found.event, limit))
 
 
 async def outcomes_now(reach: Reach, name: str, positions: Sequence[int]) -> list[VerdictOutcome]:
@@ -140,7 +140,7 @@ async def outcomes_now(reach: Reach, name: str, positions: Sequence[int]) -> lis
     chosen = chosen_of(reach.app, [name])
     if chosen.projections:
         own = chosen.projections[0]
-        asked = partial(rows.outcomes, name=own.name, revision=own.revision, positions=positions)
+        asked = partial(quarantine.outcomes, name=own.name, revision=own.revision, positions=positions)
         return await reach.ask(_of_own(reach.app, name, asked))
     cursors = Cursors((await reach.log()).client, reach.app.name)
     return [one for each in chosen.followers for one in await cursor_control.outcomes(cursors, each.name, positions)]

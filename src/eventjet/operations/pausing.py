@@ -9,8 +9,8 @@ from eventjet.app import App
 from eventjet.errors import UsageError
 from eventjet.jetstream.client import connected
 from eventjet.settings import Settings
-from eventjet.sql import pausing
-from eventjet.sql.pausing import Paused
+from eventjet.sql import revisions
+from eventjet.sql.revisions import Paused
 from eventjet.subscriptions import cursor_control
 from eventjet.subscriptions.cursor_control import PausedCursor
 from eventjet.subscriptions.cursor_store import Cursors
@@ -24,12 +24,12 @@ async def pause(app: App, settings: Settings, names: Sequence[str], revision: in
 
     `revision` is another one than the app declares, of the one projection that is named then.
     """
-    return await _change(app, settings, names, revision, pausing.pause, cursor_control.pause)
+    return await _change(app, settings, names, revision, revisions.pause, cursor_control.pause)
 
 
 async def resume(app: App, settings: Settings, names: Sequence[str], revision: int | None = None) -> list[Changed]:
     """Let what is named go on; raises `UsageError` for what is not paused, and `Unreachable`."""
-    return await _change(app, settings, names, revision, pausing.resume, cursor_control.resume)
+    return await _change(app, settings, names, revision, revisions.resume, cursor_control.resume)
 
 
 def paused_told(app: App, one: Changed) -> str:

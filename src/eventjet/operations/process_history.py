@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from eventjet.codec.envelope import RawRecord, metadata_of, recorded_at
+from eventjet.codec.headers import RawRecord, metadata_of, recorded_at
 from eventjet.codec.subjects import subject_of
 from eventjet.domain.history import evolved
 from eventjet.domain.process import deadlines_of

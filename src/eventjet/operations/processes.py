@@ -13,7 +13,7 @@ from pydantic_core import to_json
 
 from eventjet.app import App
 from eventjet.calls import called
-from eventjet.codec.envelope import VERSION, number_of, recorded_at
+from eventjet.codec.headers import VERSION, number_of, recorded_at
 from eventjet.codec.json import read_json
 from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_shown

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.settings import Settings
-from eventjet.sql import promotion
+from eventjet.sql import revisions
 from eventjet.sql.database import Database
-from eventjet.sql.promotion import Promoted
+from eventjet.sql.revisions import Promoted
 
 
 def promote(settings: Settings, resolved: AnyResolved) -> Promoted | None:
     """Blocks; None where it has them already. Raises `PromotionRefused` and `Unreachable`."""
     where = Database(settings.database)
     with where.reaching_sync():
-        return promotion.promote(where, resolved)
+        return revisions.promote(where, resolved)
 
 
 def promoted_told(resolved: AnyResolved, done: Promoted | None) -> str:

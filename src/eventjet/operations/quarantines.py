@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from eventjet.app import App
     from eventjet.jetstream.client import Client
     from eventjet.projections.sql_projection import AnyResolved
-    from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
     from eventjet.settings import Settings
+    from eventjet.sql.quarantine import Listed, Shown, VerdictOutcome
     from eventjet.subscriptions.cursor_store import Cursors
 
 T = TypeVar("T")
@@ -97,13 +97,13 @@ class _OfProjection:
         self._of = resolved.name, resolved.revision
 
     def listed(self, *, resolved: bool) -> Sequence[Listed]:
-        from eventjet.quarantine.rows import listed
+        from eventjet.sql.quarantine import listed
 
         with self._connected(read_only=True) as connection:
             return listed(connection, [self._of[0]], resolved=resolved)
 
     def shown(self, position: int) -> Shown | None:
-        from eventjet.quarantine.rows import shown
+        from eventjet.sql.quarantine import shown
 
         with self._connected(read_only=True) as connection:
             return shown(connection, *self._of, position)
@@ -112,19 +112,19 @@ class _OfProjection:
         return stored_of_projection(self._app, found)
 
     def retry(self, positions: Sequence[int] | None) -> list[int]:
-        from eventjet.quarantine.rows import retry
+        from eventjet.sql.quarantine import retry
 
         with self._connected() as connection:
             return retry(connection, *self._of, positions)
 
     def drop(self, positions: Sequence[int]) -> list[int]:
-        from eventjet.quarantine.rows import drop
+        from eventjet.sql.quarantine import drop
 
         with self._connected() as connection:
             return drop(connection, *self._of, positions)
 
     def outcomes(self, positions: Sequence[int]) -> list[VerdictOutcome]:
-        from eventjet.quarantine.rows import outcomes
+        from eventjet.sql.quarantine import outcomes
 
         with self._connected(read_only=True) as connection:
             return outcomes(connection, *self._of, positions)
@@ -267,10 +267,10 @@ def stored_of_projection(app: App, found: Shown) -> StoredEvent:
 
 async def stored_of_follower(client: Client, app: App, name: str, found: Shown) -> StoredEvent:
     """Read from the log, or the stream of the inbox, where it is the event that was parked."""
-    from eventjet.codec.envelope import SCHEMA, number_of
+    from eventjet.codec.headers import SCHEMA, number_of
     from eventjet.errors import Forbidden, StreamMissing
     from eventjet.jetstream.api import message_at, stream_info
-    from eventjet.quarantine.fold import is_of
+    from eventjet.projections.fold import is_of
     from eventjet.subscriptions.cursor_store import Cursors
 
     event, inbox = found.event, app.inboxes.get(name)

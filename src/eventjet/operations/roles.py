@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from eventjet.codec.headers import void_subject
 from eventjet.codec.subjects import (
     cursor_bucket,
     declared_name,
@@ -23,7 +24,6 @@ from eventjet.codec.subjects import (
     timer_subject,
     type_subjects,
 )
-from eventjet.codec.voids import void_subject
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UsageError
 from eventjet.nats.endpoint import CALLER_INBOX

@@ -17,7 +17,7 @@ from sqlalchemy import Connection, select
 
 from eventjet.app import App
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.envelope import TYPE, RawRecord, header
+from eventjet.codec.headers import TYPE, RawRecord, header
 from eventjet.domain.identity import encode_id
 from eventjet.domain.personal import masked_row
 from eventjet.domain.recorded import Recorded
@@ -29,10 +29,9 @@ from eventjet.log.earlier import EarlierRecords
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.processes import plain
 from eventjet.operations.tables import key_of, row_query
+from eventjet.projections.fold import reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
-from eventjet.quarantine.fold import reader
-from eventjet.quarantine.rows import of
 from eventjet.rebuild.compare import are_equal
 from eventjet.rebuild.witness import Witness
 from eventjet.shown import cut
@@ -42,6 +41,7 @@ from eventjet.sql.database import Database
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.locations import check_owner, located
 from eventjet.sql.own_tables import quarantine
+from eventjet.sql.quarantine import of
 
 STEPS_MAX = 200
 """Events of a row that are shown at once."""

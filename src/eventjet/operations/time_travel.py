@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.codec.json import read_json
+from eventjet.codec.records import Decoder
 from eventjet.codec.subjects import snapshot_bucket
 from eventjet.commands.histories import fold_records
 from eventjet.commands.repositories import Repositories

@@ -7,11 +7,11 @@ A declaration only keeps what it was told. Annotations and tables are resolved a
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import wraps
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, get_args, get_origin, overload
 
 from sqlalchemy import Sequence as DatabaseSequence
 from sqlalchemy import Table
@@ -22,7 +22,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.domain.personal import is_private
 from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.state import is_fixed
-from eventjet.domain.subscription import events_of, recorded_events_of, shown_name
+from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name, union_members
 from eventjet.errors import DefinitionError
 from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.resolve import ResolvedProjection, name_faults
@@ -30,7 +30,10 @@ from eventjet.projections.row_type import declaration_faults
 
 E = TypeVar("E")
 
-Handler: TypeAlias = Callable[[Recorded[Any], AsyncConnection], Coroutine[Any, Any, None]]
+Handler: TypeAlias = Callable[[Any, AsyncConnection], Coroutine[Any, Any, None]]
+"""Takes a `Recorded`, or a sequence of them."""
+EventHandler: TypeAlias = Callable[[Recorded[E], AsyncConnection], Coroutine[Any, Any, None]]
+BatchHandler: TypeAlias = Callable[[Sequence[Recorded[E]], AsyncConnection], Coroutine[Any, Any, None]]
 
 _PARAMETERS = 2
 
@@ -51,6 +54,18 @@ class SqlProjection:
 
     projected(ledger, on("a-1", Deposited(amount=Decimal(9)))).rows(postings_table, {"account_id": "a-1"})
     ```
+
+    A handler whose first parameter is a `Sequence[Recorded[…]]` is called once for all events of a batch that are its
+    own and follow one another in the log, so that it may write them with one statement:
+
+    ```python
+    postings = SqlProjection("postings", tables=[postings_table])
+
+    @postings.handler
+    async def post_all(events: Sequence[Recorded[Deposited]], connection: AsyncConnection) -> None:
+        rows = [{"position": e.position, "account_id": e.aggregate_id, "amount": e.data.amount} for e in events]
+        await connection.execute(postings_table.insert(), rows)
+    ```
     """
 
     __slots__ = ("_handlers", "_is_sealed", "name", "revision", "tables")
@@ -63,10 +78,14 @@ class SqlProjection:
         self._handlers: list[Handler] = []
         self._is_sealed = False
 
-    def handler(
-        self, function: Callable[[Recorded[E], AsyncConnection], Coroutine[Any, Any, None]], /
-    ) -> Callable[[Recorded[E], AsyncConnection], Coroutine[Any, Any, None]]:
+    @overload
+    def handler(self, function: EventHandler[E], /) -> EventHandler[E]: ...
+    @overload
+    def handler(self, function: BatchHandler[E], /) -> BatchHandler[E]: ...
+    def handler(self, function: Handler, /) -> Handler:
         """Declare what happens to the tables on the events that `function` is annotated with; returns it as it is.
+
+        It takes one event (`event: Recorded[Deposited]`) or a run of them (`events: Sequence[Recorded[Deposited]]`).
 
         Raises `DefinitionError` once an `App` was built with it.
         """
@@ -86,6 +105,17 @@ class SqlProjection:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class ResolvedHandler:
+    """A handler as engines call it."""
+
+    name: str
+    """What messages call it."""
+    function: Handler = field(repr=False)
+    takes_many: bool
+    """Whether it is given a sequence of events."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class ResolvedSql:
     """A `SqlProjection` as engines use it. Not to be pickled."""
 
@@ -95,7 +125,8 @@ class ResolvedSql:
     """As declared, in an order in which they can be created; `located_tables` says how a database holds them."""
     events: tuple[type, ...]
     """The subscription: what all handlers take."""
-    handlers: Mapping[type, Handler] = field(repr=False)
+    handlers: Mapping[type, ResolvedHandler] = field(repr=False)
+    """By class of event. Classes that share a handler share the object."""
     app: str = ""
     """The app that declares it; empty where there is none."""
     code: str = ""
@@ -128,29 +159,47 @@ def resolve_sql(declared: SqlProjection, catalog: Catalog) -> ResolvedSql:
     handlers = _handlers(declared.seal(), catalog, faults)
     if faults:
         raise DefinitionError([f"projection {declared.name!r}: {fault}" for fault in faults])
-    guarded = {one: handler if is_fixed(one) else _guarded(handler) for one, handler in handlers.items()}
-    code = fingerprint(tuple(dict.fromkeys(handlers.values())))
-    return ResolvedSql(declared.name, declared.revision, tables, tuple(handlers), guarded, code=code)
+    resolved: dict[Handler, ResolvedHandler] = {}
+    for function in dict.fromkeys(handlers.values()):
+        events, takes_many = _taken(function)
+        guarded = function if all(map(is_fixed, events)) else _guarded(function, takes_many)
+        resolved[function] = ResolvedHandler(shown_name(function), guarded, takes_many)
+    code = fingerprint(tuple(resolved))
+    own = {event: resolved[function] for event, function in handlers.items()}
+    return ResolvedSql(declared.name, declared.revision, tables, tuple(handlers), own, code=code)
 
 
-def _guarded(handler: Handler) -> Handler:
-    """The same, with an event of its own for each call: one that changes its event would change it for others."""
+def _guarded(handler: Handler, takes_many: bool) -> Handler:
+    """The same, with events of its own for each call: one that changes its event would change it for others."""
 
     @wraps(handler)
-    async def guarded(event: Recorded[Any], connection: AsyncConnection) -> None:
-        await handler(own_event(event), connection)
+    async def guarded(given: Any, connection: AsyncConnection) -> None:
+        own: Any = tuple([own_event(event) for event in given]) if takes_many else own_event(given)
+        await handler(own, connection)
 
     return guarded
 
 
+def _taken(function: Handler) -> tuple[tuple[type, ...], bool]:
+    """(the events that a handler is annotated with, whether it takes a sequence of them).
+
+    Raises `DefinitionError`.
+    """
+    parameter = next(iter(inspect.signature(function).parameters), "event")
+    hint = resolved_hint(function, parameter)
+    kind = get_origin(hint) or hint
+    if kind not in (Sequence, Iterable, list, tuple):
+        return recorded_events_of(function), False
+    each = next(iter(get_args(hint)), None)
+    if kind is not Sequence or get_origin(each) is not Recorded:
+        form = f"{parameter}: Sequence[Recorded[…]]"
+        raise DefinitionError([f"{shown_name(function)} is given a sequence of `Recorded`: write `{form}`"])
+    return union_members(get_args(each)[0]), True
+
+
 def subscription(declared: SqlProjection) -> list[type]:
     """All events that its handlers are annotated with, unchecked; raises `DefinitionError`."""
-    functions = declared.seal()
-    return [
-        one
-        for function in functions
-        for one in events_of(function, next(iter(inspect.signature(function).parameters), "event"))
-    ]
+    return [event for function in declared.seal() for event in _taken(function)[0]]
 
 
 def _handlers(functions: Sequence[Handler], catalog: Catalog, faults: list[str]) -> dict[type, Handler]:
@@ -165,7 +214,7 @@ def _handlers(functions: Sequence[Handler], catalog: Catalog, faults: list[str])
             faults.append(f"{shown_name(function)} takes ({', '.join(parameters)}) instead of (event, connection)")
             continue
         try:
-            events = recorded_events_of(function)
+            events, _ = _taken(function)
         except DefinitionError as error:
             faults.extend(error.faults)
             continue

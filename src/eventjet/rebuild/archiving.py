@@ -12,7 +12,7 @@ from eventjet.archive import republish
 from eventjet.archive.manifest import Archive, Segment, cut
 from eventjet.archive.reading import ArchiveReader, folder_of
 from eventjet.archive.republish import Restored
-from eventjet.codec.envelope import MSG_ID, header
+from eventjet.codec.headers import MSG_ID, header
 from eventjet.errors import ArchiveBroken, UsageError
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, loaded

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from eventjet.archive.reading import ArchiveReader
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.collecting import uncollected
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import ask_once

@@ -14,25 +14,25 @@ from contextlib import closing, contextmanager, suppress
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from eventjet import failpoints
-from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.domain.parked import Parked
 from eventjet.errors import LogRolledBack, RebuildError, VerificationFailed
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
 from eventjet.log.stream_check import check_same_log
+from eventjet.projections.fold import BlockedAggregates, Reader, reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.quarantine import rows
-from eventjet.quarantine.fold import BlockedAggregates, Reader, reader
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Phase
 from eventjet.rebuild.replay_source import read_ahead
 from eventjet.rebuild.runs import Part
 from eventjet.rebuild.shadow import Shadow
+from eventjet.sql import quarantine
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.dialect import dialect_of
-from eventjet.sql.exchange import NotNow
+from eventjet.sql.table_moves import NotNow
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter
 from eventjet.writers.sql_writer import SqlWriter
@@ -118,8 +118,8 @@ def catching_up(
     with shadow.space.engine().connect() as connection, job.earlier() as earlier:
         with connection.begin():
             shadow.begin(connection, position, event_id, log.identity)
-            rows.park(connection, resolved.name, resolved.revision, parked)
-            waiting = rows.blocked_aggregates(connection, resolved.name, resolved.revision, position)
+            quarantine.park(connection, resolved.name, resolved.revision, parked)
+            waiting = quarantine.blocked_aggregates(connection, resolved.name, resolved.revision, position)
         held = shadow.checkpoint()
         blocked = BlockedAggregates(waiting, known)
         writer = FoldWriter(resolved, dialect_of(connection), lease_s=0, table=shadow.tables[0], blocked=blocked)

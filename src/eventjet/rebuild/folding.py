@@ -6,15 +6,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from eventjet.codec.chain import Earlier, chained
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
+from eventjet.codec.records import Earlier, chained
 from eventjet.domain.parked import Parked
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.app_ref import Application
-from eventjet.projections.fold import Fold, RowKey, Rows
+from eventjet.projections.fold import BlockedAggregates, Fold, Offered, Offering, ParkingFold, RowKey, Rows, reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import ColumnValues, RowCodec
-from eventjet.quarantine.fold import BlockedAggregates, Offered, Offering, ParkingFold, reader
 from eventjet.rebuild.runs import Target
 
 ENTRIES_HELD_MAX = 50_000

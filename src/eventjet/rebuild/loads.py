@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.rebuild.folding import Folding, Foldings
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runs import Part, Target

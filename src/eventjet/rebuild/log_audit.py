@@ -10,9 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType
 
 from eventjet.archive.batches import lasting
-from eventjet.codec.chain import broken, packed, unpacked
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import (
+from eventjet.codec.headers import (
     BATCH_ID,
     BATCH_NUMBER,
     EXPECTED,
@@ -21,12 +19,13 @@ from eventjet.codec.envelope import (
     VERSION,
     RawRecord,
     header,
+    logged_at,
     number_of,
     open_batch,
+    voided_by,
 )
-from eventjet.codec.imported import logged_at
+from eventjet.codec.records import Decoder, broken, packed, unpacked
 from eventjet.codec.subjects import entity_of
-from eventjet.codec.voids import voided_by
 from eventjet.errors import UndecodableEvent, UnknownEvent
 from eventjet.projections.app_ref import Application
 from eventjet.rebuild.findings import Findings, Found, Kind

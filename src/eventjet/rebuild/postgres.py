@@ -24,10 +24,10 @@ from eventjet.rebuild.runs import PURPOSE, RunSpace, Target, refusals, shown
 from eventjet.sql.checkpoint import names_of
 from eventjet.sql.database import BULK, Database
 from eventjet.sql.dialect import comments, listed, qualified, verbatim
-from eventjet.sql.exchange import Exchange, Move, bounded
 from eventjet.sql.locations import recorded
 from eventjet.sql.own_tables import projections, quarantine, rebuilds
 from eventjet.sql.postgres_tables import make
+from eventjet.sql.table_moves import Exchange, Move, bounded
 
 _log = logging.getLogger(__name__)
 _STRANGE_WRITES = text(

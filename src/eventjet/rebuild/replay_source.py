@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from eventjet.archive.manifest import Archive
 from eventjet.archive.reading import ArchiveFiles, ArchiveReader
-from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.errors import ArchiveBroken
 from eventjet.jetstream.api import StreamState, deleted_positions, message_at
 from eventjet.jetstream.connection import ask_once

@@ -31,8 +31,8 @@ from eventjet.projections.app_ref import Application
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import qualified, verbatim
-from eventjet.sql.exchange import Exchange
 from eventjet.sql.own_tables import Clock, rebuilds
+from eventjet.sql.table_moves import Exchange
 
 PURPOSE = "eventjet rebuild"
 """What a database shows of sessions that are not one run's own, or outlive it."""

@@ -13,7 +13,6 @@ from eventjet.domain.parked import RETRIED, VERDICTS
 from eventjet.errors import QuarantineChanged, RebuildRefused, RevisionDropped
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.quarantine.rows import of
 from eventjet.rebuild import runs
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runs import PURPOSE, Target, columns_alone
@@ -22,10 +21,10 @@ from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, names_of, revisions
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import TableName, TableRef, dialect_of, listed, qualified
-from eventjet.sql.exchange import UNDECLARED_REMEDY, NotNow, dependents, lock_as_workers, undeclared
-from eventjet.sql.locations import check_owner, create_tables, located_tables, making, recorded
+from eventjet.sql.locations import check_owner, create_tables, identities, located_tables, making, recorded
 from eventjet.sql.own_tables import projections, quarantine
-from eventjet.sql.table_identity import identities
+from eventjet.sql.quarantine import of
+from eventjet.sql.table_moves import UNDECLARED_REMEDY, NotNow, dependents, lock_as_workers, undeclared
 
 TAIL_MAX = 5_000
 """Events a shadow may be behind when it is caught up while the live worker waits; more are caught up before."""

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from os import cpu_count
 from typing import Any
 
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import RawRecord
-from eventjet.codec.faults import faults_of
+from eventjet.codec.headers import RawRecord
+from eventjet.codec.reasons import faults_of
+from eventjet.codec.records import Decoder
 from eventjet.codec.subjects import entity_of, snapshot_bucket
 from eventjet.commands.histories import fold_records
 from eventjet.domain.aggregate import AggregateInfo

@@ -31,10 +31,10 @@ from eventjet.rebuild.runs import PURPOSE, RunSpace, Target, refusals, shown
 from eventjet.sql.checkpoint import DECLARED, names_of
 from eventjet.sql.database import BULK, READ_ONLY, Database
 from eventjet.sql.dialect import creation, qualified
-from eventjet.sql.exchange import Exchange, Move, NotNow
 from eventjet.sql.locations import located_tables, recorded
 from eventjet.sql.own_tables import metadata, rebuilds
 from eventjet.sql.sqlite import SQLITE
+from eventjet.sql.table_moves import Exchange, Move, NotNow
 
 CHUNK = 5_000
 """Rows loaded in one transaction: the file's one writer lock is let go of in between."""

@@ -9,18 +9,17 @@ from functools import partial
 from typing import Any
 
 from eventjet import failpoints
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.domain.identity import encode_id
 from eventjet.errors import RebuildError, RowUnreadable
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.ranges import read_range
 from eventjet.log.stream_check import check_same_log
 from eventjet.projections.app_ref import Application, AppRef, projections_of
-from eventjet.projections.fold import RowKey
+from eventjet.projections.fold import RowKey, reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import ResolvedSql
-from eventjet.quarantine.fold import reader
 from eventjet.rebuild.catchup import check_loaded, replaying
 from eventjet.rebuild.choice import EngineChoice
 from eventjet.rebuild.compare import Difference, are_equal, compare_rows, compare_tables, differing, key_of

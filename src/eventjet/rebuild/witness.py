@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from eventjet.domain.recorded import Recorded
-from eventjet.projections.fold import Fold, RowKey, Rows
+from eventjet.projections.fold import BlockedAggregates, Fold, ParkingFold, RowKey, Rows
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
-from eventjet.quarantine.fold import BlockedAggregates, ParkingFold
 
 
 class Witness:

@@ -10,10 +10,9 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 import orjson
 
-from eventjet.codec.arguments import arguments_of
-from eventjet.codec.context import context_headers
-from eventjet.codec.envelope import TRACEPARENT, header, header_block
-from eventjet.codec.faults import faults_of
+from eventjet.codec.commands import arguments_of
+from eventjet.codec.headers import TRACEPARENT, context_headers, header, header_block
+from eventjet.codec.reasons import faults_of
 from eventjet.domain.aggregate import AggregateType, aggregate_info
 from eventjet.domain.decision import check_decision
 from eventjet.domain.identity import encode_id

@@ -19,10 +19,9 @@ from uuid import uuid4
 import orjson
 
 from eventjet.calls import is_cancelled
-from eventjet.codec.arguments import Arguments, arguments_of
-from eventjet.codec.envelope import TRACEPARENT, header, header_block, metadata_of
-from eventjet.codec.faults import faults_of
-from eventjet.codec.reasons import reason_of, traceback_of
+from eventjet.codec.commands import Arguments, arguments_of
+from eventjet.codec.headers import TRACEPARENT, header, header_block, metadata_of
+from eventjet.codec.reasons import faults_of, reason_of, traceback_of
 from eventjet.commands.repositories import Repositories
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.identity import decode_id

@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 from eventjet import failpoints
 from eventjet.archive.manifest import Archive, ArchivedFile, Segment, dump_segment, load_archive
 from eventjet.archive.reading import COLUMNS, EVENTS, MANIFEST, ArchiveFiles, ArchiveReader, folder_of
-from eventjet.codec.envelope import MSG_ID, header
+from eventjet.codec.headers import MSG_ID, header
 from eventjet.errors import ArchiveBroken
 from eventjet.jetstream.ranges import range_count, split
 from eventjet.rebuild.job import Job

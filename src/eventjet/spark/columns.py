@@ -8,7 +8,7 @@ from importlib import import_module
 from operator import itemgetter
 from typing import Any, TypeAlias
 
-from eventjet.codec.envelope import TYPE, VERSION, RawRecord, header, number_of, recorded_at
+from eventjet.codec.headers import TYPE, VERSION, RawRecord, header, number_of, recorded_at
 from eventjet.codec.subjects import entity_of
 from eventjet.errors import UsageError
 

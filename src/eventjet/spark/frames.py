@@ -19,18 +19,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import (
-    MSG_ID,
-    SCHEMA,
-    TYPE,
-    VERSION,
-    RawRecord,
-    header,
-    metadata_of,
-    number_of,
-    recorded_at,
-)
+from eventjet.codec.headers import MSG_ID, SCHEMA, TYPE, VERSION, RawRecord, header, metadata_of, number_of, recorded_at
+from eventjet.codec.records import Decoder
 from eventjet.codec.subjects import entity_shown
 from eventjet.domain.aggregate import event_info
 from eventjet.domain.moment import in_utc

@@ -18,8 +18,8 @@ from zlib import crc32
 from pyspark.sql import DataFrame, SparkSession
 
 from eventjet.archive.reading import ArchiveReader
-from eventjet.codec.chain import chained
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
+from eventjet.codec.records import chained
 from eventjet.collecting import uncollected
 from eventjet.errors import CodecError, ProjectionError
 from eventjet.jetstream.ranges import Range, read_range

@@ -15,7 +15,7 @@ from operator import attrgetter
 from typing import Any, TypeAlias, cast
 from uuid import UUID
 
-from eventjet.codec.json import BodyCodec
+from eventjet.codec.bodies import BodyCodec
 from eventjet.spark.columns import pyarrow
 
 Node: TypeAlias = Mapping[str, Any]

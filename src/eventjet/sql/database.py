@@ -7,7 +7,7 @@ password.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +19,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.errors import Unreachable, UsageError
-from eventjet.sql import postgres, sqlite_connections
+from eventjet.sql import postgres_connections, sqlite_connections
 from eventjet.sql.dialect import Dialect, SessionLimits, dialect_named
 from eventjet.urls import database_url, shown_database
 
@@ -77,7 +77,7 @@ class Database:
     ) -> psycopg.Connection[tuple[Any, ...]]:
         """A blocking psycopg connection, for COPY; close it. Raises `Unreachable`."""
         try:
-            return postgres.connect(self._parsed(), purpose, limits)
+            return postgres_connections.connect(self._parsed(), purpose, limits)
         except psycopg.OperationalError as error:
             raise self.unreachable(error) from None
 
@@ -136,3 +136,34 @@ def unusable(connection: Connection | Engine, reason: str, remedy: str) -> Unrea
     # As a person would have written it: without the driver.
     url = connection.engine.url.set(drivername=connection.dialect.name)
     return Unreachable(f"The database {shown_database(url.render_as_string(hide_password=False))}", reason, remedy)
+
+
+OWNER = "eventjet_owner"
+READER = "eventjet_reader"
+
+
+def grants(tables: Iterable[tuple[str | None, str]]) -> str:
+    """For these tables, as (schema, name): to be run by the database's owner once `eventjet init` has."""
+    schemas = sorted({schema or "public" for schema, _ in tables} | {"public"})
+    lines = [
+        f"create role {OWNER} login;",
+        f"create role {READER} login;",
+        "-- Rebuilds and revisions have schemas of their own.",
+        f"do $$ begin execute format('grant connect, create on database %I to {OWNER}', current_database()); end $$;",
+        f"do $$ begin execute format('grant connect on database %I to {READER}', current_database()); end $$;",
+    ]
+    for schema in map(_quoted, schemas):
+        lines += [
+            f"revoke create on schema {schema} from public;",
+            f"grant usage, create on schema {schema} to {OWNER};",
+            f"grant usage on schema {schema} to {READER};",
+        ]
+    lines += [
+        f"-- What {OWNER} makes, swaps in or promotes can be read without another grant.",
+        f"alter default privileges for role {OWNER} grant select on tables to {READER};",
+    ]
+    return "\n".join([*lines, ""])
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

@@ -10,12 +10,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import Enum
 from functools import cache
 from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from sqlalchemy import CheckConstraint, ColumnElement, Connection, Engine, Table, TextClause, text
 from sqlalchemy import types as sa
 from sqlalchemy.engine import URL
+from sqlalchemy.engine import Dialect as SqlalchemyDialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.schema import (
@@ -29,13 +31,10 @@ from sqlalchemy.schema import (
 
 from eventjet.domain.parked import Parked
 from eventjet.errors import UsageError
-from eventjet.projections.columns import Convert, element, labels, plain
+from eventjet.projections.columns import Convert, element, labels, plain, stored
 from eventjet.projections.row_codec import ColumnValues, RowCodec
-from eventjet.sql.column_fit import Fit
-from eventjet.sql.soundness import Soundness
-from eventjet.sql.statements import Statements
-from eventjet.sql.text_order import TextOrder
-from eventjet.sql.together import Last, Run
+from eventjet.shown import cut
+from eventjet.sql.statements import Statements, TextOrder
 
 T = TypeVar("T")
 
@@ -297,19 +296,8 @@ class Dialect(ColumnValues):
         """For connections on which an application's own statements run: it may rely upon its foreign keys."""
 
     @abstractmethod
-    async def send_together(self, driver: Any, runs: Sequence[Run], last: Last | None, /) -> None:
-        """Execute statements in order, within the transaction of a driver's async connection; only `last` has a result.
-
-        Raises what the driver raises; which of them it was is not known then.
-        """
-
-    @abstractmethod
     def load_all(self, connection: Connection, /) -> None:
         """From here on values that Python has none for are no errors of this connection's driver."""
-
-    @abstractmethod
-    def can_be_last(self, cursor: object, /) -> bool:
-        """Whether a cursor of SQLAlchemy's can be in a `Last`."""
 
     # Errors of the driver
 
@@ -424,3 +412,53 @@ def verbatim(statement: str) -> TextClause:
 def listed(found: Sequence[str]) -> str:
     """At most ten of them in words."""
     return ", ".join(found[:10]) + (f" and {len(found) - 10} more" if len(found) > 10 else "")
+
+
+class Fit(Enum):
+    """How a column that is there takes the values of the type that is declared for it."""
+
+    SAME = "same"
+    OTHER = "other"
+    """It is of another type, which gives every value back; or nobody can say."""
+    LOSES = "loses"
+    """It refuses some, or gives them back as others."""
+
+
+def spoken(kind: sa.TypeEngine[Any], dialect: SqlalchemyDialect) -> str:
+    """A type as SQL writes it; an enum of the database with its labels, and one that is kept as another with both."""
+    own = stored(kind, dialect)
+    if isinstance(own, sa.NullType):
+        return "of no type that is known"
+    each = element(own, dialect)
+    if isinstance(each, sa.Enum) and each.native_enum:
+        return cut(f"{each.name} ENUM{'' if each is own else '[]'} ({', '.join(map(repr, each.enums))})")
+    told = str(own.compile(dialect=dialect))
+    return told if plain(kind) is kind else f"{plain(kind)!s}, kept as {told}"
+
+
+@dataclass(frozen=True, slots=True)
+class Weakness:
+    """One setting, or its version."""
+
+    what: str
+    cost: str
+    remedy: str
+    is_fault: bool = False
+    """Whether rows may be lost or wrong, or nothing can be written."""
+    is_rare: bool = False
+    """Whether it takes a coincidence that few ever meet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Soundness:
+    """A database, as it answers."""
+
+    version: str
+    """As a person calls it: `PostgreSQL 18.1`."""
+    weaknesses: tuple[Weakness, ...]
+
+
+def numbers_of(version: str) -> tuple[int, ...]:
+    """Of `18.1 (Debian …)` the numbers that it begins with."""
+    numbers = version.partition(" ")[0].split(".")
+    return tuple(int(one) for one in numbers if one.isdecimal())

@@ -19,7 +19,7 @@ from sqlalchemy.exc import CompileError, DBAPIError
 
 from eventjet.errors import LocationTaken, NamedByHandlers, TableLost
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.sql import checkpoint, migrations, table_identity
+from eventjet.sql import checkpoint, migrations
 from eventjet.sql.checkpoint import DECLARED, RETIRED, UNASSIGNED, Checkpoint, names_of, revisions
 from eventjet.sql.database import unusable
 from eventjet.sql.dialect import Dialect, dialect_of, listed, make_enums
@@ -111,7 +111,7 @@ def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool =
     if held.has_begun:
         # An empty table in the place of one that is lost would pass for it.
         if not to_rebuild:
-            table_identity.check(connection, held)
+            check_identity(connection, held)
     else:
         missing = [table for table in tables if not inspect(connection).has_table(table.name, schema=table.schema)]
     for schema in {table.schema for table in missing if table.schema is not None}:
@@ -199,7 +199,7 @@ def check(connection: Connection, resolved: AnyResolved, log: str = "") -> list[
         raise unusable(connection, reason, "Raise its revision, or rebuild it.")
     elif held.has_begun:
         try:
-            table_identity.check(connection, held)
+            check_identity(connection, held)
         except TableLost:
             return []  # Its worker stops it with that reason, and the others work.
     inspector = inspect(connection)
@@ -351,3 +351,50 @@ def _copies(tables: Sequence[Table], location: str, dialect: Dialect, *, by_hand
     if location != DECLARED:
         dialect.relocate(made, location)
     return made
+
+
+def identities(connection: Connection, tables: str, location: str) -> str:
+    """Of tables that are there, as a checkpoint keeps them: JSON of their home and of each table.
+
+    Notes an identity on those that have none, where the database gives none by itself.
+    """
+    dialect = dialect_of(connection)
+    names = names_of(tables)
+    found = dialect.find_tables(connection, names, location)
+    known = [dialect.identify(connection, found[name]) for name in names if name in found]
+    return json.dumps([dialect.home(connection), *known])
+
+
+def are_noted(connection: Connection, held: Checkpoint) -> bool:
+    """Whether its tables are known here; if not, it was restored from a dump."""
+    home, *known = json.loads(held.identities) or [""]
+    return len(known) == len(names_of(held.tables)) and home == dialect_of(connection).home(connection)
+
+
+def check_identity(connection: Connection, held: Checkpoint) -> None:
+    """Raise `TableLost` when a revision has begun and its tables are not those that its checkpoint is true for.
+
+    Nothing is locked: a swap that came in between is seen by the epoch, and looked at once more.
+    """
+    reason = _lost(connection, held)
+    if reason is not None:
+        again = checkpoint.read(connection, held.name, held.revision) or held
+        reason = reason if again.epoch == held.epoch else _lost(connection, again)
+    if reason is not None:
+        raise TableLost(held.name, held.revision, reason)
+
+
+def _lost(connection: Connection, held: Checkpoint) -> str | None:
+    if not held.has_begun:
+        return None
+    dialect = dialect_of(connection)
+    names = names_of(held.tables)
+    found = dialect.find_tables(connection, names, held.location)
+    missing = [repr(name[1]) for name in names if name not in found]
+    if missing:
+        return f"{listed(missing)} is not in the database"
+    if not are_noted(connection, held):
+        return None
+    known = zip(names, json.loads(held.identities)[1:], strict=True)
+    strange = [repr(name[1]) for name, identity in known if dialect.identity(connection, found[name]) != identity]
+    return f"{listed(strange)} is another table than the one its rows were written to" if strange else None

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-import os
-import threading
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import UTC
-from functools import cache
-from ipaddress import ip_address
+from math import inf
 from typing import Any, ClassVar, TypeVar
 
 import psycopg
-from sqlalchemy import ColumnElement, Connection, Engine, PoolProxiedConnection, Table, cast, create_engine, event, text
+from sqlalchemy import ColumnElement, Connection, Engine, Table, cast, create_engine, event, text
 from sqlalchemy import types as sa
+from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL
-from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.ext.compiler import compiles
@@ -24,33 +21,32 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.schema import CreateSchema
 
 from eventjet.domain.parked import Parked
-from eventjet.observability import logs
-from eventjet.projections.columns import canonical, dumps
+from eventjet.projections.columns import canonical, dumps, element, stored
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql import (
-    postgres_columns,
-    postgres_sessions,
-    postgres_settings,
+    postgres_connections,
     postgres_statements,
     postgres_tables,
-    postgres_text_order,
 )
-from eventjet.sql.column_fit import Fit
-from eventjet.sql.dialect import Dialect, Feature, SessionLimits, TableName, TableRef, qualified, verbatim
+from eventjet.sql.dialect import (
+    Dialect,
+    Feature,
+    Fit,
+    SessionLimits,
+    Soundness,
+    TableName,
+    TableRef,
+    Weakness,
+    numbers_of,
+    qualified,
+    verbatim,
+)
 from eventjet.sql.own_tables import Clock
-from eventjet.sql.postgres_pipeline import is_plain_psycopg, pipelined
 from eventjet.sql.postgres_statements import CLOCK, PostgresStatements
-from eventjet.sql.soundness import Soundness
-from eventjet.sql.text_order import TextOrder
-from eventjet.sql.together import Last, Run
+from eventjet.sql.statements import TextOrder
 
 T = TypeVar("T")
 
-_log = logging.getLogger(__name__)
-
-CONNECT_TIMEOUT_S = 5
-_SECOND_S = 15.0
-"""How long a second connection may wait for a session while a first one has one."""
 LOCK_TIMEOUT_MS = 500
 """How long an exchange of tables may make readers queue behind it before it steps back."""
 CHECKPOINT_LOCK_MS = 10_000
@@ -86,7 +82,7 @@ class Postgres(Dialect):
     )
 
     def fit(self, found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
-        return postgres_columns.fit(found, declared)
+        return fit_of(found, declared)
 
     def statements(self, table: Table, codec: RowCodec) -> PostgresStatements:
         return PostgresStatements(table, codec)
@@ -159,7 +155,7 @@ class Postgres(Dialect):
         return postgres_tables.modelled(connection, tables)
 
     def text_order(self, connection: Connection, table: TableRef, column: str) -> TextOrder | None:
-        return postgres_text_order.text_order(connection, table.oid, column)
+        return postgres_tables.text_order(connection, table.oid, column)
 
     def count_rows(self, connection: Connection, table: TableRef) -> int:
         """As the last ANALYZE had it, or exactly where there was none."""
@@ -210,22 +206,22 @@ class Postgres(Dialect):
         return None
 
     def async_engine(self, url: URL, purpose: str, limits: SessionLimits, pool: Mapping[str, Any]) -> AsyncEngine:
-        arguments = _session_arguments(url, purpose, limits)
-        made = create_async_engine(_with_psycopg(url), **pool, connect_args=arguments)
-        event.listen(made.sync_engine, "connect", _proving(url, limits))
+        arguments = postgres_connections.session_arguments(url, purpose, limits)
+        made = create_async_engine(postgres_connections.with_psycopg(url), **pool, connect_args=arguments)
+        event.listen(made.sync_engine, "connect", postgres_connections.proving(url, limits))
         return made
 
     def engine(self, url: URL, purpose: str, limits: SessionLimits) -> Engine:
-        arguments = _session_arguments(url, purpose, limits)
-        made = create_engine(_with_psycopg(url), poolclass=NullPool, connect_args=arguments)
-        event.listen(made, "connect", _proving(url, limits))
+        arguments = postgres_connections.session_arguments(url, purpose, limits)
+        made = create_engine(postgres_connections.with_psycopg(url), poolclass=NullPool, connect_args=arguments)
+        event.listen(made, "connect", postgres_connections.proving(url, limits))
         return made
 
     def check_sessions(self, url: URL) -> None:
-        _check_sessions(url)
+        postgres_connections.check_sessions(url)
 
     def soundness(self, connection: Connection) -> Soundness:
-        return postgres_settings.soundness(connection)
+        return soundness_of(connection)
 
     @contextmanager
     def read_only(self, url: URL, purpose: str, limits: SessionLimits) -> Generator[Connection]:
@@ -233,21 +229,15 @@ class Postgres(Dialect):
         with engine.connect() as connection:
             yield connection
 
-    async def send_together(self, driver: psycopg.AsyncConnection[Any], runs: Sequence[Run], last: Last | None) -> None:
-        await pipelined(driver, runs, last)
-
     def load_all(self, connection: Connection) -> None:
         postgres_statements.load_all(connection)
-
-    def can_be_last(self, cursor: object) -> bool:
-        return is_plain_psycopg(cursor)
 
     def lacks_table(self, cause: object) -> bool:
         return isinstance(cause, psycopg.errors.UndefinedTable)
 
     def remedy(self, cause: object) -> str:
         if "statement pooling" in str(cause):
-            return postgres_sessions.REMEDY
+            return postgres_connections.REMEDY
         if "unsupported startup parameter" in str(cause):
             return "A pooler refuses what sessions need: give PgBouncer `ignore_startup_parameters = options`."
         return "Check that it runs, and that EVENTJET_DATABASE names its host, database and user."
@@ -288,101 +278,6 @@ _READ_ONLY_FOR_ALL = text(
 POSTGRES = Postgres()
 
 
-def connect(url: URL, purpose: str, limits: SessionLimits) -> psycopg.Connection[tuple[Any, ...]]:
-    """A blocking psycopg connection, for COPY."""
-    # By keyword: what has to parse a string tells of what it cannot parse.
-    made = psycopg.connect(**{**_given(url), **_session_arguments(url, purpose, limits)}, autocommit=False)
-    postgres_sessions.prove(made, url, postgres_sessions.wanted(url, limits))
-    return made
-
-
-def look_first_in(connection: PoolProxiedConnection | DBAPIConnection, schema: str) -> None:
-    """For the rest of a session of the driver: names without a schema mean this one's tables."""
-    cursor = connection.cursor()
-    path = "quote_ident(%s) || ', ' || current_setting('search_path')"
-    cursor.execute(f"select set_config('search_path', {path}, false)", (schema,))
-    cursor.close()
-    connection.commit()
-
-
-@cache
-def _check_sessions(url: URL) -> None:
-    """See that two connections have two sessions; once in a process. Blocks."""
-    with closing(connect(url, "eventjet", SessionLimits())) as first:
-        waiting = threading.Timer(_SECOND_S, first.close)
-        session = _session_of(first)
-        waiting.start()
-        try:
-            with closing(connect(url, "eventjet", SessionLimits())) as second:
-                is_shared = _session_of(second) == session
-        finally:
-            waiting.cancel()
-        if first.closed:
-            raise postgres_sessions.too_few(url, _SECOND_S)
-        if is_shared:
-            raise postgres_sessions.shared(url)
-
-
-def _session_of(connection: psycopg.Connection[tuple[Any, ...]]) -> int:
-    (session,) = connection.execute("select pg_backend_pid()").fetchone() or (0,)
-    connection.commit()
-    return int(session)
-
-
-def _proving(url: URL, limits: SessionLimits) -> Callable[[Any, Any], None]:
-    """A listener for each new connection of an engine."""
-    settings = postgres_sessions.wanted(url, limits)
-
-    def prove(connection: Any, _record: Any) -> None:
-        postgres_sessions.prove(connection, url, settings)
-
-    return prove
-
-
-def _session_arguments(url: URL, purpose: str, limits: SessionLimits) -> dict[str, Any]:
-    """What a session is connected with; time is UTC in each."""
-    _warn_of_trust(_given(url))
-    own = url.query.get("options", "")
-    given = own if isinstance(own, str) else " ".join(own)
-    options = f"{given} {postgres_sessions.options_of(postgres_sessions.wanted(url, limits))}".strip()
-    arguments: dict[str, Any] = {"options": options, "application_name": purpose}
-    if "connect_timeout" not in url.query:
-        arguments["connect_timeout"] = CONNECT_TIMEOUT_S
-    return arguments
-
-
-def _with_psycopg(url: URL) -> URL:
-    return url.set(drivername=f"{Postgres.name}+psycopg")
-
-
-def _given(url: URL) -> Mapping[str, Any]:
-    """What a URL says, as libpq's keywords."""
-    return _with_psycopg(url).get_dialect()().create_connect_args(url)[1]
-
-
-def _warn_of_trust(given: Mapping[str, Any]) -> None:
-    """Below `verify-full` libpq tells the password, and all rows, to whoever answers under the address."""
-    hosts = str(given.get("hostaddr") or given.get("host") or os.environ.get("PGHOST", ""))
-    least = "verify-full" if given.get("sslrootcert") == "system" else "prefer"
-    mode = str(given.get("sslmode") or os.environ.get("PGSSLMODE") or least)
-    if mode != "verify-full" and not all(map(_is_here, hosts.split(","))):
-        warn_once(hosts, mode)
-
-
-@cache
-def warn_once(hosts: str, mode: str) -> None:
-    """Say that whoever answers there need not prove who it is; once in a process."""
-    logs.UNPROVEN_PEER.tell(_log, hosts=hosts, mode=mode)
-
-
-def _is_here(host: str) -> bool:
-    """Whether nobody can stand between: a Unix socket, or this machine's own addresses."""
-    try:
-        return host in ("", "localhost") or host[0] in "/@" or ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _has_too_many_parameters(error: DBAPIError) -> bool:
     """Whether a statement was never sent, since the protocol has no room for so many; the driver blames the server."""
     given: object = error.params
@@ -407,3 +302,147 @@ _HOME = text("""
 select concat_ws('/', system_identifier, d.oid, to_regclass('eventjet_projection')::oid)
   from pg_control_system(), pg_database d where d.datname = current_database()
 """)
+
+
+_DIALECT = postgresql.dialect()
+_SINGLE_BITS, _DOUBLE_BITS = 24, 53
+_MICROSECONDS = 6
+_INTEGERS = ((sa.SmallInteger, 16), (sa.BigInteger, 64), (sa.Integer, 32))
+_SIMPLE = (
+    (sa.Boolean, "truth"),
+    (sa.Date, "day"),
+    (sa.Uuid, "uuid"),
+    (sa.LargeBinary, "bytes"),
+    (postgresql.JSONB, "json"),
+    (sa.JSON, "json"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What a type takes: a kind of values, within limits of which each takes what a smaller one does."""
+
+    kind: str
+    limits: tuple[float, ...] = ()
+    labels: frozenset[str] = frozenset()
+    form: type[Any] | None = field(default=None, kw_only=True)
+    """Tells types apart that take the same values."""
+
+    def takes(self, other: _Room) -> bool:
+        enough = all(own >= least for own, least in zip(self.limits, other.limits, strict=True))
+        return enough and self.labels >= other.labels
+
+
+def fit_of(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
+    """Of types that are written differently in SQL."""
+    there, wanted = _room(found), _room(stored(declared, _DIALECT))
+    if wanted is None:
+        return Fit.OTHER
+    if there == wanted:
+        return Fit.SAME
+    return Fit.OTHER if there is not None and there.kind == wanted.kind and there.takes(wanted) else Fit.LOSES
+
+
+def missing_labels(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> list[str]:
+    """The labels that an enum of the database lacks, or that of an array's elements; none of other types."""
+    there, own = element(found, _DIALECT), element(declared, _DIALECT)
+    if not (isinstance(there, sa.Enum) and isinstance(own, sa.Enum) and own.native_enum and there.name == own.name):
+        return []
+    return [label for label in own.enums if label not in there.enums]
+
+
+def _room(kind: sa.TypeEngine[Any]) -> _Room | None:
+    """None of a type that eventjet does not know; SQL by hand may declare such, and of a domain no limits are told."""
+    if isinstance(kind, sa.ARRAY):
+        items: Any = kind
+        each = _room(element(items, _DIALECT))
+        return each and replace(each, kind=f"array of {each.kind}")
+    if isinstance(kind, sa.String):
+        return _text(kind)
+    if isinstance(kind, sa.Float):
+        single = isinstance(kind, sa.REAL) or (kind.precision is not None and kind.precision <= _SINGLE_BITS)
+        return _Room("float", (_SINGLE_BITS if single else _DOUBLE_BITS,))
+    if isinstance(kind, sa.Numeric):
+        scale = kind.scale or 0
+        return _Room("decimal", (inf, inf) if kind.precision is None else (kind.precision - scale, scale))
+    if isinstance(kind, sa.DateTime):
+        digits = getattr(kind, "precision", None)
+        named = "instant" if kind.timezone else "wall time"
+        return _Room(named, (_MICROSECONDS if digits is None else digits,))
+    for known, bits in _INTEGERS:
+        if isinstance(kind, known):
+            return _Room("integer", (bits,))
+    return next((_Room(name, form=known) for known, name in _SIMPLE if isinstance(kind, known)), None)
+
+
+def _text(kind: sa.String) -> _Room | None:
+    if isinstance(kind, sa.Enum) and kind.native_enum:
+        return _Room(f"enum {kind.name}", (), frozenset(kind.enums))
+    if isinstance(kind, postgresql.CITEXT):
+        return _Room("text without case")
+    return _Room("padded text" if isinstance(kind, sa.CHAR) else "text", (inf if kind.length is None else kind.length,))
+
+
+OLDEST, MAINTAINED = (10,), (15,)
+"""What psycopg 3 speaks to, and what its makers still mend; PostgreSQL 14 ended in November 2026. Tests run on 18."""
+
+_TORN = "a power cut may lose or break rows, checkpoints among them: every read model would have to be rebuilt"
+_FAULTS = {
+    "fsync": ("on", _TORN, "Set `fsync = on` in postgresql.conf and reload."),
+    "full_page_writes": ("on", _TORN, "Set `full_page_writes = on` in postgresql.conf and reload."),
+    "transaction_read_only": (
+        "off",
+        "workers can write nothing, so read models stand still",
+        "Point EVENTJET_DATABASE at the primary, or set `default_transaction_read_only = off`.",
+    ),
+}
+_WARNINGS = {
+    "synchronous_commit": (
+        ("on", "local", "remote_write", "remote_apply"),
+        "a crash takes back the last commits, rows and checkpoint together; whoever was told of them sees them gone",
+        "Set `synchronous_commit = on` for the role of the workers.",
+    ),
+    "server_encoding": (
+        ("UTF8",),
+        "text that this encoding lacks stops the projection that writes it",
+        "Make the database again with `encoding 'UTF8'`, and rebuild into it.",
+    ),
+}
+_SETTINGS = text("select name, setting from pg_settings where name = any(:names)")
+
+
+def soundness_of(connection: Connection) -> Soundness:
+    """By its settings as this session has them; anybody may read those."""
+    names = ["server_version", *_FAULTS, *_WARNINGS]
+    found = {str(name): str(setting) for name, setting in connection.execute(_SETTINGS, {"names": names})}
+    # This session may write nothing by its own wish.
+    found["transaction_read_only"] = str(connection.scalar(text("show default_transaction_read_only")))
+    if connection.scalar(text("select pg_is_in_recovery()")):
+        found["transaction_read_only"] = "on"
+    return judged(found)
+
+
+def judged(found: Mapping[str, str]) -> Soundness:
+    """Of settings by name, with `server_version`. PURE."""
+    version = found["server_version"]
+    weaknesses = [
+        Weakness(f"{name} is {found[name]}", cost, remedy, is_fault=True)
+        for name, (wanted, cost, remedy) in _FAULTS.items()
+        if found.get(name, wanted) != wanted
+    ]
+    weaknesses += [
+        Weakness(f"{name} is {found[name]}", cost, remedy)
+        for name, (wanted, cost, remedy) in _WARNINGS.items()
+        if found.get(name, wanted[0]) not in wanted
+    ]
+    numbers = numbers_of(version)
+    if numbers < MAINTAINED:
+        weaknesses.append(
+            Weakness(
+                f"PostgreSQL {version} is no longer maintained",
+                "eventjet cannot use it" if numbers < OLDEST else "faults of its own that lose data stay unmended",
+                f"Upgrade to PostgreSQL {MAINTAINED[0]} or newer.",
+                is_fault=numbers < OLDEST,
+            )
+        )
+    return Soundness(f"PostgreSQL {version}", tuple(weaknesses))

@@ -5,11 +5,13 @@ A transaction that writes has the whole file to itself, so locks are nothing her
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 import sqlite3
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import astuple
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -34,6 +36,8 @@ from sqlalchemy import (
     type_coerce,
 )
 from sqlalchemy import types as sa
+from sqlalchemy.dialects import sqlite
+from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import Dialect as SqlalchemyDialect
 from sqlalchemy.exc import ArgumentError, DBAPIError
@@ -43,13 +47,24 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.sql import quoted_name
 
 from eventjet.domain.parked import Parked
-from eventjet.projections.columns import Convert, dumps, loads, normaliser, plain
+from eventjet.projections.columns import Convert, dumps, loads, normaliser, plain, stored
 from eventjet.projections.row_codec import RowCodec
-from eventjet.sql import sqlite_columns, sqlite_settings, sqlite_statements, sqlite_tables
-from eventjet.sql.column_fit import Fit
-from eventjet.sql.dialect import Dialect, Feature, SessionLimits, TableName, TableRef, qualified, verbatim
+from eventjet.sql import sqlite_tables
+from eventjet.sql.checkpoint import ADVANCE
+from eventjet.sql.dialect import (
+    Dialect,
+    Feature,
+    Fit,
+    SessionLimits,
+    Soundness,
+    TableName,
+    TableRef,
+    Weakness,
+    numbers_of,
+    qualified,
+    verbatim,
+)
 from eventjet.sql.own_tables import Clock
-from eventjet.sql.soundness import Soundness
 from eventjet.sql.sqlite_connections import (
     BUSY_TIMEOUT_S,
     READ_ONLY,
@@ -58,12 +73,21 @@ from eventjet.sql.sqlite_connections import (
     prepare,
     prepare_for_handlers,
 )
-from eventjet.sql.sqlite_hops import OneHopCursor, in_one_hop
-from eventjet.sql.sqlite_statements import CLOCK, SqliteStatements, write_quarantine
-from eventjet.sql.statements import QuarantineChanges
-from eventjet.sql.text_order import TextOrder
-from eventjet.sql.together import Last, Run
+from eventjet.sql.statements import (
+    COLUMNS,
+    INSERT,
+    REPLACE,
+    Advance,
+    Changes,
+    Key,
+    Names,
+    QuarantineChanges,
+    Rendered,
+    TextOrder,
+    by_key,
+)
 
+CLOCK = "(julianday('now') - 2440587.5) * 86400.0"
 _OWN_LOCATION = re.compile(r"(.+)__r[0-9]+")
 _TRANSIENT = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
 """Primary codes of faults that another try may not meet: busy, locked, out of memory, read-only, interrupted, I/O …"""
@@ -122,7 +146,7 @@ class Sqlite(Dialect):
         return StoredAsText(kind) if is_decimal or is_instant or is_otherwise else kind
 
     def fit(self, found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
-        return sqlite_columns.fit(found, declared)
+        return fit_of(found, declared)
 
     def exactness_checks(self, table: Table) -> list[CheckConstraint]:
         """SQLite would compute with such text as with a float; what then differs from the exact form is refused."""
@@ -257,7 +281,7 @@ class Sqlite(Dialect):
         return made
 
     def soundness(self, connection: Connection) -> Soundness:
-        return sqlite_settings.soundness(connection)
+        return soundness_of(connection)
 
     @contextmanager
     def read_only(self, url: URL, purpose: str, limits: SessionLimits) -> Generator[Connection | None]:  # noqa: ARG002
@@ -275,14 +299,8 @@ class Sqlite(Dialect):
     def prepare_for_handlers(self, engine: Engine) -> None:
         event.listen(engine, "connect", prepare_for_handlers)
 
-    async def send_together(self, driver: Any, runs: Sequence[Run], last: Last | None) -> None:
-        await in_one_hop(driver, runs, last)
-
     def load_all(self, connection: Connection) -> None:
-        sqlite_statements.load_all(connection)
-
-    def can_be_last(self, cursor: object) -> bool:
-        return isinstance(cursor, OneHopCursor)
+        load_all(connection)
 
     def lacks_table(self, cause: object) -> bool:
         return "no such table" in str(cause)
@@ -296,7 +314,7 @@ class Sqlite(Dialect):
 
     def is_about_data(self, error: DBAPIError) -> bool:
         refused = isinstance(error.orig, sqlite3.IntegrityError | sqlite3.DataError | OverflowError)
-        return refused or sqlite_statements.is_of_driver(error)
+        return refused or is_of_driver(error)
 
     def is_transient(self, error: DBAPIError) -> bool:
         code = getattr(error.orig, "sqlite_errorcode", None)
@@ -355,3 +373,176 @@ def _exact(column: Column[Any], scale: int) -> CheckConstraint:
             not_(stored.bool_op("glob")("*[^-.0-9]*" if scale else "*[^-0-9]*")),
         )
     )
+
+
+_DIALECT = sqlite.dialect()
+_ANY = "any"
+"""A column without a type keeps each value as it is given."""
+_KINDS = (
+    (sa.NullType, _ANY),
+    (sa.String, "text"),
+    (sa.Float, "float"),
+    (sa.Numeric, "number"),
+    (sa.Boolean, "truth"),
+    (sa.Integer, "integer"),
+    (sa.DateTime, "time"),
+    (sa.Date, "day"),
+    (sa.Uuid, "text"),
+    (sa.JSON, "json"),
+    (sa.LargeBinary, "bytes"),
+)
+"""Of two that fit_of, the first counts."""
+_ALSO = {"time": "text", "day": "text"}
+"""What is no number is kept as it is under either name."""
+
+
+def fit_of(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
+    """Of types that are written differently in SQL."""
+    there, wanted = _kind(found), _kind(stored(declared, _DIALECT))
+    if wanted is None:
+        return Fit.OTHER
+    if there == wanted:
+        return Fit.SAME
+    # An instant is kept as text, and stays that where a migration of somebody's declares it as such.
+    also = "time" if isinstance(plain(declared), sa.DateTime) else _ALSO.get(wanted)
+    return Fit.OTHER if there in (_ANY, also, _ALSO.get(wanted)) else Fit.LOSES
+
+
+def _kind(kind: sa.TypeEngine[Any]) -> str | None:
+    return next((name for known, name in _KINDS if isinstance(kind, known)), None)
+
+
+OLDEST = (3, 35)
+"""`returning` came with it."""
+_MENDED = (3, 51, 3)
+_BACKPORTED = ((3, 44, 6), (3, 50, 7))
+"""The first releases, and those of older branches, without the WAL-reset fault (sqlite.org/wal.html#walresetbug)."""
+
+
+def soundness_of(connection: Connection) -> Soundness:
+    """Of the library that this process uses, and the file."""
+    file = next(str(path) for _, name, path in connection.execute(text("pragma database_list")) if name == "main")
+    # Asked over a connection that takes the file for one that nobody changes, `pragma journal_mode` says `delete`.
+    with Path(file).open("rb") as opened:
+        is_wal = opened.read(20)[18:] == b"\x02\x02"
+    return judged(str(connection.scalar(text("select sqlite_version()"))), is_wal=is_wal)
+
+
+def judged(version: str, *, is_wal: bool) -> Soundness:
+    """Of a version, and whether the file is in the mode that eventjet puts it into. PURE."""
+    numbers = numbers_of(version)
+    weaknesses: list[Weakness] = []
+    if numbers < OLDEST:
+        remedy = f"Use a Python whose sqlite3 is {'.'.join(map(str, OLDEST))} or newer."
+        weaknesses.append(Weakness(f"SQLite {version} is too old", "eventjet cannot use it", remedy, is_fault=True))
+    elif numbers < _MENDED and not any(one[:2] == numbers[:2] and one <= numbers for one in _BACKPORTED):
+        weaknesses.append(
+            Weakness(
+                f"SQLite {version} has the WAL-reset fault",
+                "in rare coincidences of two checkpoints and a commit the file loses that commit, or breaks",
+                "Use a Python whose sqlite3 is 3.51.3 or newer, or PostgreSQL where several workers write.",
+                is_rare=True,
+            )
+        )
+    if not is_wal:
+        weaknesses.append(
+            Weakness(
+                "its journal mode is not `wal`",
+                "readers and workers lock each other out",
+                "Start `eventjet worker`, which switches it. A file system that does not allow that will not do.",
+            )
+        )
+    return Soundness(f"SQLite {version}", tuple(weaknesses))
+
+
+_PARKED = f"{INSERT} values (?, ?, {', '.join('?' for _ in COLUMNS)}, {CLOCK}) {REPLACE}"
+_FREED = "delete from eventjet_quarantine where projection = ? and revision = ? and position = ?"
+_RESOLVED = (
+    f"update eventjet_quarantine set resolution = ?, resolved_at = {CLOCK} "  # noqa: S608 - of constants
+    "where projection = ? and revision = ? and position = ?"
+)
+
+
+class SqliteStatements:
+    """For one table and its checkpoint."""
+
+    def __init__(self, table: Table, codec: RowCodec, key_dumps: Sequence[Convert | None]) -> None:
+        names = Names(table, sqlite_dialect())
+        marks = ", ".join("?" for _ in table.columns)
+        self._codec = codec
+        self._key_dumps = key_dumps
+        self._alone = len(names.key) == 1
+        parts = ["k.value"] if self._alone else [f"k.value ->> {index}" for index in range(len(names.key))]
+        same = " and ".join(f"t.{names.quoted(column)} = {part}" for column, part in zip(names.key, parts, strict=True))
+        equal = " and ".join(f"{names.quoted(column)} = ?" for column in names.key)
+        self._advance = ADVANCE.format("?", CLOCK)
+        self._insert = f"insert into {names.table} ({names.all()}) values ({marks})"  # noqa: S608 - declared names
+        self._upsert = self._insert + names.on_conflict()
+        # A cross join keeps the order: each key is looked up in the index.
+        self._read = f"select {names.all('t.')} from json_each(?) k cross join {names.table} t on {same}"  # noqa: S608 - declared names
+        self._delete = f"delete from {names.table} where {equal}"  # noqa: S608 - declared names
+
+    def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
+        dumped = self._dumped(keys)
+        wanted = json.dumps([key[0] for key in dumped] if self._alone else dumped)
+        try:
+            return by_key(self._codec, connection.exec_driver_sql(self._read, (wanted,)))
+        except DBAPIError as error:
+            if not is_of_driver(error):
+                raise
+        # Once more, so that the row is named whose value the driver has nothing for.
+        load_all(connection)
+        return by_key(self._codec, connection.exec_driver_sql(self._read, (wanted,)))
+
+    def render(self, changes: Changes) -> Rendered:
+        dump = self._codec.dump
+        return [dump(row) for row in changes.kept], [dump(row) for row in changes.made], self._dumped(changes.gone)
+
+    def write(self, connection: Connection, advance: Advance, changes: Changes) -> bool:
+        if connection.exec_driver_sql(self._advance, advance).rowcount != 1:
+            return False
+        rendered = [self.render(changes), *changes.rendered]
+        for statement, which in ((self._delete, 2), (self._insert, 1), (self._upsert, 0)):
+            rows: list[Key] = [row for one in rendered for row in one[which]]
+            if rows:
+                connection.exec_driver_sql(statement, rows)
+        if changes.quarantine is not None:
+            write_quarantine(connection, advance[3], advance[4], changes.quarantine)
+        return True
+
+    def _dumped(self, keys: Sequence[Key]) -> list[Key]:
+        if not any(self._key_dumps):
+            return list(keys)
+        dumps = self._key_dumps
+        return [
+            tuple([part if dump is None else dump(part) for dump, part in zip(dumps, key, strict=True)]) for key in keys
+        ]
+
+
+def is_of_driver(error: DBAPIError) -> bool:
+    """Whether sqlite3 refused a text that the file has."""
+    return "Could not decode to UTF-8" in str(error.orig)
+
+
+def load_all(connection: Connection) -> None:
+    """From here on a text that is none comes as its bytes, and is no error of the driver's."""
+    driver: Any = connection.connection.driver_connection
+    driver.text_factory = _text
+
+
+def _text(data: bytes) -> str | bytes:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return data
+
+
+def write_quarantine(connection: Connection, name: str, revision: int, changes: QuarantineChanges) -> None:
+    """What a batch does to the quarantine."""
+    for statement, rows in (
+        (_PARKED, [(name, revision, *astuple(one)) for one in changes.parked]),
+        (_FREED, [(name, revision, position) for position in changes.freed]),
+        (_RESOLVED, [(resolution, name, revision, position) for position, resolution in changes.resolved]),
+    ):
+        if rows:
+            connection.exec_driver_sql(statement, rows)

@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from sqlalchemy import Connection, Engine, event
-from sqlalchemy.dialects.sqlite.aiosqlite import AsyncAdapt_aiosqlite_connection
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import OperationalError
 
 from eventjet.file_locks import try_lock
-from eventjet.sql.sqlite_hops import OneHopConnection
 
 BUSY_TIMEOUT_S = 15.0
 """How long a writer waits for another one; it polls, so a busy worker makes it wait for several batches."""
@@ -124,8 +122,6 @@ def prepare(engine: Engine) -> None:
 
 def prepare_for_handlers(connection: Any, _record: Any) -> None:
     """A listener, for connections on which an application's own statements run."""
-    if isinstance(connection, AsyncAdapt_aiosqlite_connection):
-        connection.__class__ = OneHopConnection
     cursor = connection.cursor()
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()

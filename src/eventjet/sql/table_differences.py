@@ -16,9 +16,8 @@ from sqlalchemy import types as sa
 from sqlalchemy.exc import NoSuchTableError
 
 from eventjet.projections.columns import element, stored
-from eventjet.sql.column_fit import Fit, spoken
-from eventjet.sql.dialect import dialect_of, qualified
-from eventjet.sql.postgres_columns import missing_labels
+from eventjet.sql.dialect import Fit, dialect_of, qualified, spoken
+from eventjet.sql.postgres import missing_labels
 
 _CHANGES = "values may be rounded, cut or refused, or come back as others"
 

@@ -21,15 +21,15 @@ from eventjet.jetstream.client import Client
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.observability.metrics import Meter
+from eventjet.projections.fold import BlockedAggregates
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.quarantine.fold import BlockedAggregates
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.locations import located
-from eventjet.sql.postgres import look_first_in
-from eventjet.writers.driver import driver_of, is_over
+from eventjet.sql.postgres_connections import look_first_in
 from eventjet.writers.fold_writer import FoldWriter
+from eventjet.writers.sql_writer import driver_of, is_over
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar
 
-from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.codec.subjects import cursor_name, declared_name
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRY
 from eventjet.domain.reactor import Start, partition_of
@@ -21,8 +21,8 @@ from eventjet.errors import CursorFenced, EventjetError, LogUnusable, StreamMiss
 from eventjet.jetstream.api import delete_consumer, message_at, stream_info
 from eventjet.jetstream.client import Client
 from eventjet.log.store import EventStore
-from eventjet.quarantine.fold import is_of
-from eventjet.quarantine.rows import Listed, Shown, VerdictOutcome
+from eventjet.projections.fold import is_of
+from eventjet.sql.quarantine import Listed, Shown, VerdictOutcome
 from eventjet.subscriptions.cursor import PAUSED, Cursor
 from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, FoundCursor, ParkedEntry
 from eventjet.subscriptions.declarations import Declaration, missing_stream

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, cast
 
 import orjson
 
-from eventjet.codec.envelope import EXPECTED, RawRecord, header_block, mark_batch
+from eventjet.codec.headers import EXPECTED, RawRecord, header_block, mark_batch
 from eventjet.codec.subjects import cursor_bucket, declared_name
 from eventjet.domain.identity import encode_id
 from eventjet.domain.parked import BLOCKING, AggregateKey, Parked

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from eventjet.calls import exceptions_only
-from eventjet.codec.arguments import arguments_of
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.cloud_events import IncomingDecoder
+from eventjet.codec.commands import arguments_of
 from eventjet.codec.subjects import cursor_name, declared_name, is_name, probes
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.inbox import Inbox

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, cast
 
 from eventjet.codec.cloud_events import IncomingDecoder
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.commands.repositories import Repositories
 from eventjet.domain.inbox import Inbox
 from eventjet.errors import LogRolledBack, StoreError, StreamMissing, UnexpectedExit
@@ -14,7 +14,7 @@ from eventjet.jetstream.api import message_at, stream_info
 from eventjet.jetstream.client import Client
 from eventjet.log.earlier import EarlierRecords
 from eventjet.log.stream_check import check_running, check_whole_log, learn_voids, pause_of
-from eventjet.quarantine.fold import Offered, Offering, Reader, aggregate_key_of
+from eventjet.projections.fold import Offered, Offering, Reader, aggregate_key_of
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.declarations import Declaration, filters_of, missing_stream
 

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar
 from eventjet import failpoints
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.cloud_events import message_of
-from eventjet.codec.imported import is_imported
+from eventjet.codec.headers import is_imported
 from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_of
 from eventjet.commands.decisions import recorded_events
@@ -36,7 +36,7 @@ from eventjet.log.public_stream import PublicStream
 from eventjet.log.timers import Due, JetStreamTimers
 from eventjet.observability import logs, spans, tracing
 from eventjet.projections.app_ref import Application
-from eventjet.quarantine.fold import aggregate_key_of
+from eventjet.projections.fold import aggregate_key_of
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.declarations import Declaration, opened_deps
 from eventjet.subscriptions.event_source import Feed

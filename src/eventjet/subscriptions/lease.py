@@ -21,12 +21,12 @@ from eventjet import failpoints
 from eventjet.errors import CheckpointFenced, PromotionRefused, TableOccupied
 from eventjet.observability import logs
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql import checkpoint, locations, table_identity
+from eventjet.sql import checkpoint, locations
 from eventjet.sql.checkpoint import Checkpoint, revisions
 from eventjet.sql.dialect import dialect_of
-from eventjet.sql.exchange import NotNow
 from eventjet.sql.locations import holders, located_tables
-from eventjet.sql.promotion import TAIL_MAX, TAIL_S, Promoted, attempt, freeze, lag
+from eventjet.sql.revisions import TAIL_MAX, TAIL_S, Promoted, attempt, freeze, lag
+from eventjet.sql.table_moves import NotNow
 from eventjet.subscriptions.context import P, Session, T, WorkerContext
 from eventjet.subscriptions.retry import pause
 
@@ -144,7 +144,7 @@ class Lease:
             now = checkpoint.read(connection, self.held.name, self.held.revision)
             if now is None or now.epoch != self.held.epoch:
                 raise self._fenced()
-            table_identity.check(connection, now)
+            locations.check_identity(connection, now)
 
         await self._session.read(check)
 
@@ -159,14 +159,14 @@ class Lease:
         """Remember whose it is, the log, and which tables are made from it."""
 
         def change(connection: Connection, held: Checkpoint) -> bool:
-            known = table_identity.identities(connection, held.tables, held.location)
+            known = locations.identities(connection, held.tables, held.location)
             return checkpoint.adopt(connection, held, self._resolved.app, log, known)
 
         await self._change(change)
 
     async def are_tables_noted(self) -> bool:
         """Whether the checkpoint knows which tables it is true for: after a restore from a dump it does not."""
-        return await self._session.read(table_identity.are_noted, self.held)
+        return await self._session.read(locations.are_noted, self.held)
 
     async def stand_back(self) -> None:
         await self._change(checkpoint.stand_back)

@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import unquote
 
 from eventjet import failpoints
-from eventjet.codec.envelope import recorded_at
+from eventjet.codec.headers import recorded_at
 from eventjet.commands.decisions import Decided, Planned, recorded, retried
 from eventjet.commands.repositories import Repositories
 from eventjet.commands.repository import Repository

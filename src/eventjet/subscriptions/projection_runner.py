@@ -38,9 +38,9 @@ from eventjet.errors import (
 )
 from eventjet.log.stream_check import check_running, check_whole_log, learn_voids, pause_of
 from eventjet.observability import logs, tracing
+from eventjet.projections.fold import BlockedAggregates, Offered, is_newer
+from eventjet.projections.fold import reader as reader_of
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.quarantine.fold import BlockedAggregates, Offered, is_newer
-from eventjet.quarantine.fold import reader as reader_of
 from eventjet.sql import locations
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, DECLARED, FAILED, Checkpoint
 from eventjet.sql.dialect import is_about_data
@@ -50,8 +50,7 @@ from eventjet.subscriptions.quarantine_retry import carry_out_retries, load_bloc
 from eventjet.subscriptions.reader import EventReader, Source
 from eventjet.subscriptions.retry import Pace, end, now_told, renewing, run_terms, waiting_since
 from eventjet.writers.batch import Batch, Parts
-from eventjet.writers.batch_fold import Prepared
-from eventjet.writers.fold_writer import FoldWriter
+from eventjet.writers.fold_writer import FoldWriter, Prepared
 from eventjet.writers.sql_writer import SqlWriter
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from sqlalchemy.exc import DBAPIError
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.domain.parked import PARKED, RETRIED, RETRY, AggregateKey, Parked
 from eventjet.errors import HistoryBroken, StillHeld
 from eventjet.jetstream.api import message_at
@@ -20,17 +20,17 @@ from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.earlier import EarlierRecords
 from eventjet.log.stream_check import check_same_log
 from eventjet.observability import logs
+from eventjet.projections.fold import BlockedAggregates, Offered, Offering
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.quarantine import rows
-from eventjet.quarantine.fold import BlockedAggregates, Offered, Offering
-from eventjet.quarantine.rows import WaitingEvent
+from eventjet.sql import quarantine
+from eventjet.sql.quarantine import WaitingEvent
 from eventjet.sql.statements import QuarantineChanges
 from eventjet.subscriptions.context import Session, WorkerContext
 from eventjet.subscriptions.lease import Lease
 from eventjet.subscriptions.retry import renewing
 from eventjet.writers.batch import Batch, Parts
-from eventjet.writers.batch_fold import Prepared, changes_of
+from eventjet.writers.fold_writer import Prepared, changes_of
 
 _log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _BYTES_MAX = 16 * 1024 * 1024
 
 async def load_blocked(session: Session, resolved: AnyResolved) -> BlockedAggregates:
     """The aggregates whose events wait; raises `StillHeld`."""
-    blocked = await session.read(rows.blocked_aggregates, resolved.name, resolved.revision)
+    blocked = await session.read(quarantine.blocked_aggregates, resolved.name, resolved.revision)
     if blocked and not resolved.quarantines:
         raise StillHeld(resolved, len(blocked))
     return BlockedAggregates(blocked)
@@ -92,7 +92,9 @@ class _Retries:
 
     async def waiting(self) -> list[WaitingEvent]:
         """What is next, and one more."""
-        return await self._session.read(rows.to_retry, self._resolved.name, self._resolved.revision, self._size + 1)
+        return await self._session.read(
+            quarantine.to_retry, self._resolved.name, self._resolved.revision, self._size + 1
+        )
 
     def _unmoved(self, offers: Sequence[Any] = ()) -> Batch:
         """A batch that leaves the checkpoint where it is."""

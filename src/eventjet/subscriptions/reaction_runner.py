@@ -18,8 +18,7 @@ from typing import Any, Protocol, TypeAlias, cast
 
 from eventjet import failpoints
 from eventjet.calls import called
-from eventjet.codec.envelope import RawRecord
-from eventjet.codec.imported import is_imported
+from eventjet.codec.headers import RawRecord, is_imported
 from eventjet.codec.reasons import reason_of
 from eventjet.commands.repositories import Repositories
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRIED, AggregateKey, Parked
@@ -45,7 +44,7 @@ from eventjet.log.timers import Due
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.observability.metrics import FollowerMeter
-from eventjet.quarantine.fold import Offered, Reader, blocked_by, is_of, parked_for
+from eventjet.projections.fold import Offered, Reader, blocked_by, is_of, parked_for
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor, OwnerWatch
 from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, HeldCursor, ParkedEntry, parked_now

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import (
     CodecError,
@@ -23,7 +23,7 @@ from eventjet.jetstream.consumer import DurablePull
 from eventjet.log.earlier import EarlierRecords
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
-from eventjet.quarantine.fold import Reader
+from eventjet.projections.fold import Reader
 from eventjet.writers.batch import Batch
 
 BYTES_MAX = 16 * 1024 * 1024

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from eventjet.codec.envelope import RawRecord
+from eventjet.codec.headers import RawRecord
 from eventjet.codec.subjects import cursor_bucket
 from eventjet.domain.parked import PARKED, RETRY
 from eventjet.errors import (
@@ -36,13 +36,13 @@ from eventjet.log.topology import cursors_config, timer_config
 from eventjet.log.topology import standstill as standstill_of
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application
-from eventjet.quarantine.rows import parked_counts
 from eventjet.settings import Settings
 from eventjet.shown import cut
-from eventjet.sql import checkpoint, table_identity
+from eventjet.sql import checkpoint, locations
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, Checkpoint
 from eventjet.sql.database import COMMAND, READ_ONLY, Database
 from eventjet.sql.dialect import dialect_of
+from eventjet.sql.quarantine import parked_counts
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import PROCESS, Cursor
 from eventjet.subscriptions.cursor_store import ParkedEntry, values_among
@@ -583,7 +583,7 @@ def _judged(connection: Connection, held: Checkpoint) -> Checkpoint:
         return held
     try:
         with connection.begin_nested():
-            table_identity.check(connection, held)
+            locations.check_identity(connection, held)
     except TableLost as error:
         return replace(held, state=FAILED, reason=str(error))
     except DBAPIError as error:

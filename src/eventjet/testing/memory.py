@@ -11,14 +11,14 @@ from pathlib import Path
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from eventjet.codec.envelope import MSG_ID, header
+from eventjet.codec.headers import MSG_ID, header
 from eventjet.commands.repositories import Repositories
 from eventjet.jet import Jet
 from eventjet.log.memory import MemoryStore
 from eventjet.observability import tracing
 from eventjet.projections.app_ref import Application
+from eventjet.projections.fold import reader
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.quarantine.fold import reader
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint
 from eventjet.sql.database import Database

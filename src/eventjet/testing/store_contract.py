@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from eventjet.codec.catalog import EncodedEvent
-from eventjet.codec.envelope import EXPECTED, MSG_ID, SCHEMA, TYPE, VERSION, header
+from eventjet.codec.headers import EXPECTED, MSG_ID, SCHEMA, TYPE, VERSION, header
 from eventjet.domain.identity import new_event_id
 from eventjet.errors import ConcurrencyConflict, Refused
 from eventjet.log.store import Append, EventStore, NewEvent

@@ -11,7 +11,7 @@ from sqlalchemy.exc import DBAPIError
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import HandlerFailed
-from eventjet.quarantine.fold import Offered
+from eventjet.projections.fold import Offered
 from eventjet.sql.dialect import is_about_data
 
 

@@ -6,14 +6,17 @@ short the lease is. The session's limits bound how long a worker that is stopped
 
 from __future__ import annotations
 
+import logging
 import re
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any
+from itertools import groupby
+from typing import Any, TypeAlias, cast
 
-from sqlalchemy import DDL, Connection, Table, TextClause, event
+import psycopg
+from psycopg.pq import TransactionStatus
+from sqlalchemy import DDL, Column, Connection, String, Table, TextClause, event
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import UpdateBase
@@ -23,15 +26,14 @@ from eventjet.calls import is_cancelled
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CheckpointFenced, HandlerFailed, TransactionEnded, UnexpectedExit
-from eventjet.projections.sql_projection import ResolvedSql
+from eventjet.observability import logs
+from eventjet.projections.sql_projection import ResolvedHandler, ResolvedSql
 from eventjet.sql.checkpoint import Checkpoint, advance, renew
-from eventjet.sql.dialect import dialect_named, is_transient
+from eventjet.sql.dialect import dialect_named, is_transient, listed
 from eventjet.writers.batch import Batch
-from eventjet.writers.driver import driver_of, is_over, is_spoilt
 from eventjet.writers.fold_writer import fenced
-from eventjet.writers.gathering import KNOWN_MAX, Gathered, GatheringConnection, RunAgain
-from eventjet.writers.too_long import overlong
 
+_log = logging.getLogger(__name__)
 _ENDS = re.compile(
     r"^\s*(begin|start\s+transaction|savepoint|release|commit|end|abort|rollback|prepare\s+transaction)\b"
     r"|;\s*(commit|abort|rollback)\b",
@@ -49,27 +51,31 @@ _CUT = (
 )
 
 
-_TRIES = 20
-"""How often the handlers of a batch run again, at most, before their statements are executed one by one."""
+_MARK = "savepoint eventjet_batch"
+_UNDO = "rollback to savepoint eventjet_batch"
 
 
-@dataclass(frozen=True, slots=True)
-class Hands:
-    """What handlers of one connection are given, and what stands behind it."""
+class _CallFailed(Exception):
+    """A handler of several events failed: nobody knows yet for which of them."""
 
-    connection: GatheringConnection
-    gathered: Gathered
+    def __init__(self, handler: ResolvedHandler, reason: str) -> None:
+        super().__init__(reason)
+        self.handler = handler
+        self.reason = reason
 
 
 class SqlWriter:
-    """Writes the batches of one projection to wherever the connection finds its tables."""
+    """Writes the batches of one projection to wherever the connection finds its tables.
+
+    Handlers run in the order of the log. One that takes a sequence is given each run of its events: those that follow
+    one another with no event of another handler between them. If such a call fails, the batch is undone and its events
+    are given one by one, which names the event at fault.
+    """
 
     def __init__(self, resolved: ResolvedSql, *, lease_s: float) -> None:
         self._resolved = resolved
         self._lease_s = lease_s
-        self._asked: set[str] = set()
-        self._guard = Guard(resolved, self._asked)
-        self._held: Hands | None = None
+        self._guard = Guard(resolved)
 
     async def write(self, connection: AsyncConnection, held: Checkpoint, batch: Batch) -> None:
         """Advance and run the handlers within the caller's transaction, which must be rolled back on any error.
@@ -83,7 +89,8 @@ class SqlWriter:
         began = time.monotonic()
         await connection.run_sync(self._advance, held, batch)
         if batch.events:
-            await self._handle(await self._hands(connection), batch.events)
+            self._guard.attach(connection)
+            await self._handle(connection, batch.events)
             if time.monotonic() - began > self._lease_s / 3:
                 await connection.run_sync(renew, held, self._lease_s)
         failpoints.reach("worker.rows_written")
@@ -92,65 +99,57 @@ class SqlWriter:
         if not advance(connection, held, batch.after, batch.last, batch.event_id, self._lease_s):
             raise fenced(connection, held, batch)
 
-    async def _hands(self, connection: AsyncConnection) -> Hands:
-        """The same ones for as long as the connection is the same."""
-        hands = self._held
-        if hands is None or hands.gathered.sync is not connection.sync_connection:
-            self._guard.attach(connection)
-            gathered = Gathered(connection, self._asked, self._guard.allows_later)
-            hands = self._held = Hands(GatheringConnection(connection, gathered), gathered)
-        hands.gathered.driver = await driver_of(connection)
-        return hands
+    async def _handle(self, connection: AsyncConnection, events: Sequence[Recorded[Any]]) -> None:
+        driver = await driver_of(connection)
+        calls = self._calls(events)
+        if len(calls) == len(events):
+            for handler, given in calls:
+                await self._call(connection, driver, handler, given)
+            return
+        await connection.exec_driver_sql(_MARK)
+        try:
+            for handler, given in calls:
+                await self._call(connection, driver, handler, given)
+        except _CallFailed as failed:
+            logs.EVENT_BY_EVENT.tell(
+                _log, name=self._resolved.name, handler=failed.handler.name, count=len(events), reason=failed.reason
+            )
+            await _undo(connection)
+            for event in events:
+                await self._call(connection, driver, self._resolved.handlers[type(event.data)], (event,))
 
-    async def _handle(self, hands: Hands, events: Sequence[Recorded[Any]]) -> None:
-        """Run the handlers: their statements together as long as that will do, and then one by one."""
-        gathered = hands.gathered
+    def _calls(self, events: Sequence[Recorded[Any]]) -> list[tuple[ResolvedHandler, Sequence[Recorded[Any]]]]:
+        """Each call of a batch: the handler and the events it is given."""
         handlers = self._resolved.handlers
-        for tries_left in range(_TRIES, -1, -1):
-            gathered.begin(together=tries_left > 0 and not gathered.was_refused)
-            try:
-                for event in events:
-                    await self._take(hands, handlers[type(event.data)], event)
-                    if gathered.is_due:
-                        await gathered.send()
-                await gathered.send()
-                break
-            except RunAgain:
-                await gathered.undo()
-            finally:
-                gathered.end()
+        calls: list[tuple[ResolvedHandler, Sequence[Recorded[Any]]]] = []
+        for handler, group in groupby(events, lambda event: handlers[type(event.data)]):
+            run = tuple(group)
+            calls += [(handler, run)] if handler.takes_many else [(handler, (event,)) for event in run]
+        return calls
 
-    async def _take(self, hands: Hands, handler: Any, event: Recorded[Any]) -> None:
-        """One event; whatever its handler raises, or leaves behind, names it."""
-        connection, gathered = hands.connection, hands.gathered
-        name = str(getattr(handler, "__qualname__", handler))
+    async def _call(
+        self, connection: AsyncConnection, driver: Any, handler: ResolvedHandler, events: Sequence[Recorded[Any]]
+    ) -> None:
+        """Call a handler; whatever it raises, or leaves behind, is told with its event."""
         guard = self._guard
         error: BaseException | None = None
         reason: str | None = None
         try:
-            with guard.handling(name):
-                await handler(event, connection)
+            with guard.handling(handler.name):
+                await handler.function(events if handler.takes_many else events[0], connection)
         except BaseException as raised:
             if is_cancelled(raised):
                 raise
             error = UnexpectedExit.instead_of(raised)
-        fault = guard.refusal or guard.fault or gathered.fault
-        if fault is None and (gathered.was_cut or connection.invalidated):
-            with suppress(SQLAlchemyError):
-                await connection.invalidate()
-            raise self._failed(event, _CUT) from error
-        if gathered.must_run_again and guard.refusal is None:
-            if is_over(gathered.driver):
-                raise TransactionEnded(self._resolved.name, event.position, name) from error
-            raise RunAgain from error
+        fault = guard.refusal or guard.fault
+        if fault is None and connection.invalidated:
+            raise self._failed(events[0], _CUT) from error
         error = fault or error
         if error is not None:
-            if guard.refusal is None and not (isinstance(error, DBAPIError) and is_transient(error)):
-                await self._send_before(gathered, error)
             reason = reason_of(error, private=self._resolved.is_private) + guard.more_of(error)
-        elif is_over(gathered.driver):
-            raise TransactionEnded(self._resolved.name, event.position, name)
-        elif is_spoilt(gathered.driver):
+        elif is_over(driver):
+            raise TransactionEnded(self._resolved.name, events[0].position, handler.name)
+        elif is_spoilt(driver):
             reason = _WENT_ON
         elif connection.in_nested_transaction():
             reason = "it left a savepoint open; use `async with connection.begin_nested()`"
@@ -162,18 +161,19 @@ class SqlWriter:
                 await connection.invalidate()
         elif isinstance(error, DBAPIError) and is_transient(error):
             raise error
-        raise self._failed(event, reason) from error
+        elif len(events) > 1 and not is_over(driver):
+            raise _CallFailed(handler, reason) from error
+        raise self._failed(events[0], reason) from error
 
     def _failed(self, event: Recorded[Any], reason: str) -> HandlerFailed:
         return HandlerFailed(self._resolved.name, event.position, event.aggregate_id, reason)
 
-    async def _send_before(self, gathered: Gathered, error: BaseException) -> None:
-        """Whether an earlier event has failed before the one that raised this error is known when all is sent."""
-        if not is_over(gathered.driver) and not is_spoilt(gathered.driver):
-            try:
-                await gathered.send()
-            except RunAgain as earlier:
-                raise earlier from error
+
+async def _undo(connection: AsyncConnection) -> None:
+    """Undo what the handlers of a batch have done, savepoints that they left open included."""
+    while (nested := connection.get_nested_transaction()) is not None:
+        await nested.rollback()
+    await connection.exec_driver_sql(_UNDO)
 
 
 class NotAllowed(Exception):
@@ -187,9 +187,7 @@ class Guard:
     that the handler met is told as such, whatever the handler made of it.
     """
 
-    def __init__(self, resolved: ResolvedSql, failing: set[str]) -> None:
-        """`failing` is told the statements that failed within a handler."""
-        self._failing = failing
+    def __init__(self, resolved: ResolvedSql) -> None:
         self._tables = resolved.tables
         self._declared = {table.name for table in resolved.tables}
         self._connection: Connection | None = None
@@ -240,10 +238,6 @@ class Guard:
         table = getattr(statement, "table", None) if isinstance(statement, UpdateBase) else None
         return not isinstance(table, Table) or (table.schema is None and table.name in self._declared)
 
-    def allows_later(self, statement: Any) -> bool:
-        """Whether a statement may be executed later: not after a refusal, which has the batch rolled back."""
-        return self.refusal is None and self.allows(statement)
-
     def _check_table(self, _connection: Any, statement: Any, *_: Any) -> None:
         if not self.allows(statement):
             self._refuse(f"write to {statement.table.fullname!r}, which is not among the projection's tables")
@@ -262,8 +256,6 @@ class Guard:
         if is_transient(error):
             self.fault = self.fault or error
             return
-        if len(self._failing) < KNOWN_MAX:
-            self._failing.add(str(context.statement))  # sent with others it would fail where nobody expects it
         if dialect_named(context.dialect.name).is_too_long(error):
             running = context.execution_context
             compiled = getattr(running, "compiled", None)
@@ -275,3 +267,59 @@ def _is_by_hand(context: Any) -> bool:
     """Whether the statement's text is the application's own; SQLAlchemy's, for `begin_nested`, may be a savepoint."""
     compiled = getattr(context, "compiled", None)
     return compiled is None or isinstance(compiled.statement, TextClause | DDL)
+
+
+async def driver_of(connection: AsyncConnection) -> Any:
+    return (await connection.get_raw_connection()).driver_connection
+
+
+def is_over(driver: Any) -> bool:
+    """Whether no transaction is open, so that whatever is executed would stay."""
+    if isinstance(driver, psycopg.AsyncConnection):
+        return driver.info.transaction_status == TransactionStatus.IDLE
+    return not driver.in_transaction
+
+
+def is_spoilt(driver: Any) -> bool:
+    """Whether nothing but a rollback is possible: PostgreSQL would answer a commit with one, and say nothing."""
+    return isinstance(driver, psycopg.AsyncConnection) and driver.info.transaction_status == TransactionStatus.INERROR
+
+
+_OF_MANY = re.compile(r"_m[0-9]+$")
+"""What SQLAlchemy adds to a column's name where one statement has the values of several rows."""
+
+Limited: TypeAlias = tuple[str, str, int]
+"""(the column's key, its name with that of its table, the characters it holds)."""
+
+
+def overlong(compiled: Any, parameters: Any, declared: Sequence[Table]) -> str:
+    """What was too long, in words and without the text: of `compiled`, or of text by hand when that is None.
+
+    `parameters` is one mapping, or one for each row. Where SQL computes the value, all columns are told that it may be.
+    """
+    several = cast("Sequence[Any]", parameters if isinstance(parameters, list | tuple) else [parameters])
+    rows = [cast("Mapping[str, Any]", one) for one in several if isinstance(one, Mapping)]
+    texts = [(name, len(value)) for row in rows for name, value in row.items() if isinstance(value, str)]
+    statement = getattr(compiled, "statement", None)
+    target: Any = statement.table if isinstance(statement, UpdateBase) else None
+    if isinstance(target, Table):
+        limits = _limits([cast("Table", target)])
+        for name, length in texts:
+            for key, column, limit in limits:
+                if _OF_MANY.sub("", name) == key and length > limit:
+                    return f"{column} holds {limit} characters, and {length} were given"
+    else:
+        limits = _limits(declared)
+    known = listed([f"{column} holds {limit}" for _, column, limit in limits]) or "none is known"
+    name, length = max(texts, key=lambda one: one[1], default=("", 0))
+    given = f"; the longest text given is {name!r} with {length}" if name else ""
+    return f"of the columns limited in characters {known}{given}"
+
+
+def _limits(tables: Sequence[Table]) -> list[Limited]:
+    columns: list[Column[Any]] = [column for table in tables for column in table.columns]
+    return [
+        (column.key, f"{column.table.name}.{column.name}", column.type.length)
+        for column in columns
+        if isinstance(column.type, String) and column.type.length is not None
+    ]

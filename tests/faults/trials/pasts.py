@@ -19,7 +19,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from eventjet.codec.decoder import Decoder
+from eventjet.codec.records import Decoder
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ComponentFailed, EventjetError
 from eventjet.jetstream.api import stream_info, update_stream

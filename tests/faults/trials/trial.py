@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eventjet.codec.decoder import Decoder
+from eventjet.codec.records import Decoder
 from eventjet.errors import EventjetError
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import ask_once

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from eventjet.codec.decoder import Decoder
-from eventjet.codec.envelope import SAVE, RawRecord, header, save_of
+from eventjet.codec.headers import SAVE, RawRecord, header, save_of
+from eventjet.codec.records import Decoder
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import ApiRefused
 from eventjet.jetstream.api import stream_info

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from eventjet.codec.decoder import Decoder
+from eventjet.codec.records import Decoder
 from eventjet.commands.repositories import Repositories
 from eventjet.domain.parked import BLOCKED
 from eventjet.domain.recorded import Recorded

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
-from eventjet.codec.envelope import MSG_ID, RawRecord, header
+from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.errors import (
     ConcurrencyConflict,
     ConnectionLost,
@@ -20,7 +20,7 @@ from eventjet.errors import (
 from eventjet.log.earlier import EarlierRecords
 from eventjet.log.memory import MemoryStore
 from eventjet.log.store import Append, LogState, check_save
-from eventjet.quarantine.fold import Reader
+from eventjet.projections.fold import Reader
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.event_source import LogFeed
 from eventjet.subscriptions.reader import Source

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
-from eventjet.codec.envelope import MSG_ID, header
+from eventjet.codec.headers import MSG_ID, header
 from eventjet.errors import EventjetError
 from eventjet.subscriptions import cursor_control
 from eventjet.subscriptions.cursor import PAUSED, Cursor

@@ -10,7 +10,7 @@ from eventjet.commands.repositories import Repositories
 from eventjet.domain.parked import PARKED
 from eventjet.domain.reactor import partition_of
 from eventjet.domain.recorded import Recorded
-from eventjet.quarantine.fold import aggregate_key_of
+from eventjet.projections.fold import aggregate_key_of
 from eventjet.subscriptions.cursor import PAUSED
 from tests.simulation.reactions.app import Happened, Ledger, Noted, Thing, reacting
 from tests.simulation.reactions.books import Broken

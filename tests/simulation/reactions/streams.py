@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import NamedTuple
 
-from eventjet.codec.envelope import EXPECTED, header_block
+from eventjet.codec.headers import EXPECTED, header_block
 from tests.simulation.reactions.loop import VirtualLoop
 
 BASE_NS = 1_767_600_000 * 1_000_000_000

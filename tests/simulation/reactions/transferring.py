@@ -21,7 +21,7 @@ from eventjet.examples.transfer.transfers import (
     Stage,
     Transfer,
 )
-from eventjet.quarantine.fold import aggregate_key_of
+from eventjet.projections.fold import aggregate_key_of
 from eventjet.subscriptions.cursor import PAUSED
 from tests.simulation.reactions.app import transferring
 from tests.simulation.reactions.books import Broken

@@ -10,7 +10,7 @@ from typing import Any
 from eventjet.app import App
 from eventjet.commands.repositories import Repositories
 from eventjet.log.earlier import EarlierRecords
-from eventjet.quarantine.fold import Reader
+from eventjet.projections.fold import Reader
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import declarations_of

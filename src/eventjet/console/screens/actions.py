@@ -1,9 +1,9 @@
-"""Actions: what one will do, asked before it is done; and what was done, by whom and when."""
+"""Actions and jobs: the confirmation of an action, the record of past ones, and running rebuilds and verifications."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,13 +13,15 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from eventjet.console.access import form_of, visitor_of
-from eventjet.console.actions import POSITIONS_MAX, Actions, Wish
-from eventjet.console.live import streams_of
+from eventjet.console.actions import POSITIONS_MAX, ActionRequest, Actions
+from eventjet.console.jobs import KEPT_MAX, RUNNING_MAX
+from eventjet.console.live import stream_of
 from eventjet.console.pages import linker, page, rendered
 from eventjet.console.sources import Seen, Sources
 from eventjet.operations.actions import RecordedAction, recorded, recorded_as
 from eventjet.operations.parked import outcomes_now, parked_events
 from eventjet.operations.quarantines import not_yet, told
+from eventjet.rebuild.choice import CHOICES
 
 _PAGE = 50
 _PAGES_MAX = 10_000
@@ -34,31 +36,33 @@ async def act(request: Request) -> Response:
     if request.method == "POST":
         fields = await form_of(request)
         form = fields.pop("form", "")
-        wish = Wish.of(fields.items())
-        done = await actions.begin(visitor_of(request), wish, form)
-        where = "job" if wish.action in _JOBS else "action"
+        wanted = ActionRequest.of(fields.items())
+        done = await actions.begin(visitor_of(request), wanted, form)
+        where = "job" if wanted.action in _JOBS else "action"
         return RedirectResponse(linker(request)(where, id=done), 303)
     if not visitor_of(request).may_act:
         raise HTTPException(403, "You may look at this console, and not act in it.")
-    wish = Wish.of(request.query_params.multi_items())
+    wanted = ActionRequest.of(request.query_params.multi_items())
     note = ""
-    if wish.action in _VERDICTS and "all" in request.query_params and len(wish.names) == 1:
-        wish, note = await _all_parked(request, wish)
-    action = actions.named(wish)
-    meaning = await action.means(actions.desk, wish)
-    return page(request, "act.html", action=action, wish=wish, meaning=meaning, note=note, form=secrets.token_hex(16))
+    if wanted.action in _VERDICTS and "all" in request.query_params and len(wanted.names) == 1:
+        wanted, note = await _all_parked(request, wanted)
+    action = actions.named(wanted)
+    preview = await action.preview(actions.context, wanted)
+    return page(
+        request, "act.html", action=action, wanted=wanted, preview=preview, note=note, form=secrets.token_hex(16)
+    )
 
 
-async def _all_parked(request: Request, wish: Wish) -> tuple[Wish, str]:
-    """The wish about all that is parked now, as far as one may be."""
+async def _all_parked(request: Request, wanted: ActionRequest) -> tuple[ActionRequest, str]:
+    """The wanted about all that is parked now, as far as one may be."""
     sources: Sources = request.app.state.sources
-    (name,) = wish.names
+    (name,) = wanted.names
     seen = await sources.see("The quarantine", partial(parked_events, sources, name, limit=POSITIONS_MAX))
     if seen.value is None:
         raise HTTPException(503, seen.fault)
     own = [one.position for one in seen.value.events if one.revision == seen.value.revision]
     note = f"These are the first {len(own):,}; others are parked, too." if seen.value.is_cut else ""
-    return replace(wish, positions=tuple(own)), note
+    return replace(wanted, positions=tuple(own)), note
 
 
 async def actions(request: Request) -> Response:
@@ -92,7 +96,7 @@ async def action(request: Request) -> Response:
 
 async def action_live(request: Request) -> Response:
     """Its moving part, while there is something to wait for."""
-    streams = streams_of(request)
+    streams = stream_of(request)
 
     async def parts() -> AsyncGenerator[str]:
         last = ""
@@ -121,7 +125,7 @@ class _Shown:
 
 async def _found(request: Request) -> dict[str, Any]:
     sources: Sources = request.app.state.sources
-    (action_id,) = (Wish.of([("job", request.query_params.get("id", ""))]).job,)
+    (action_id,) = (ActionRequest.of([("job", request.query_params.get("id", ""))]).job,)
     if not action_id:
         raise HTTPException(400, "An action is named by 32 hexadecimal digits.")
 
@@ -155,9 +159,52 @@ def _page_of(request: Request) -> int:
     return int(text)
 
 
-ROUTES: Mapping[str, Mapping[str, Any]] = {
-    "act": {"endpoint": act, "methods": ["GET", "POST"]},
-    "actions": {"endpoint": actions},
-    "action": {"endpoint": action},
-    "action_live": {"endpoint": action_live},
-}
+async def jobs(request: Request) -> Response:
+    """Those of this console, and the form that begins one."""
+    known: Actions = request.app.state.actions
+    chosen = ActionRequest.of(
+        (name, value) for name, value in request.query_params.multi_items() if name == "name"
+    ).names
+    return page(
+        request,
+        "jobs.html",
+        jobs=known.jobs.all(),
+        projections=list(request.app.state.sources.app.projections.values()),
+        chosen=chosen,
+        engines=CHOICES,
+        running_max=RUNNING_MAX,
+        kept_max=KEPT_MAX,
+    )
+
+
+async def job(request: Request) -> Response:
+    """One of them; where this console does not have it any more, what is recorded of it."""
+    job_id, found = _job_of(request)
+    if found is None:
+        return RedirectResponse(linker(request)("action", id=job_id), 303)
+    return page(request, "job.html", job=found)
+
+
+async def job_live(request: Request) -> Response:
+    """Its moving part, once a second."""
+    streams = stream_of(request)
+    _, found = _job_of(request)
+    if found is None:
+        raise HTTPException(404, "This console does not run such a job.")
+
+    async def parts() -> AsyncGenerator[str]:
+        last = ""
+        while await streams.pause(_EVERY_S):
+            now = rendered(request, "job_now.html", job=found)
+            if now != last:
+                yield now
+            last = now
+
+    return streams.response(parts())
+
+
+def _job_of(request: Request) -> tuple[str, Any]:
+    job_id = ActionRequest.of([("job", request.query_params.get("id", ""))]).job
+    if not job_id:
+        raise HTTPException(400, "A job is named by 32 hexadecimal digits.")
+    return job_id, request.app.state.actions.jobs.get(job_id)

@@ -1,25 +1,52 @@
-"""The log: its events page by page, filtered, and its end as it grows."""
+"""The log: its events page by page, filtered, its end as it grows, and one event with its causes and effects."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import AsyncGenerator, Mapping
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
 from eventjet.app import App
-from eventjet.console.live import streams_of
-from eventjet.console.pages import page, rendered
-from eventjet.console.screens.log_tail import Tail, rows_of
-from eventjet.console.sources import OpenLog, Sources
-from eventjet.errors import Refused
-from eventjet.operations.log_pages import ROWS, LogFilter, LogPage, ends_of, names_of, page_before, page_from
+from eventjet.codec.headers import CORRELATION, TRACEPARENT, RawRecord, metadata_of
+from eventjet.console.live import stream_of
+from eventjet.console.pages import page, query_number, rendered
+from eventjet.console.sources import ANSWER_S, OpenLog, Sources
+from eventjet.errors import CodecError, Refused
+from eventjet.jet import Jet
+from eventjet.jetstream.client import Client
+from eventjet.operations.causes import (
+    NEAR,
+    CauseFound,
+    Effects,
+    Node,
+    RowsTouched,
+    cause_of,
+    effects_of,
+    neighbours,
+    rows_touched,
+)
+from eventjet.operations.events import headed, headers_of, logged, shown
+from eventjet.operations.log_pages import (
+    ROWS,
+    LogFilter,
+    LogPage,
+    ends_of,
+    names_of,
+    news_since,
+    page_before,
+    page_from,
+    voids_among,
+)
 from eventjet.shown import cut, cut_values
 
 _EVERY_S = 0.5
@@ -77,7 +104,7 @@ async def log(request: Request) -> Response:
 
 async def log_live(request: Request) -> Response:
     """Its newest events, as they come."""
-    asked, streams = _asked(request), streams_of(request)
+    asked, streams = _asked(request), stream_of(request)
     if not asked.is_live:
         raise HTTPException(400, "Only the end of the log is live. Leave `until` and positions out.")
     sources: Sources = request.app.state.sources
@@ -205,7 +232,161 @@ def _time(name: str, text: str | None) -> datetime | None:
         raise HTTPException(400, f"`{name}` is not {wants}. Write times as 2026-01-31T12:00, in UTC.") from None
 
 
-ROUTES: Mapping[str, Mapping[str, Any]] = {
-    "log": {"endpoint": log},
-    "log_live": {"endpoint": log_live},
-}
+KEPT = 100
+"""Rows of a page that follows the log."""
+_STEP_MAX = 200
+"""Records of one step; where there are more, the newest are shown and the others are told of."""
+
+
+async def rows_of(jet: Jet, client: Client, records: Sequence[RawRecord]) -> list[dict[str, Any]]:
+    """What a page shows of records; never raises for what is in them."""
+    voids = await voids_among(client, jet.name, records)
+    return [shown(jet, record, voids) for record in records]
+
+
+class Tail:
+    """Of one page. Rows are the newest first; `{"passed": (first, last)}` stands for positions that are not shown."""
+
+    def __init__(self, app: str, wanted: LogFilter) -> None:
+        self.rows: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self.next: int | None = None
+        """The first position that was not looked at; None before the first step."""
+        self.begin = 1
+        """Nothing before it is shown."""
+        self._app = app
+        self._wanted = wanted
+
+    async def step(self, jet: Jet, client: Client) -> None:
+        """Take in what is new. Raises `StoreUnavailable` and `Forbidden`, after which it can be tried again."""
+        if self.next is None:
+            first, last = await ends_of(client, self._app)
+            page = await page_before(client, self._app, last + 1, max(first, min(self.begin, last + 1)), self._wanted)
+            self._take(await rows_of(jet, client, page.records))
+            self.next = last + 1
+            return
+        records, left = await news_since(client, self._app, self.next, self._wanted, _STEP_MAX)
+        if left:
+            await self._jump(jet, client, self.next)
+            return
+        if records:
+            following = records[-1][0] + 1
+            taken = [record for record in records if self._wanted.takes(record)]
+            newest = taken[-KEPT:]
+            self._take(await rows_of(jet, client, newest))
+            self.next = following
+
+    async def _jump(self, jet: Jet, client: Client, start: int) -> None:
+        """Go to the newest, past what nobody could read."""
+        _, last = await ends_of(client, self._app)
+        page = await page_before(client, self._app, last + 1, start, self._wanted)
+        rows = await rows_of(jet, client, page.records)
+        if page.start > start:
+            self.rows.appendleft({"passed": (start, page.start - 1)})
+        self._take(rows)
+        self.next = last + 1
+
+    def _take(self, rows: Sequence[dict[str, Any]]) -> None:
+        for row in rows:
+            self.rows.appendleft(row)
+            if row["aggregate"] == "void":
+                told = cast("dict[str, Any]", row["data"]) if isinstance(row["data"], dict) else {}
+                for one in self.rows:
+                    if str(one.get("position")) == row["aggregate_id"]:
+                        one["void"] = str(told.get("reason", ""))
+
+
+_LEVELS_MAX = 12
+"""Of the tree, as deep as it is drawn; what is below is beside its cause."""
+
+
+async def event(request: Request) -> Response:
+    """The page."""
+    position = query_number(request, "position", least=1)
+    after = query_number(request, "after") or 0
+    if position is None:
+        raise HTTPException(400, "Say which event: `position` is its place in the log.")
+    sources: Sources = request.app.state.sources
+    begun = time.monotonic()
+    seen = await sources.see("The server", lambda: _at(sources, position))
+    if seen.fault or seen.value is None:
+        return page(request, "event_none.html", 502, position=position, fault=seen.fault, last=None)
+    log, record, last = seen.value
+    if record is None:
+        return page(request, "event_none.html", 404, position=position, fault="", last=last)
+    left = max(ANSWER_S - (time.monotonic() - begun), 0.2)
+    store = log.repositories.store
+    command_id, metadata = metadata_of(record[3])
+    batch, cause, effects, rows = await asyncio.gather(
+        sources.see("The server", lambda: neighbours(store, record), left),
+        sources.see("The server", lambda: _cause(log, record, metadata.causation), left),
+        sources.see("The server", lambda: effects_of(store, record, after), left),
+        sources.see("The app", lambda: _rows_touched(sources, log, record), left),
+    )
+    told = shown(log.jet, record, log.repositories.catalog.voids)
+    trace = (metadata.traceparent or "").split("-")
+    return page(
+        request,
+        "event.html",
+        event=told | {"logged_at": logged(record)},
+        headers=headers_of(record),
+        command_id=command_id,
+        metadata=metadata,
+        trace=trace[1] if len(trace) >= 4 else "",
+        names=(CORRELATION, TRACEPARENT),
+        last=last,
+        near=NEAR,
+        batch=batch,
+        batch_told=[_line(log, one) for one in batch.value or ()],
+        cause=cause,
+        cause_told=_line(log, cause.value.record) if cause.value is not None and cause.value.record else None,
+        effects=effects,
+        tree=_tree(log, effects.value),
+        rows=rows,
+        correlated=_correlated(sources, metadata.correlation),
+    )
+
+
+async def _at(sources: Sources, position: int) -> tuple[OpenLog, RawRecord | None, int]:
+    log = await sources.log()
+    store = log.repositories.store
+    record, state, _ = await asyncio.gather(store.at(position), store.state(), log.jet.voids())
+    return log, record, state.last
+
+
+async def _cause(log: OpenLog, record: RawRecord, cause: str | None) -> CauseFound | None:
+    return None if not cause else await cause_of(log.repositories.store, record, cause)
+
+
+async def _rows_touched(sources: Sources, log: OpenLog, record: RawRecord) -> list[RowsTouched]:
+    try:
+        recorded = log.jet.decode(record)
+    except CodecError:
+        return []  # the page says why it cannot be read
+    # In a thread: it is the application's code, and pages are served meanwhile.
+    return [] if recorded is None else await asyncio.to_thread(rows_touched, sources.app, recorded)
+
+
+def _line(log: OpenLog, record: RawRecord) -> dict[str, Any]:
+    return headed(record, log.repositories.catalog.voids)
+
+
+def _tree(log: OpenLog, effects: Effects | None) -> list[dict[str, Any]]:
+    def drawn(nodes: Sequence[Node], level: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for node in nodes:
+            inner = drawn(node.effects, level + 1)
+            line = _line(log, node.record)
+            if level < _LEVELS_MAX:
+                found.append(line | {"effects": inner})
+            else:
+                found += [line | {"effects": []}, *inner]
+        return found
+
+    return drawn(effects.nodes, 1) if effects is not None else []
+
+
+def _correlated(sources: Sources, correlation: str | None) -> tuple[str, str] | None:
+    """The process that a conversation is of, where its name says so."""
+    name, _, process_id = (correlation or "").partition(":")
+    known = {info.name for info in sources.app.processes.values()}
+    return (name, process_id) if process_id and name in known else None

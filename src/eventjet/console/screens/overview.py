@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from eventjet.console.live import streams_of
+from eventjet.console.live import stream_of
 from eventjet.console.pages import number, page, rendered
-from eventjet.console.pulse import KEPT_S, Beat, Pulse
+from eventjet.console.status_poller import KEPT_S, PolledStatus, StatusPoller
 from eventjet.operations.standing import TIMERS_MAX, age_s
 from eventjet.shown import duration
 from eventjet.subscriptions.status import PROJECTION, WorkStatus
@@ -48,7 +48,7 @@ async def overview(request: Request) -> Response:
 
 async def overview_live(request: Request) -> Response:
     """Its moving part, whenever something of it is another."""
-    streams = streams_of(request)
+    streams = stream_of(request)
 
     async def parts() -> AsyncGenerator[str]:
         sent = ""
@@ -62,35 +62,35 @@ async def overview_live(request: Request) -> Response:
 
 
 async def _found(request: Request) -> dict[str, Any]:
-    pulse: Pulse = request.app.state.pulse
-    beat = await pulse.beat()
-    revisions = Counter(one.name for one in beat.statuses if one.kind == PROJECTION)
+    poller: StatusPoller = request.app.state.poller
+    polled = await poller.polled()
+    revisions = Counter(one.name for one in polled.statuses if one.kind == PROJECTION)
     rows = [
-        Row(one, f"{one.name} revision {one.revision}" if revisions[one.name] > 1 else one.name, _plot(pulse, one))
-        for one in beat.statuses
+        Row(one, f"{one.name} revision {one.revision}" if revisions[one.name] > 1 else one.name, _plot(poller, one))
+        for one in polled.statuses
     ]
     return {
-        "beat": beat,
+        "polled": polled,
         "models": [row for row in rows if row.status.kind == PROJECTION],
         "followers": [row for row in rows if row.status.kind != PROJECTION],
-        "last_age_s": None if beat.log is None else age_s(beat.log.last_at),
-        "log_faults": _log_faults(beat),
-        "monitored": bool(pulse.monitoring),
+        "last_age_s": None if polled.log is None else age_s(polled.log.last_at),
+        "log_faults": _log_faults(polled),
+        "monitored": bool(poller.monitoring),
         "timers_max": TIMERS_MAX,
         "plot_width": _WIDTH,
         "plot_height": _HEIGHT,
     }
 
 
-def _log_faults(beat: Beat) -> list[str]:
+def _log_faults(polled: PolledStatus) -> list[str]:
     """Each once: one server that is away stops two looks."""
-    if beat.log_fault:
-        return [beat.log_fault]
-    return [beat.following_fault] if beat.following_fault else []
+    if polled.log_fault:
+        return [polled.log_fault]
+    return [polled.following_fault] if polled.following_fault else []
 
 
-def _plot(pulse: Pulse, one: WorkStatus) -> Plot | None:
-    seen = pulse.positions(one.name, one.revision)
+def _plot(poller: StatusPoller, one: WorkStatus) -> Plot | None:
+    seen = poller.positions(one.name, one.revision)
     if len(seen) < 2:
         return None
     every = -(-len(seen) // _POINTS_MAX)
@@ -116,9 +116,3 @@ def _level(value: int, lowest: int, highest: int) -> float:
     """Within the plot; one that stands still is a line at its foot."""
     share = (value - lowest) / (highest - lowest) if highest > lowest else 0.0
     return 1 + (_HEIGHT - 2) * (1 - share)
-
-
-ROUTES: Mapping[str, Mapping[str, Any]] = {
-    "overview": {"endpoint": overview},
-    "overview_live": {"endpoint": overview_live},
-}

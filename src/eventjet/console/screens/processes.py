@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from eventjet.console.asked import text_asked
-from eventjet.console.pages import page
+from eventjet.console.pages import page, query_text
 from eventjet.console.sources import Seen, Sources
 from eventjet.domain.process import ProcessInfo
 from eventjet.errors import Refused
@@ -43,17 +41,17 @@ async def processes(request: Request) -> Response:
     sources: Sources = request.app.state.sources
     infos = list(sources.app.processes.values())
     if not infos:
-        return page(request, "processes.html", infos=[], beat=None, statuses={}, waiting={}, hears={})
+        return page(request, "processes.html", infos=[], polled=None, statuses={}, waiting={}, hears={})
     timed = [info.name for info in infos if info.has_deadlines]
-    beat, *seen = await asyncio.gather(
-        request.app.state.pulse.beat(), *(sources.see("The server", _look(sources, name)) for name in timed)
+    polled, *seen = await asyncio.gather(
+        request.app.state.poller.polled(), *(sources.see("The server", _look(sources, name)) for name in timed)
     )
     return page(
         request,
         "processes.html",
         infos=infos,
-        beat=beat,
-        statuses={one.name: one for one in beat.statuses},
+        polled=polled,
+        statuses={one.name: one for one in polled.statuses},
         waiting=dict(zip(timed, seen, strict=True)),
         hears={info.name: _heard(sources, info) for info in infos},
     )
@@ -62,7 +60,7 @@ async def processes(request: Request) -> Response:
 async def process(request: Request) -> Response:
     """One process."""
     sources: Sources = request.app.state.sources
-    name, process_id = text_asked(request, "name", _NAME_MAX), text_asked(request, "id", 500)
+    name, process_id = query_text(request, "name", _NAME_MAX), query_text(request, "id", 500)
     if all(info.name != name for info in sources.app.processes.values()):
         raise HTTPException(404, f"The app has no process {name!r}.")
     if not process_id:
@@ -107,9 +105,3 @@ def _heard(sources: Sources, info: ProcessInfo) -> list[str]:
     """The wire names of the events that its listeners take."""
     taken = {event for listener in info.listeners for event in listener.events}
     return sorted(one.info.name for one in sources.app.catalog.kinds() if one.event_type in taken)
-
-
-ROUTES: Mapping[str, Mapping[str, Any]] = {
-    "processes": {"endpoint": processes},
-    "process": {"endpoint": process},
-}

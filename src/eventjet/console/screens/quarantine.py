@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from eventjet.console.actions import Wish
+from eventjet.console.actions import ActionRequest
 from eventjet.console.pages import page
 from eventjet.console.sources import Seen, Sources
 from eventjet.errors import UsageError
@@ -27,12 +25,12 @@ _WAITING_MAX = 50
 async def quarantine(request: Request) -> Response:
     """Of all names, or of one, a page at a time."""
     sources: Sources = request.app.state.sources
-    wish = Wish.of(
+    wanted = ActionRequest.of(
         [("name", request.query_params.get("name", "")), ("position", request.query_params.get("after", ""))]
     )
-    names = list(wish.names) or names_with_quarantine(sources.app)
+    names = list(wanted.names) or names_with_quarantine(sources.app)
     _check(sources, names)
-    limit, after = (_PAGE if wish.names else _EACH_MAX), next(iter(wish.positions), 0)
+    limit, after = (_PAGE if wanted.names else _EACH_MAX), next(iter(wanted.positions), 0)
 
     async def look(name: str) -> tuple[str, Seen[ParkedEvents]]:
         return name, await sources.see(
@@ -40,16 +38,16 @@ async def quarantine(request: Request) -> Response:
         )
 
     found = await asyncio.gather(*map(look, names))
-    return page(request, "quarantine.html", found=found, name=wish.names[0] if wish.names else "", after=after)
+    return page(request, "quarantine.html", found=found, name=wanted.names[0] if wanted.names else "", after=after)
 
 
 async def parked(request: Request) -> Response:
     """One event: why it was parked, what is stored of it, and what waits behind it."""
     sources: Sources = request.app.state.sources
-    wish = Wish.of((name, request.query_params.get(name, "")) for name in ("name", "position"))
-    if len(wish.names) != 1 or len(wish.positions) != 1:
+    wanted = ActionRequest.of((name, request.query_params.get(name, "")) for name in ("name", "position"))
+    if len(wanted.names) != 1 or len(wanted.positions) != 1:
         raise HTTPException(400, "Name one quarantine and one position.")
-    (name,), (position,) = wish.names, wish.positions
+    (name,), (position,) = wanted.names, wanted.positions
     _check(sources, [name])
     seen = await sources.see("The quarantine", partial(parked_event, sources, name, position, limit=_WAITING_MAX))
     if seen.value is None and not seen.fault:
@@ -62,9 +60,3 @@ def _check(sources: Sources, names: list[str]) -> None:
         chosen_of(sources.app, names)
     except UsageError as error:
         raise HTTPException(404, str(error)) from None
-
-
-ROUTES: Mapping[str, Mapping[str, Any]] = {
-    "quarantine": {"endpoint": quarantine},
-    "parked": {"endpoint": parked},
-}

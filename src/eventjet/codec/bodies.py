@@ -1,0 +1,455 @@
+"""The JSON profile of an event's body, readable without eventjet.
+
+Decimal as string, datetime as RFC 3339 in UTC, UUID and date as string, bytes as base64, integers beyond 2^53 as
+string, sets in the order of their items' JSON, NaN and infinities refused, unknown fields ignored on reading. What was
+encoded is decoded again and compared, by type as well as by value, so that an event that cannot be read back is never
+sent.
+
+pydantic is laxer than a ledger may be (a JSON number becomes a Decimal), so the wire has a validator and a serializer
+of its own, built from the class's core schema with the leaves replaced by those of `codec.leaves`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import fields, is_dataclass
+from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, TypeAlias, cast
+from uuid import UUID
+from zoneinfo import ZoneInfo
+
+from pydantic import BaseModel
+from pydantic.errors import PydanticUndefinedAnnotation
+from pydantic_core import (
+    PydanticSerializationError,
+    SchemaError,
+    SchemaSerializer,
+    SchemaValidator,
+    TzInfo,
+    ValidationError,
+    core_schema,
+    to_jsonable_python,
+)
+
+from eventjet.codec.json import check_numbers, dump_json
+from eventjet.codec.leaves import LEAVES, Node, datetime_to_json, in_utc, of_datetime, of_enum, of_time
+from eventjet.codec.reasons import faults_of
+from eventjet.codec.structs import struct_decoder
+from eventjet.domain.aggregate import complete, is_event
+from eventjet.domain.personal import is_private
+from eventjet.errors import DefinitionError, UnencodableEvent
+from eventjet.shown import cut, shown
+
+
+class BodyCodec:
+    """Encodes and decodes the fields of one class: an event's, or a state's by its own core schema."""
+
+    __slots__ = ("_is_proven", "_serializer", "decode", "schema", "validate")
+
+    def __init__(self, event_type: type, core: core_schema.CoreSchema | None = None) -> None:
+        """Raises `DefinitionError` for a class with an annotation that cannot be resolved."""
+        self.schema = told = readable(event_type, core)
+        """pydantic's own of the class, without the wire's leaves."""
+        schema = _wired(told)
+        self.validate: Callable[[bytes], Any] = SchemaValidator(schema, _use_prebuilt=False).validate_json
+        """As `decode`, by pydantic alone."""
+        self.decode: Callable[[bytes], Any] = struct_decoder(told, self.validate)
+        """The object of a body; raises `ValueError` (pydantic's `ValidationError` is one)."""
+        self._serializer = SchemaSerializer(schema, _use_prebuilt=False)
+        self._is_proven = _quick_proof(told, {})
+
+    def read_back(self, value: Any, *, exact: bool = False) -> tuple[bytes, Any]:
+        """The body, and the object read from it, which has the same values of the same types.
+
+        A datetime is the same instant in UTC, and of no subclass; where it has to keep its zone as well, `exact`.
+        Raises `UnencodableEvent`, which names the field that would not come back.
+        """
+        try:
+            body = self._serializer.to_json(value, warnings=False)
+            again = self.decode(body)
+            fault = None if not exact and self._is_proven(value, again) else _difference(value, again, exact)
+        except (PydanticSerializationError, ValidationError, UnicodeEncodeError, ValueError, RecursionError) as error:
+            reason = cut(faults_of(error)) or type(error).__name__
+            if isinstance(error, PydanticSerializationError):
+                reason = f"{self._field_without_json(value)}{_WRAPPED.sub('', reason)}"
+            raise UnencodableEvent(value, reason) from None
+        if fault is not None:
+            path, reason, other = fault
+            hidden = is_private(cast("type[Any]", type(value)))
+            told = reason or f"it would be read back as {f'another {type(other).__name__}' if hidden else shown(other)}"
+            raise UnencodableEvent(value, f"{path.removeprefix('.')}: {told}" if path else told)
+        return body, again
+
+    def _field_without_json(self, value: Any) -> str:
+        """The first field that cannot be written, as `amount: `; empty where that cannot be told."""
+        for name in _names(cast("Any", type(value))) if is_dataclass(value) else ():
+            try:
+                self._serializer.to_json(value, include={name}, warnings=False)
+            except PydanticSerializationError:
+                return f"{name}: "
+        return ""
+
+    def text(self, value: Any) -> str:
+        """A value as JSON in the profile's form, not checked."""
+        return self._serializer.to_json(value, warnings=False).decode()
+
+
+def readable(cls: Any, core: core_schema.CoreSchema | None = None) -> Any:
+    """The core schema of a class, its own or the one given, by which unknown fields of events are passed over.
+
+    What makes an event refuses them. A class that is no event, and forbids them itself, goes on to do so. Raises
+    `DefinitionError` for a class with an annotation that cannot be resolved.
+    """
+    told = core or _core_of(cls)
+    own: Mapping[str, Any] = getattr(cls, "__pydantic_config__", {})
+    return told if own.get("extra") == "forbid" and not is_event(cls) else _opened(told)
+
+
+def _opened(node: Any, forbids: bool = False) -> Any:
+    """`forbids`: within a class of the application that says so itself; classes without options have those around."""
+    if isinstance(node, list):
+        return [_opened(one, forbids) for one in cast("list[Any]", node)]
+    if not isinstance(node, dict):
+        return node
+    schema = cast("dict[str, Any]", node)
+    cls = schema.get("cls")
+    if isinstance(cls, type) and schema.get("type") in _CLASSES:
+        config = cast("dict[str, Any]", schema.get("config") or {})
+        is_forbidden = config.get("extra_fields_behavior") == "forbid"
+        if is_event(cls):
+            forbids = False
+        elif schema["type"] == "model" or hasattr(cls, "__pydantic_config__"):
+            forbids = is_forbidden
+        if is_forbidden and not forbids:
+            config = {key: value for key, value in config.items() if key != "extra_fields_behavior"}
+            schema = {key: value for key, value in schema.items() if key != "extra_behavior"} | {"config": config}
+    return {key: value if key in _OPAQUE else _opened(value, forbids) for key, value in schema.items()}
+
+
+_CLASSES = ("dataclass", "model", "typed-dict")
+
+
+def _core_of(event_type: Any) -> core_schema.CoreSchema:
+    """pydantic's schema of a class, made only now where it was declared before what its annotations name."""
+    try:
+        if not getattr(event_type, "__pydantic_complete__", True):
+            complete(event_type)
+    except PydanticUndefinedAnnotation as error:
+        fault = (
+            f"an annotation of {event_type.__qualname__} names {error.name!r}, which cannot be found where the class "
+            "is declared; import it for real (not under TYPE_CHECKING) and at module level"
+        )
+        raise DefinitionError([fault]) from None
+    return event_type.__pydantic_core_schema__
+
+
+_Fault: TypeAlias = tuple[str, str, Any]
+"""(path of a value as `.lines[2].price`, why it would not come back, empty for another value, what would)."""
+_ATOMS = frozenset({str, int, bool, type(None), bytes, UUID, timedelta})
+"""Types of which equal values are the same."""
+_PROVEN = frozenset({kind for kind, leaf in LEAVES.items() if leaf.is_exact} | {"enum"})
+"""Parts of a core schema whose values, read back as equal ones of one type, are the same."""
+_WRAPPED = re.compile(
+    r"^Error serializing to JSON: |PydanticSerializationError: |Error calling function `\w+`: |ValueError: "
+)
+"""What pydantic puts before the reason why a value cannot be written."""
+_ITERABLE = ("list", "tuple", "set", "frozenset")
+_Proof: TypeAlias = Callable[[Any, Any], bool]
+_TIME_KINDS = (date, time)
+_ZONE_LOST = "its time zone would be lost; give one of a fixed offset, or keep the zone's name in a field of its own"
+
+
+def _quick_proof(node: Any, refs: Mapping[str, Any]) -> _Proof:
+    """Whether two values of a part of a core schema are surely the same; False where `_difference` has to look."""
+    kind = node["type"]
+    if kind == "definitions":
+        return _quick_proof(node["schema"], {one["ref"]: one for one in node["definitions"]})
+    if kind == "definition-ref" and node["schema_ref"] in refs:
+        left = {ref: one for ref, one in refs.items() if ref != node["schema_ref"]}  # what holds itself has no end
+        return _quick_proof(refs[node["schema_ref"]], left)
+    if kind == "default":
+        return _quick_proof(node["schema"], refs)
+    if kind == "nullable":
+        some = _quick_proof(node["schema"], refs)
+        return lambda one, other: one is other if one is None or other is None else some(one, other)
+    if kind in _PROVEN:
+        return lambda one, other: type(one) is type(other) and one == other
+    if kind == "dataclass":
+        return _proof_of_fields(node, refs)
+    if kind == "dict" and _is_plain(node.get("keys_schema")) and _is_plain(node.get("values_schema")):
+        return lambda one, other: (
+            _are_alike(one, other) and [*one] == [*other] and _are_alike([*one.values()], [*other.values()])
+        )
+    items = node.get("items_schema")
+    if kind == "tuple" and node.get("variadic_item_index") == 0 and len(items) == 1:
+        items = items[0]
+    if kind not in _ITERABLE or isinstance(items, list):
+        return _unproven
+    if _is_plain(items):
+        return _are_alike
+    each: _Proof = _quick_proof(items, refs) if kind in ("list", "tuple") else _unproven
+    return lambda one, other: type(one) is type(other) and len(one) == len(other) and all(map(each, one, other))
+
+
+def _proof_of_fields(node: Any, refs: Mapping[str, Any]) -> _Proof:
+    cls, told = node["cls"], {each["name"]: each["schema"] for each in node["schema"].get("fields", ())}
+    names = _names(cls) if is_dataclass(cls) else ()
+    if not names or names != tuple(name for name in names if name in told) or len(told) != len(names):
+        return _unproven
+    nodes = [told[name] for name in names]  # pydantic has an order of its own
+    values = attrgetter(*names)
+    if len(names) == 1:
+        each = _quick_proof(nodes[0], refs)
+        return lambda one, other: type(one) is type(other) and each(values(one), values(other))
+    proofs = [_quick_proof(each, refs) for each in nodes]
+    are_plain = all(map(_is_plain, nodes))
+
+    def is_proven(one: Any, other: Any) -> bool:
+        if type(one) is not type(other):
+            return False
+        left, right = values(one), values(other)
+        if are_plain:
+            return left == right and [*map(type, left)] == [*map(type, right)]
+        return all(proof(one, other) for proof, one, other in zip(proofs, left, right, strict=True))
+
+    return is_proven
+
+
+def _unproven(one: Any, other: Any) -> bool:  # noqa: ARG001
+    return False
+
+
+def _is_plain(node: Any) -> bool:
+    while node is not None and node["type"] in ("default", "nullable"):
+        node = node["schema"]
+    return node is not None and node["type"] in _PROVEN
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Whether containers are equal, and all that they hold is of one type."""
+    if type(one) is not type(other) or one != other:
+        return False
+    kinds = set(map(type, one))
+    return len(kinds) < 2 and kinds == set(map(type, other))
+
+
+def _difference(one: Any, other: Any, exact: bool) -> _Fault | None:
+    """Where a value was not read back as it is; None for nowhere."""
+    kind = cast("type[Any]", type(one))
+    if kind is not type(other) and not (isinstance(one, _TIME_KINDS) and isinstance(other, _TIME_KINDS)):
+        return "", _other_type(one, other), other
+    return _comparison(kind)(one, other, exact)
+
+
+@lru_cache(maxsize=10_000)
+def _comparison(kind: type[Any]) -> Callable[[Any, Any, bool], _Fault | None]:
+    """How two values of a type are compared."""
+    if issubclass(kind, _TIME_KINDS):
+        return _difference_of_times
+    if kind in (float, Decimal):  # -0.0, and 1.0 for 1.00
+        return lambda one, other, _: None if one == other and str(one) == str(other) else ("", "", other)
+    if issubclass(kind, dict):
+        return _difference_of_mappings
+    if issubclass(kind, list | tuple | deque):
+        return _difference_of_items
+    if issubclass(kind, set | frozenset):
+        return _difference_of_sets
+    if is_dataclass(kind) or issubclass(kind, BaseModel):
+        return _difference_of_fields
+    return lambda one, other, _: None if one == other else ("", "", other)
+
+
+def _first_difference(left: Iterable[Any], right: Iterable[Any], exact: bool) -> tuple[int, _Fault] | None:
+    """The first pair that differs, by its number; they are as many on both sides."""
+    for index, (one, other) in enumerate(zip(left, right, strict=True)):
+        kind = type(one)  # pyright: ignore[reportUnknownVariableType]
+        if one is other or (kind in _ATOMS and kind is type(other) and one == other):
+            continue
+        if fault := _difference(one, other, exact):
+            return index, fault
+    return None
+
+
+def _difference_of_mappings(one: dict[Any, Any], other: dict[Any, Any], exact: bool) -> _Fault | None:
+    """Their order counts: what a state says may depend on it."""
+    if len(one) != len(other):
+        return "", "", other
+    found = _first_difference(one, other, exact) or _first_difference(one.values(), other.values(), exact)
+    return found and (f"[…]{found[1][0]}", *found[1][1:])  # a key may be personal
+
+
+def _difference_of_items(one: Sequence[Any], other: Sequence[Any], exact: bool) -> _Fault | None:
+    if len(one) != len(other):
+        return "", "", other
+    found = _first_difference(one, other, exact)
+    return found and (f"[{found[0]}]{found[1][0]}", *found[1][1:])
+
+
+def _difference_of_sets(one: AbstractSet[Any], other: AbstractSet[Any], exact: bool) -> _Fault | None:
+    rest = {each: each for each in other}
+    pairs = [(each, rest.pop(each)) for each in one if each in rest]
+    for each in one - other if len(pairs) < len(one) else ():
+        # A time that its zone has twice or never equals no other (PEP 495), and itself in UTC.
+        match = next((again for again in rest if _difference(each, again, exact) is None), None)
+        if match is None:
+            return "[…]", "", other
+        pairs.append((each, rest.pop(match)))
+    if rest:
+        return "", "", other
+    found = _first_difference([one for one, _ in pairs], [other for _, other in pairs], exact)
+    return found and (f"[…]{found[1][0]}", *found[1][1:])
+
+
+def _difference_of_fields(one: Any, other: Any, exact: bool) -> _Fault | None:
+    names = _names(cast("Any", type(one)))
+    found = _first_difference(
+        [getattr(one, name, None) for name in names], [getattr(other, name, None) for name in names], exact
+    )
+    return found and (f".{names[found[0]]}{found[1][0]}", *found[1][1:])
+
+
+@lru_cache(maxsize=10_000)
+def _names(cls: Any) -> tuple[str, ...]:
+    """The fields of a dataclass or a model."""
+    if issubclass(cls, BaseModel):
+        return (*cls.model_fields, "__pydantic_extra__", "__pydantic_private__")
+    return tuple(one.name for one in fields(cls))
+
+
+def _other_type(one: Any, other: Any) -> str:
+    return f"it is {type(one).__qualname__}, and would be read back as {type(other).__qualname__}"
+
+
+def _difference_of_times(one: date | time, other: date | time, exact: bool) -> _Fault | None:
+    if _is_same_time(one, other, exact):
+        return None
+    if not isinstance(one, type(other)):
+        return "", _other_type(one, other), other
+    return "", _ZONE_LOST if isinstance(one, datetime | time) and one.tzinfo is not None else "", other
+
+
+def _is_same_time(one: date | time, other: date | time, exact: bool) -> bool:
+    if type(one) is not type(other) and (exact or not isinstance(one, type(other))):
+        return False
+    if isinstance(one, datetime) and isinstance(other, datetime):
+        if not exact and one.tzinfo is not None:
+            return one.astimezone(UTC) == other
+    elif not isinstance(one, time) or not isinstance(other, time):
+        return type(other) is date and one == other
+    is_same_clock = one.replace(tzinfo=None) == other.replace(tzinfo=None) and one.fold == other.fold
+    return is_same_clock and _is_same_zone(one.tzinfo, other.tzinfo, exact)
+
+
+def _is_same_zone(one: tzinfo | None, other: tzinfo | None, exact: bool) -> bool:
+    """Whether two zones are one at any instant. Of a zone that is not known it cannot be told."""
+    if one is other or type(one) is type(other) is timezone:
+        return one is other or (str(one) == str(other) and one == other)
+    if exact or other is None:
+        return False
+    if type(one) is TzInfo:  # pydantic's, of a fixed offset
+        return one.utcoffset(None) == other.utcoffset(None)
+    return type(one) is ZoneInfo and one.key == "UTC" and other is UTC
+
+
+_WRITTEN_KEYS = frozenset(
+    {kind for kind, leaf in LEAVES.items() if leaf.is_key_rewritten} | {"enum", "nullable", "union"}
+)
+_INNER = {
+    "list": ("items_schema",),
+    "set": ("items_schema",),
+    "frozenset": ("items_schema",),
+    "dict": ("values_schema",),
+}
+"""What a container that says nothing of its values holds: anything."""
+_OPAQUE = frozenset({"default", "metadata", "expected", "serialization", "keys_schema", "cls", "config", "members"})
+_TIMES: Mapping[str, Callable[[Node], Any]] = {"datetime": of_datetime, "time": of_time}
+"""Read in whatever form pydantic takes."""
+
+
+def _wired(node: Any) -> Any:
+    """The core schema with its leaves replaced by the wire profile's."""
+    if isinstance(node, list):
+        return [_wired(item) for item in cast("list[Any]", node)]
+    if not isinstance(node, dict):
+        return node
+    schema = cast("Node", node)
+    copied = {key: value if key in _OPAQUE else _wired(value) for key, value in schema.items()}
+    kind = schema.get("type")
+    if not isinstance(kind, str):
+        return copied
+    if kind == "union":
+        is_text = any(cast("Any", each).get("type") == "str" for each in schema["choices"] if isinstance(each, dict))
+        copied["choices"] = list(map(_wired_choice if is_text else _wired, schema["choices"]))
+    for inner in _INNER.get(kind, ()):
+        copied.setdefault(inner, _wired(core_schema.any_schema()))
+    if "keys_schema" in schema:
+        copied["keys_schema"] = _wired_key(schema["keys_schema"])
+    wire = _WIRES.get(kind) or (LEAVES[kind].wire if kind in LEAVES else None)
+    if wire is None:
+        return copied
+    ref = {"ref": copied.pop("ref")} if "ref" in copied else {}
+    return {**wire(copied), **ref}
+
+
+def _wired_choice(node: Any) -> Any:
+    """As `_wired`, of a choice beside a text, where a check of the text would change which choice pydantic takes."""
+    kind = str(cast("Node", node).get("type")) if isinstance(node, dict) else ""
+    if kind in _TIMES:
+        return _TIMES[kind](cast("Node", node))
+    return cast("Any", node) if kind in ("date", "uuid") else _wired(node)
+
+
+def _wired_key(node: Node) -> Any:
+    """As `_wired`, of the keys of JSON objects: they are read only as they are written, so that no two become one."""
+    kind: str = node["type"]
+    read_key = LEAVES[kind].key if kind in LEAVES else None
+    if read_key is not None:
+        return core_schema.no_info_before_validator_function(read_key, cast("core_schema.AnySchema", node))
+    if kind not in _WRITTEN_KEYS or "serialization" in node:
+        return node
+    try:
+        read = SchemaValidator(core_schema.dict_schema(cast("core_schema.AnySchema", node))).validate_json
+    except SchemaError:
+        return node  # it names a definition from elsewhere
+
+    def as_written(text: str) -> Any:
+        (key,) = read(dump_json({text: None}))
+        written = datetime_to_json(in_utc(key)) if kind == "datetime" else next(iter(to_jsonable_python({key: None})))
+        if written != text:
+            raise ValueError("a key is read only as it is written")
+        return key
+
+    leaf = cast("core_schema.AnySchema", _TIMES[kind](node) if kind in _TIMES else node)
+    return core_schema.no_info_before_validator_function(as_written, leaf)
+
+
+def _anything(schema: Node) -> Any:
+    def check(value: Any) -> Any:
+        check_numbers(value)
+        return value
+
+    return core_schema.no_info_after_validator_function(check, cast("core_schema.AnySchema", schema))
+
+
+def _set(schema: Node) -> Any:
+    serialization = core_schema.wrap_serializer_function_ser_schema(_in_order, when_used="json")
+    return {"serialization": serialization, **schema}
+
+
+def _in_order(value: Any, written: Callable[[Any], Any]) -> Any:
+    """The items of a set in an order that equal sets have in common, whatever order their hashes are in."""
+    items = written(value)
+    if not isinstance(items, list):
+        return items
+    listed = cast("list[Any]", items)
+    return sorted(listed, key=None if set(map(type, listed)) in ({str}, {int}) else dump_json)
+
+
+_WIRES: Mapping[str, Callable[[Node], Any]] = {"enum": of_enum, "any": _anything, "set": _set, "frozenset": _set}
+"""Of parts that are no leaves."""

@@ -1,0 +1,208 @@
+"""A command on the wire: its arguments, and what it asked for. PURE.
+
+`Arguments` are those of a served decision, an object of its parameters by name in the profile of events. A *request* is
+what a command asked for in few bytes: its decision's name and a digest of its arguments, as `deposit:6f1c…`. It is
+recorded beside the events of a command that has an id, so that the id is not taken for another request; it is the same
+in every process and release, as long as decision and parameters keep their names and the arguments their types.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from base64 import b64encode
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import fields, is_dataclass
+from datetime import date, datetime, time, timedelta
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
+from enum import Enum
+from functools import lru_cache, partial
+from pathlib import PurePath
+from typing import Any, cast
+from urllib.parse import unquote
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+from pydantic.dataclasses import dataclass as pydantic_dataclass
+from pydantic.errors import PydanticUserError
+
+from eventjet.codec.bodies import BodyCodec
+from eventjet.codec.headers import REQUEST, header
+from eventjet.codec.shape import shape_of
+from eventjet.codec.unions import union_faults
+from eventjet.domain.moment import in_utc
+from eventjet.domain.subscription import resolved_hint, shown_name
+from eventjet.errors import DefinitionError
+
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
+"""Takes the zeros off a Decimal's end and rounds nothing."""
+_signatures: WeakKeyDictionary[Callable[..., Any], inspect.Signature] = WeakKeyDictionary()
+"""Reading one takes longer than all the rest."""
+
+
+class Arguments:
+    """Strict both ways: what a decision is not annotated with is refused, and so are names that it does not have."""
+
+    def __init__(self, decide: Callable[..., Any]) -> None:
+        """Raises `DefinitionError` for a decision whose parameters cannot travel."""
+        self._signature = inspect.signature(decide)
+        _, *parameters = self._signature.parameters.values()
+        bare: dict[str, Any] = {"__annotations__": {}, "__module__": decide.__module__}
+        for one in parameters:
+            if one.kind in _VARIADIC:
+                raise DefinitionError([f"{shown_name(decide)} takes *{one.name}, which cannot be served"])
+            bare["__annotations__"][one.name] = resolved_hint(decide, one.name)
+            if one.default is not one.empty:
+                bare[one.name] = one.default
+        made = pydantic_dataclass(
+            frozen=True, kw_only=True, config={"strict": True, "extra": "forbid", "hide_input_in_errors": True}
+        )
+        try:
+            self._type: Any = made(type(str(getattr(decide, "__name__", "arguments")), (), bare))
+            self._codec = BodyCodec(self._type)
+        except (PydanticUserError, TypeError, ValueError) as error:
+            reason = str(error).partition("\n")[0]
+            raise DefinitionError([f"{shown_name(decide)} cannot be served: {reason}"]) from None
+        if faults := union_faults(self._codec.schema, shown_name(decide)):
+            raise DefinitionError(faults)
+
+    def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+        """A call's arguments; raises `TypeError`, `ValueError` and `UnencodableEvent` for what does not fit."""
+        bound = self._signature.bind(None, *args, **kwargs).arguments
+        named = dict(list(bound.items())[1:])
+        return self._codec.read_back(self._type(**named))[0]
+
+    def decode(self, body: bytes) -> dict[str, Any]:
+        """Arguments by name; raises `ValueError` for a body that does not say them, or one of them twice."""
+        json.loads(body or b"{}", object_pairs_hook=_check_names)
+        told = self._codec.decode(body or b"{}")
+        return {one.name: getattr(told, one.name) for one in fields(told)}
+
+    def schema(self) -> dict[str, Any]:
+        """JSON Schema, with the profile's leaves: a Decimal is a string."""
+        return shape_of(self._type)
+
+
+def _check_names(pairs: list[tuple[str, Any]]) -> None:
+    """Readers of JSON do not agree which value of a name counts (RFC 8259, section 4)."""
+    names: set[str] = set()
+    for name, _ in pairs:
+        if name in names:
+            raise ValueError(f"the name {name[:100]!r} comes twice")
+        names.add(name)
+
+
+@lru_cache(maxsize=1_000)
+def arguments_of(decide: Callable[..., Any]) -> Arguments:
+    """Made once for each decision; raises `DefinitionError`."""
+    return Arguments(decide)
+
+
+def request_of(decide: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, whose: str) -> str:
+    """The request that a decision with its arguments is; only its name where an argument has no canonical form.
+
+    `whose` is the command's own id and its aggregate's: the same arguments of another command look different, so
+    nobody sees who said the same, or finds short secrets in a table made in advance. Whoever reads the log and knows
+    all but a few digits of the arguments can still try them, as with any digest.
+    An argument that equals its parameter's default counts as not given, and names do not depend on how it was passed.
+    """
+    while isinstance(decide, partial):
+        decide, args, kwargs = decide.func, (*decide.args, *args), {**decide.keywords, **kwargs}
+    name = str(getattr(decide, "__name__", type(decide).__name__))
+    try:
+        told = json.dumps(_arguments(decide, args, kwargs), sort_keys=True, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError):
+        return name
+    digest = hashlib.blake2b(f"{whose}{told}".encode("utf-8", "surrogatepass"), digest_size=8)
+    return f"{name}:{digest.hexdigest()}"
+
+
+def request_in(block: bytes) -> str | None:
+    """What the command of an event asked for, by its headers; None where that was not recorded."""
+    told = header(block, REQUEST)
+    return None if told is None else unquote(told)
+
+
+def is_same_request(one: str, other: str) -> bool:
+    """Whether two requests are the same, as far as both say what they were."""
+    (name, _, digest), (other_name, _, other_digest) = one.partition(":"), other.partition(":")
+    return name == other_name and (digest == other_digest or not digest or not other_digest)
+
+
+def _arguments(decide: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by the names of their parameters, in canonical form."""
+    bound = _signature(decide).bind(None, *args, **kwargs)
+    named: dict[str, Any] = {}
+    for index, (name, value) in enumerate(bound.arguments.items()):
+        parameter = bound.signature.parameters[name]
+        default = parameter.default
+        if parameter.kind is parameter.VAR_KEYWORD:
+            named |= {each: canonical(given) for each, given in cast("dict[str, Any]", value).items()}
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            named[name] = canonical(value if index else value[1:])
+        elif index and value is not default:  # the first is the state
+            told = canonical(value)
+            if type(value) is not type(default) or told != canonical(default):
+                named[name] = told
+    return named
+
+
+def _signature(decide: Callable[..., Any]) -> inspect.Signature:
+    try:
+        known = _signatures.get(decide)
+        if known is None:
+            known = _signatures[decide] = inspect.signature(decide)
+    except TypeError:  # it is neither hashed nor referred to weakly
+        return inspect.signature(decide)
+    return known
+
+
+def canonical(value: Any) -> Any:
+    """A value as JSON can tell it, equal for values that are; raises `TypeError` for what has no such form."""
+    match value:
+        case Enum():
+            return canonical(value.value)
+        case None | str() | bool() | int() | float():
+            return value
+        case Decimal():
+            return str(value.normalize(_EXACT))
+        case datetime() if value.tzinfo is not None:
+            return in_utc(value).isoformat()
+        case time() if value.tzinfo is not None and value.utcoffset() is None:
+            return [value.isoformat(), str(value.tzinfo)]
+        case date() | time():
+            return value.isoformat()
+        case timedelta():
+            return [value.days, value.seconds, value.microseconds]
+        case UUID() | PurePath():
+            return str(value)
+        case bytes() | bytearray():
+            return b64encode(value).decode()
+        case Mapping():
+            return _in_order(
+                [canonical(key), canonical(each)] for key, each in cast("Mapping[Any, Any]", value).items()
+            )
+        case AbstractSet():
+            return _in_order(map(canonical, cast("AbstractSet[Any]", value)))
+        case list() | tuple():
+            return [canonical(each) for each in cast("list[Any]", value)]
+        case _:
+            return _fields(value)
+
+
+def _fields(value: Any) -> Any:
+    kind = cast("Any", type(value))
+    if is_dataclass(value) and not isinstance(value, type):
+        names = [one.name for one in fields(value)]
+    elif isinstance(getattr(kind, "model_fields", None), dict):
+        names = list(cast("dict[str, Any]", kind.model_fields))
+    else:
+        raise TypeError(kind)
+    return [kind.__name__, {name: canonical(getattr(value, name)) for name in names}]
+
+
+def _in_order(values: Iterable[Any]) -> list[Any]:
+    return sorted(values, key=lambda told: json.dumps(told, sort_keys=True))

@@ -1,0 +1,275 @@
+"""Bodies in the form they were written in, read in half of pydantic's time: msgspec checks the shape, closures convert.
+
+One law: what is read here, pydantic reads as an equal object of the same types. So this takes only classes whose core
+schema says nothing that is not known here or in `codec.leaves`, and only JSON in which nothing is left over; everything
+else is pydantic's, errors above all. The figures that this rests on are in ADR 0061. PURE.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, is_dataclass
+from enum import Flag
+from typing import Annotated, Any, NamedTuple, Optional, TypeAlias, cast
+
+import msgspec
+
+from eventjet.codec.leaves import LEAVES, Node
+
+RESTS = 15
+"""Bodies that pydantic alone reads after one that only it could: a whole log may be of an older form."""
+_PARTS_MAX = 5_000
+"""Of one class: classes that hold classes may come to many."""
+_ALWAYS = frozenset({"type", "metadata", "ref", "serialization"})
+_LENGTHS = ("min_length", "max_length")
+_PLAIN = (str, int, float, bool, type(None))
+_Read: TypeAlias = Callable[[Any], Any]
+
+
+class _Unproven(Exception):
+    """A part of a schema that only pydantic reads."""
+
+
+class Part(NamedTuple):
+    """How one part of a body is read: as what msgspec checks it, and what makes the value of that, if not itself."""
+
+    kind: Any
+    convert: _Read | None = None
+
+
+def struct_decoder(schema: Any, read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    """What reads bodies of a class as `read` does, which is `read` itself where nothing quicker is proven.
+
+    `schema` is pydantic's own of the class, before the wire's leaves are put in.
+    """
+    try:
+        parts = _Parts(schema)
+        root = parts.resolved(schema["schema"] if schema["type"] == "definitions" else schema)
+        if root["type"] != "dataclass":
+            return read
+        kind, make = parts.object(root)
+        parse = msgspec.json.Decoder(kind).decode
+    except (_Unproven, TypeError, ValueError, KeyError, AttributeError, RecursionError):
+        return read
+    rest = 0
+
+    def decode(body: bytes) -> Any:
+        nonlocal rest  # threads may set it at once: what they make of it is a matter of speed alone
+        if rest > 0:
+            rest -= 1
+            return read(body)
+        try:
+            return make(parse(body))
+        except Exception:  # noqa: BLE001 - pydantic says what is wrong
+            made = read(body)
+            rest = RESTS
+            return made
+
+    return decode
+
+
+class _Parts:
+    """The parts of one class's schema."""
+
+    def __init__(self, schema: Node) -> None:
+        self._definitions: Node = {each["ref"]: each for each in schema.get("definitions", ())}
+        self._open: list[str] = []
+        """References of the classes that are being made."""
+        self._count = 0
+
+    def of(self, node: Node) -> Part:
+        """How a part is read; raises `_Unproven`, and what msgspec raises for a class that it does not take."""
+        self._count += 1
+        if self._count > _PARTS_MAX:
+            raise _Unproven
+        node = self.resolved(node)
+        kind = node["type"]
+        if kind == "dataclass":
+            return Part(*self.object(node))
+        return _leaf(node) if kind in LEAVES else _CONTAINERS[kind](self, node)
+
+    def resolved(self, node: Node) -> Node:
+        """The part that a reference names."""
+        while node["type"] == "definition-ref":
+            _only(node, "schema_ref")
+            node = self._definitions[node["schema_ref"]]
+        return node
+
+    def object(self, node: Node) -> tuple[Any, _Read]:
+        """A struct of a class's fields, and what makes an object of it past the class's constructor."""
+        ref = node.get("ref", "")
+        if ref in self._open:
+            raise _Unproven  # it holds itself
+        self._open.append(ref or "…")
+        cls = _checked_class(node)
+        fields: list[Any] = []
+        conversions: list[tuple[str, _Read]] = []
+        for each in node["schema"]["fields"]:
+            _only(each, "name", "schema", "kw_only", "init", "init_only", "frozen")
+            if not each.get("init", True) or each.get("init_only"):
+                raise _Unproven
+            field, convert = self._field(each["name"], each["schema"])
+            fields.append(field)
+            if convert is not None:
+                conversions.append((field[0], convert))
+        self._open.pop()
+        struct = msgspec.defstruct(cls.__name__, fields, kw_only=True, forbid_unknown_fields=True, gc=False)
+        return struct, _maker(cls, [field[0] for field in fields], conversions)
+
+    def _field(self, name: str, node: Node) -> tuple[tuple[Any, ...], _Read | None]:
+        """Of one field what msgspec is told, and the conversion of its value."""
+        if node["type"] != "default":
+            part = self.of(node)
+            return (name, part.kind), part.convert
+        _only(node, "schema", "default", "default_factory", "default_factory_takes_data")
+        if node.get("default_factory_takes_data"):
+            raise _Unproven
+        kind, convert = self.of(node["schema"])
+        default, factory = node.get("default"), node.get("default_factory")
+        if factory is None and convert is None and type(default) in _PLAIN:
+            return (name, kind, default), None
+        hash(default)  # what has none, pydantic copies
+
+        def convert_or_default(value: Any) -> Any:
+            if value is msgspec.UNSET:
+                return default if factory is None else factory()
+            return value if convert is None else convert(value)
+
+        return (name, kind, msgspec.UNSET), convert_or_default
+
+
+def _maker(cls: type, names: list[str], conversions: list[tuple[str, _Read]]) -> _Read:
+    """Makes objects of a class by one of the same layout whose fields can be set, and which then becomes that one."""
+    slots = {"__slots__": vars(cls)["__slots__"]} if "__slots__" in vars(cls) else {}
+    open_class: Any = dataclass(type(cls.__name__, (), {**slots, "__annotations__": dict.fromkeys(names, object)}))
+    open_class(*names).__class__ = cls  # raises TypeError where they are not alike
+    values_of = msgspec.structs.astuple
+
+    def make(struct: Any) -> Any:
+        made = open_class(*values_of(struct))
+        for name, convert in conversions:
+            setattr(made, name, convert(getattr(made, name)))
+        made.__class__ = cls
+        return made
+
+    return make
+
+
+def _checked_class(node: Node) -> type:
+    """The class of objects that are made field by field and in no other way; raises `_Unproven` for others."""
+    _only(node, "cls", "schema", "fields", "config", "post_init", "slots", "frozen")
+    config = node.get("config", {})
+    _only(config, "title", "strict", "hide_input_in_errors")
+    _only(node["schema"], "dataclass_name", "fields", "collect_init_only", "computed_fields")
+    cls: Any = node["cls"]
+    names: list[str] = node["fields"]
+    if (
+        node.get("post_init")
+        or node["schema"].get("collect_init_only")
+        or not config.get("strict")
+        or type(cls) is not type
+        or not is_dataclass(cls)
+        or cls.__new__ is not object.__new__
+        or names != [each["name"] for each in node["schema"]["fields"]]
+        or not all(name.isascii() and name.isidentifier() and not keyword.iskeyword(name) for name in names)
+    ):
+        raise _Unproven
+    return cast("type", cls)
+
+
+def _only(node: Mapping[str, Any], *names: str) -> None:
+    """Raise `_Unproven` for a part that says more than is understood here."""
+    if not _ALWAYS.union(names).issuperset(name for name, value in node.items() if value is not None):
+        raise _Unproven
+
+
+def _bounded(kind: Any, node: Node, names: Iterable[str]) -> Any:
+    told = {name: node[name] for name in names if node.get(name) is not None}
+    return Annotated[kind, msgspec.Meta(**told)] if told else kind
+
+
+def _leaf(node: Node) -> Part:
+    leaf = LEAVES[node["type"]]
+    _only(node, *leaf.words)
+    if leaf.struct is ...:
+        raise _Unproven
+    if leaf.convert is not None:
+        return Part(leaf.struct, leaf.convert(node))
+    if leaf.struct in (int, float) and any(
+        type(node[word]) not in (int, leaf.struct) for word in leaf.words if node.get(word) is not None
+    ):
+        raise _Unproven
+    return Part(_bounded(leaf.struct, node, leaf.words))
+
+
+def _choice(_: _Parts, node: Node) -> Part:
+    """A member of an enum by its value, or a literal text."""
+    if node["type"] == "enum":
+        _only(node, "cls", "members", "sub_type")
+        if issubclass(node["cls"], Flag):
+            raise _Unproven
+        table = {member.value: member for member in node["members"]}
+    else:
+        _only(node, "expected")
+        table = {value: value for value in node["expected"]}
+    kinds: set[Any] = {type(value) for value in table}
+    if kinds != {str} and (kinds != {int} or node["type"] == "literal"):
+        raise _Unproven
+    return Part(kinds.pop(), table.__getitem__)
+
+
+def _nullable(parts: _Parts, node: Node) -> Part:
+    _only(node, "schema")
+    kind, convert = parts.of(node["schema"])
+    optional = Optional[kind]  # noqa: UP045 - `None | None` is no type
+    if convert is None:
+        return Part(optional)
+
+    def convert_some(value: Any) -> Any:
+        return None if value is None else convert(value)
+
+    return Part(optional, convert_some)
+
+
+def _items(parts: _Parts, node: Node) -> Part:
+    """A list, a tuple, a set or a frozenset of one kind of items."""
+    name = node["type"]
+    _only(node, "items_schema", "variadic_item_index", *(() if "set" in name else _LENGTHS))
+    items = node["items_schema"]
+    if name == "tuple":
+        if node.get("variadic_item_index") != 0 or len(items) != 1:
+            raise _Unproven
+        items = items[0]
+    kind, convert = parts.of(items)
+    build: Any = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[name]
+    if convert is None:
+        return Part(_bounded(tuple[kind, ...] if name == "tuple" else build[kind], node, _LENGTHS))
+
+    def convert_each(values: Iterable[Any]) -> Any:
+        items = [convert(value) for value in values]
+        return items if name == "list" else build(items)
+
+    # A set is not read as one: what is equal before it is converted need not be what is equal after.
+    return Part(_bounded(cast("Any", list)[kind], node, _LENGTHS), convert_each)
+
+
+def _mapping(parts: _Parts, node: Node) -> Part:
+    _only(node, "keys_schema", "values_schema")
+    kind, convert = parts.of(node["values_schema"])
+    # Of values under one key msgspec keeps the last; pydantic looks at all of them.
+    if convert is not None or parts.of(node["keys_schema"]) != Part(str):
+        raise _Unproven
+    return Part(cast("Any", dict)[str, kind])
+
+
+_CONTAINERS: Mapping[str, Callable[[_Parts, Node], Part]] = {
+    "enum": _choice,
+    "literal": _choice,
+    "nullable": _nullable,
+    "list": _items,
+    "tuple": _items,
+    "set": _items,
+    "frozenset": _items,
+    "dict": _mapping,
+}

@@ -1,0 +1,361 @@
+"""What the changes between two releases mean: for events that are stored, and for readers that are older.
+
+An old event is judged by comparing shapes where its body is read as it is, and in any case by trying bodies of the old
+shape through the upcasters and the codec of today. A new event is judged by comparing its shape with the one that older
+releases read. What cannot be told is said to break. Each finding ends with its fix: code, or a step of the deploy.
+`sarif_of` writes the findings as SARIF 2.1.0, which reviewers of code see beside the lines that they are about.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from eventjet.codec.catalog import Catalog, EventType, Resolved
+from eventjet.codec.json import dump_json
+from eventjet.codec.leaves import DECIMAL_TEXT
+from eventjet.codec.reasons import faults_of
+from eventjet.codec.shape import Json
+from eventjet.contracts.compare import Comparison, Misfit, Weight
+from eventjet.contracts.contract import Contract, EventShape
+from eventjet.contracts.samples import Unmade, bodies
+from eventjet.errors import UnexpectedExit
+
+_SHOWN_MAX = 200
+_FAILURES_MAX = 3
+"""Bodies that are shown of those that were refused."""
+_STOP_FIRST = "Stop the older release, and tell whoever else reads the log, before this one records: no rolling deploy."
+_READ_FIRST = (
+    "Deploy a release first that declares and folds it without recording it, "
+    "or stop the older one before this one records."
+)
+_ASK_READERS = "Publish it under another name beside the old one, until nobody takes that any more."
+_UPCAST_ALL = (
+    "Let the upcaster take every body that its schema lets be, or show with --against-log that none is stored."
+)
+_TRY_THE_LOG = "Try what is stored: eventjet schema check --against-log 100"
+_FIELD = re.compile(r"[A-Za-z_]\w*")
+
+
+class Compatibility(Enum):
+    """What a change of one event means; the later, the worse."""
+
+    SAFE = "safe"
+    OLD_READERS = "breaks old readers"
+    UPCASTER = "needs an upcaster"
+    OLD_EVENTS = "breaks old events"
+
+    @property
+    def rank(self) -> int:
+        """0 for safe, more for worse."""
+        return list(Compatibility).index(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Remark:
+    """One thing that was found out about an event."""
+
+    compatibility: Compatibility
+    what: str
+    fix: str = ""
+    """Code, or a step of the deploy, that makes it right; empty where nothing has to be done."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventChange:
+    """One event and what its change means."""
+
+    event: str
+    schema: int | None
+    """Today's; None for one that is not declared."""
+    remarks: tuple[Remark, ...]
+    tried: int = 0
+    """Bodies of the old shapes that were decoded."""
+    kind: type | None = None
+    """Its class today."""
+
+    @property
+    def compatibility(self) -> Compatibility:
+        """The worst of its remarks."""
+        return max((one.compatibility for one in self.remarks), key=lambda one: one.rank, default=Compatibility.SAFE)
+
+
+def changes_between(old: Contract, new: Contract, catalog: Catalog) -> list[EventChange]:
+    """Every event of either release, by name; `catalog` is the new one's, with its upcasters."""
+    comparing = _Comparing(old, new, catalog)
+    named = {name for one in old.events for name in (one.name, *one.formerly)} | set(old.retired)
+    known = set(old.names())
+    found = [comparing.old_event(name) if name in known else comparing.old_name(name) for name in sorted(named)]
+    found += [comparing.new_event(one) for one in new.events if not {one.name, *one.formerly} & named]
+    found += comparing.public()
+    return sorted(filter(None, found), key=lambda one: one.event)
+
+
+@dataclass(frozen=True, slots=True)
+class _Comparing:
+    old: Contract
+    new: Contract
+    catalog: Catalog
+
+    def old_event(self, name: str) -> EventChange:
+        """An event that the old release recorded, at all schemas that its export has."""
+        shapes = self.old.at(name)
+        kind = self.catalog.named(name)
+        if kind is None:
+            return EventChange(name, None, (self._undeclared(name, list(shapes.values())[-1]),))
+        remarks: list[Remark] = []
+        tried = 0
+        for shape in shapes.values():
+            made, count = self._read_again(shape, kind)
+            remarks += made
+            tried += count
+        remarks += self._read_before(list(shapes.values())[-1], kind)
+        return EventChange(name, kind.info.schema, tuple(dict.fromkeys(remarks)), tried, kind.event_type)
+
+    def old_name(self, name: str) -> EventChange | None:
+        """A name of before, or of a retired event, whose shape is not in the export."""
+        if self.catalog.named(name) is not None or self.catalog.is_retired(name):
+            return None
+        what = "is neither declared nor retired any more, and events of this name may be in the log"
+        owner = next((one.name for one in self.old.events if name in one.formerly), None)
+        fix = f'@event("{owner}", formerly=("{name}",))' if owner else _retired_fix(name)
+        return EventChange(name, None, (Remark(Compatibility.OLD_EVENTS, what, fix),))
+
+    def new_event(self, shape: EventShape) -> EventChange:
+        """One that no older release knows."""
+        what = "is new: an older release that meets it cannot load its aggregate, and its projections stop there"
+        return EventChange(
+            shape.name,
+            shape.schema,
+            (Remark(Compatibility.OLD_READERS, what, _READ_FIRST),),
+            kind=self._class_of(shape.name),
+        )
+
+    def public(self) -> Iterator[EventChange]:
+        """What others read of publications; nothing of it is read again here."""
+        before = {one.name: one for one in self.old.public}
+        after = {one.name: one for one in self.new.public}
+        for name in sorted(before.keys() | after.keys()):
+            told = f"{name} (published)"
+            if name not in after:
+                what = "is no longer published; whoever takes it gets nothing any more"
+                yield EventChange(told, None, (Remark(Compatibility.OLD_READERS, what, _ASK_READERS),))
+            elif name in before:
+                misfits = Comparison(after[name].body, before[name].body, always=True).misfits()
+                remarks = [_for_readers(one, _ASK_READERS) for one in misfits if one.weight > Weight.TOLD]
+                yield EventChange(told, after[name].schema, tuple(remarks))
+            else:
+                yield EventChange(told, after[name].schema, ())
+
+    def _undeclared(self, name: str, shape: EventShape) -> Remark:
+        if self.catalog.is_retired(name):
+            if name in self.old.retired:
+                return Remark(Compatibility.SAFE, "is retired, as it was")
+            what = "is retired: stored ones are passed over, and what they told is in no state and no row any more"
+            return Remark(Compatibility.SAFE, what)
+        what = "is not declared any more, so aggregates that have one cannot be loaded, and projections stop there"
+        known = set(self.old.names())
+        strangers = [one for one in self.new.events if one.name not in known and one.aggregate == shape.aggregate]
+        for one in strangers:
+            misfits = Comparison(shape.body, one.body, always=False).misfits()
+            if all(each.weight is Weight.TOLD for each in misfits):
+                return Remark(Compatibility.OLD_EVENTS, what, _renamed_fix(name, one.name, one.schema))
+        return Remark(Compatibility.OLD_EVENTS, what, _gone_fix(name))
+
+    def _read_again(self, shape: EventShape, kind: EventType) -> tuple[list[Remark], int]:
+        """What happens to stored events of one shape, and how many bodies were tried."""
+        name, schema = shape.name, shape.schema
+        if kind.aggregate is not None and shape.aggregate != kind.aggregate:
+            what = f"was an event of {shape.aggregate!r} and is one of {kind.aggregate!r}, on whose subjects none is"
+            return [Remark(Compatibility.OLD_EVENTS, what, _moved_fix(name, shape.aggregate))], 0
+        if schema > kind.info.schema:
+            what = f"was at schema {schema} and is at {kind.info.schema}: events of a higher schema are unknown"
+            return [Remark(Compatibility.OLD_EVENTS, what, f'@event("{kind.info.name}", schema={schema + 1})')], 0
+        resolved = self.catalog.resolve(name, schema)
+        if resolved is None:
+            what = f"is at schema {kind.info.schema}, and nothing leads on from schema {schema}"
+            misfits = self._misfits(shape, kind)
+            return [
+                Remark(Compatibility.UPCASTER, what, _upcaster_code(kind.info.name, schema, misfits, shape.body))
+            ], 0
+        misfits = [] if schema < kind.info.schema else self._misfits(shape, kind)
+        remarks = [self._for_old_events(one, misfits, shape, kind) for one in misfits]
+        tried, count = self._tried(shape, kind, resolved)
+        if all(one.compatibility is not Compatibility.OLD_EVENTS for one in remarks):
+            remarks += tried
+        return remarks, count
+
+    def _tried(self, shape: EventShape, kind: EventType, resolved: Resolved) -> tuple[list[Remark], int]:
+        """What bodies of a shape come to when they are read, and how many there were."""
+        is_upcast = shape.schema < kind.info.schema
+        try:
+            made = bodies(shape.body)
+        except Unmade as reason:
+            what = f"could not be tried at schema {shape.schema}: {reason}"
+            compatibility = Compatibility.OLD_EVENTS if is_upcast else Compatibility.SAFE
+            return [Remark(compatibility, what, _TRY_THE_LOG)], 0
+        refused: dict[str, str] = {}
+        for body in made:
+            try:
+                resolved.decode(dump_json(body))
+            except BaseException as raised:  # noqa: BLE001 - an upcaster's own
+                error = UnexpectedExit.instead_of(raised)
+                reason = faults_of(error) or type(error).__name__
+                refused.setdefault(reason, dump_json(body).decode()[:_SHOWN_MAX])
+        fix = _UPCAST_ALL if is_upcast else _raised_fix(kind.info.name, shape.schema, [], shape.body)
+        whats = [
+            f"refuses the body {body}, which schema {shape.schema} lets be: {reason}"
+            for reason, body in list(refused.items())[:_FAILURES_MAX]
+        ]
+        return [Remark(Compatibility.OLD_EVENTS, what, fix) for what in whats], len(made)
+
+    def _misfits(self, shape: EventShape, kind: EventType) -> list[Misfit]:
+        (today,) = [one.body for one in self.new.events if one.name == kind.info.name]
+        return Comparison(shape.body, today, always=False).misfits()
+
+    def _for_old_events(self, one: Misfit, all_of: Sequence[Misfit], shape: EventShape, kind: EventType) -> Remark:
+        what = f"`{one.path}` {one.reason}"
+        if one.weight is Weight.TOLD:
+            return Remark(Compatibility.SAFE, what)
+        compatibility = Compatibility.OLD_EVENTS if one.weight is Weight.REFUSED else Compatibility.UPCASTER
+        return Remark(compatibility, what, _raised_fix(kind.info.name, shape.schema, all_of, shape.body))
+
+    def _read_before(self, shape: EventShape, kind: EventType) -> list[Remark]:
+        """What happens to an older release that reads the events of today; `shape` is the newest that it knows."""
+        info = kind.info
+        if info.name != shape.name:
+            what = f"is recorded as {info.name!r} from now on, which older releases do not know"
+            return [Remark(Compatibility.OLD_READERS, what, _STOP_FIRST)]
+        if info.schema > shape.schema:
+            what = f"is recorded at schema {info.schema}, and older releases read up to schema {shape.schema}"
+            return [Remark(Compatibility.OLD_READERS, what, _STOP_FIRST)]
+        (today,) = [one.body for one in self.new.events if one.name == info.name]
+        misfits = Comparison(today, shape.body, always=True).misfits() if info.schema == shape.schema else []
+        return [_for_readers(one, _STOP_FIRST) for one in misfits if one.weight > Weight.TOLD]
+
+    def _class_of(self, name: str) -> type | None:
+        kind = self.catalog.named(name)
+        return kind.event_type if kind else None
+
+
+def _for_readers(one: Misfit, fix: str) -> Remark:
+    """A misfit from the side of those who read in the old shape."""
+    return Remark(Compatibility.OLD_READERS, f"for older readers `{one.path}` {one.reason}", fix)
+
+
+def _retired_fix(name: str) -> str:
+    """For an event that nobody needs any more."""
+    return f'App(…, retired_events=["{name}"])'
+
+
+def _gone_fix(name: str) -> str:
+    """For an event that is not declared, and nothing looks like its new name."""
+    return (
+        f'If it was renamed: @event("NEW_NAME", formerly=("{name}",)). If nobody needs what it told: '
+        f"{_retired_fix(name)}, which passes over it."
+    )
+
+
+def _renamed_fix(name: str, new_name: str, schema: int) -> str:
+    """For an event that has another name now."""
+    number = f", schema={schema}" if schema != 1 else ""
+    return f'@event("{new_name}"{number}, formerly=("{name}",))'
+
+
+def _moved_fix(name: str, aggregate: str | None) -> str:
+    """For an event that another aggregate claims."""
+    return f"Leave {name!r} to the aggregate {aggregate!r}, and give the other one an event of its own with a new name."
+
+
+def _raised_fix(name: str, schema: int, misfits: Sequence[Misfit], was: Json) -> str:
+    """For a shape that changed while its schema did not."""
+    return f'@event("{name}", schema={schema + 1})\n\n{_upcaster_code(name, schema, misfits, was)}'
+
+
+def _upcaster_code(name: str, schema: int, misfits: Sequence[Misfit], was: Json) -> str:
+    """The step from one schema to the next, as far as it can be known; what is left to say is `...`."""
+    function = re.sub(r"\W+", "_", name.rpartition(".")[2]).strip("_") or "event"
+    fields: dict[str, str] = {}
+    for one in misfits:
+        top = _FIELD.match(one.path)
+        if top is not None and one.weight is not Weight.TOLD:
+            fields.setdefault(*_upcaster_field(top[0], one, was))
+    entries = "".join(f', "{key}": {value}' for key, value in fields.items())
+    return (
+        f'@upcaster("{name}", schema={schema})\n'
+        f"def {function}_{schema}(body: dict[str, Any]) -> dict[str, Any]:\n"
+        f"    return {{**body{entries or ', ...'}}}\n\n"
+        f"App(…, upcasters=[{function}_{schema}])"
+    )
+
+
+def _upcaster_field(name: str, one: Misfit, was: Json) -> tuple[str, str]:
+    """A field of the new body, and the expression that makes it of the old one."""
+    before = was.get("properties", {}).get(name)
+    if before is None:
+        return name, "..."
+    new_name = re.search(r"its new name is '(\w+)'", one.reason)
+    if new_name is not None:
+        is_sure = name in (was.get("required") or ())
+        return new_name[1], f'body["{name}"]' if is_sure else f'body.get("{name}", {before.get("default")!r})'
+    if "where it is not there" in one.reason:
+        return name, f'body.get("{name}", {before.get("default", "...")!r})'
+    if "takes a Decimal" in one.reason and before.get("pattern") != DECIMAL_TEXT:
+        return name, f'str(body["{name}"])'
+    if "is required, and was not" in one.reason:
+        return name, f'body.get("{name}", {before.get("default", "...")!r})'
+    return name, "..."
+
+
+SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+_LEVEL = {
+    Compatibility.SAFE: "note",
+    Compatibility.OLD_READERS: "warning",
+    Compatibility.UPCASTER: "error",
+    Compatibility.OLD_EVENTS: "error",
+}
+Locate = Callable[[EventChange], tuple[str, int]]
+"""The file of an event, relative to the repository, and the line."""
+
+
+def sarif_of(changes: Sequence[EventChange], locate: Locate, version: str) -> Json:
+    """The log; remarks that need nothing done are left out."""
+    rules = [
+        {
+            "id": _rule(one),
+            "shortDescription": {"text": f"This change {one.value}."},
+            "defaultConfiguration": {"level": _LEVEL[one]},
+        }
+        for one in Compatibility
+        if one is not Compatibility.SAFE
+    ]
+    results = [
+        _result(one, remark, *locate(one))
+        for one in changes
+        for remark in one.remarks
+        if remark.compatibility is not Compatibility.SAFE
+    ]
+    driver = {"name": "eventjet schema check", "version": version, "rules": rules}
+    return {
+        "$schema": SARIF_SCHEMA,
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "columnKind": "unicodeCodePoints", "results": results}],
+    }
+
+
+def _result(one: EventChange, remark: Remark, file: str, line: int) -> Json:
+    text = f"{one.event} {remark.what}" + (f"\n\n{remark.fix}" if remark.fix else "")
+    place = {"artifactLocation": {"uri": file}, "region": {"startLine": line}}
+    return {
+        "ruleId": _rule(remark.compatibility),
+        "level": _LEVEL[remark.compatibility],
+        "message": {"text": text},
+        "locations": [{"physicalLocation": place}],
+        "partialFingerprints": {"eventjet/v1": f"{one.event}: {remark.what}"},
+    }
+
+
+def _rule(compatibility: Compatibility) -> str:
+    return compatibility.value.replace(" ", "-")

@@ -1,0 +1,226 @@
+"""Sessions on PostgreSQL: what each of them has to keep, and the proof that it does, whatever stands between.
+
+A pooler may drop the settings that a session is asked for, and may give the next transaction to another session of the
+server. The first is mended: they are set again. The second cannot be: what one transaction sets, names or prepares, the
+next would not find, or another program would.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from functools import cache
+from ipaddress import ip_address
+from typing import Any
+
+import psycopg
+from sqlalchemy import PoolProxiedConnection
+from sqlalchemy.engine import URL
+from sqlalchemy.engine.interfaces import DBAPIConnection
+
+from eventjet.errors import Unreachable
+from eventjet.observability import logs
+from eventjet.sql.dialect import SessionLimits
+from eventjet.urls import shown_database
+
+_log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 5
+_SECOND_S = 15.0
+"""How long a second connection may wait for a session while a first one has one."""
+REMEDY = "Connect to the server itself, or to a pool of sessions (pool_mode = session)."
+_ALWAYS = {
+    "client_encoding": "UTF8",
+    "timezone": "UTC",
+    "datestyle": "ISO, MDY",
+    "intervalstyle": "postgres",
+    "bytea_output": "hex",
+    "extra_float_digits": "1",
+    "standard_conforming_strings": "on",
+    "default_transaction_isolation": "read committed",
+}
+"""What values, literals and transactions mean: a role, a database or a pooler may have it otherwise."""
+_OPTION = re.compile(r"(?:-c\s*|--)([\w.-]+)=((?:\\.|[^\s\\])*)")
+_ESCAPED = re.compile(r"[\s\\]")
+
+
+def wanted(url: URL, limits: SessionLimits) -> dict[str, str]:
+    """The settings of a session by name: those of the URL's `options`, and eventjet's own over them."""
+    given = url.query.get("options", "")
+    text = given if isinstance(given, str) else " ".join(given)
+    own = {name.replace("-", "_"): re.sub(r"\\(.)", r"\1", value) for name, value in _OPTION.findall(text)}
+    return {
+        **own,
+        **_ALWAYS,
+        "lock_timeout": str(limits.lock_ms),
+        "statement_timeout": str(limits.statement_ms),
+        "idle_in_transaction_session_timeout": str(limits.idle_in_transaction_ms),
+    }
+
+
+def options_of(settings: Mapping[str, str]) -> str:
+    """Settings as libpq's `options`."""
+    escaped = {name: _ESCAPED.sub(r"\\\g<0>", value) for name, value in settings.items()}
+    return " ".join(f"-c {name}={value}" for name, value in escaped.items())
+
+
+def prove(connection: Any, url: URL, settings: Mapping[str, str]) -> None:
+    """See that a new session of the driver keeps these settings from one transaction to the next, or set them.
+
+    Raises `Unreachable`, and closes the connection, where it does not keep them.
+    """
+    try:
+        _prove(connection, url, settings)
+    except BaseException:
+        connection.close()
+        raise
+
+
+def _prove(connection: Any, url: URL, settings: Mapping[str, str]) -> None:
+    names = list(settings)
+    # As the server writes them: set for this transaction alone, which may not be in a session of one's own.
+    asked = ", ".join("current_setting(%s, true), set_config(%s, %s, true)" for _ in names)
+    session, *found = _ask(connection, asked, [part for name in names for part in (name, name, settings[name])])
+    meant = found[1::2]
+    if found[0::2] != meant:
+        once = ", ".join(
+            f"case when pg_backend_pid() = {int(session)} then set_config(%s, %s, false) end" for _ in names
+        )
+        mended, *_ = _ask(connection, once, [part for name in names for part in (name, settings[name])])
+        if mended != session:
+            raise shared(url)
+    after, *kept = _ask(connection, ", ".join("current_setting(%s, true)" for _ in names), names)
+    if after != session:
+        raise shared(url)
+    lost = [
+        f"{name} is {has}, not {should}" for name, has, should in zip(names, kept, meant, strict=True) if has != should
+    ]
+    if lost:
+        raise _refused(url, f"its sessions do not keep what they are told ({'; '.join(lost)})")
+
+
+def shared(url: URL) -> Unreachable:
+    """The error for a pooler that gives transactions of one connection to several sessions."""
+    return _refused(url, "a pooler gives its transactions several sessions, as pool_mode = transaction does")
+
+
+def too_few(url: URL, seconds: float) -> Unreachable:
+    """The error for a pooler that has one session for all."""
+    reason = f"a second connection was given no session within {seconds:g} s"
+    return _refused(url, reason, "Give the pool as many sessions as there are connections, or connect to the server.")
+
+
+def _refused(url: URL, reason: str, remedy: str = REMEDY) -> Unreachable:
+    plain = url.set(drivername="postgresql").render_as_string(hide_password=False)
+    return Unreachable(f"The database {shown_database(plain)}", reason, remedy)
+
+
+def _ask(connection: Any, columns: str, parameters: Sequence[Any]) -> Sequence[Any]:
+    """The session's number, and these columns; in a transaction of its own."""
+    cursor = connection.cursor()
+    try:
+        cursor.execute(f"select pg_backend_pid(), {columns}", parameters)
+        row = cursor.fetchone()
+    finally:
+        cursor.close()
+    connection.commit()
+    return row
+
+
+def connect(url: URL, purpose: str, limits: SessionLimits) -> psycopg.Connection[tuple[Any, ...]]:
+    """A blocking psycopg connection, for COPY."""
+    # By keyword: what has to parse a string tells of what it cannot parse.
+    made = psycopg.connect(**{**_given(url), **session_arguments(url, purpose, limits)}, autocommit=False)
+    prove(made, url, wanted(url, limits))
+    return made
+
+
+def look_first_in(connection: PoolProxiedConnection | DBAPIConnection, schema: str) -> None:
+    """For the rest of a session of the driver: names without a schema mean this one's tables."""
+    cursor = connection.cursor()
+    path = "quote_ident(%s) || ', ' || current_setting('search_path')"
+    cursor.execute(f"select set_config('search_path', {path}, false)", (schema,))
+    cursor.close()
+    connection.commit()
+
+
+@cache
+def check_sessions(url: URL) -> None:
+    """See that two connections have two sessions; once in a process. Blocks."""
+    with closing(connect(url, "eventjet", SessionLimits())) as first:
+        waiting = threading.Timer(_SECOND_S, first.close)
+        session = _session_of(first)
+        waiting.start()
+        try:
+            with closing(connect(url, "eventjet", SessionLimits())) as second:
+                is_shared = _session_of(second) == session
+        finally:
+            waiting.cancel()
+        if first.closed:
+            raise too_few(url, _SECOND_S)
+        if is_shared:
+            raise shared(url)
+
+
+def _session_of(connection: psycopg.Connection[tuple[Any, ...]]) -> int:
+    (session,) = connection.execute("select pg_backend_pid()").fetchone() or (0,)
+    connection.commit()
+    return int(session)
+
+
+def proving(url: URL, limits: SessionLimits) -> Callable[[Any, Any], None]:
+    """A listener for each new connection of an engine."""
+    settings = wanted(url, limits)
+
+    def on_connect(connection: Any, _record: Any) -> None:
+        prove(connection, url, settings)
+
+    return on_connect
+
+
+def session_arguments(url: URL, purpose: str, limits: SessionLimits) -> dict[str, Any]:
+    """What a session is connected with; time is UTC in each."""
+    _warn_of_trust(_given(url))
+    own = url.query.get("options", "")
+    given = own if isinstance(own, str) else " ".join(own)
+    options = f"{given} {options_of(wanted(url, limits))}".strip()
+    arguments: dict[str, Any] = {"options": options, "application_name": purpose}
+    if "connect_timeout" not in url.query:
+        arguments["connect_timeout"] = CONNECT_TIMEOUT_S
+    return arguments
+
+
+def with_psycopg(url: URL) -> URL:
+    return url.set(drivername="postgresql+psycopg")
+
+
+def _given(url: URL) -> Mapping[str, Any]:
+    """What a URL says, as libpq's keywords."""
+    return with_psycopg(url).get_dialect()().create_connect_args(url)[1]
+
+
+def _warn_of_trust(given: Mapping[str, Any]) -> None:
+    """Below `verify-full` libpq tells the password, and all rows, to whoever answers under the address."""
+    hosts = str(given.get("hostaddr") or given.get("host") or os.environ.get("PGHOST", ""))
+    least = "verify-full" if given.get("sslrootcert") == "system" else "prefer"
+    mode = str(given.get("sslmode") or os.environ.get("PGSSLMODE") or least)
+    if mode != "verify-full" and not all(map(_is_here, hosts.split(","))):
+        warn_once(hosts, mode)
+
+
+@cache
+def warn_once(hosts: str, mode: str) -> None:
+    """Say that whoever answers there need not prove who it is; once in a process."""
+    logs.UNPROVEN_PEER.tell(_log, hosts=hosts, mode=mode)
+
+
+def _is_here(host: str) -> bool:
+    """Whether nobody can stand between: a Unix socket, or this machine's own addresses."""
+    try:
+        return host in ("", "localhost") or host[0] in "/@" or ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,509 @@
+"""What people decide about a revision: to pause or resume it, promote it, let it begin anew, or drop its tables.
+
+A revision that is promoted takes the declared location, and whoever held it goes to its own, in one transaction.
+Whoever is decided about is deposed, so that its worker begins a new term and looks where its tables are. Nothing of the
+batch in hand is lost, since the next owner reads it again.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from sqlalchemy import Connection, delete
+from sqlalchemy.exc import DBAPIError
+
+from eventjet import failpoints
+from eventjet.errors import CheckpointFenced, PromotionRefused, TableLost, UsageError
+from eventjet.observability import logs
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.sql import checkpoint, locations
+from eventjet.sql.checkpoint import (
+    DECLARED,
+    FAILED,
+    PAUSED,
+    RESET,
+    RETIRED,
+    Checkpoint,
+    ensure,
+    lock,
+    names_of,
+    revisions,
+)
+from eventjet.sql.database import COMMAND, Database
+from eventjet.sql.dialect import TableName, TableRef, dialect_of, listed
+from eventjet.sql.locations import check_owner, holders
+from eventjet.sql.own_tables import quarantine
+from eventjet.sql.table_moves import (
+    UNDECLARED_REMEDY,
+    Exchange,
+    Move,
+    NotNow,
+    bounded,
+    dependents,
+    lock_as_workers,
+    retried,
+    undeclared,
+)
+
+TAIL_S = 1.0
+"""How long the holder of the declared location may be kept from writing while the other one catches up with it."""
+TAIL_MAX = 2_000
+"""Events that may be missing when that is tried."""
+_POLL_S = 0.02
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted:
+    """Who left the declared location, in the order of revisions, and the position of who took it."""
+
+    left: tuple[int, ...]
+    position: int
+
+
+def freeze(connection: Connection, resolved: AnyResolved) -> int:
+    """Let whoever holds the declared location write nothing until the transaction ends; the position to be reached.
+
+    For PostgreSQL, where the revision itself can go on meanwhile. Readers go on too. Raises as `attempt`.
+    """
+    with _limited(connection, resolved):
+        check_owner(connection, resolved.name, resolved.app)
+        found = revisions(connection, resolved.name)
+        own, there = _own_of(found, resolved), holders(found, resolved)
+        numbers = [one.revision for one in there]
+        locked = lock_as_workers(
+            connection,
+            resolved,
+            _exchange(connection, own, there).lock_leaving,
+            lambda: revisions(connection, resolved.name, lock=True, only=numbers),
+        )
+        return own.position + _lag(own, locked)
+
+
+def attempt(connection: Connection, resolved: AnyResolved, *, epoch: int | None = None) -> Promoted | None:
+    """Give a revision the declared location within the caller's transaction; None when it has it already.
+
+    `epoch` is that of the worker that asks, who then is fenced like any writer, and takes nothing from a newer
+    revision. No lock is waited for longer than readers may be kept. Raises `NotNow`, `PromotionRefused` and
+    `CheckpointFenced`; the caller rolls back.
+    """
+    with _limited(connection, resolved):
+        check_owner(connection, resolved.name, resolved.app)
+        found = revisions(connection, resolved.name)
+        own = _own_of(found, resolved)
+        if own.location == DECLARED:
+            return None
+        exchange = _exchange(connection, own, holders(found, resolved))
+        locked = lock_as_workers(
+            connection, resolved, exchange.lock, lambda: revisions(connection, resolved.name, lock=True)
+        )
+        if [_assignment(one) for one in locked] != [_assignment(one) for one in found]:
+            raise NotNow("another process moved its tables meanwhile")
+        exchange.look_again()
+        found = revisions(connection, resolved.name)
+        own, there = _own_of(found, resolved), holders(found, resolved)
+        if epoch is not None and own.epoch != epoch:
+            raise CheckpointFenced(resolved.name, f"its epoch is no longer {epoch}")
+        if epoch is not None and any(one.revision > own.revision for one in there):
+            # It came after the worker looked. Only a person gives the location back to an older one.
+            raise NotNow(f"revision {there[-1].revision} took over meanwhile")
+        missing = _lag(own, there)
+        if missing:
+            raise NotNow(f"it is {missing} events behind revision {there[-1].revision}")
+        _check_promotion(connection, resolved, own, exchange)
+        broken = dialect_of(connection).broken_by_name(connection)
+        exchange.carry_out()
+        broken = dialect_of(connection).broken_by_name(connection) - broken
+        if broken:
+            raise PromotionRefused(resolved, f"{listed(sorted(broken))} could not be used with its table")
+        failpoints.reach("takeover.moved")
+        for one in there:
+            location = dialect_of(connection).own_location(one.name, one.revision)
+            checkpoint.displace(connection, one.name, one.revision, location)
+        checkpoint.promote(connection, own.name, own.revision)
+        return Promoted(tuple(one.revision for one in there), own.position)
+
+
+def promote(database: Database, resolved: AnyResolved, *, patience_s: float = 60.0) -> Promoted | None:
+    """`attempt` until it succeeds; blocks. Raises `PromotionRefused`, also for what did not become possible in time."""
+    engine = database.sync_engine("eventjet promote")
+
+    def try_once() -> Promoted | None:
+        with engine.begin() as connection:
+            if database.dialect.is_concurrent:
+                _await_worker(connection, resolved, min(TAIL_S, patience_s))
+            return attempt(connection, resolved)
+
+    try:
+        return retried(try_once, patience_s)
+    except NotNow as later:
+        raise PromotionRefused(resolved, str(later)) from None
+
+
+def lag(connection: Connection, resolved: AnyResolved) -> int:
+    """How many events a revision lacks of what readers see already; nothing is locked."""
+    found = revisions(connection, resolved.name)
+    return _lag(_own_of(found, resolved), holders(found, resolved))
+
+
+def _await_worker(connection: Connection, resolved: AnyResolved, patience_s: float) -> None:
+    """Give the revision's own worker time to reach what readers see, while that does not move on."""
+    target = freeze(connection, resolved)
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        if _own_of(revisions(connection, resolved.name), resolved).position >= target:
+            return
+        time.sleep(_POLL_S)
+
+
+@contextmanager
+def _limited(connection: Connection, resolved: AnyResolved) -> Generator[None]:
+    try:
+        with bounded(connection):
+            yield
+    except DBAPIError as error:
+        if not dialect_of(connection).is_forbidden(error):
+            raise
+        raise PromotionRefused(resolved, str(error.orig).partition("\n")[0]) from error
+
+
+def _exchange(connection: Connection, own: Checkpoint, there: Sequence[Checkpoint]) -> Exchange:
+    """The tables of those that are there go to their own locations, and those of `own` come from its own."""
+    dialect = dialect_of(connection)
+    leaving = [
+        Move(name, DECLARED, dialect.own_location(one.name, one.revision))
+        for one in there
+        for name in names_of(one.tables)
+    ]
+    return Exchange(connection, leaving, [Move(name, own.location, DECLARED) for name in names_of(own.tables)])
+
+
+def _check_promotion(connection: Connection, resolved: AnyResolved, own: Checkpoint, exchange: Exchange) -> None:
+    """Raise `PromotionRefused` when something depends on a table that leaves, or a stranger is in the way.
+
+    What the revision that leaves has and the other one lacks, it may have been meant to lack: that is logged.
+    """
+    dialect = dialect_of(connection)
+    if len(exchange.coming) < len(names_of(own.tables)):
+        raise PromotionRefused(resolved, f"its own tables are not in {own.location}")
+    try:
+        locations.check_identity(connection, own)
+    except TableLost as error:
+        raise PromotionRefused(resolved, error.reason) from None
+    strangers = [
+        name[1]
+        for name in exchange.coming
+        if name not in exchange.leaving and dialect.find_table(connection, name, DECLARED)
+    ]
+    if strangers:
+        raise PromotionRefused(resolved, f"no checkpoint knows whose {listed(strangers)} is")
+    hanging = dependents(connection, exchange.leaving)
+    if hanging:
+        raise PromotionRefused(resolved, f"{listed(hanging)} would stay with the table that leaves")
+    left = [
+        f"{one} of {name[1]}"
+        for name, table in exchange.leaving.items()
+        if name in exchange.coming
+        for one in undeclared(dialect.features(connection, table), dialect.features(connection, exchange.coming[name]))
+    ]
+    if left:
+        logs.FEATURES_LEFT.tell(_log, name=resolved.name, features=listed(left))
+
+
+def _own_of(found: Sequence[Checkpoint], resolved: AnyResolved) -> Checkpoint:
+    for one in found:
+        if one.revision == resolved.revision:
+            return one
+    raise CheckpointFenced(resolved.name, "its checkpoint is gone")
+
+
+def _assignment(one: Checkpoint) -> tuple[object, ...]:
+    """What must not have changed between looking and locking; positions may."""
+    return one.revision, one.location, one.tables, one.state == checkpoint.RETIRED
+
+
+def _lag(own: Checkpoint, there: Sequence[Checkpoint]) -> int:
+    """A position in another log says nothing; a revision without a log has not begun, and lacks everything."""
+    return max([0, *(one.position - own.position for one in there if own.log in ("", one.log))])
+
+
+_ASIDE = "ej_reset"
+"""The location of tables that are about to be dropped; it is there within one transaction."""
+
+
+def reset(database: Database, resolved: AnyResolved, log: str = "") -> list[str]:
+    """Drop what a revision has made and make its tables anew, for a worker to begin with the first event; blocks.
+
+    Returns the names of the tables made. Raises `UsageError` for one that is paused, whose tables something depends
+    on, or that others do not let go of, and as `check_owner`; then nothing has changed.
+    """
+    engine = database.sync_engine("eventjet init")
+
+    def attempt() -> list[str]:
+        with engine.begin() as connection:
+            locations.create_tables(connection)
+            with bounded(connection):
+                locations.check_owner(connection, resolved.name, resolved.app, log)
+                old = _forget(connection, resolved)
+                made = locations.prepare(connection, resolved, log=log)
+                _drop(connection, resolved, old)
+            return made
+
+    try:
+        return retried(attempt)
+    except NotNow as later:
+        raise UsageError(f"{resolved.name} is not reset: {later}. Try again.") from None
+
+
+def _forget(connection: Connection, resolved: AnyResolved) -> Mapping[TableName, TableRef]:
+    """Move the tables out of the way and forget what they hold; where they are now."""
+    name, revision = resolved.name, resolved.revision
+    held = checkpoint.read(connection, name, revision)
+    if held is None or held.state == RETIRED:
+        return {}  # It begins anew anyway.
+    _check_resettable(held)
+    dialect = dialect_of(connection)
+    tables = dialect.find_tables(connection, names_of(held.tables), held.location)
+    _check_dependents(connection, resolved, tables)
+    (locked,) = lock_as_workers(
+        connection,
+        resolved,
+        lambda: dialect.lock_tables(connection, tables.values(), readers=False),
+        lambda: checkpoint.revisions(connection, name, lock=True, only=[revision]),
+    )
+    if (locked.location, locked.tables, locked.identities) != (held.location, held.tables, held.identities):
+        raise NotNow("its tables were swapped or moved meanwhile")
+    _check_dependents(connection, resolved, tables)
+    if checkpoint.reset(connection, locked) is None:
+        _check_resettable(locked)
+    own = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
+    connection.execute(delete(quarantine).where(own))
+    for table, there in tables.items():
+        dialect.ensure_location(connection, _ASIDE)
+        dialect.move_table(connection, there, table, _ASIDE, None)
+    return dialect.find_tables(connection, tables, _ASIDE)
+
+
+def _drop(connection: Connection, resolved: AnyResolved, old: Mapping[TableName, TableRef]) -> None:
+    """Drop the old tables once the new ones have inherited what they had; raises `UsageError` for what they cannot."""
+    held = checkpoint.read(connection, resolved.name, resolved.revision)
+    assert held is not None, "the caller has prepared it"
+    dialect = dialect_of(connection)
+    made = dialect.find_tables(connection, names_of(held.tables), held.location)
+    added = dependents(connection, made)
+    if added:
+        what = f"{listed(added)} would come with the table that is made"
+        raise UsageError(
+            f"{resolved.name} is not reset: {what}. Keep from it what gives it to new tables, an event trigger say."
+        )
+    for name, heir in made.items():
+        if name in old:
+            lost = undeclared(dialect.features(connection, old[name]), dialect.features(connection, heir))
+            if lost:
+                what = f"{listed(lost)} of {heir.name}, which the table does not declare, would be lost"
+                raise UsageError(f"{resolved.name} is not reset: {what}. {UNDECLARED_REMEDY}")
+            dialect.inherit(connection, old[name], heir)
+    dialect.drop_tables(connection, list(old.values()))
+    dialect.drop_location(connection, _ASIDE)
+
+
+def _check_dependents(connection: Connection, resolved: AnyResolved, tables: Mapping[TableName, TableRef]) -> None:
+    hanging = dependents(connection, tables)
+    if hanging:
+        raise UsageError(f"{resolved.name} is not reset: {listed(hanging)} would be lost. Drop that first.")
+
+
+def _check_resettable(held: Checkpoint) -> None:
+    if held.state not in RESET.states:
+        raise UsageError(f"{held.name} is not reset: it is {held.state}. Run `eventjet resume {held.name}` first.")
+
+
+@dataclass(frozen=True, slots=True)
+class Unused:
+    """A revision with a checkpoint that is not retired and that the app does not declare."""
+
+    projection: str
+    revision: int
+    state: str
+    location: str
+    """Where its tables are; empty where they are declared."""
+    tables: tuple[str, ...]
+    """Those that are there, as SQL names them."""
+    rows: int
+    """About how many they hold."""
+    position: int
+    owner: str | None
+    """The worker that holds its lease now: somebody still lists it."""
+    in_use: str | None
+    """Why it cannot be dropped now; None when it can."""
+
+
+def unused(connection: Connection, declared: Collection[AnyResolved], app: str = "") -> list[Unused]:
+    """By name and revision. Those of another app are left out, and those of no app that are of no log of this one."""
+    found = checkpoint.read_all(connection)
+    own = {(resolved.name, resolved.revision) for resolved in declared}
+    # A row of an older eventjet does not say whose it is; its log does, once a row that does is of that log.
+    logs = {one.log for one, _ in found if (one.app == app if app else (one.name, one.revision) in own)}
+    return [
+        _described(connection, one, left_s, declared)
+        for one, left_s in found
+        if (one.name, one.revision) not in own
+        and one.state != RETIRED
+        and (one.app == app if one.app and app else not one.log or one.log in logs)
+    ]
+
+
+def retire(
+    connection: Connection, name: str, revision: int, declared: Collection[AnyResolved], app: str = ""
+) -> Unused:
+    """Drop the tables and the location of a revision, within the caller's transaction; what was there is returned.
+
+    Raises `UsageError` for one that is declared, in use, or unknown, or that something depends on. Declared again, it
+    begins anew.
+    """
+    dropped = _droppable(connection, name, revision, declared, app)
+    (held,) = [one for one in revisions(connection, name) if one.revision == revision]
+    # Tables before checkpoints, as workers lock them.
+    dialect = dialect_of(connection)
+    try:
+        with bounded(connection):
+            dialect.drop_tables(connection, list(_there(connection, held).values()))
+    except NotNow as later:
+        raise UsageError(f"{name}:{revision} is not dropped: {later}. Try again.") from None
+    locked = checkpoint.lock(connection, name, revision)
+    if locked is None or (locked.location, locked.tables) != (held.location, held.tables):
+        raise UsageError(f"{name}:{revision} was moved meanwhile. Look again with `eventjet db unused`.")
+    # Once more, now that nobody can take it.
+    _droppable(connection, name, revision, declared, app)
+    dialect.drop_location(connection, dialect.own_location(name, revision))
+    of_it = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
+    connection.execute(delete(quarantine).where(of_it))
+    checkpoint.retire(connection, name, revision)
+    return dropped
+
+
+def _droppable(connection: Connection, name: str, revision: int, declared: Collection[AnyResolved], app: str) -> Unused:
+    known = {(one.projection, one.revision): one for one in unused(connection, declared, app)}
+    one = known.get((name, revision))
+    if one is not None and one.in_use is None:
+        return one
+    if one is not None:
+        raise UsageError(f"{name}:{revision} is not dropped: {one.in_use}")
+    if any((resolved.name, resolved.revision) == (name, revision) for resolved in declared):
+        raise UsageError(
+            f"{name}:{revision} is declared by the app, so it is not dropped. Take it out of the app first."
+        )
+    shown = ", ".join(f"{other}:{number}" for other, number in sorted(known)) or "none"
+    raise UsageError(f"There is no unused revision {name}:{revision}. Unused are: {shown}.")
+
+
+def _described(connection: Connection, one: Checkpoint, left_s: float, declared: Collection[AnyResolved]) -> Unused:
+    tables = _there(connection, one)
+    owner = one.owner if left_s > 0 else None
+    in_use = None
+    successor = next((resolved for resolved in declared if resolved.name == one.name), None)
+    if owner is not None:
+        in_use = f"the worker {owner} keeps it. Stop the workers that still list it."
+    elif successor is not None and one in holders(revisions(connection, one.name), successor):
+        in_use = f"readers see its rows until revision {successor.revision} takes over from it."
+    elif hanging := dependents(connection, tables, for_good=True):
+        in_use = f"{listed(hanging)} would be lost or broken. Drop that first."
+    return Unused(
+        one.name,
+        one.revision,
+        one.state,
+        one.location,
+        tuple(table.quoted() for table in tables.values()),
+        sum(dialect_of(connection).count_rows(connection, table) for table in tables.values()),
+        one.position,
+        owner,
+        in_use,
+    )
+
+
+def _there(connection: Connection, one: Checkpoint) -> dict[TableName, TableRef]:
+    """The tables of a revision that are there."""
+    return dialect_of(connection).find_tables(connection, names_of(one.tables), one.location)
+
+
+_Change: TypeAlias = Callable[[Connection, Checkpoint], Checkpoint | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """What came of pausing or resuming one projection."""
+
+    name: str
+    revision: int
+    state: str
+    position: int
+    changed: bool
+    """False where it was so already."""
+
+
+async def pause(
+    database: str, chosen: Sequence[tuple[str, int]], *, app: str = "", declared: bool = True
+) -> list[Paused]:
+    """Pause (name, revision) pairs of an app, all or none; those that are `declared` may never have begun.
+
+    Raises `UsageError` for one that failed or is retired, and `Unreachable`, also as `check_owner`.
+    """
+    return await _change(database, _paused, chosen, app=app, declared=declared)
+
+
+async def resume(
+    database: str, chosen: Sequence[tuple[str, int]], *, app: str = "", declared: bool = True
+) -> list[Paused]:
+    """Let (name, revision) pairs of an app go on, all or none.
+
+    Raises `UsageError` for one that is not paused, and `Unreachable`, also as `check_owner`.
+    """
+    return await _change(database, _resumed, chosen, app=app, declared=declared)
+
+
+async def _change(
+    database: str, change: _Change, chosen: Sequence[tuple[str, int]], *, app: str = "", declared: bool
+) -> list[Paused]:
+    where = Database(database)
+    engine = where.engine("eventjet pause", COMMAND)
+    try:
+        async with where.reaching(), engine.begin() as connection:
+            return await connection.run_sync(
+                lambda sync: [_changed(sync, change, *one, app=app, declared=declared) for one in sorted(chosen)]
+            )
+    finally:
+        await engine.dispose()
+
+
+def _changed(
+    connection: Connection, change: _Change, name: str, revision: int, *, app: str = "", declared: bool
+) -> Paused:
+    check_owner(connection, name, app)
+    if declared:
+        ensure(connection, name, revision, app)
+    before = lock(connection, name, revision)
+    if before is None:
+        raise UsageError(f"There is no revision {revision} of projection {name!r}. See `eventjet status`.")
+    after = change(connection, before)
+    return Paused(name, revision, (after or before).state, before.position, changed=after is not None)
+
+
+def _paused(connection: Connection, found: Checkpoint) -> Checkpoint | None:
+    if found.state != PAUSED and found.state not in checkpoint.PAUSE.states:
+        because = f" ({' '.join(found.reason.split()).rstrip('.')})" if found.reason else ""
+        what = f"Revision {found.revision} of projection {found.name!r} is {found.state}{because}"
+        raise UsageError(f"{what}, so nothing advances it. There is nothing to pause.")
+    return checkpoint.pause(connection, found)
+
+
+def _resumed(connection: Connection, found: Checkpoint) -> Checkpoint | None:
+    if found.state != PAUSED:
+        remedy = "Start a worker that takes it, or rebuild it." if found.state == FAILED else "Nothing to resume."
+        what = f"Revision {found.revision} of projection {found.name!r} is {found.state}"
+        raise UsageError(f"{what}, not paused. {remedy}")
+    return checkpoint.resume(connection, found)

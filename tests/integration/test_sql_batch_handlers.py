@@ -1,0 +1,260 @@
+"""Handlers of SQL by hand that take many events at once: the same rows as event by event, and each taken once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from decimal import Decimal
+from typing import Any
+
+import pytest
+from sqlalchemy import func, insert, select, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from eventjet import Recorded
+from eventjet.dev.nats import NatsServer
+from eventjet.errors import CheckpointFenced
+from eventjet.rebuild import rebuild, verify
+from eventjet.sql import checkpoint
+from eventjet.writers.batch import Batch
+from eventjet.writers.sql_writer import SqlWriter
+from tests.integration import by_hand
+from tests.integration.by_hand import QUICK, bound_with, changed, lines_table, totals_table
+from tests.integration.by_hand_writing import (
+    INSERT_LINE,
+    WRITING,
+    added,
+    added_all,
+    caught_up,
+    closed,
+    opened,
+    rows,
+    writes,
+    written,
+)
+from tests.integration.ledger_log import Ledger
+from tests.integration.projecting import Added, Noted, Opened
+
+POSTGRES_MAX = 65_535
+"""Parameters of one statement."""
+
+
+@pytest.mark.parametrize("size", [1, 7, 16_000])
+async def test_batches_of_any_size_come_to_the_same_rows_as_a_plain_loop(log: Ledger, size: int) -> None:
+    last = log.append(writes(20, 12))
+    await caught_up(log, WRITING, last, batch_max=size)
+    assert rows(log) == written(log.recorded(last))
+
+
+async def test_a_rebuild_and_a_verification_come_to_what_the_worker_came_to(log: Ledger) -> None:
+    last = log.append(writes(20, 12))
+    await caught_up(log, WRITING, last)
+    lived = rows(log)
+    await verify(changed(log, WRITING), "ledger", log.settings)
+    await rebuild(changed(log, WRITING), ["ledger"], log.settings, engine="local")
+    assert rows(log) == lived == written(log.recorded(last))
+
+
+async def test_a_call_has_every_event_up_to_the_next_one_of_another_handler(log: Ledger) -> None:
+    calls: list[list[int]] = []
+
+    async def first(events: Sequence[Recorded[Opened]], connection: AsyncConnection) -> None:
+        calls.append([one.position for one in events])
+
+    async def then(events: Sequence[Recorded[Added]], connection: AsyncConnection) -> None:
+        calls.append([one.position for one in events])
+
+    opening, adding = Opened(owner="ada"), Added(amount=Decimal(1))
+    last = log.append([("a-1", one) for one in (opening, opening, adding, Noted(text=""), adding, opening, adding)])
+    await _write(log, bound_with(first, then, closed), last)
+    assert calls == [[1, 2], [3, 5], [6], [7]]
+
+
+async def test_the_event_that_a_call_cannot_take_is_named_and_what_precedes_it_is_written(log: Ledger) -> None:
+    async def picky(events: Sequence[Recorded[Added]], connection: AsyncConnection) -> None:
+        await added_all(events, connection)
+        if any(one.data.amount == 7 for one in events):
+            raise RuntimeError("seven")
+
+    log.append([("a-1", Opened(owner="ada")), *[("a-1", Added(amount=Decimal(1)))] * 20])
+    bad = log.append([("a-1", Added(amount=Decimal(7)))])
+    log.append([("a-1", Added(amount=Decimal(1)))] * 20)
+    async with changed(log, bound_with(opened, picky, closed)).working(options=QUICK):
+        stopped = await log.failed()
+    assert f"position {bad} of 'a-1'" in str(stopped.reason)
+    assert stopped.position == bad - 1
+    assert rows(log) == written(log.recorded(bad - 1))
+
+
+async def test_a_row_that_the_database_refuses_names_its_event(log: Ledger) -> None:
+    async def opened_all(events: Sequence[Recorded[Opened]], connection: AsyncConnection) -> None:
+        for one in events:
+            await opened(one, connection)
+
+    log.append([(f"a-{number}", Opened(owner=f"o-{number}")) for number in range(5)])
+    bad = log.append([("a-9", Opened(owner="o-1"))])  # whose owner has an account
+    log.append([("a-10", Opened(owner="o-10"))])
+    async with changed(log, bound_with(opened_all, added_all, closed)).working(options=QUICK):
+        stopped = await log.failed()
+    assert f"position {bad} of 'a-9'" in str(stopped.reason)
+    assert rows(log) == written(log.recorded(bad - 1))
+
+
+async def test_a_call_that_fails_and_event_by_event_does_not_is_told_and_written_once(
+    log: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def alone(events: Sequence[Recorded[Added]], connection: AsyncConnection) -> None:
+        await added_all(events, connection)
+        if len(events) > 1:
+            await connection.begin_nested()
+            raise RuntimeError("too many at once")
+
+    last = log.append([("a-1", Opened(owner="ada")), *[("a-1", Added(amount=Decimal(1)))] * 20])
+    with caplog.at_level(logging.WARNING):
+        await _write(log, bound_with(opened, alone, closed), last)
+    assert rows(log) == written(log.recorded(last))
+    (told,) = [one for one in caplog.records if getattr(one, "event", "") == "eventjet.event_by_event"]
+    assert told.__dict__["fields"]["count"] == 21
+
+
+async def test_a_call_that_goes_on_after_an_error_of_the_database_names_its_event(log: Ledger) -> None:
+    async def hides(events: Sequence[Recorded[Added]], connection: AsyncConnection) -> None:
+        await added_all(events, connection)
+        for one in events:
+            if one.data.amount == 7:
+                with suppress(DBAPIError):
+                    await connection.execute(insert(totals_table).values(name=None, n=0))
+
+    log.append([("a-1", Opened(owner="ada")), ("a-1", Added(amount=Decimal(1)))])
+    bad = log.append([("a-1", Added(amount=Decimal(7)))])
+    last = log.append([("a-1", Added(amount=Decimal(1)))])
+    resolved = bound_with(opened, hides, closed)
+    if log.where.dialect.is_concurrent:
+        async with changed(log, resolved).working(options=QUICK):
+            stopped = await log.failed()
+        assert f"position {bad} of 'a-1'" in str(stopped.reason)
+        assert "went on after an error" in str(stopped.reason)
+        last = bad - 1
+    else:
+        await caught_up(log, resolved, last)
+    assert rows(log) == written(log.recorded(last))
+
+
+async def test_a_call_may_not_end_the_transaction(log: Ledger) -> None:
+    async def commits(events: Sequence[Recorded[Added]], connection: AsyncConnection) -> None:
+        await added_all(events, connection)
+        await connection.commit()
+
+    last = log.append([("a-1", Opened(owner="ada"))])
+    log.append([("a-1", Added(amount=Decimal(1)))] * 3)
+    async with changed(log, bound_with(opened, commits, closed)).working(options=QUICK):
+        stopped = await log.failed()
+    assert "must not commit" in str(stopped.reason)
+    assert rows(log) == written(log.recorded(last))
+
+
+async def one_row(connection: AsyncConnection, rows: list[dict[str, Any]]) -> None:
+    await connection.execute(INSERT_LINE, rows[0])
+
+
+async def many_rows(connection: AsyncConnection, rows: list[dict[str, Any]]) -> None:
+    await connection.execute(INSERT_LINE, rows)
+
+
+async def by_sync_code(connection: AsyncConnection, rows: list[dict[str, Any]]) -> None:
+    await connection.run_sync(lambda sync: sync.execute(INSERT_LINE, rows[0]))
+
+
+async def a_question(connection: AsyncConnection, rows: list[dict[str, Any]]) -> None:
+    await connection.scalar(select(func.count()).select_from(lines_table))
+
+
+@pytest.mark.parametrize("statement", [one_row, many_rows, by_sync_code, a_question])
+async def test_a_handler_that_goes_on_after_its_own_timeout_is_named(
+    log: Ledger, statement: Callable[..., Awaitable[None]]
+) -> None:
+    async def impatient(event: Recorded[Added], connection: AsyncConnection) -> None:
+        line = {"account_id": event.aggregate_id, "amount": event.data.amount}
+        with suppress(TimeoutError):
+            async with asyncio.timeout(0):
+                await statement(connection, [line | {"position": -number} for number in range(1_000)])
+
+    log.append([("a-1", Opened(owner="ada"))])
+    last = log.append([("a-1", Added(amount=Decimal(1)))])
+    async with changed(log, bound_with(opened, impatient, closed)).working(options=QUICK):
+        stopped = await log.failed()
+    assert f"position {last} of 'a-1'" in str(stopped.reason)
+    assert "cut a statement off" in str(stopped.reason)
+    assert rows(log) == written(log.recorded(last - 1))
+
+
+async def test_a_deposed_worker_writes_nothing(log: Ledger) -> None:
+    last = log.append(writes(3, 3))
+    with pytest.raises(CheckpointFenced):
+        await _write(log, WRITING, last, epochs_missed=1)
+    assert rows(log) == written([])
+
+
+async def test_a_connection_lost_within_a_call_is_tried_again(
+    eventjet_nats: NatsServer, eventjet_database: str
+) -> None:
+    log = by_hand.log_of(eventjet_nats, eventjet_database)
+    left = 3
+
+    async def cut(events: Sequence[Recorded[Added]], connection: AsyncConnection) -> None:
+        nonlocal left
+        await added_all(events, connection)
+        if left and events[-1].position > 20:
+            left -= 1
+            own = await connection.scalar(text("select pg_backend_pid()"))
+            log.execute(f"select pg_terminate_backend({own}, 20000)")
+            await added(replace(events[0], position=-1), connection)
+
+    last = log.append(writes(5, 20))
+    await caught_up(log, bound_with(opened, cut, closed), last)
+    assert left == 0
+    assert rows(log) == written(log.recorded(last))
+
+
+async def test_one_statement_of_more_parameters_than_the_database_takes_stops_the_projection(log: Ledger) -> None:
+    is_postgres = log.where.dialect.is_concurrent
+    with closing(sqlite3.connect(":memory:")) as memory:
+        many = (POSTGRES_MAX if is_postgres else memory.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)) + 1
+    statement = f"delete from totals where n in ({', '.join(['%s' if is_postgres else '?'] * many)})"
+
+    async def too_many(event: Recorded[Added], connection: AsyncConnection) -> None:
+        await added(event, connection)
+        if event.data.amount:
+            await connection.exec_driver_sql(statement, tuple(range(many)))
+
+    log.append([("a-0", Opened(owner="ada")), *[("a-0", Added(amount=Decimal(0)))] * 3])
+    bad = log.append([("a-0", Added(amount=Decimal(1)))])
+    log.append([("a-0", Added(amount=Decimal(0)))])
+    async with changed(log, bound_with(opened, too_many, closed)).working(options=QUICK):
+        stopped = await log.failed()
+    assert stopped.position == bad - 1
+    assert f"position {bad} of 'a-0'" in str(stopped.reason)
+    assert rows(log) == written(log.recorded(bad - 1))
+
+
+async def _write(log: Ledger, resolved: Any, last: int, epochs_missed: int = 0) -> None:
+    """Write the log up to there as one batch."""
+    events = [one for one in log.recorded(last) if not isinstance(one.data, Noted)]
+    engine = log.where.engine()
+    try:
+        async with engine.connect() as connection:
+            await connection.run_sync(checkpoint.ensure, "ledger", 1)
+            held = await connection.run_sync(checkpoint.read, "ledger", 1)
+            await connection.commit()
+            assert held is not None
+            held = replace(held, epoch=held.epoch + epochs_missed)
+            async with connection.begin():
+                batch = Batch(0, last, events[-1].event_id, events)
+                await SqlWriter(resolved, lease_s=30).write(connection, held, batch)
+    finally:
+        await engine.dispose()
