@@ -19,8 +19,8 @@ from eventjet.log.public_stream import PublicStream
 from eventjet.settings import Settings
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import declarations_of
-from eventjet.subscriptions.event_source import Feed
-from eventjet.subscriptions.handlers import FollowedPublication
+from eventjet.subscriptions.event_source import EventSource
+from eventjet.subscriptions.handlers import PublicationHandler
 from eventjet.subscriptions.status import status
 from tests.integration.reacting import eventually, working
 from tests.logs import fresh_name
@@ -170,7 +170,7 @@ async def test_two_that_publish_at_once_add_nothing_twice(app: App, jet: Jet) ->
         one = app.publications["lights"]
         declared = declarations_of(app)["lights"]
         public = PublicStream(jet.client, stream, "lights")
-        followed = FollowedPublication(declared, cast("Feed", None), one, public)
+        followed = PublicationHandler(declared, cast("EventSource", None), one, public)
         for one_event in events:
             while True:
                 try:

@@ -26,7 +26,7 @@ from eventjet.observability.metrics import METRICS
 from eventjet.settings import Settings
 from eventjet.sql.revisions import pause
 from eventjet.subscriptions.context import WorkerOptions
-from eventjet.subscriptions.health import Verdict, serving
+from eventjet.subscriptions.health import HealthStatus, serving
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Noted, made
 from tests.logs import block
@@ -240,8 +240,8 @@ async def test_a_table_that_somebody_keeps_locked_is_the_reason_until_it_is_free
 class Fixed:
     """A page's content that stays."""
 
-    def verdict(self) -> Verdict:
-        return Verdict(True, None, ())
+    def status(self) -> HealthStatus:
+        return HealthStatus(True, None, ())
 
     def metrics(self) -> str:
         return ""

@@ -17,9 +17,9 @@ from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, 
 from eventjet import App, Recorded, Settings, aggregate, event, projection, unique
 from eventjet.calls import called
 from eventjet.codec.catalog import Catalog
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import DefinitionError, HandlerFailed, LeaseEnded, UnexpectedExit
+from eventjet.errors import DefinitionError, HandlerFailed, RebuildOvertaken, UnexpectedExit
 from eventjet.jetstream.client import Client
 from eventjet.log.memory import MemoryStore
 from eventjet.nats.endpoint import Endpoint
@@ -29,7 +29,7 @@ from eventjet.projections.row_codec import RowCodec
 from eventjet.rebuild.runs import open_run, renewed
 from eventjet.sql.own_tables import rebuilds
 from eventjet.subscriptions.declarations import opened_deps
-from eventjet.subscriptions.keyed_executor import Lanes
+from eventjet.subscriptions.keyed_executor import KeyedExecutor
 
 
 class OfTheLibrary(BaseException):
@@ -112,7 +112,7 @@ async def test_a_cancellation_of_the_caller_ends_what_it_called_and_is_raised() 
 
 @every_exit
 async def test_work_that_ends_its_lane_is_said(kind: str) -> None:
-    lanes = Lanes(4, 100)
+    lanes = KeyedExecutor(4, 100)
     if kind in ("KeyboardInterrupt", "SystemExit"):
         lanes.add(1, "", [("k", lambda: called(raising(kind)))])  # asyncio itself lets these end the loop
     else:
@@ -230,7 +230,7 @@ def test_a_rebuild_whose_lease_has_ended_is_stopped_at_once(tmp_path: Path) -> N
             assert stopped.wait(60)
             raise RuntimeError("whatever the interruption made of it")
 
-    with pytest.raises(LeaseEnded):
+    with pytest.raises(RebuildOvertaken):
         rebuild()
 
 

@@ -24,31 +24,31 @@ def looked(*looks: tuple[float, WorkStatus]) -> HealthState:
 
 def test_a_process_that_has_not_looked_yet_is_starting() -> None:
     health = HealthState(ME, 30, 100.0)
-    assert (health.verdict(101).healthy, health.verdict(101).reason) == (False, "starting")
-    assert health.without("no database").verdict(102).reason == "no database"
-    assert str(health.verdict(131).reason) == "nothing could be looked at for 31 s: the process hangs"
+    assert (health.status(101).healthy, health.status(101).reason) == (False, "starting")
+    assert health.without("no database").status(102).reason == "no database"
+    assert str(health.status(131).reason) == "nothing could be looked at for 31 s: the process hangs"
 
 
 def test_lagging_without_progress_for_too_long_is_unhealthy() -> None:
     health = looked((0, BEHIND), (20, BEHIND), (31, BEHIND))
-    assert health.verdict(29).healthy
-    verdict = health.verdict(31)
-    assert not verdict.healthy
-    assert verdict.reason == "balances: 2 events behind at position 7 without progress for 31 s"
-    assert looked((0, BEHIND), (20, replace(BEHIND, position=8)), (31, replace(BEHIND, position=8))).verdict(31).healthy
+    assert health.status(29).healthy
+    status = health.status(31)
+    assert not status.healthy
+    assert status.reason == "balances: 2 events behind at position 7 without progress for 31 s"
+    assert looked((0, BEHIND), (20, replace(BEHIND, position=8)), (31, replace(BEHIND, position=8))).status(31).healthy
 
 
 def test_a_worker_that_takes_and_loses_its_lease_again_and_again_is_not_progress() -> None:
     waits = replace(BEHIND, owner=None, reason="an event of a newer schema")
     health = looked((0, BEHIND), (10, waits), (20, BEHIND), (31, waits))
-    assert str(health.verdict(31).reason).endswith("without progress for 31 s: an event of a newer schema")
+    assert str(health.status(31).reason).endswith("without progress for 31 s: an event of a newer schema")
 
 
 def test_what_waits_for_long_is_unhealthy_though_it_is_not_behind() -> None:
     waits = replace(BEHIND, position=9, lag_events=0, reason="waiting since noon: its timers are not there")
-    assert looked((0, waits), (20, waits)).verdict(20).healthy
-    assert str(looked((0, waits), (31, waits)).verdict(31).reason).endswith("its timers are not there")
-    assert looked((0, waits), (31, waits), (32, replace(waits, reason=None))).verdict(50).healthy
+    assert looked((0, waits), (20, waits)).status(20).healthy
+    assert str(looked((0, waits), (31, waits)).status(31).reason).endswith("its timers are not there")
+    assert looked((0, waits), (31, waits), (32, replace(waits, reason=None))).status(50).healthy
 
 
 @pytest.mark.parametrize(
@@ -63,20 +63,20 @@ def test_what_waits_for_long_is_unhealthy_though_it_is_not_behind() -> None:
 )
 def test_what_is_not_up_to_this_process_is_no_fault_and_starts_afresh(found: WorkStatus) -> None:
     health = looked((0, BEHIND), (40, found), (80, found))
-    assert health.verdict(81).healthy
-    assert health.after(90, [replace(BEHIND, position=found.position)]).verdict(90).healthy
+    assert health.status(81).healthy
+    assert health.after(90, [replace(BEHIND, position=found.position)]).status(90).healthy
 
 
 def test_a_failed_projection_is_a_fault_at_once() -> None:
-    verdict = looked((0, replace(BEHIND, state="failed", owner=None, reason="bad event"))).verdict(0)
-    assert verdict.reason == "balances: failed: bad event"
-    assert verdict.projections[0]["fault"] == "failed: bad event"
+    status = looked((0, replace(BEHIND, state="failed", owner=None, reason="bad event"))).status(0)
+    assert status.reason == "balances: failed: bad event"
+    assert status.projections[0]["fault"] == "failed: bad event"
 
 
 def test_a_process_that_cannot_look_keeps_what_it_saw_and_says_why() -> None:
     health = looked((0, BEHIND)).without("The database: gone.")
-    assert health.verdict(10).healthy
-    assert health.verdict(31).reason == "nothing could be looked at for 31 s: The database: gone."
+    assert health.status(10).healthy
+    assert health.status(31).reason == "nothing could be looked at for 31 s: The database: gone."
 
 
 def test_pace_and_time_left_come_of_two_looks() -> None:

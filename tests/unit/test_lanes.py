@@ -1,4 +1,4 @@
-"""Lanes: one at a time for a key, many keys at once, and a floor below which everything is done."""
+"""KeyedExecutor: one at a time for a key, many keys at once, and a floor below which everything is done."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from eventjet.subscriptions.keyed_executor import Lanes, Work
+from eventjet.subscriptions.keyed_executor import KeyedExecutor, Work
 
 
-async def idle(lanes: Lanes) -> None:
+async def idle(lanes: KeyedExecutor) -> None:
     """Until no work is left."""
     while lanes._tasks:
         await asyncio.sleep(0)
 
 
 async def test_drained_lanes_finish_what_has_begun_and_begin_nothing_more() -> None:
-    lanes, gate, begun = Lanes(2, 1_000), asyncio.Event(), list[int]()
+    lanes, gate, begun = KeyedExecutor(2, 1_000), asyncio.Event(), list[int]()
 
     def work(position: int) -> Work:
         async def run() -> None:
@@ -44,7 +44,7 @@ async def test_drained_lanes_finish_what_has_begun_and_begin_nothing_more() -> N
 
 
 async def test_what_pauses_leaves_its_place_to_other_keys_and_keeps_its_own_waiting() -> None:
-    lanes, done = Lanes(1, 1_000), list[str]()
+    lanes, done = KeyedExecutor(1, 1_000), list[str]()
 
     def work(name: str, pause_s: float | None) -> Work:
         async def run() -> None:
@@ -67,7 +67,7 @@ async def test_what_pauses_leaves_its_place_to_other_keys_and_keeps_its_own_wait
 
 
 async def test_work_of_one_key_is_done_in_order_and_never_two_at_once() -> None:
-    lanes = Lanes(8, 1_000)
+    lanes = KeyedExecutor(8, 1_000)
     begun: defaultdict[int, list[int]] = defaultdict(list)
     active: set[int] = set()
     most = 0
@@ -94,7 +94,7 @@ async def test_work_of_one_key_is_done_in_order_and_never_two_at_once() -> None:
 
 
 async def test_no_more_than_its_width_is_under_way() -> None:
-    lanes = Lanes(4, 1_000)
+    lanes = KeyedExecutor(4, 1_000)
     active = most = 0
 
     async def run() -> None:
@@ -112,7 +112,7 @@ async def test_no_more_than_its_width_is_under_way() -> None:
 
 
 async def test_the_floor_stops_below_what_is_not_done() -> None:
-    lanes = Lanes(8, 1_000, position=10, event_id="e10")
+    lanes = KeyedExecutor(8, 1_000, position=10, event_id="e10")
     gate = asyncio.Event()
 
     async def nothing() -> None:
@@ -137,7 +137,7 @@ async def test_the_floor_stops_below_what_is_not_done() -> None:
 
 
 async def test_what_was_done_beyond_the_floor_is_done_until_it_is_come_to() -> None:
-    lanes = Lanes(8, 1_000, position=10, event_id="e10", done=((12, 14), (17, 20)))
+    lanes = KeyedExecutor(8, 1_000, position=10, event_id="e10", done=((12, 14), (17, 20)))
     gate = asyncio.Event()
 
     async def wait() -> None:
@@ -157,7 +157,7 @@ async def test_what_was_done_beyond_the_floor_is_done_until_it_is_come_to() -> N
 
 
 async def test_reading_waits_for_room_and_what_is_due_does_not() -> None:
-    lanes = Lanes(1, 3)
+    lanes = KeyedExecutor(1, 3)
     gate, due = asyncio.Event(), asyncio.Event()
 
     async def wait() -> None:
@@ -179,7 +179,7 @@ async def test_reading_waits_for_room_and_what_is_due_does_not() -> None:
 
 
 async def test_what_work_raises_is_told_and_ends_its_lane_alone() -> None:
-    lanes = Lanes(4, 1_000)
+    lanes = KeyedExecutor(4, 1_000)
     done: list[int] = []
 
     async def fail() -> None:
@@ -206,7 +206,7 @@ def test_whatever_the_order_of_things_the_floor_and_what_is_beyond_are_what_was_
 ) -> None:
     async def run() -> None:
         chance = random.Random(seed)
-        lanes = Lanes(width, 1_000)
+        lanes = KeyedExecutor(width, 1_000)
         done: set[int] = set()
         added: list[int] = []
 

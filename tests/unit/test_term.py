@@ -19,9 +19,9 @@ from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import HeldCursor, ParkedEntry
 from eventjet.subscriptions.declarations import Declaration
-from eventjet.subscriptions.handlers import Followed, Try
-from eventjet.subscriptions.keyed_executor import Lanes
-from eventjet.subscriptions.reaction_runner import FollowerContext, Term
+from eventjet.subscriptions.handlers import EventHandler, Try
+from eventjet.subscriptions.keyed_executor import KeyedExecutor
+from eventjet.subscriptions.reaction_runner import CursorSession, ReactionContext
 from eventjet.writers.batch import Batch
 
 NOW = 1_000.0
@@ -48,7 +48,7 @@ class Written:
         self.writes.append((cursor.position, [(one.position, one.parked.resolution) for one in kept]))
 
 
-class Handled(Followed):
+class Handled(EventHandler):
     """What notes how many writes came before each event that it handles."""
 
     def __init__(self, cursors: Written) -> None:
@@ -110,21 +110,21 @@ def parked_at(position: int, resolution: str) -> ParkedEntry:
 
 def term_of(
     cursors: Written,
-    lanes: Lanes,
+    lanes: KeyedExecutor,
     parked: Sequence[ParkedEntry] = (),
     followed: Handled | None = None,
     written_at: float = NOW,
-) -> Term:
+) -> CursorSession:
     anything: Any = None
     kept: Any = cursors
     repositories: Any = SimpleNamespace(catalog=SimpleNamespace(is_private=False))
-    context = FollowerContext(repositories, kept, anything, "me", WorkerOptions(), clock=lambda: NOW)
+    context = ReactionContext(repositories, kept, anything, "me", WorkerOptions(), clock=lambda: NOW)
     held = HeldCursor(Cursor("echo", "reactor", "log"), 1, written_at)
-    return Term(followed or Handled(cursors), context, held, lanes, parked, FollowerMeter("", ""))
+    return CursorSession(followed or Handled(cursors), context, held, lanes, parked, FollowerMeter("", ""))
 
 
 async def test_what_was_parked_is_written_with_the_next_write_when_one_had_no_answer() -> None:
-    cursors, lanes = Written(failures=1), Lanes(4, 100)
+    cursors, lanes = Written(failures=1), KeyedExecutor(4, 100)
     term = term_of(cursors, lanes)
     taking = asyncio.ensure_future(term.take(Records([1, 2])))
     while lanes.position < 2:
@@ -140,7 +140,7 @@ async def test_what_was_parked_is_written_with_the_next_write_when_one_had_no_an
 
 
 async def test_what_comes_again_waits_for_nothing_that_is_parked_after_it() -> None:
-    cursors, lanes = Written(), Lanes(4, 100)
+    cursors, lanes = Written(), KeyedExecutor(4, 100)
     term = term_of(cursors, lanes, [parked_at(5, PARKED)])
     taking = asyncio.ensure_future(term.take(Records([3, 4, 5, 6])))
     while lanes.position < 6:
@@ -152,7 +152,7 @@ async def test_what_comes_again_waits_for_nothing_that_is_parked_after_it() -> N
 
 
 async def test_a_retry_stops_before_what_is_parked_itself() -> None:
-    cursors, lanes = Written(), Lanes(4, 100)
+    cursors, lanes = Written(), KeyedExecutor(4, 100)
     term = term_of(cursors, lanes, [parked_at(3, RETRY), parked_at(4, BLOCKED), parked_at(5, PARKED)])
     taking = asyncio.ensure_future(term.take(Records([3, 4, 5, 6])))
     while lanes.position < 6:
@@ -165,7 +165,7 @@ async def test_a_retry_stops_before_what_is_parked_itself() -> None:
 
 @pytest.mark.parametrize(("seconds", "before"), [(3.0, 0), (4.0, 1)])
 async def test_one_that_took_its_cursor_longer_ago_than_a_lease_looks_first(seconds: float, before: int) -> None:
-    cursors, lanes = Written(), Lanes(4, 100)
+    cursors, lanes = Written(), KeyedExecutor(4, 100)
     followed = Handled(cursors)
     term = term_of(cursors, lanes, followed=followed, written_at=NOW - seconds)
     taking = asyncio.ensure_future(term.take(Records([1], decoded=True)))

@@ -270,7 +270,13 @@ class Histories(Generic[S]):
             # None, not to be believed, or beyond the log: replay.
             if held is not None:
                 await self._check_not_deleted(aggregate_id, held)
-            return self._start() if newest is None else await self._after(aggregate_id, self._start())
+            if newest is None:
+                return self._start()
+            if number_of(newest[3], VERSION) != 1:
+                return await self._after(aggregate_id, self._start())
+            folded = self._fold_page(self._start(), [newest])  # its first event is all its history
+            self.keep(aggregate_id, 0, folded)
+            return folded
         if newest[0] == held.position and (header(newest[3], MSG_ID) or "") == held.event_id:
             return held
         return await self._after(aggregate_id, held)

@@ -7,6 +7,7 @@ wakes is decided by the state. When it fires, the server puts a message under `d
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -31,6 +32,8 @@ _SCHEDULE, _TARGET = "Nats-Schedule", "Nats-Schedule-Target"
 _TRIES = 5
 _KNOWN_MAX = 100_000
 _DUE_MAX = 100
+SHARED_S = 0.1
+"""How long an answer of `newest_fired` stands, for all process types of a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ class JetStreamTimers:
         self._app = app
         self._stream = timer_stream(app)
         self._known: dict[str, _Known] = {}
+        self._newest, self._asked_at = 0, float("-inf")
+        self._asking = asyncio.Lock()
 
     async def set(self, process: str, process_id: str, version: int, at: datetime, fired: int = 0) -> None:
         """Have the process woken then, unless a later version of it has set a timer.
@@ -115,6 +120,21 @@ class JetStreamTimers:
             # Up to our own: never a successor's.
             await self._client.ask(purge_stream(self._stream, subject, known.sequence))
             self._known.pop(subject, None)
+
+    async def newest_fired(self) -> int:
+        """The sequence of the newest timer that has fired, of all processes; 0 for none. Later ones have higher ones.
+
+        All who ask within `SHARED_S` share an answer.
+        """
+        async with self._asking:
+            loop = asyncio.get_running_loop()
+            if loop.time() - self._asked_at > SHARED_S:
+                try:
+                    record = await self._client.ask(last_message(self._stream, due_subject(self._app, "*", "*")))
+                except (ApiRefused, StoreUnavailable) as error:
+                    raise await explained(self._client, timer_config(self._app, 1), error) from error
+                self._newest, self._asked_at = 0 if record is None else record[0], loop.time()
+            return self._newest
 
     async def due(self, process: str, after: int) -> Sequence[Due]:
         """Some of what has fired and was not cleared, in order, after a sequence."""

@@ -7,8 +7,8 @@ from typing import Any, Protocol, cast
 
 from eventjet.codec.cloud_events import IncomingDecoder
 from eventjet.codec.headers import RawRecord
-from eventjet.commands.repositories import Repositories
-from eventjet.domain.inbox import Inbox
+from eventjet.commands.repository import Repositories
+from eventjet.domain.reactor import Inbox
 from eventjet.errors import LogRolledBack, StoreError, StreamMissing, UnexpectedExit
 from eventjet.jetstream.api import message_at, stream_info
 from eventjet.jetstream.client import Client
@@ -19,7 +19,7 @@ from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.declarations import Declaration, filters_of, missing_stream
 
 
-class Feed(Protocol):
+class EventSource(Protocol):
     """One stream, as a follower reads it."""
 
     stream: str
@@ -51,7 +51,7 @@ class Feed(Protocol):
         ...
 
 
-class LogFeed:
+class LogSource:
     """The app's own log, its events of some aggregates."""
 
     forgets = False
@@ -84,7 +84,7 @@ class LogFeed:
         return await self._repositories.store.at(position)
 
 
-class ForeignFeed:
+class StreamSource:
     """Another stream: it is known by its time of creation, and may drop what is old."""
 
     forgets = True

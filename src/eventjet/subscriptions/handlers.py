@@ -20,15 +20,12 @@ from eventjet.codec.cloud_events import message_of
 from eventjet.codec.headers import is_imported
 from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_of
-from eventjet.commands.decisions import recorded_events
-from eventjet.commands.repositories import Repositories
-from eventjet.commands.repository import Repository
+from eventjet.commands.execute import recorded_events
+from eventjet.commands.repository import Repositories, Repository
 from eventjet.domain.aggregate import AggregateType
-from eventjet.domain.committed import Committed
-from eventjet.domain.inbox import Inbox, Incoming
+from eventjet.domain.decision import Committed
 from eventjet.domain.parked import AggregateKey
-from eventjet.domain.publication import Publication
-from eventjet.domain.reactor import Reactor, Retry
+from eventjet.domain.reactor import Inbox, Incoming, Publication, Reactor, Retry
 from eventjet.domain.recorded import Metadata, Recorded, own_event
 from eventjet.domain.state import own_copy
 from eventjet.errors import DepsUnusable, Unreachable
@@ -39,7 +36,7 @@ from eventjet.projections.app_ref import Application
 from eventjet.projections.fold import aggregate_key_of
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.declarations import Declaration, opened_deps
-from eventjet.subscriptions.event_source import Feed
+from eventjet.subscriptions.event_source import EventSource
 from eventjet.subscriptions.process_steps import ProcessRunner
 from eventjet.subscriptions.retry import Backoff, end, pause
 
@@ -213,6 +210,8 @@ class CommandsOnce(Generic[S, E]):
         return await self._repository.load(aggregate_id)
 
 
+_RESTED_MAX = 10_000
+"""Processes that are remembered to rest."""
 _INSTANCES = 500
 """Processes that are remembered to be looked at, about."""
 
@@ -220,12 +219,12 @@ Try: TypeAlias = Callable[[int], Awaitable[None]]
 """One try; the argument is its number, from 1 on."""
 
 
-class Followed:
+class EventHandler:
     """One declaration over one connection."""
 
-    def __init__(self, declaration: Declaration, feed: Feed, retry: Retry, *, quarantines: bool) -> None:
+    def __init__(self, declaration: Declaration, source: EventSource, retry: Retry, *, quarantines: bool) -> None:
         self.declaration = declaration
-        self.feed = feed
+        self.source = source
         self.retry = retry
         self.takes_imported = False
         """Whether imported events concern it: nothing follows from what happened elsewhere, but it may be told."""
@@ -267,6 +266,10 @@ class Followed:
         Not where that was imported: nothing follows from it.
         """
 
+    async def newest_fired(self) -> int:
+        """The sequence of the newest timer that has fired, of any process type; 0 for none."""
+        return 0
+
     async def fired(self, after: int) -> Sequence[Due]:
         """Timers that have fired, after a sequence."""
         del after
@@ -277,18 +280,18 @@ class Followed:
         raise NotImplementedError
 
 
-class FollowedReactor(Followed):
+class ReactorHandler(EventHandler):
     """A handler, called with each event of its subscription."""
 
     def __init__(
         self,
         declaration: Declaration,
-        feed: Feed,
+        source: EventSource,
         reactor: Reactor[Any, Any],
         repositories: Repositories,
         deps: Deps,
     ) -> None:
-        super().__init__(declaration, feed, reactor.retry, quarantines=reactor.on_error == "quarantine")
+        super().__init__(declaration, source, reactor.retry, quarantines=reactor.on_error == "quarantine")
         self._reactor = reactor
         self._repositories = repositories
         self._deps = deps
@@ -308,19 +311,25 @@ class FollowedReactor(Followed):
         return (event.aggregate, event.aggregate_id), handle
 
 
-class FollowedProcess(Followed):
+class ProcessHandler(EventHandler):
     """A process: its own events and its timers wake it, and it listens to those of others."""
 
-    def __init__(self, declaration: Declaration, feed: Feed, runner: ProcessRunner, timers: JetStreamTimers) -> None:
-        super().__init__(declaration, feed, Retry(), quarantines=True)
+    def __init__(
+        self, declaration: Declaration, source: EventSource, runner: ProcessRunner, timers: JetStreamTimers
+    ) -> None:
+        super().__init__(declaration, source, Retry(), quarantines=True)
         self._runner = runner
         self._timers = timers
+        self._rested: dict[str, int] = {}
+        """Of processes that rest, by id, the position of the state that they rest on; the oldest first."""
 
     def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try] | None:
         info = self._runner.info
         if event.aggregate == info.name:
 
             async def woken(attempt: int) -> None:
+                if self._rested.get(event.aggregate_id, -1) >= event.position:
+                    return  # the process took its steps on a state that contains this event, which a step recorded
                 with self.handling(attempt, event):
                     await self.wake(event.aggregate_id, event.position)
 
@@ -359,10 +368,18 @@ class FollowedProcess(Followed):
                 await self.wake(process_id, position)
 
     async def check(self) -> None:
+        self._rested.clear()  # each session finds out for itself
         await self.fired(0)  # whether their stream is there
 
     async def wake(self, process_id: str, position: int = 0, fired: int = 0) -> None:
-        await wake(self._runner, self._timers, process_id, position, fired)
+        self._rested.pop(process_id, None)
+        rested_at = await wake(self._runner, self._timers, process_id, position, fired)
+        self._rested[process_id] = rested_at
+        if len(self._rested) > _RESTED_MAX:
+            del self._rested[next(iter(self._rested))]
+
+    async def newest_fired(self) -> int:
+        return await self._timers.newest_fired() if self._runner.info.has_deadlines else 0
 
     async def fired(self, after: int) -> Sequence[Due]:
         if not self._runner.info.has_deadlines:
@@ -376,13 +393,18 @@ class FollowedProcess(Followed):
         await self._timers.clear(self.declaration.name, due)
 
 
-class FollowedInbox(Followed):
+class InboxHandler(EventHandler):
     """A handler, called with each message of another stream."""
 
     def __init__(
-        self, declaration: Declaration, feed: Feed, inbox: Inbox[Any, Any], repositories: Repositories, deps: Deps
+        self,
+        declaration: Declaration,
+        source: EventSource,
+        inbox: Inbox[Any, Any],
+        repositories: Repositories,
+        deps: Deps,
     ) -> None:
-        super().__init__(declaration, feed, inbox.retry, quarantines=inbox.on_error == "quarantine")
+        super().__init__(declaration, source, inbox.retry, quarantines=inbox.on_error == "quarantine")
         self.takes_imported = True
         self._inbox = inbox
         self._repositories = repositories
@@ -407,11 +429,13 @@ class FollowedInbox(Followed):
         return aggregate_key_of(event.subject.encode()), handle
 
 
-class FollowedPublication(Followed):
+class PublicationHandler(EventHandler):
     """Events told in another stream, one after the other; what cannot be told stops it, since order is its promise."""
 
-    def __init__(self, declaration: Declaration, feed: Feed, one: Publication[Any], stream: PublicStream) -> None:
-        super().__init__(declaration, feed, Retry(tries=1), quarantines=False)
+    def __init__(
+        self, declaration: Declaration, source: EventSource, one: Publication[Any], stream: PublicStream
+    ) -> None:
+        super().__init__(declaration, source, Retry(tries=1), quarantines=False)
         self.takes_imported = True
         self._publication = one
         self._public = Catalog(one.public)
@@ -444,16 +468,17 @@ class FollowedPublication(Followed):
 
 async def wake(
     runner: ProcessRunner, timers: JetStreamTimers, process_id: str, position: int = 0, fired: int = 0
-) -> None:
+) -> int:
     """Step after step until the process rests, on a state that contains `position`; then set its timer.
 
-    `fired` is the sequence of a timer that has fired and is being dealt with.
+    `fired` is the sequence of a timer that has fired and is being dealt with. Return the position of the state.
     """
     held = await runner.advance(process_id, position=position)
     if not runner.info.has_deadlines:
-        return
+        return held.position
     found = await runner.next_deadline(process_id, held)
     if found is None:
         await timers.cancel(runner.name, process_id, held.version)
     else:
         await timers.set(runner.name, process_id, held.version, found.at, fired)
+    return held.position

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
@@ -25,7 +25,7 @@ from eventjet.observability import logs, metrics
 from eventjet.observability.metrics import CONTENT_TYPE, FollowerMeter, Meter, Sample, exposition
 from eventjet.sql.checkpoint import FAILED, PAUSED, RETIRED, STATES
 from eventjet.subscriptions.context import WorkerOptions
-from eventjet.subscriptions.retry import Backoff
+from eventjet.subscriptions.retry import Backoff, pause
 from eventjet.subscriptions.status import PROJECTION, StatusReader, WorkStatus
 
 _log = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class HealthStatus:
     """What `/healthz` answers."""
 
     healthy: bool
@@ -80,7 +80,7 @@ class HealthState:
     def without(self, fault: str) -> HealthState:
         return replace(self, fault=fault)
 
-    def verdict(self, now: float) -> Verdict:
+    def status(self, now: float) -> HealthStatus:
         """Healthy when each is kept, stands by elsewhere, or is paused, and waits for nothing; and looks succeed."""
         judged = [self._judged(seen, now) for seen in self.seen.values()]
         reasons = [f"{projection['name']}: {projection['fault']}" for projection in judged if projection["fault"]]
@@ -89,11 +89,11 @@ class HealthState:
             reasons.insert(0, f"nothing could be looked at for {silent_s:.0f} s: {self.fault or 'the process hangs'}")
         elif self.looked_at is None:
             reasons.insert(0, self.fault or "starting")
-        return Verdict(not reasons, reasons[0] if reasons else None, judged)
+        return HealthStatus(not reasons, reasons[0] if reasons else None, judged)
 
     def samples(self, now: float) -> list[Sample]:
         """The gauges, of the last look."""
-        samples: list[Sample] = [(metrics.HEALTHY, (), int(self.verdict(now).healthy))]
+        samples: list[Sample] = [(metrics.HEALTHY, (), int(self.status(now).healthy))]
         if self.looked_at is not None:
             samples.append((metrics.LOOK_AGE, (), now - self.looked_at))
         for seen in self.seen.values():
@@ -148,8 +148,7 @@ def _gauges(status: WorkStatus, owner: str) -> list[Sample]:
 
 
 class HealthMonitor:
-    """Health and metrics of one process of workers. `keep` looks until it is cancelled; where the loop hangs, the last
-    look grows old."""
+    """Health and metrics of one process of workers. Where the loop of `keep` hangs, the last look grows old."""
 
     def __init__(
         self,
@@ -168,31 +167,28 @@ class HealthMonitor:
         self._chosen = chosen
         self._state = HealthState(owner, options.stalled_s, time.monotonic())
 
-    def verdict(self) -> Verdict:
-        return self._state.verdict(time.monotonic())
+    def status(self) -> HealthStatus:
+        return self._state.status(time.monotonic())
 
     def metrics(self) -> str:
         meters = [meter for each in self._meters for meter in list(each.values())]
         return exposition(self._state.samples(time.monotonic()), meters)
 
-    async def keep(self) -> None:
+    async def keep(self, stop: asyncio.Event) -> None:
+        """Look every `look_s` until `stop`; a look that fails is told by the state, and followed by another."""
         async with self._reader:
-            while True:
+            while not stop.is_set():
                 try:
                     async with asyncio.timeout(_LOOK_MAX_S):
                         snapshot = await called(self._reader.read(), "A look")
+                    own = [self._with_reason(one) for one in snapshot.projections if one.declared]
+                    own = [one for one in own if one.name in self._chosen]
+                    self._state = self._state.after(time.monotonic(), own)
                 except Exception as error:  # noqa: BLE001 - health tells of it, whatever it is
                     self._state = self._state.without(
                         str(error) if isinstance(error, EventjetError) else type(error).__name__
                     )
-                else:
-                    own = [
-                        self._with_reason(one)
-                        for one in snapshot.projections
-                        if one.declared and one.name in self._chosen
-                    ]
-                    self._state = self._state.after(time.monotonic(), own)
-                await asyncio.sleep(self._options.look_s)
+                await pause(stop, self._options.look_s)
 
     def _with_reason(self, status: WorkStatus) -> WorkStatus:
         """With what this process knows better: where a reason cannot be written, as in a database that is full."""
@@ -214,7 +210,6 @@ async def serving(address: tuple[str, int], monitor: HealthMonitor) -> AsyncGene
     """Answer at the address, yielded with its real port, within the block; raises `Unreachable`."""
     server = await asyncio.to_thread(_server, address, monitor)
     thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), name="eventjet http", daemon=True)
-    keeping = asyncio.create_task(monitor.keep(), name="eventjet health")
     thread.start()
     try:
         host, port = server.server_address[:2]
@@ -222,9 +217,6 @@ async def serving(address: tuple[str, int], monitor: HealthMonitor) -> AsyncGene
         logs.HTTP.tell(_log, address=f"{shown}:{port}")
         yield str(host), port
     finally:
-        keeping.cancel()
-        with suppress(asyncio.CancelledError):
-            await keeping
         await asyncio.to_thread(server.shutdown)
         server.server_close()
 
@@ -283,8 +275,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         if path == "/healthz":
-            verdict = self.server.monitor.verdict()
-            self._answer(200 if verdict.healthy else 503, "application/json", json.dumps(asdict(verdict)) + "\n")
+            status = self.server.monitor.status()
+            self._answer(200 if status.healthy else 503, "application/json", json.dumps(asdict(status)) + "\n")
         elif path == "/metrics":
             self._answer(200, CONTENT_TYPE, self.server.monitor.metrics())
         else:

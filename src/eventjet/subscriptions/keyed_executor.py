@@ -1,4 +1,4 @@
-"""`Lanes`: one piece of work at a time for each key, many keys at once; and up to which position everything is done."""
+"""`KeyedExecutor`: one piece of work at a time for each key, many keys at once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _place: ContextVar[asyncio.Semaphore] = ContextVar("place")
 """Of the work under way: one of the places of its width."""
 
 
-class Lanes:
+class KeyedExecutor:
     """Made within the loop that uses it. What work raises ends the lane and is the result of `failed`."""
 
     def __init__(

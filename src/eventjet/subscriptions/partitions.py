@@ -1,4 +1,4 @@
-"""`Share`: how many of a reactor's partitions one process works on, so that the work is divided among all that run.
+"""`PartitionAssignment`: how many of a reactor's partitions one process works on, so that all that run share the work.
 
 Each process tells the others that it is there, and takes at most ⌈partitions / processes⌉, and more only of what
 nobody takes: others may work on some partitions alone, be of an older revision, or have failed there. That is only how
@@ -22,7 +22,7 @@ from eventjet.subscriptions.retry import pause
 _log = logging.getLogger(__name__)
 
 
-class Share:
+class PartitionAssignment:
     """Of one reactor in one process. Where there is one partition, whoever comes first has it."""
 
     def __init__(self, partitions: int) -> None:

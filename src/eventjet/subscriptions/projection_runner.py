@@ -1,4 +1,4 @@
-"""`Projector`: runs one projection in one process, session after session.
+"""`ProjectionRunner`: runs one projection in one process, session after session.
 
 A session is one lease: take it, take the durable over, check the log, then write batch by batch, each in as few
 transactions as hold. While the database commits a batch of a fold, the next one is folded. What is read, folded or
@@ -48,7 +48,7 @@ from eventjet.subscriptions.context import Session, T, WorkerContext
 from eventjet.subscriptions.lease import Lease, Promotion
 from eventjet.subscriptions.quarantine_retry import carry_out_retries, load_blocked, log_parked
 from eventjet.subscriptions.reader import EventReader, Source
-from eventjet.subscriptions.retry import Pace, end, now_told, renewing, run_terms, waiting_since
+from eventjet.subscriptions.retry import Pace, end, now_told, renewing, run_sessions, waiting_since
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter, Prepared
 from eventjet.writers.sql_writer import SqlWriter
@@ -223,7 +223,7 @@ _STOPS = (
 )
 
 
-class Projector:
+class ProjectionRunner:
     """One projection in one process. `on_ready` is called, perhaps often, once it works or waits for the lease."""
 
     def __init__(self, resolved: AnyResolved, context: WorkerContext, on_ready: Callable[[], None]) -> None:
@@ -241,7 +241,7 @@ class Projector:
     async def run(self, stop: asyncio.Event) -> None:
         """Term after term until `stop`; the batch in hand is finished and the lease let go."""
         resolved, ends = self.resolved, self._meter.terms
-        await run_terms(
+        await run_sessions(
             resolved.name,
             self._term,
             stop,

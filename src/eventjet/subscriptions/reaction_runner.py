@@ -1,4 +1,4 @@
-"""`EventFollower`: runs one reactor, process, inbox or publication in one process, session after session.
+"""`ReactionRunner`: runs one reactor, process, inbox or publication in one process, session after session.
 
 A session takes the cursor, takes the durable over after its position, and has each event dealt with, one at a time for
 each key. The cursor is written a few times a second by compare-and-set, which is progress, lease and fence in one. What
@@ -20,7 +20,7 @@ from eventjet import failpoints
 from eventjet.calls import called
 from eventjet.codec.headers import RawRecord, is_imported
 from eventjet.codec.reasons import reason_of
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRIED, AggregateKey, Parked
 from eventjet.errors import (
     CodecError,
@@ -48,17 +48,17 @@ from eventjet.projections.fold import Offered, Reader, blocked_by, is_of, parked
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor, OwnerWatch
 from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, HeldCursor, ParkedEntry, parked_now
-from eventjet.subscriptions.handlers import Followed, Try
-from eventjet.subscriptions.keyed_executor import Lanes
-from eventjet.subscriptions.partitions import Share
+from eventjet.subscriptions.handlers import EventHandler, Try
+from eventjet.subscriptions.keyed_executor import KeyedExecutor
+from eventjet.subscriptions.partitions import PartitionAssignment
 from eventjet.subscriptions.reader import EventReader, Source
-from eventjet.subscriptions.retry import Backoff, boot_clock, now_told, pause, renewing, run_terms, waiting_since
+from eventjet.subscriptions.retry import Backoff, boot_clock, now_told, pause, renewing, run_sessions, waiting_since
 from eventjet.writers.batch import Batch
 
 _log = logging.getLogger(__name__)
 
 _TRIES_UNTOLD = 2
-"""A try that fails is followed by another one; from so many on the cursor tells of it."""
+"""A try that fails is handler by another one; from so many on the cursor tells of it."""
 WRITE_S = 0.05
 """How often a cursor that moves is written."""
 _LOOKS_AT_ONCE = 16
@@ -84,19 +84,19 @@ class Reading(Protocol):
     def left_after(self, position: int) -> int: ...
 
 
-class Term:
+class CursorSession:
     """Used within one loop, from the taking of a cursor to its end."""
 
     def __init__(
         self,
-        followed: Followed,
-        context: FollowerContext,
+        handler: EventHandler,
+        context: ReactionContext,
         held: HeldCursor,
-        lanes: Lanes,
+        lanes: KeyedExecutor,
         parked: Sequence[ParkedEntry],
         meter: FollowerMeter,
     ) -> None:
-        self._followed = followed
+        self._handler = handler
         self._context = context
         self._held = held
         self._lanes = lanes
@@ -145,13 +145,18 @@ class Term:
             await asyncio.sleep(WRITE_S)
 
     async def wake(self) -> None:
-        """Have what has come due dealt with, in the lanes of its processes."""
-        after = 0
+        """Have what has come due dealt with, one at a time for each process."""
+        after, listed = 0, -1
         while True:
-            for due in await self._followed.fired(after):
-                after = due.sequence
-                self._lanes.add_due((self._followed.declaration.name, due.process_id), self._coming_due(due))
-            await asyncio.sleep(_DUE_S)
+            newest = await self._handler.newest_fired()
+            if newest > listed:
+                fired = await self._handler.fired(after)
+                for due in fired:
+                    after = due.sequence
+                    self._lanes.add_due((self._handler.declaration.name, due.process_id), self._coming_due(due))
+                listed = listed if fired else newest
+            # At the same moments for all processes of this loop, which share an answer.
+            await asyncio.sleep(_DUE_S - asyncio.get_running_loop().time() % _DUE_S)
 
     async def look_again(self) -> None:
         """Look at all processes that wait, once for each revision of the code; the cursor says how far that is."""
@@ -159,7 +164,7 @@ class Term:
             await self._look_at_all(*self._waking)
             self._waking = None
             self._lanes.changed.set()
-            logs.LOOKED_AGAIN.tell(_log, name=self._followed.declaration.name, revision=self._before.revision)
+            logs.LOOKED_AGAIN.tell(_log, name=self._handler.declaration.name, revision=self._before.revision)
         await asyncio.Event().wait()  # nothing of a term ends before it does
 
     async def _look_at_all(self, after: int, until: int) -> None:
@@ -174,7 +179,7 @@ class Term:
             self._lanes.changed.set()
 
         while after < until:
-            found, reached = await self._followed.instances(after, until)
+            found, reached = await self._handler.instances(after, until)
             for process_id, position in sorted(found.items(), key=itemgetter(1)):
                 await places.acquire()
                 note(position - 1)
@@ -183,7 +188,7 @@ class Term:
                     note(position - 1)
                 done = asyncio.get_running_loop().create_future()
                 looking[done] = position
-                key = (self._followed.declaration.name, process_id)
+                key = (self._handler.declaration.name, process_id)
                 self._lanes.add_due(key, self._looking_at(key, position, places, done))
             if reached == after:
                 await asyncio.sleep(_DUE_S)  # a replica lags
@@ -199,7 +204,7 @@ class Term:
 
         async def attempt(number: int) -> None:
             try:
-                await self._followed.look_at(key[1], position)
+                await self._handler.look_at(key[1], position)
             finally:
                 if number == 1:
                     places.release()
@@ -222,7 +227,7 @@ class Term:
         self._pause = None if reason is None else waiting_since(now_told(), reason)
         self._lanes.changed.set()
         if self._pause is not None:
-            logs.WAITS.tell(_log, name=self._followed.declaration.name, reason=self._pause)
+            logs.WAITS.tell(_log, name=self._handler.declaration.name, reason=self._pause)
 
     def has_moved(self) -> bool:
         """Whether it was written, since this was asked last, that more is done than before."""
@@ -273,10 +278,10 @@ class Term:
 
     def _add(self, offered: Offered) -> None:
         position, event_id = offered.position, offered.event_id
-        imported = not self._followed.takes_imported and is_imported(offered.record[3])
+        imported = not self._handler.takes_imported and is_imported(offered.record[3])
         known = self._known.get(position)
         if known is not None and not is_of(known.parked.event_id, offered.record):
-            raise LogRolledBack(self._followed.declaration.name, position, "the event parked there is another")
+            raise LogRolledBack(self._handler.declaration.name, position, "the event parked there is another")
         if imported or self._before.is_done(position) or known is not None:
             self._lanes.add(position, event_id, [])
             return
@@ -285,7 +290,7 @@ class Term:
             self._lanes.add(position, event_id, [(key, lambda: self._undecodable(offered, key))])
             return
         try:
-            work = self._followed.work(offered.event)
+            work = self._handler.work(offered.event)
         except BaseException as raised:  # noqa: BLE001 - a correlation of the application's
             failure = UnexpectedExit.instead_of(raised)
             key = offered.aggregate_key
@@ -311,10 +316,10 @@ class Term:
             self._meter.handled += 1
 
     async def _refuse(self, offered: Offered, key: AggregateKey, error: Exception, tries: int) -> None:
-        if not self._followed.quarantines:
+        if not self._handler.quarantines:
             if isinstance(error, CodecError):
                 raise error
-            name, aggregate_id = self._followed.declaration.name, offered.aggregate_key[1]
+            name, aggregate_id = self._handler.declaration.name, offered.aggregate_key[1]
             raise ReactionFailed(name, offered.position, aggregate_id, self._reason(error)) from error
         if self._is_behind(offered, key):
             self._park(_of(blocked_by(offered), key))
@@ -344,7 +349,7 @@ class Term:
                 self._lanes.changed.set()
 
     async def _tried_until(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
-        retry, number, since = self._followed.retry, 0, now_told()
+        retry, number, since = self._handler.retry, 0, now_told()
         while True:
             number += 1
             await self._in_time()
@@ -366,7 +371,7 @@ class Term:
                 return number, None
 
     def _say_failed(self, key: AggregateKey, position: int, number: int, error: Exception) -> None:
-        name, what = self._followed.declaration.name, f"position {position}" if position else "its deadline"
+        name, what = self._handler.declaration.name, f"position {position}" if position else "its deadline"
         whose = repr(key[1]) if key[0] == name else f"{key[0]} {key[1]!r}"
         logs.TRY_FAILED.tell(_log, name=name, whose=whose, what=what, attempt=number, reason=self._reason(error))
 
@@ -376,7 +381,7 @@ class Term:
         if self._waits.get(key) != reason:
             self._waits[key] = reason
             self._lanes.changed.set()
-            logs.WAITS.tell(_log, name=self._followed.declaration.name, reason=reason)
+            logs.WAITS.tell(_log, name=self._handler.declaration.name, reason=reason)
 
     def _reason_to_wait(self) -> str | None:
         """What keeps its events from being dealt with: of the one that has waited longest."""
@@ -397,12 +402,12 @@ class Term:
 
     def _coming_due(self, due: Due) -> Any:
         """The work of one timer that has fired. What its decision raises is parked at the process's last event."""
-        key = (self._followed.declaration.name, due.process_id)
+        key = (self._handler.declaration.name, due.process_id)
 
         async def come_due() -> None:
             if key in self._waiting:
                 return  # what is parked comes first; its retry wakes the process, which is due then
-            _, error = await self._tried(lambda _: self._followed.come_due(due), key, 0)
+            _, error = await self._tried(lambda _: self._handler.come_due(due), key, 0)
             if error is not None:
                 await self._unasked_failed(due.process_id, error)
 
@@ -410,12 +415,12 @@ class Term:
 
     async def _unasked_failed(self, process_id: str, error: Exception) -> None:
         """Of a process that no event woke: parked at its last one."""
-        name = self._followed.declaration.name
+        name = self._handler.declaration.name
         repositories = self._context.repositories
         record = await repositories.store.tail(name, process_id)
         if record is None:
             raise error
-        await self._refuse(Offered(record, None, error), (name, process_id), error, self._followed.retry.tries)
+        await self._refuse(Offered(record, None, error), (name, process_id), error, self._handler.retry.tries)
 
     def _retry_parked(self) -> None:
         """Try what somebody decided about, in the lane of its aggregate, before anything that comes after it."""
@@ -432,8 +437,8 @@ class Term:
                 if entry.parked.resolution == PARKED:
                     self._waiting[key] = entry.position
                     return
-                record = await self._followed.feed.at(entry.position)
-                if record is None and self._followed.feed.forgets:
+                record = await self._handler.source.at(entry.position)
+                if record is None and self._handler.source.forgets:
                     self._forget(entry)
                     continue
                 error = await self._try_again(entry, record)
@@ -441,7 +446,7 @@ class Term:
                     assert error.error is not None
                     self._waiting[key] = entry.position
                     parked = parked_for(error, error.error, private=self._is_private)
-                    self._park(_of(parked, key), self._followed.retry.tries)
+                    self._park(_of(parked, key), self._handler.retry.tries)
                     return
                 if entry.parked.resolution == BLOCKED:
                     self._gone.append(entry)
@@ -453,7 +458,7 @@ class Term:
         return again
 
     def _forget(self, entry: ParkedEntry) -> None:
-        name, stream = self._followed.declaration.name, self._followed.feed.stream
+        name, stream = self._handler.declaration.name, self._handler.source.stream
         logs.DROPPED.tell(_log, name=name, position=entry.position, stream=stream)
         self._kept.append(entry.resolved(DROPPED))
         self._lanes.changed.set()
@@ -462,13 +467,13 @@ class Term:
         """What could not be taken again; None when it was."""
         if record is None or not is_of(entry.parked.event_id, record):
             reason = "the parked event is no longer there" if record is None else "the event parked there is another"
-            raise LogRolledBack(self._followed.declaration.name, entry.position, reason)
-        offered = self._followed.feed.decode(record)
+            raise LogRolledBack(self._handler.declaration.name, entry.position, reason)
+        offered = self._handler.source.decode(record)
         if offered is None:
             return None
         error = offered.error
         if offered.event is not None:
-            work = self._followed.work(offered.event)
+            work = self._handler.work(offered.event)
             if work is None:
                 return None
             _, error = await self._tried(work[1], work[0], entry.position)
@@ -504,7 +509,7 @@ OpenReader: TypeAlias = Callable[
 
 
 @dataclass(frozen=True, slots=True)
-class FollowerContext:
+class ReactionContext:
     """What the followers of one process share."""
 
     repositories: Repositories
@@ -517,31 +522,31 @@ class FollowerContext:
     """Of leases, in seconds."""
     open_reader: OpenReader = EventReader.open
 
-    def meter(self, followed: Followed) -> FollowerMeter:
-        one = followed.declaration
+    def meter(self, handler: EventHandler) -> FollowerMeter:
+        one = handler.declaration
         return self.meters.setdefault(one.name, FollowerMeter(one.name, one.kind))
 
 
-class EventFollower:
+class ReactionRunner:
     """`on_ready` is called, perhaps often, once it works or waits for the cursor."""
 
     def __init__(
-        self, followed: Followed, context: FollowerContext, share: Share, on_ready: Callable[[], None]
+        self, handler: EventHandler, context: ReactionContext, share: PartitionAssignment, on_ready: Callable[[], None]
     ) -> None:
-        self.name = followed.declaration.name
-        self._followed = followed
+        self.name = handler.declaration.name
+        self._handler = handler
         self._context = context
         self._share = share
         self._on_ready = on_ready
-        self._meter = context.meter(followed)
+        self._meter = context.meter(handler)
         self.pace = Backoff(context.options.backoff_s)
         self._failed_at = -1
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Term after term until `stop`; what is being dealt with is finished and the cursor let go."""
+        """CursorSession after term until `stop`; what is being dealt with is finished and the cursor let go."""
         private = self._context.repositories.catalog.is_private
         ends, ready = self._meter.terms, self._on_ready
-        await run_terms(self.name, self._term, stop, ends, self.pace, on_ready=ready, private=private)
+        await run_sessions(self.name, self._term, stop, ends, self.pace, on_ready=ready, private=private)
 
     async def _term(self, stop: asyncio.Event) -> None:
         """From the taking of the cursor, as soon as it is free, to its end."""
@@ -561,7 +566,7 @@ class EventFollower:
 
     async def _look_at(self, watch: OwnerWatch) -> HeldCursor | None:
         """The cursor, if it is free, or its owner silent."""
-        one, context = self._followed.declaration, self._context
+        one, context = self._handler.declaration, self._context
         held = await context.cursors.read(self.name)
         silent = watch.saw(held.sequence)
         is_free = held.cursor.is_free(one.revision, context.owner, silent=silent, failed_at=self._failed_at)
@@ -572,7 +577,7 @@ class EventFollower:
         context = self._context
         began = context.clock()
         try:
-            await context.cursors.write(held, held.cursor.taken(context.owner, self._followed.declaration.revision))
+            await context.cursors.write(held, held.cursor.taken(context.owner, self._handler.declaration.revision))
         except CursorFenced:
             return False
         held.written_at = began
@@ -598,7 +603,7 @@ class EventFollower:
             raise
 
     async def _follow(self, held: HeldCursor, stop: asyncio.Event, let_go: asyncio.Event) -> None:
-        context, cursor, feed = self._context, held.cursor, self._followed.feed
+        context, cursor, events = self._context, held.cursor, self._handler.source
 
         async def renew() -> None:
             began = context.clock()
@@ -607,15 +612,15 @@ class EventFollower:
 
         # However long these take: whoever is next would have to do them as well.
         every_s = context.options.lease_s / 3
-        await renewing(feed.check(cursor), renew, every_s)
-        await renewing(self._followed.check(), renew, every_s)
+        await renewing(events.check(cursor), renew, every_s)
+        await renewing(self._handler.check(), renew, every_s)
         parked = await renewing(context.cursors.parked(self.name), renew, every_s)
-        source = Source(context.endpoint, feed.stream, self._followed.durable)
-        opening = context.open_reader(source, cursor.position, feed.reader, _BATCH_MAX, feed.filters)
+        consumer = Source(context.endpoint, events.stream, self._handler.durable)
+        opening = context.open_reader(consumer, cursor.position, events.reader, _BATCH_MAX, events.filters)
         reader = await renewing(opening, renew, every_s)
-        lanes = Lanes(LANES, AHEAD_MAX, cursor.position, cursor.event_id, cursor.done)
+        lanes = KeyedExecutor(LANES, AHEAD_MAX, cursor.position, cursor.event_id, cursor.done)
         try:
-            term = Term(self._followed, context, held, lanes, parked, self._meter)
+            term = CursorSession(self._handler, context, held, lanes, parked, self._meter)
             reader.start()
             self._on_ready()
             keeping = (term.keep(), self._look(held, term), term.wake(), term.look_again(), _raised(lanes))
@@ -632,8 +637,8 @@ class EventFollower:
 
     async def _until_ended(
         self,
-        term: Term,
-        lanes: Lanes,
+        term: CursorSession,
+        lanes: KeyedExecutor,
         working: Sequence[asyncio.Future[Any]],
         stop: asyncio.Event,
         let_go: asyncio.Event,
@@ -644,14 +649,14 @@ class EventFollower:
         tasks: list[asyncio.Future[Any]] = [stopped, going, *working]
         try:
             await _first_of(tasks)
-            _raise_first(working)
+            raise_ended(working)
             taking.cancel()
             drained = asyncio.ensure_future(lanes.drained())
             tasks.append(drained)
             # Whoever is to have it next can wait for a handler; whoever stops this process cannot for long.
-            await _first_of([stopped, drained, *keeping], self._followed.retry.timeout_s)
+            await _first_of([stopped, drained, *keeping], self._handler.retry.timeout_s)
             await _first_of([drained, *keeping], self._context.options.drain_s / 2 if stop.is_set() else 0.0)
-            _raise_first(keeping)
+            raise_ended(keeping)
             if not drained.done():
                 logs.HANDLER_CUT_OFF.tell(_log, name=self.name)
             await lanes.close()
@@ -661,12 +666,12 @@ class EventFollower:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _look(self, held: HeldCursor, term: Term) -> None:
+    async def _look(self, held: HeldCursor, term: CursorSession) -> None:
         """Raise as soon as the stream is another one, or no longer whole; note whether anything stands in the way."""
         while True:
             await asyncio.sleep(_LOOK_S)
-            followed = self._followed
-            term.tell_pause(await followed.feed.look(held.cursor, followed.durable))
+            handler = self._handler
+            term.tell_pause(await handler.source.look(held.cursor, handler.durable))
             if term.has_moved() or term.is_idle:
                 self.pace.progressed()
 
@@ -675,15 +680,14 @@ async def _first_of(tasks: Sequence[asyncio.Future[Any]], timeout_s: float | Non
     await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def _raised(lanes: Lanes) -> None:
+async def _raised(lanes: KeyedExecutor) -> None:
     await asyncio.shield(lanes.failed)
 
 
-def _raise_first(tasks: Sequence[asyncio.Future[Any]]) -> None:
+def raise_ended(tasks: Sequence[asyncio.Future[Any]]) -> None:
     for task in tasks:
         if not task.done():
             continue
         if task.cancelled():
             raise UnexpectedExit(asyncio.CancelledError.__name__, "A task of the worker")
-        if (error := task.exception()) is not None:
-            raise error
+        raise task.exception() or UnexpectedExit("nothing, but ended", "A task of the worker")

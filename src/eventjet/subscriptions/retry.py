@@ -104,7 +104,7 @@ def waiting_since(since: str, reason: str) -> str:
     return f"waiting since {since}: {reason}"
 
 
-async def run_terms(
+async def run_sessions(
     name: str,
     term: Callable[[asyncio.Event], Awaitable[None]],
     stop: asyncio.Event,

@@ -8,11 +8,11 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from eventjet.calls import called
 from eventjet.codec.reasons import reason_of, traceback_of
-from eventjet.commands.repositories import Repositories, open_repositories
+from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.errors import EventjetError, UnexpectedExit, Unreachable, UsageError
 from eventjet.jetstream.client import Client, connected
 from eventjet.jetstream.connection import NatsConnection
@@ -33,21 +33,21 @@ from eventjet.sql.database import Database
 from eventjet.subscriptions.context import Notices, WorkerContext, WorkerOptions
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import Declaration, declarations_of
-from eventjet.subscriptions.event_source import ForeignFeed, LogFeed
+from eventjet.subscriptions.event_source import LogSource, StreamSource
 from eventjet.subscriptions.handlers import (
     Deps,
-    Followed,
-    FollowedInbox,
-    FollowedProcess,
-    FollowedPublication,
-    FollowedReactor,
+    EventHandler,
+    InboxHandler,
+    ProcessHandler,
+    PublicationHandler,
+    ReactorHandler,
 )
 from eventjet.subscriptions.health import HealthMonitor, serving
 from eventjet.subscriptions.lease import new_owner
-from eventjet.subscriptions.partitions import Share
+from eventjet.subscriptions.partitions import PartitionAssignment
 from eventjet.subscriptions.process_steps import ProcessRunner
-from eventjet.subscriptions.projection_runner import Projector
-from eventjet.subscriptions.reaction_runner import EventFollower, FollowerContext
+from eventjet.subscriptions.projection_runner import ProjectionRunner
+from eventjet.subscriptions.reaction_runner import ReactionContext, ReactionRunner
 from eventjet.subscriptions.retry import Backoff, end
 from eventjet.subscriptions.status import StatusReader
 
@@ -103,7 +103,7 @@ async def run_workers(
     if not chosen.names:
         raise UsageError(f"{app.name!r} declares nothing to work on. List a projection or a reactor in its App.")
     options = options or WorkerOptions()
-    working = _Working(app, settings, options, _when_all(chosen.names, on_ready))
+    working = Workers(app, settings, options, _when_all(chosen.names, on_ready))
     async with AsyncExitStack() as ending:
         log = await asyncio.to_thread(_check_stream, working.endpoint, app)
         repositories = None
@@ -123,10 +123,11 @@ async def run_workers(
                 reader, working.owner, working.options, set(chosen.names), working.meters, working.paces
             )
             await ending.enter_async_context(serving(http, monitor))
+            working.add("the look at health", monitor.keep)
         await working.run(stop)
 
 
-class _Working:
+class Workers:
     """What one process works on, and what that shares."""
 
     def __init__(
@@ -141,6 +142,7 @@ class _Working:
         self.faults: dict[str, EventjetError] = {}
         """By name, what keeps it from work at the start: a cursor, a database or a table that is missing."""
         self._deps: Deps | None = None
+        self._timers: JetStreamTimers | None = None
         self._app = app
         self._settings = settings
         self._ready = ready
@@ -156,9 +158,9 @@ class _Working:
         self.faults |= await _table_faults(database, chosen, log)
         self.meters.append(context.meters)
         for one in chosen:
-            projector = Projector(one, context, partial(self._ready, one.name))
-            self.paces[one.name] = projector.pace
-            self._tasks[one.durable] = projector.run
+            runner = ProjectionRunner(one, context, partial(self._ready, one.name))
+            self.paces[one.name] = runner.pace
+            self._tasks[one.durable] = runner.run
 
     async def begin_followers(
         self, chosen: Sequence[Declaration], repositories: Repositories, client: Client, ending: AsyncExitStack
@@ -171,62 +173,71 @@ class _Working:
         if any(one.declared_as in handlers for one in chosen):
             self._deps = Deps(app, self.options, private=repositories.catalog.is_private)
             ending.push_async_callback(self._deps.close)
-        context = FollowerContext(repositories, cursors, self.endpoint, self.owner, self.options)
+        context = ReactionContext(repositories, cursors, self.endpoint, self.owner, self.options)
         self.meters.append(context.meters)
-        shares: dict[str, Share] = {}
+        shares: dict[str, PartitionAssignment] = {}
         for one in chosen:
-            followed = self._followed(one, context, client)
-            share = shares.setdefault(one.declared_as, Share(one.partitions))
-            follower = EventFollower(followed, context, share, partial(self._ready, one.name))
-            self.paces[one.name] = follower.pace
-            self._tasks[one.name] = follower.run
+            handler = self._handler(one, context, client)
+            share = shares.setdefault(one.declared_as, PartitionAssignment(one.partitions))
+            runner = ReactionRunner(handler, context, share, partial(self._ready, one.name))
+            self.paces[one.name] = runner.pace
+            self._tasks[one.name] = runner.run
             if one.partitions > 1:
                 name = one.declared_as
                 self._tasks[f"{name} share"] = partial(share.keep, cursors, name, self.owner, self.options.lease_s)
 
-    def _followed(self, one: Declaration, context: FollowerContext, client: Client) -> Followed:
+    def _handler(self, one: Declaration, context: ReactionContext, client: Client) -> EventHandler:
         """What it does about its events, over this connection."""
         app, repositories = self._app, context.repositories
         if one.name in app.inboxes:
             assert self._deps is not None
             inbox = app.inboxes[one.name]
-            return FollowedInbox(one, ForeignFeed(inbox, client), inbox, repositories, self._deps)
-        feed = LogFeed(repositories, client, one)
+            return InboxHandler(one, StreamSource(inbox, client), inbox, repositories, self._deps)
+        source = LogSource(repositories, client, one)
         for cls, info in app.processes.items():
             if info.name == one.name:
                 runner = ProcessRunner(repositories, cls, info)
-                return FollowedProcess(one, feed, runner, JetStreamTimers(client, app.name))
+                self._timers = self._timers or JetStreamTimers(client, app.name)
+                return ProcessHandler(one, source, runner, self._timers)
         if one.name in app.publications:
             publication = app.publications[one.name]
             public = PublicStream(client, publication.stream, one.name)
-            return FollowedPublication(one, feed, publication, public)
+            return PublicationHandler(one, source, publication, public)
         assert self._deps is not None
-        return FollowedReactor(one, feed, app.reactors[one.declared_as], repositories, self._deps)
+        return ReactorHandler(one, source, app.reactors[one.declared_as], repositories, self._deps)
+
+    def add(self, name: str, run: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
+        """Have one more task beside the others, which ends once the event is set."""
+        self._tasks[name] = run
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Until `stop`; raises what ends one of them before: nothing here ends without a word."""
+        """Run all tasks until `stop`. The error of one that fails is logged, before or after `stop`, and raised."""
         tasks = [asyncio.create_task(called(run(stop), "A worker"), name=name) for name, run in self._tasks.items()]
         stopped = asyncio.create_task(stop.wait())
         drain_s = self.options.drain_s
         lasting = [*tasks, stopped] if self._deps is None else [*tasks, self._deps.task, stopped]
         try:
-            await asyncio.wait(lasting, return_when=asyncio.FIRST_COMPLETED)
+            ended, _ = await asyncio.wait(lasting, return_when=asyncio.FIRST_COMPLETED)
             if not stop.is_set():
-                _raise_ended(next(task for task in lasting if task.done()))
+                raise [*map(_logged_end, ended)].pop()
             _, late = await asyncio.wait(tasks, timeout=drain_s)
             for task in late:
                 logs.CUT_OFF.tell(_log, name=task.get_name(), seconds=drain_s)
+            # What fails while it stops must not look like a clean end.
+            failed = [task for task in tasks if task.done() and (task.cancelled() or task.exception() is not None)]
+            if errors := [_logged_end(task) for task in failed]:
+                raise errors[0]
         finally:
             await end([stopped, *tasks])
 
 
-def _raise_ended(task: asyncio.Task[Any]) -> NoReturn:
-    """For a task that ended though nobody had stopped it."""
+def _logged_end(task: asyncio.Task[Any]) -> BaseException:
+    """Log and return why a task has ended that was to go on, or that failed while it stopped."""
     error = None if task.cancelled() else task.exception()
     if error is None:
         error = UnexpectedExit(asyncio.CancelledError.__name__, f"The task {task.get_name()!r} of this worker")
     logs.TASK_ENDED.tell(_log, name=task.get_name(), reason=reason_of(error), trace=f"\n{traceback_of(error)}")
-    raise error
+    return error
 
 
 def _when_all(names: Sequence[str], on_ready: Callable[[], None] | None) -> Callable[[str], None]:

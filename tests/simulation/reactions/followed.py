@@ -5,29 +5,29 @@ from __future__ import annotations
 from typing import Any, cast
 
 from eventjet.app import App
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.domain.parked import AggregateKey
 from eventjet.domain.recorded import Recorded
 from eventjet.jetstream.client import Client
 from eventjet.log.timers import Due, JetStreamTimers
 from eventjet.subscriptions.declarations import Declaration
-from eventjet.subscriptions.event_source import Feed
-from eventjet.subscriptions.handlers import Deps, Followed, FollowedProcess, FollowedReactor, Try
+from eventjet.subscriptions.event_source import EventSource
+from eventjet.subscriptions.handlers import Deps, EventHandler, ProcessHandler, ReactorHandler, Try
 from eventjet.subscriptions.process_steps import ProcessRunner
 from tests.simulation.reactions.streams import Rules
 
 
 def followed_of(
-    app: App, one: Declaration, feed: Feed, repositories: Repositories, client: Client, deps: Any, rules: Rules
-) -> Followed:
+    app: App, one: Declaration, feed: EventSource, repositories: Repositories, client: Client, deps: Any, rules: Rules
+) -> EventHandler:
     """As the supervisor makes it of a declaration."""
     for cls, info in app.processes.items():
         if info.name == one.name:
             runner, timers = ProcessRunner(repositories, cls, info), JetStreamTimers(client, app.name)
             if not rules.waits:
                 return RestsTooSoon(one, feed, runner, timers)
-            return (FollowedProcess if rules.clears_last else ClearsFirst)(one, feed, runner, timers)
-    kind = FollowedReactor if rules.orders else HasNoOrder
+            return (ProcessHandler if rules.clears_last else ClearsFirst)(one, feed, runner, timers)
+    kind = ReactorHandler if rules.orders else HasNoOrder
     return kind(one, feed, app.reactors[one.declared_as], repositories, cast("Deps", Given(deps)))
 
 
@@ -41,14 +41,14 @@ class Given:
         return self._value
 
 
-class RestsTooSoon(FollowedProcess):
+class RestsTooSoon(ProcessHandler):
     """Believes a replica that does not know of what woke it."""
 
     async def wake(self, process_id: str, position: int = 0, fired: int = 0) -> None:
         await super().wake(process_id, 0, fired)
 
 
-class ClearsFirst(FollowedProcess):
+class ClearsFirst(ProcessHandler):
     """Forgets a timer before it is dealt with."""
 
     async def come_due(self, due: Due) -> None:
@@ -56,7 +56,7 @@ class ClearsFirst(FollowedProcess):
         await super().come_due(due)
 
 
-class HasNoOrder(FollowedReactor):
+class HasNoOrder(ReactorHandler):
     """Handles the events of an aggregate at once."""
 
     def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try]:

@@ -22,7 +22,7 @@ from eventjet.log.memory import MemoryStore
 from eventjet.log.store import Append, LogState, check_save
 from eventjet.projections.fold import Reader
 from eventjet.subscriptions.cursor import Cursor
-from eventjet.subscriptions.event_source import LogFeed
+from eventjet.subscriptions.event_source import LogSource
 from eventjet.subscriptions.reader import Source
 from eventjet.writers.batch import Batch
 from tests.simulation.reactions.server import Link
@@ -142,7 +142,7 @@ class SimulatedLog(MemoryStore):
         return length
 
 
-class SimulatedFeed(LogFeed):
+class SimulatedFeed(LogSource):
     """Looks at the log itself, at once."""
 
     truth: Truth

@@ -1,0 +1,87 @@
+"""No task of a worker ends unseen: before it was to stop, while it stops, or within a session."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, cast
+
+import pytest
+
+from eventjet import App, Settings
+from eventjet.errors import UnexpectedExit
+from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.health import HealthMonitor
+from eventjet.subscriptions.reaction_runner import raise_ended
+from eventjet.subscriptions.status import StatusReader, StatusSnapshot, WorkStatus
+from eventjet.subscriptions.supervisor import Workers
+
+
+def workers() -> Workers:
+    return Workers(App("supervised", aggregates=[]), Settings(), WorkerOptions(drain_s=5.0), lambda _: None)
+
+
+async def until_stopped(stop: asyncio.Event) -> None:
+    await stop.wait()
+
+
+@pytest.mark.parametrize("stops", [False, True], ids=["while it works", "while it stops"])
+async def test_a_task_that_fails_ends_the_worker_with_its_error(stops: bool, caplog: pytest.LogCaptureFixture) -> None:
+    stop = asyncio.Event()
+
+    async def failing(stop: asyncio.Event) -> None:
+        if stops:
+            await stop.wait()
+        raise RuntimeError("odd")
+
+    working = workers()
+    working.add("good", until_stopped)
+    working.add("bad", failing)
+    if stops:
+        asyncio.get_running_loop().call_later(0.05, stop.set)
+    with caplog.at_level(logging.ERROR), pytest.raises(RuntimeError, match="odd"):
+        await working.run(stop)
+    assert "bad has ended" in caplog.text
+
+
+async def test_tasks_that_end_when_they_are_told_to_are_no_error() -> None:
+    stop = asyncio.Event()
+    working = workers()
+    working.add("good", until_stopped)
+    asyncio.get_running_loop().call_later(0.05, stop.set)
+    await working.run(stop)
+
+
+async def test_a_look_whose_result_cannot_be_judged_is_told_and_followed_by_another() -> None:
+    class Odd:
+        looks = 0
+
+        async def read(self) -> StatusSnapshot:
+            self.looks += 1
+            return StatusSnapshot(0.0, cast("list[WorkStatus]", [None] if self.looks == 1 else []))
+
+        async def __aenter__(self) -> Odd:
+            return self
+
+        async def __aexit__(self, *_: object) -> None: ...
+
+    reader: Any = Odd()
+    monitor = HealthMonitor(cast("StatusReader", reader), "me", WorkerOptions(look_s=0.01), [], [], {})
+    stop = asyncio.Event()
+    keeping = asyncio.create_task(monitor.keep(stop))
+    while reader.looks < 2:
+        assert not keeping.done()
+        await asyncio.sleep(0.01)
+    stop.set()
+    await keeping
+    assert monitor.status().healthy
+
+
+async def test_a_task_of_a_session_that_returns_ends_the_session_with_an_error() -> None:
+    async def nothing() -> None: ...
+
+    ended, going = asyncio.ensure_future(nothing()), asyncio.ensure_future(asyncio.sleep(60))
+    await asyncio.sleep(0)
+    with pytest.raises(UnexpectedExit):
+        raise_ended([going, ended])
+    going.cancel()
