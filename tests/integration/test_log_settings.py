@@ -214,8 +214,8 @@ async def test_a_transform_that_nobody_noticed_is_no_race_that_others_win(app: A
     async with asyncio.timeout(BOUND_S):
         while not known._drifts:
             await known.look()
-    known._drifts, known._seen = (), replace(known._seen, config=stream_config(app.name, 1))
-    known._seen_at = time.monotonic()
+    known._drifts, known._state = (), replace(known._state, config=stream_config(app.name, 1))
+    known._looked_at = time.monotonic()
     async with asyncio.timeout(BOUND_S):
         with pytest.raises(LogDrifted, match="subject_transform") as caught:
             await tallies.execute("old", Tally.add, 1)

@@ -369,11 +369,6 @@ def _other(log: str, stream: str, identity: str) -> str:
     return f"it was made from the log {log} and the stream {stream!r} is {identity}"
 
 
-async def left_in_log(client: Client, stream: str, position: int) -> int:
-    """Return about how many events come after `position`, before anything is read."""
-    return max(0, (await info(client, stream)).last - position)
-
-
 # Repair, for an administrator. Blocks.
 
 

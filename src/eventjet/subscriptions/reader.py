@@ -88,11 +88,6 @@ class EventBuffer:
             self._finished = True
         self._wake_from_thread()
 
-    @property
-    def has_more(self) -> bool:
-        """Whether something waits."""
-        return bool(self._chunks)
-
     async def take(self, timeout_s: float) -> Batch | None:
         """What waits, up to `batch_max` records; None when nothing comes in time or `wake` is called."""
         if not self._chunks and not self._has_ended:
@@ -204,7 +199,6 @@ class EventReader:
         self._earlier = earlier
         self._position = position
         self._peeked: Batch | None = None
-        self._ending = False
         self._thread = threading.Thread(target=self._read, name=f"eventjet {name}", daemon=True)
 
     @classmethod
@@ -263,15 +257,6 @@ class EventReader:
     def left_after(self, position: int) -> int:
         return left_after(self._pull, position)
 
-    def end(self) -> None:
-        """Read no more than what comes next; whoever takes goes on while it `has_more`."""
-        self._ending = True
-
-    @property
-    def has_more(self) -> bool:
-        """Whether something that was read was not taken."""
-        return self._peeked is not None or self._buffer.has_more
-
     async def close(self) -> None:
         """End the thread and the connection; the durable stays."""
         self._buffer.close()
@@ -282,7 +267,7 @@ class EventReader:
         """The thread: whatever ends it is handed over."""
         try:
             for records in self._pull:
-                if (records and not self._hand_over(records)) or self._ending:
+                if records and not self._hand_over(records):
                     break
             self._buffer.finish()
         except BaseException as error:  # noqa: BLE001 - raised again by the task that takes
