@@ -19,12 +19,11 @@ from hypothesis import strategies as st
 from eventjet import App, aggregate, event
 from eventjet.codec.catalog import Catalog
 from eventjet.commands import Repository
-from eventjet.commands.histories import Snapshots
+from eventjet.commands.loading import Snapshots
 from eventjet.domain.history import Commands, FoldedState
 from eventjet.errors import StoreUnavailable
 from eventjet.log.memory import MemoryStore
-from eventjet.log.snapshot import SnapshotCodec
-from eventjet.log.snapshot_store import KeyValueSnapshots
+from eventjet.log.snapshots import KeyValueSnapshots, SnapshotCodec
 
 
 @event("tally.added")

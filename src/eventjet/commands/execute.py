@@ -25,7 +25,7 @@ from eventjet.codec.headers import MSG_ID, TRACEPARENT, RawRecord, context_heade
 from eventjet.codec.subjects import subject_of
 from eventjet.commands.cache import NEWEST, OLD, Cache
 from eventjet.commands.contention import STALENESS_MAX, STALENESS_MAX_IN_TRANSACTION, ContentionBackoff
-from eventjet.commands.histories import LAG_PAUSES_S, Histories, Snapshots
+from eventjet.commands.loading import LAG_PAUSES_S, Histories, Snapshots
 from eventjet.domain.decision import Committed
 from eventjet.domain.history import FoldedState, evolved
 from eventjet.domain.identity import new_event_id
@@ -44,10 +44,9 @@ from eventjet.errors import (
     UsageError,
 )
 from eventjet.log.store import BATCH_MAX, Append, EventStore, NewEvent
-from eventjet.observability import spans, tracing
-from eventjet.observability.spans import APPEND_SECONDS
-from eventjet.observability.tracing import active, current_traceparent
-from eventjet.spelling import listed
+from eventjet.observability import tracing
+from eventjet.observability.tracing import APPEND_SECONDS, active, current_traceparent
+from eventjet.text import listed
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -297,14 +296,14 @@ class Executor(Generic[S, E]):
         """
         if is_retry:
             return self.cache.newest(aggregate_id) or await self.newest(aggregate_id)
-        is_certain = self.store.is_certain or await self.store.confirm()
-        cached = self.cache.assume_newest(aggregate_id, staleness_max) if is_certain else None
+        is_confirmed = self.store.is_confirmed or await self.store.confirm()
+        cached = self.cache.assume_newest(aggregate_id, staleness_max) if is_confirmed else None
         return cached or await self.newest(aggregate_id)
 
     async def newest(self, aggregate_id: str) -> FoldedState[S]:
         """Read the newest state from the log, and cache it."""
         cached = self.cache.get(aggregate_id)
-        with tracing.span(spans.LOAD, labels={"eventjet.aggregate": self.info.name}) as attributes:
+        with tracing.span(tracing.LOAD, labels={"eventjet.aggregate": self.info.name}) as attributes:
             newest = await self.histories.load(aggregate_id, cached)
             attributes["eventjet.version"] = newest.version
         if cached is not None:
@@ -319,7 +318,7 @@ class Executor(Generic[S, E]):
 
         Raises `StoreUnavailable` when that does not come within a second or two.
         """
-        state = self.cache.get(aggregate_id) if self.store.is_certain else None
+        state = self.cache.get(aggregate_id) if self.store.is_confirmed else None
         for pause_s in LAG_PAUSES_S:
             if state is None or state.position < position or state.version < version:
                 state = await self.newest(aggregate_id)
@@ -357,7 +356,7 @@ class Executor(Generic[S, E]):
         if not events:
             # Nothing is appended, so the log cannot check the expected position: ask whether it is the newest.
             return await self.outdated(plan.aggregate_id, before) or Decision(plan, before, None, before.state)
-        if before.version == 0 and (gone := self.store.loss):
+        if before.version == 0 and (gone := self.store.missing_range):
             raise LogIncomplete(f"The log {self.app!r}", f"{gone}, and {self.subject(plan.aggregate_id)} has no events")
         append = self._append_of(plan, before, events)
         state = own_copy(before.state)

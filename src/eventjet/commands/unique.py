@@ -20,7 +20,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.codec.headers import VERSION, number_of
 from eventjet.codec.subjects import entity_of
 from eventjet.commands.execute import Conflict, Decision, Executor, Planned, append, execute, retry
-from eventjet.commands.histories import LAG_PAUSES_S
+from eventjet.commands.loading import LAG_PAUSES_S
 from eventjet.domain.claim import CLAIM_EVENTS, Claim, ClaimEvent, Held
 from eventjet.domain.history import FoldedState
 from eventjet.domain.unique import CLAIMS, Unique, changed_claims, claims_of, register_id
@@ -269,8 +269,8 @@ class _Check:
 
     async def run(self, *, keep_shared: bool) -> ClaimReport:
         report, name = self._report, self._constraint.name
-        if self._store.loss:
-            raise LogIncomplete(f"The log of {self._name!r}", self._store.loss)
+        if self._store.missing_range:
+            raise LogIncomplete(f"The log of {self._name!r}", self._store.missing_range)
         prefix = f"{register_id(self._name, name)}-"
         await self._each(CLAIMS, lambda claim: self._check_claim(claim) if claim.startswith(prefix) else None)
         await self._each(self._name, self._check_aggregate)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from eventjet.errors.base import EventjetError
-from eventjet.shown import cut, shown
+from eventjet.text import cut, shown
 
 HALF_WRITTEN = "may hold half of a batch"
 """In the reason that a checkpoint keeps: such tables are not read on, only rebuilt."""
@@ -252,17 +252,6 @@ class PromotionRefused(ProjectionError):
             f"Revision {resolved.revision} of projection {resolved.name!r} cannot take the declared location: "
             f"{reason}. "
             f"Fix that; a worker tries again, and `eventjet db promote {resolved.name}` does at once."
-        )
-
-
-class FoldProcessLost(ProjectionError):
-    """A process that folded a share of the events ended, or does not answer."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(
-            f"A fold process {reason}. Nothing of what it had in hand was written. A worker begins anew by itself; run "
-            "a rebuild again. Where the system was short of memory, give fewer --processes."
         )
 
 

@@ -23,17 +23,17 @@ from eventjet.domain.personal import masked_row
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, HandlerFailed, Refused, StoreUnavailable, UsageError
 from eventjet.jet import Jet
-from eventjet.jetstream.api import direct_page, direct_record, is_status, message_at, next_message
+from eventjet.jetstream.api import message_at, next_message
 from eventjet.jetstream.client import Client
-from eventjet.log.earlier import EarlierRecords
+from eventjet.log.predecessors import PredecessorReader
 from eventjet.nats.endpoint import Endpoint
-from eventjet.operations.processes import plain
+from eventjet.operations.events import plain_json
+from eventjet.operations.log import page_of_log
 from eventjet.operations.tables import key_of, row_query
 from eventjet.projections.fold import reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.rebuild.verifying import DriftProbe, are_equal
-from eventjet.shown import cut
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import Database
@@ -41,6 +41,7 @@ from eventjet.sql.dialect import dialect_of
 from eventjet.sql.locations import check_owner, located
 from eventjet.sql.own_tables import quarantine
 from eventjet.sql.quarantine import of
+from eventjet.text import cut
 
 STEPS_MAX = 200
 """Events of a row that are shown at once."""
@@ -226,7 +227,7 @@ class RowSearch:
             await self._begin()
         assert self._probe is not None
         end, until, left = self.live.held.position, time.monotonic() + GO_S, RECORDS_MAX
-        earlier = EarlierRecords(Endpoint.of(self.jet.settings), self.app.name)
+        earlier = PredecessorReader(Endpoint.of(self.jet.settings), self.app.name)
         decode = reader(self.catalog, self.resolved, self.live.known, earlier)
         try:
             while not self.done and left > 0 and time.monotonic() < until:
@@ -247,8 +248,10 @@ class RowSearch:
             raise UsageError("The read model was made from another log than this one. Rebuild it.")
         if held.position > log.last:
             raise UsageError(f"The read model is at position {held.position:,} and the log ends at {log.last:,}.")
-        if self.jet.store.loss:
-            raise UsageError(f"The log is not whole: {self.jet.store.loss}. So no row can be made again from it.")
+        if self.jet.store.missing_range:
+            raise UsageError(
+                f"The log is not whole: {self.jet.store.missing_range}. So no row can be made again from it."
+            )
         self.done = held.position == 0
         if not self.resolved.reads:
             # Its rows come out of one event each, which the key names.
@@ -266,7 +269,7 @@ class RowSearch:
         except Refused:
             self.done = True  # no aggregate can be called so, so the log says nothing of it
             return []
-        found, _ = await page_of_log(self.client, self.app.name, self.read_to + 1, subject, count)
+        found, _ = await page_of_log(self.client, self.app.name, self.read_to + 1, subject, count, _BATCH_BYTES)
         found = [record for record in found if record[0] <= end]
         if not found:
             ahead = await self.client.ask(next_message(self.app.name, self.read_to + 1, subject or ">"))
@@ -316,30 +319,6 @@ class RowSearch:
         return self.at is None or step.position <= self.at
 
 
-async def page_of_log(
-    client: Client, stream: str, start: int, subject: str | None, count: int
-) -> tuple[list[RawRecord], int]:
-    """Records from a position on, so many at the most and some megabytes, in order; and how many come after them.
-
-    From any replica, which may lag behind.
-    """
-    request = direct_page(stream, start, subject, count=count, size=_BATCH_BYTES)
-    found, left = list[RawRecord](), 0
-    parts = client.stream(request)
-    try:
-        async for frames in parts:
-            final = frames.pop() if is_status(frames[-1]) else None
-            found += [direct_record(frame, stream=stream) for frame in frames]
-            if final is not None:
-                last, left = request.parse(final) or (0, 0)
-                if last and (not found or found[-1][0] != last):
-                    raise StoreUnavailable(request.what, f"records up to position {last} were lost on the way")
-                break
-    finally:
-        await parts.aclose()
-    return found, left
-
-
 def compared(before: Any, after: Any) -> list[RowField]:
     """Two rows field by field, cut, and with what is personal hidden."""
     given = next((one for one in (after, before) if one is not None and not isinstance(one, _Strange)), None)
@@ -355,7 +334,7 @@ def compared(before: Any, after: Any) -> list[RowField]:
 
 
 def _told(value: Any) -> str:
-    value = plain(value) if isinstance(value, dict | list | tuple) else value
+    value = plain_json(value) if isinstance(value, dict | list | tuple) else value
     return "NULL" if value is None else cut(str(getattr(value, "value", value)), _VALUE_MAX)
 
 

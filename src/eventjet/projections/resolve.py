@@ -25,7 +25,7 @@ from eventjet.projections.columns import Convert, key_check
 from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.projection import Entries, OnError, Projection
 from eventjet.projections.row_type import listed_names, row_faults, table_faults
-from eventjet.shown import shown
+from eventjet.text import shown
 
 KeyOf: TypeAlias = Callable[[Recorded[Any]], tuple[Any, ...]]
 KeysOf: TypeAlias = Callable[[Recorded[Any]], tuple[tuple[Any, ...], ...]]
@@ -78,11 +78,6 @@ class ResolvedProjection:
     def quarantines(self) -> bool:
         """Whether an event that cannot be taken is parked, instead of stopping the projection."""
         return self.on_error == "quarantine"
-
-    @property
-    def is_divisible(self) -> bool:
-        """Whether processes may fold it side by side, each the aggregates that are its own, told by their subjects."""
-        return self.keyed_by_aggregate or not self.reads
 
     @property
     def is_private(self) -> bool:

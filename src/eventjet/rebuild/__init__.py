@@ -58,47 +58,16 @@ __getattr__ = lazy(
     __name__,
     {
         "eventjet.archive.republish": ("Restored",),
-        "eventjet.findings": (
-            "Finding",
-            "Level",
-        ),
+        "eventjet.findings": ("Finding", "Level"),
         "eventjet.projections.app_ref": ("AppRef",),
-        "eventjet.rebuild.archiving": (
-            "ArchiveReport",
-            "archive",
-            "restore",
-        ),
-        "eventjet.rebuild.auditing": (
-            "AuditReport",
-            "audit",
-        ),
+        "eventjet.rebuild.archiving": ("ArchiveReport", "archive", "restore"),
+        "eventjet.rebuild.auditing": ("AuditReport", "audit"),
         "eventjet.rebuild.job": ("EngineOptions",),
-        "eventjet.rebuild.log_audit": (
-            "Kind",
-            "LogFinding",
-            "Place",
-        ),
-        "eventjet.rebuild.plan": (
-            "ENGINES",
-            "EngineName",
-        ),
+        "eventjet.rebuild.log_audit": ("Kind", "LogFinding", "Place"),
+        "eventjet.rebuild.plan": ("ENGINES", "EngineName"),
         "eventjet.rebuild.progress": ("Progress",),
-        "eventjet.rebuild.runner": (
-            "Candidate",
-            "Preview",
-            "RebuildReport",
-            "Rebuilt",
-            "preview",
-            "rebuild",
-        ),
-        "eventjet.rebuild.snapshots": (
-            "SnapshotReport",
-            "build_snapshots",
-        ),
-        "eventjet.rebuild.verifying": (
-            "Difference",
-            "VerifyReport",
-            "verify",
-        ),
+        "eventjet.rebuild.runner": ("Candidate", "Preview", "RebuildReport", "Rebuilt", "preview", "rebuild"),
+        "eventjet.rebuild.snapshots": ("SnapshotReport", "build_snapshots"),
+        "eventjet.rebuild.verifying": ("Difference", "VerifyReport", "verify"),
     },
 )

@@ -31,7 +31,7 @@ from eventjet.domain.state import own_copy
 from eventjet.errors import DepsUnusable, Unreachable
 from eventjet.log.public_stream import PublicStream
 from eventjet.log.timers import Due, JetStreamTimers
-from eventjet.observability import logs, spans, tracing
+from eventjet.observability import logs, tracing
 from eventjet.projections.app_ref import Application
 from eventjet.projections.fold import aggregate_key_of
 from eventjet.subscriptions.context import WorkerOptions
@@ -250,7 +250,7 @@ class EventHandler:
         more: dict[str, Any] = {"eventjet.attempt": attempt}
         if event is not None:
             more["eventjet.position"] = event.position
-        return tracing.span(spans.HANDLE, self.declaration.name, labels, more, parent=parent)
+        return tracing.span(tracing.HANDLE, self.declaration.name, labels, more, parent=parent)
 
     async def instances(self, after: int, until: int) -> tuple[dict[str, int], int]:
         """Some processes with events after a position, each with its last one of those; and how far that reaches.
@@ -452,7 +452,7 @@ class PublicationHandler(EventHandler):
                 await told()
 
         async def told() -> None:
-            if await self._stream.told_until() >= event.position:
+            if await self._stream.published_until() >= event.position:
                 return
             encoded = [self._public.encode(each) for each in recorded_events(one.translate(own_event(event)))]
             messages = [
@@ -460,7 +460,7 @@ class PublicationHandler(EventHandler):
             ]
             if messages:
                 failpoints.reach("publication.before")
-                await self._stream.tell(messages, event.position)
+                await self._stream.publish(messages, event.position)
                 failpoints.reach("publication.told")
 
         return (one.name, ""), tell

@@ -17,7 +17,6 @@ from operator import itemgetter
 from typing import Any, Protocol, TypeAlias, cast
 
 from eventjet import failpoints
-from eventjet.calls import called
 from eventjet.codec.headers import RawRecord, is_imported
 from eventjet.codec.reasons import reason_of
 from eventjet.commands.repository import Repositories
@@ -39,12 +38,13 @@ from eventjet.errors import (
     Unreachable,
     UsageError,
 )
-from eventjet.log.earlier import EarlierRecords
+from eventjet.log.predecessors import PredecessorReader
 from eventjet.log.timers import Due
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.observability.metrics import FollowerMeter
 from eventjet.projections.fold import Offered, Reader, blocked_by, is_of, parked_for
+from eventjet.runtime import called
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor, OwnerWatch
 from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, HeldCursor, ParkedEntry, parked_now
@@ -503,7 +503,7 @@ _LOOK_S = 2.0
 _STOPS = (CodecError, LogIncomplete, LogRolledBack, CursorDamaged, ReactionFailed)
 
 OpenReader: TypeAlias = Callable[
-    [Source, int, Callable[[EarlierRecords], Reader], int, Sequence[str]], Awaitable[Reading]
+    [Source, int, Callable[[PredecessorReader], Reader], int, Sequence[str]], Awaitable[Reading]
 ]
 """As `EventReader.open`."""
 

@@ -1,0 +1,442 @@
+"""Parts of a history: one aggregate's events by version, position or number, from either end; and the log in its order.
+
+Only what is asked for is read and decoded. A version is found by bisection. What is read from there must follow one
+another, as the fold would have it, and the first of it must follow the record before it; where it does not, the whole
+history is read, which answers or raises as loading it does, and cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from eventjet.codec.headers import EXPECTED, VERSION, RawRecord, number_of
+from eventjet.codec.records import Decoder
+from eventjet.domain.history import FoldedState, fold_history
+from eventjet.domain.moment import check_moment
+from eventjet.domain.recorded import Recorded
+from eventjet.errors import UsageError
+from eventjet.log.store import EventStore, LogState
+from eventjet.text import shown
+
+PAGE_MAX = 50
+"""Events of one page."""
+_UNVERSIONED_MAX = 50
+"""Records without a version, one after the other, that are passed over; others wrote them."""
+_LOOKS_MAX = 160
+"""Twice the bits of a position, and then some: a bound, not a cost. A dense history takes two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Both ends of one history."""
+
+    first: RawRecord
+    last: RawRecord
+    """The last record that tells a version; the last of all where none does."""
+    version: int
+    """Of the last one; 0 where no record tells one."""
+    end: int
+    """Position of the last record of all."""
+
+
+def version_in(record: RawRecord) -> int | None:
+    """Return the version of a record; None where it has none, or one that cannot be at its position."""
+    version = number_of(record[3], VERSION)
+    return version if version is not None and 0 < version <= record[0] else None
+
+
+async def head_of(store: EventStore, aggregate: str, aggregate_id: str) -> Head | None:
+    """Return both ends of a history, None for an empty one; raises as `EventStore`, and `Refused` for what is no id."""
+    newest = await store.newest(aggregate, aggregate_id)
+    first = await store.history(aggregate, aggregate_id, most=1)
+    if newest is None or not first:
+        return None
+    last, back = newest, 1
+    while version_in(last) is None:
+        # Others wrote behind it: in steps that double, back to what has a version.
+        after = max(first[0][0] - 1, newest[0] - 1 - back)
+        near = await store.history(aggregate, aggregate_id, after=after, most=_UNVERSIONED_MAX)
+        last = next((one for one in reversed(near) if version_in(one) is not None), newest)
+        if after < first[0][0]:
+            break
+        back *= 2
+    return Head(first[0], last, version_in(last) or 0, newest[0])
+
+
+async def record_of(store: EventStore, aggregate: str, aggregate_id: str, version: int, head: Head) -> RawRecord | None:
+    """Return the record of a version, or the first one above it where it is missing; None beyond the end.
+
+    Some log2(positions) requests at the most, and two where its events are evenly spread.
+    """
+    if version > head.version:
+        return None
+    if version == head.version:
+        return head.last
+    low, high = head.first[0], head.last[0]
+    low_version, high_version, found = 1, head.version, head.last
+    for look in range(_LOOKS_MAX):
+        if low >= high:
+            break
+        share = (version - low_version) / max(high_version - low_version, 1) if look % 2 == 0 else 0.5
+        middle = min(max(low + int((high - low) * min(max(share, 0.0), 1.0)), low), high - 1)
+        record = await _next_told(store, aggregate, aggregate_id, middle)
+        told = None if record is None else version_in(record)
+        if record is None or told is None:
+            high = middle
+        elif told == version:
+            return record
+        elif told > version:
+            high, high_version, found = middle, told, record
+        else:
+            low, low_version = record[0] + 1, told
+    return found
+
+
+async def _next_told(store: EventStore, aggregate: str, aggregate_id: str, start: int) -> RawRecord | None:
+    """The first record at or after a position that tells a version."""
+    found = await store.history(aggregate, aggregate_id, after=start - 1, most=1)
+    if found and version_in(found[0]) is None:
+        found = await store.history(aggregate, aggregate_id, after=start - 1, most=_UNVERSIONED_MAX)
+    return next((one for one in found if version_in(one) is not None), None)
+
+
+async def page_of(store: EventStore, aggregate: str, aggregate_id: str, upto: int, head: Head) -> Sequence[RawRecord]:
+    """Return the last `PAGE_MAX` versions up to one, newest first, with what others wrote between and behind them."""
+    lowest = max(upto - PAGE_MAX + 1, 1)
+    begin = head.first if lowest == 1 else await record_of(store, aggregate, aggregate_id, lowest, head)
+    if begin is None:
+        return ()
+    kept: list[RawRecord] = []
+    after, told = begin[0] - 1, 0
+    for most in (PAGE_MAX, _UNVERSIONED_MAX):  # the second where some of the first tell no version of their own
+        found = await store.history(aggregate, aggregate_id, after=after, most=most)
+        for record in found:
+            told = max(version_in(record) or 0, told)
+            if told > upto:
+                break
+            kept.append(record)
+        if told >= upto or len(found) < most:
+            break
+        after = found[-1][0]
+    return kept[::-1]
+
+
+async def part_of(
+    store: EventStore, aggregate: str, aggregate_id: str, *, after: int, newest_first: bool, limit: int | None
+) -> Sequence[RawRecord]:
+    """Return the records behind a version, at most `limit` of them, from either end, without decoding them."""
+    head = await head_of(store, aggregate, aggregate_id)
+    lowest = after + 1
+    if head is not None and newest_first and limit is not None:
+        lowest = max(lowest, head.version - limit + 1)
+    if head is None or lowest <= 1:
+        begin = None if head is None else head.first
+    else:
+        begin = await record_of(store, aggregate, aggregate_id, lowest, head)
+    if begin is None:
+        return ()
+    found = await store.history(aggregate, aggregate_id, after=begin[0] - 1, most=None if newest_first else limit)
+    return found[::-1][:limit] if newest_first else found
+
+
+_PAGE = 1_000
+"""Records that are asked for at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """Bounds of the events that are asked for."""
+
+    after: int = 0
+    """Those of later versions."""
+    version: int | None = None
+    """Up to this one."""
+    position: int | None = None
+    """Up to this one of the log."""
+    newest_first: bool = False
+    limit: int | None = None
+    """How many at the most."""
+
+    def check(self) -> None:
+        """Raise `UsageError` for what is no bound."""
+        for name in ("after", "version", "position", "limit"):
+            given: object = getattr(self, name)
+            if given is None and name != "after":
+                continue
+            if not isinstance(given, int):
+                raise UsageError(f"`{name}` of a history is given as {shown(given, 60)}. Give a whole number.")
+            if given < 0:
+                raise UsageError(f"`{name}` of a history is {given}. Give 0 or more.")
+
+    @property
+    def is_everything(self) -> bool:
+        return self.after == 0 and self.version is None and self.position is None and self.limit is None
+
+    def cut(self, events: list[Recorded[Any]]) -> list[Recorded[Any]]:
+        """Return the events of a whole history that are within the bounds."""
+        found = [
+            one
+            for one in events
+            if one.version > self.after
+            and (self.version is None or one.version <= self.version)
+            and (self.position is None or one.position <= self.position)
+        ]
+        return (found[::-1] if self.newest_first else found)[: self.limit]
+
+
+class Excerpts:
+    """Excerpts of the histories of one aggregate type."""
+
+    def __init__(self, store: EventStore, aggregate: str, decoder: Decoder, voids: Mapping[int, str]) -> None:
+        self._store = store
+        self._aggregate = aggregate
+        self._decoder = decoder
+        self._voids = voids
+
+    async def read(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]]:
+        """The events, without retired ones. Raises `HistoryBroken`, `CodecError`, and what `EventStore` does."""
+        if wanted.limit == 0 or (wanted.version is not None and wanted.version <= wanted.after):
+            return []
+        found: list[Recorded[Any]] | None = None
+        if not wanted.is_everything:
+            read = self._backwards if wanted.newest_first and wanted.limit is not None else self._forwards
+            found = await read(aggregate_id, wanted)
+        if found is not None:
+            return found
+        return wanted.cut(await self._whole(aggregate_id))
+
+    async def _whole(self, aggregate_id: str) -> list[Recorded[Any]]:
+        records = await self._store.history(self._aggregate, aggregate_id)
+        line, follows = _ChainCheck(self._voids), True
+        decoded: list[Recorded[Any] | None] = []
+        for record in records:
+            decoded.append(self._decoder(record))
+            if follows and not (follows := line.takes(record)):
+                # Raises what loading raises.
+                links = (self._decoder.link(one)._replace(data=None) for one in records)
+                fold_history(FoldedState(None, 0, 0), links, record[2].decode("utf-8", "replace"), "")
+        return [one for one in decoded if one is not None]
+
+    async def _forwards(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]] | None:
+        """None where the versions do not follow one another."""
+        first: RawRecord | None = None
+        if wanted.after:
+            head = await head_of(self._store, self._aggregate, aggregate_id)
+            if head is None:
+                return []
+            if not self._is_last(head):
+                return None
+            first = await record_of(
+                self._store, self._aggregate, aggregate_id, min(wanted.after + 1, head.version), head
+            )
+            if first is None or first[0] in self._voids:
+                return None  # the event of that version may be before it
+        found = await self._from(aggregate_id, first, wanted)
+        return found[::-1] if found is not None and wanted.newest_first else found
+
+    async def _from(
+        self, aggregate_id: str, first: RawRecord | None, wanted: Excerpt, *, end: int | None = None
+    ) -> list[Recorded[Any]] | None:
+        """The events from a record on, or all, the oldest first; where the last is to be at `end`, None if it is not.
+
+        None, too, where the record is of a later version than the first one wanted, or does not follow the one before.
+        """
+        line = _ChainCheck(self._voids)
+        if first is not None and not line.begins_before(first, wanted.after + 1):
+            return None
+        found, begin = list[Recorded[Any]](), max(line.position - 1, 0)
+        limit = wanted.limit if not wanted.newest_first else None
+        while True:
+            most = min(
+                _PAGE,
+                _PAGE if limit is None else limit - len(found) + max(wanted.after - line.version, 0),
+                _PAGE if wanted.version is None else wanted.version - line.version,
+            )
+            page = await self._store.history(self._aggregate, aggregate_id, after=begin, most=most)
+            for record in page:
+                is_beyond = wanted.position is not None and record[0] > wanted.position
+                if is_beyond and (first is None or record[0] > first[0]):
+                    return found
+                told = line.version
+                if not line.takes(record):
+                    return None
+                is_wanted = line.version > max(told, wanted.after) and not is_beyond
+                event = self._decoder(record) if is_wanted else None
+                if event is not None:
+                    found.append(event)
+                if line.version == wanted.version and end not in (None, record[0]):
+                    return None
+                if line.version == wanted.version or len(found) == limit:
+                    return found
+            if len(page) < most:
+                return found if end is None else None
+            begin = page[-1][0]
+
+    async def _backwards(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]] | None:
+        """The newest first, in as many windows of versions as it takes; None as for `_forwards`."""
+        if wanted.version is None and wanted.position is None and wanted.limit == 1:
+            newest = await self._store.newest(self._aggregate, aggregate_id)
+            if newest is None:
+                return []
+            event = await self._alone(aggregate_id, newest)
+            if event is None or event:
+                return event and [one for one in event if one.version > wanted.after]
+        head = await head_of(self._store, self._aggregate, aggregate_id)
+        last = head and await self._last(aggregate_id, wanted, head)
+        if head is None or last is None or wanted.limit is None:
+            return None
+        upto, found, window = version_in(last) or 0, list[Recorded[Any]](), 0
+        if upto <= wanted.after:
+            return None if await self._alone(aggregate_id, last) is None else []
+        while upto > wanted.after and len(found) < wanted.limit:
+            # Retired events are passed over: a window that held few is followed by a wider one.
+            window = min(max(wanted.limit - len(found), 2 * window), _PAGE)
+            lowest = max(upto - window, wanted.after)
+            first = await record_of(self._store, self._aggregate, aggregate_id, lowest + 1, head)
+            part = Excerpt(after=lowest, version=upto)
+            if first is None or first[0] in self._voids or last[0] in self._voids:
+                return None
+            events = await self._from(aggregate_id, first, part, end=last[0])
+            if events is None:
+                return None
+            found += events[::-1][: wanted.limit - len(found)]
+            upto = lowest
+            if upto > wanted.after and len(found) < wanted.limit:
+                last = await self._before(aggregate_id, first, upto, head)
+                if last is None:
+                    return None
+        return found
+
+    async def _alone(self, aggregate_id: str, record: RawRecord) -> list[Recorded[Any]] | None:
+        """The event of one record, none where it is retired; None where that does not follow the record before it."""
+        if record[0] in self._voids:
+            return None
+        version = version_in(record) or 0
+        return await self._from(aggregate_id, record, Excerpt(version - 1, version), end=record[0])
+
+    async def _last(self, aggregate_id: str, wanted: Excerpt, head: Head) -> RawRecord | None:
+        """Return the last record within the bounds; None where that is not certain."""
+        if not self._is_last(head):
+            return None
+        last: RawRecord | None = head.last
+        if wanted.version is not None and wanted.version < head.version:
+            last = await record_of(self._store, self._aggregate, aggregate_id, wanted.version, head)
+        if last is None or wanted.position is None or last[0] <= wanted.position:
+            return last
+        later = await self._store.history(self._aggregate, aggregate_id, after=wanted.position, most=1)
+        if not later or later[0][0] in self._voids:
+            return None
+        return await self._before(aggregate_id, later[0], (version_in(later[0]) or 0) - 1, head)
+
+    def _is_last(self, head: Head) -> bool:
+        """True if the version at the end is the newest: a skipped record may tell any, and what others wrote none."""
+        return head.end == head.last[0] and head.end not in self._voids
+
+    async def _before(self, aggregate_id: str, record: RawRecord, version: int, head: Head) -> RawRecord | None:
+        """The record of a version, None where another one than that follows on it."""
+        found = await record_of(self._store, self._aggregate, aggregate_id, version, head)
+        if found is None or version_in(found) != version:
+            return None
+        following = await self._store.history(self._aggregate, aggregate_id, after=found[0], most=1)
+        return found if following and following[0][0] == record[0] else None
+
+
+class _ChainCheck:
+    """Checks by headers alone that records follow one another, as `fold_history` would have it."""
+
+    __slots__ = ("_is_known", "_voids", "position", "version")
+
+    def __init__(self, voids: Mapping[int, str]) -> None:
+        self._voids = voids
+        self.version = self.position = 0
+        self._is_known = True
+
+    def begins_before(self, record: RawRecord, most: int) -> bool:
+        """Begin with what comes before a record of that version at the most; False where no record can be there.
+
+        That is the one it says it was written after; an event of a save that says nothing is behind the one before it.
+        """
+        version = version_in(record)
+        if version is None or version > most:
+            return False
+        if version > 1:
+            expected = number_of(record[3], EXPECTED)
+            self.version, self.position = version - 2, record[0] - 1 if expected is None else expected
+            self._is_known = False
+        return version == 1 or 0 < self.position < record[0]
+
+    def takes(self, record: RawRecord) -> bool:
+        """True if a record comes next; a skipped record that does not is passed over."""
+        position, is_void = record[0], record[0] in self._voids
+        is_next = version_in(record) == self.version + 1
+        if not is_next and not is_void:
+            return False
+        expected = None if is_void else number_of(record[3], EXPECTED)
+        if expected is not None and self._is_known and expected not in self._voids and expected != self.position:
+            return False
+        self.version += is_next
+        self.position, self._is_known = position, True
+        return True
+
+
+_DELIVER = ("all", "last", "new")
+_WINDOW_MAX = 1_000
+"""Records that are asked for on account of a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogTail:
+    """As `Jet.tail` has it."""
+
+    deliver: str = "all"
+    position: int | None = None
+    since: datetime | None = None
+    until: int | None = None
+    limit: int | None = None
+    follow: bool = False
+
+    def check(self) -> None:
+        """Raise `UsageError` for what is no beginning and no end."""
+        if self.deliver not in _DELIVER:
+            raise UsageError(f"`tail` cannot deliver {shown(self.deliver, 60)}. Give one of {', '.join(_DELIVER)}.")
+        for given in (self.position, self.until):
+            if given is not None and not isinstance(given, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise UsageError(
+                    f"{shown(given, 60)} is not a position. Give a whole number, such as `Recorded.position`."
+                )
+        if self.limit is not None and (not isinstance(self.limit, int) or self.limit < 0):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"{shown(self.limit, 60)} is no limit of events. Give a whole number, 0 or more.")
+        if self.since is not None:
+            check_moment("`since` is", self.since, to_come=True)
+
+    async def read(self, store: EventStore, decoder: Decoder) -> AsyncIterator[Recorded[Any]]:
+        """The events; see `Jet.tail` for what it raises."""
+        state = await store.state()
+        start = await self._start(store, state)
+        left = self.limit
+        # With a limit the log is read in windows: what is void or retired does not count.
+        window = _WINDOW_MAX if left is None else min(left, _WINDOW_MAX)
+        while left != 0:
+            end = self.until if left is None else start + window - 1
+            if end is not None and self.until is not None:
+                end = min(end, self.until)
+            async for record in store.records(start=start, until=end, follow=self.follow):
+                recorded = decoder(record)
+                if recorded is not None:
+                    yield recorded
+                    left = None if left is None else left - 1
+                    if left == 0:
+                        return
+            if end is None or end == self.until or (not self.follow and end >= state.last):
+                return
+            start, window = end + 1, min(2 * window, _WINDOW_MAX)
+
+    async def _start(self, store: EventStore, state: LogState) -> int:
+        if self.position is not None:
+            return max(self.position, 1)
+        if self.since is not None:
+            return await store.position_at(self.since)
+        return {"all": 1, "last": max(state.last, 1), "new": state.last + 1}[self.deliver]

@@ -1,0 +1,378 @@
+"""Loading one aggregate type: snapshot and tail, pair checks, time travel, and which command recorded what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import takewhile
+from typing import Any, Generic, TypeVar, cast
+
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.commands import request_in
+from eventjet.codec.headers import (
+    BATCH_ID,
+    COMMAND,
+    MSG_ID,
+    RECORDED_AT,
+    VERSION,
+    RawRecord,
+    context_headers,
+    header,
+    number_of,
+    open_batch,
+    recorded_at,
+    save_of,
+)
+from eventjet.codec.records import Decoder
+from eventjet.commands.history import Excerpt, Excerpts
+from eventjet.domain.aggregate import aggregate_info
+from eventjet.domain.history import FoldedState, fold_history
+from eventjet.domain.moment import check_moment
+from eventjet.domain.recorded import NO_METADATA, Recorded
+from eventjet.errors import (
+    CodecError,
+    EventjetError,
+    HistoryBroken,
+    LogIncomplete,
+    SaveTorn,
+    StoreUnavailable,
+    UsageError,
+)
+from eventjet.log.snapshots import KeyValueSnapshots, SnapshotCodec
+from eventjet.log.store import EventStore
+from eventjet.text import shown
+
+S = TypeVar("S")
+T = TypeVar("T")
+LAG_PAUSES_S = (0.01, 0.05, 0.2, 0.5, 0.0)
+"""How long a replica may lag behind the leader before a read of the past gives up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshots(Generic[S]):
+    """Where an aggregate type keeps its snapshots, and when."""
+
+    store: KeyValueSnapshots
+    codec: SnapshotCodec[S]
+    every: int
+
+
+@dataclass(frozen=True, slots=True)
+class FirstOutcome(Generic[S]):
+    """What a command recorded when it came first."""
+
+    after: FoldedState[S]
+    """The state after its last event."""
+    events: list[Recorded[Any]]
+    """Without retired ones."""
+    request: str | None
+    """What it asked for, where that was recorded."""
+    position: int
+    """Of its first event."""
+    batch: str | None
+    """The save it is of, by its atomic batch; None for an event alone, empty where a restored log does not tell."""
+
+
+def fold_records(folded: FoldedState[S], records: Sequence[RawRecord], decoder: Decoder) -> FoldedState[S]:
+    """Fold the next records of one aggregate; raises `HistoryBroken`, `CodecError` and `DefinitionError`."""
+    if not records:
+        return folded
+    _, _, subject, last_block, _ = records[-1]
+    last_id = header(last_block, MSG_ID) or ""
+    links = map(decoder.link, records)
+    return fold_history(folded, links, subject.decode("utf-8", "replace"), last_id)
+
+
+class Histories(Generic[S]):
+    """Reads and folds the histories of one aggregate type. Keeps nothing between calls but skip markers."""
+
+    def __init__(
+        self, store: EventStore, catalog: Catalog, initial: Callable[[], S], snapshots: Snapshots[S] | None = None
+    ) -> None:
+        self.store = store
+        self.info = aggregate_info(initial)
+        self._initial = initial
+        self._snapshots = snapshots
+        self._decoder = Decoder(catalog)
+        self._voids = catalog.voids
+        self._excerpts = Excerpts(store, self.info.name, self._decoder, self._voids)
+
+    async def load(self, aggregate_id: str, known: FoldedState[S] | None) -> FoldedState[S]:
+        """Return the newest state: what is known, or a snapshot, and the events after it. Raises `HistoryBroken`."""
+        try:
+            return await (self._after(aggregate_id, known) if known else self._from_snapshot(aggregate_id))
+        except (HistoryBroken, CodecError) as error:
+            # A reply lost on the way looks the same; only what is broken twice, from the start, is broken.
+            if not await self._learn_voids() and isinstance(error, CodecError):
+                raise
+            return await self._fold(aggregate_id, self._start())
+
+    def followed(self, folded: FoldedState[S], record: RawRecord) -> FoldedState[S] | None:
+        """Return a state with the one event that follows it; None where it does not follow, which a read explains."""
+        try:
+            return self._fold_page(folded, [record])
+        except EventjetError:
+            return None
+
+    async def load_until(
+        self, aggregate_id: str, *, version: int | None, position: int | None, at: datetime | None
+    ) -> FoldedState[S]:
+        """Return the state as it was at exactly one bound; raises `UsageError` for a bound that is not past."""
+        await self._check_bound(version, position, at)
+        return await self._obeying(lambda: self._load_until(aggregate_id, version, position, at))
+
+    async def _load_until(
+        self, aggregate_id: str, version: int | None, position: int | None, at: datetime | None
+    ) -> FoldedState[S]:
+        if version is not None:
+            records = (await self._reaching(aggregate_id, version))[:version]
+        elif position is not None:
+            known = await self._read_until(aggregate_id, lambda record: record[0] >= position)
+            records = [record for record in known if record[0] <= position]
+        else:
+            resolved = cast("datetime", at)
+            known = await self._read_until(aggregate_id, lambda record: recorded_at(record) > resolved)
+            # Up to the first later one, whatever the times of events say that other programs wrote behind it.
+            records = list(takewhile(lambda record: recorded_at(record) <= resolved, known))
+        return self._fold_page(self._start(), records)
+
+    async def outcome(self, aggregate_id: str, first: int, last: int, command_id: str) -> FirstOutcome[S] | None:
+        """Return what a command recorded as versions `first` to `last`.
+
+        None when the log holds no such events of the command: what was known of it is of another log. Raises `SaveTorn`
+        where these are not all that the command was to record.
+        """
+        return await self._obeying(lambda: self._outcome(aggregate_id, first, last, command_id))
+
+    async def _outcome(self, aggregate_id: str, first: int, last: int, command_id: str) -> FirstOutcome[S] | None:
+        known = await self._read_until(aggregate_id, lambda record: (number_of(record[3], VERSION) or 0) >= last)
+        records = known[:last]
+        if len(records) < last or header(records[first - 1][3], COMMAND) != _header_of(command_id):
+            return None
+        await self._check_ended(records[first - 1 :])
+        decoded = map(self._decoder, records[first - 1 :])
+        events = [one for one in decoded if one is not None]
+        position, _, _, block, _ = records[first - 1]
+        after = self._fold_page(self._start(), records)
+        batch = save_of(block) if header(block, RECORDED_AT) is None else ""
+        return FirstOutcome(after, events, request_in(block), position, batch)
+
+    async def _check_ended(self, records: Sequence[RawRecord]) -> None:
+        """Raise `SaveTorn` where the batch of the last of these does not go on and has no end."""
+        position, _, subject, block, _ = records[-1]
+        batch = open_batch(block)
+        if batch is None:
+            return
+        following = await self.store.at(position + 1)  # a restored log has batches of its own, which may go on
+        if following is None or header(following[3], BATCH_ID) != batch:
+            raise SaveTorn([subject.decode()], [header(record[3], MSG_ID) or "" for record in records])
+
+    async def events(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]]:
+        """Return recorded events of one aggregate, without retired ones; raises as `Repository.history`."""
+        wanted.check()
+        return await self._obeying(lambda: self._excerpts.read(aggregate_id, wanted))
+
+    async def find_command(
+        self, aggregate_id: str, folded: FoldedState[S], command_id: str, since: int | None = None
+    ) -> tuple[int, int] | None:
+        """Return the first and the last version that a command recorded.
+
+        The newest 1,024 commands are known. Of older ones the state has marks, and the whole history is searched only
+        for an id that has one. It is not searched with a snapshot policy, where a state may lack older marks.
+        With `since`, a position before which it cannot have been recorded, only what came after that is searched.
+        """
+        found = folded.commands.find(command_id)
+        if found is not None or not folded.commands.may_have(command_id):
+            return found
+        if since is not None:
+            named = {_header_of(command_id)}
+            return next(
+                iter((await self.commands_since(aggregate_id, folded, since, named.__contains__)).values()), None
+            )
+        if self._snapshots is not None:
+            return None
+        # By the headers alone: what the events were, retired ones for instance, does not matter.
+        records = await self._obeying(
+            lambda: self._read_until(aggregate_id, lambda record: record[0] >= folded.position)
+        )
+        escaped_id = _header_of(command_id)
+        versions = [index for index, record in enumerate(records, 1) if header(record[3], COMMAND) == escaped_id]
+        return (versions[0], versions[-1]) if versions else None
+
+    async def commands_since(
+        self, aggregate_id: str, folded: FoldedState[S], since: int, wanted: Callable[[str], bool]
+    ) -> dict[str, tuple[int, int]]:
+        """Return the versions that commands recorded after a position, by the `wanted` ids in their headers."""
+        records = await self._after_position(aggregate_id, since, folded.position)
+        versions: dict[str, tuple[int, int]] = {}
+        for record in records:
+            escaped_id, version = header(record[3], COMMAND), number_of(record[3], VERSION)
+            if escaped_id is not None and version is not None and wanted(escaped_id):
+                versions[escaped_id] = (min(versions.get(escaped_id, (version, 0))[0], version), version)
+        return versions
+
+    async def _after_position(self, aggregate_id: str, after: int, until: int) -> list[RawRecord]:
+        """Return the records after a position up to `until`; raises `StoreUnavailable` when a replica lags behind."""
+        name = self.info.name
+        for pause_s in LAG_PAUSES_S:
+            records = await self.store.history(name, aggregate_id, after=after)
+            if until <= after or (records and records[-1][0] >= until):
+                return records
+            await asyncio.sleep(pause_s)
+        raise StoreUnavailable(f"The history of {name} {aggregate_id!r}", "the replica that was asked lags behind")
+
+    def keep(self, aggregate_id: str, before: int, folded: FoldedState[S]) -> None:
+        """Queue a snapshot when the policy asks for one between version `before` and now."""
+        if self._snapshots is None or folded.version // self._snapshots.every == before // self._snapshots.every:
+            return
+        codec = self._snapshots.codec
+        self._snapshots.store.keep(self.info.name, aggregate_id, lambda: codec.encode(folded))
+
+    def _start(self) -> FoldedState[S]:
+        return FoldedState(self._initial(), 0, 0)
+
+    async def _after(self, aggregate_id: str, known: FoldedState[S]) -> FoldedState[S]:
+        """Fold the events after what is known, or all of them when the log does not hold what is known."""
+        folded = await self._continued(aggregate_id, known) if known.position else None
+        if folded is None:
+            await self._check_not_deleted(aggregate_id, known)
+            known = self._start()
+            folded = await self._fold(aggregate_id, known)
+        self.keep(aggregate_id, known.version, folded)
+        return folded
+
+    async def _continued(self, aggregate_id: str, known: FoldedState[S]) -> FoldedState[S] | None:
+        """Read on from the last event known; None when the log holds another one in its place, or none."""
+        folded: FoldedState[S] | None = None
+        async for page in self.store.pages(self.info.name, aggregate_id, after=known.position - 1):
+            if folded is None:
+                if not page:
+                    continue
+                if page[0][0] != known.position or (header(page[0][3], MSG_ID) or "") != known.event_id:
+                    return None
+                folded, page = known, page[1:]
+            folded = self._fold_page(folded, page)
+        if folded is None and await self.store.last(self.info.name, aggregate_id) >= known.position:
+            return known  # a replica that lags
+        return folded
+
+    async def _from_snapshot(self, aggregate_id: str) -> FoldedState[S]:
+        if self._snapshots is None:
+            return await self._after(aggregate_id, self._start())
+        # The tail is asked for while the snapshot travels: it says at once whether the snapshot is the newest state.
+        travelling = asyncio.create_task(self._snapshots.store.get(self.info.name, aggregate_id))
+        try:
+            newest = await self.store.newest(self.info.name, aggregate_id)
+            value = await travelling
+        finally:
+            travelling.cancel()
+        folded = None if value is None else self._snapshots.codec.decode(value)
+        if folded is None or newest is None or newest[0] < folded.position:
+            # None, not to be believed, or beyond the log: replay.
+            if folded is not None:
+                await self._check_not_deleted(aggregate_id, folded)
+            if newest is None:
+                return self._start()
+            if number_of(newest[3], VERSION) != 1:
+                return await self._after(aggregate_id, self._start())
+            folded = self._fold_page(self._start(), [newest])  # its first event is all its history
+            self.keep(aggregate_id, 0, folded)
+            return folded
+        if newest[0] == folded.position and (header(newest[3], MSG_ID) or "") == folded.event_id:
+            return folded
+        return await self._after(aggregate_id, folded)
+
+    async def _check_not_deleted(self, aggregate_id: str, known: FoldedState[S]) -> None:
+        """Raise `LogIncomplete` when the last event known was deleted from the log.
+
+        A log that was made again, or rolled back, has another event in its place or ends before it.
+        """
+        if not known.position or await self.store.at(known.position) is not None:
+            return
+        if known.position <= (await self.store.state()).last:
+            where = f"The history of {self.info.name} {aggregate_id!r}"
+            raise LogIncomplete(where, f"its event {known.version} was at position {known.position} and is gone")
+
+    async def _fold(self, aggregate_id: str, folded: FoldedState[S]) -> FoldedState[S]:
+        """Fold each page while the next one travels."""
+        async for page in self.store.pages(self.info.name, aggregate_id, after=folded.position):
+            folded = self._fold_page(folded, page)
+        return folded
+
+    async def _reaching(self, aggregate_id: str, version: int) -> list[RawRecord]:
+        """Return the history up to a version at least; raises `UsageError` when there is no such version."""
+        records = await self._read_until(aggregate_id, lambda record: (number_of(record[3], VERSION) or 0) >= version)
+        if version > len(records):
+            raise UsageError(
+                f"{self.info.name} {aggregate_id!r} has {len(records)} events, so there is no version {version}. "
+                "Ask for one that exists."
+            )
+        return records
+
+    async def _read_until(self, aggregate_id: str, enough: Callable[[RawRecord], bool]) -> list[RawRecord]:
+        """Return the history up to a record that is `enough`, or to what the leader calls its end; without gaps.
+
+        Raises `StoreUnavailable` when a replica stays behind, and `HistoryBroken`.
+        """
+        name = self.info.name
+        records = await self.store.history(name, aggregate_id)
+        for pause_s in LAG_PAUSES_S:
+            position = records[-1][0] if records else 0
+            if (records and enough(records[-1])) or await self.store.last(name, aggregate_id) <= position:
+                return self._versions(records)
+            await asyncio.sleep(pause_s)
+            records += await self.store.history(name, aggregate_id, after=position)
+        raise StoreUnavailable(f"The history of {name} {aggregate_id!r}", "the replica that was asked lags behind")
+
+    def _versions(self, records: Sequence[RawRecord]) -> list[RawRecord]:
+        """Return one record for each version; raises `HistoryBroken`."""
+        kept: list[RawRecord] = []
+        for record in records:
+            if number_of(record[3], VERSION) == len(kept) + 1:
+                kept.append(record)
+            elif record[0] not in self._voids:
+                subject = record[2].decode("utf-8", "replace")
+                raise HistoryBroken(subject, record[0], f"version {len(kept) + 1} is missing")
+        return kept
+
+    async def _obeying(self, read: Callable[[], Awaitable[T]]) -> T:
+        """Return what `read` gives; read again where the log has new skip markers, or a version does not follow.
+
+        A reply lost on the way looks the same as a broken history; only what is broken twice is broken.
+        """
+        try:
+            return await read()
+        except (HistoryBroken, CodecError) as error:
+            if not await self._learn_voids() and isinstance(error, CodecError):
+                raise
+        return await read()
+
+    async def _learn_voids(self) -> bool:
+        """Read the skip markers; True if there are more than were known."""
+        known = len(self._voids)
+        self._voids.update(await self.store.skip_markers())
+        return len(self._voids) > known
+
+    def _fold_page(self, folded: FoldedState[S], records: Sequence[RawRecord]) -> FoldedState[S]:
+        return fold_records(folded, records, self._decoder)
+
+    async def _check_bound(self, version: int | None, position: int | None, at: datetime | None) -> None:
+        if sum(resolved is not None for resolved in (version, position, at)) != 1:
+            raise UsageError("Give one of version, position and at.")
+        for name, number in (("version", version), ("position", position)):
+            if number is not None and not isinstance(number, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise UsageError(f"The {name} is given as {shown(number, 60)}. Give a whole number.")
+        if version is not None and version < 0:
+            raise UsageError(f"There is no version {version}. Versions start at 1; 0 is the initial state.")
+        if at is not None:
+            check_moment("The time to load at is", at)
+        if position is not None and not 0 <= position <= (last := (await self.store.state()).last):
+            raise UsageError(f"The log ends at position {last}; {position} is not in it. Give one that is.")
+
+
+def _header_of(command_id: str) -> str:
+    """Return a command id as its header has it, escaped."""
+    ((_, value),) = context_headers(command_id, NO_METADATA)
+    return value

@@ -1,0 +1,93 @@
+"""How values and texts of others are shown: cut, counted, listed, and names that are not there answered. PURE."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from typing import Any, cast
+
+TEXT_MAX = 500
+"""Characters of a text, a reason for instance."""
+VALUE_MAX = 300
+"""Characters of one value in a listing."""
+_YEAR_S = 365 * 86_400
+_UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
+
+
+def cut(text: str, most: int = TEXT_MAX) -> str:
+    """The text, or its beginning and how long it is: `abc… (800,000 characters)`."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+
+
+def printable(text: str) -> str:
+    """The text with what could steer a terminal, or begin a line of a log, made visible."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
+
+
+def shown(value: object, most: int = VALUE_MAX) -> str:
+    """A value as Python writes it, cut."""
+    if isinstance(value, str | bytes) and len(value) > most:
+        kind = "characters" if isinstance(value, str) else "bytes"
+        return f"{value[:most]!r}… ({len(value):,} {kind})"
+    return cut(repr(value), most)
+
+
+def cut_values(value: Any, most: int = VALUE_MAX) -> Any:
+    """A value of JSON with every text in it cut."""
+    if isinstance(value, str):
+        return cut(value, most)
+    if isinstance(value, list):
+        return [cut_values(each, most) for each in cast("list[Any]", value)]
+    if isinstance(value, dict):
+        named = cast("dict[str, Any]", value)
+        return {cut(name, most): cut_values(each, most) for name, each in named.items()}
+    return value
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def spent(seconds: Mapping[str, float]) -> str:
+    """Wall time by phase, as `read 1.0 s, load 2.5 s`."""
+    return ", ".join(f"{phase} {elapsed:.1f} s" for phase, elapsed in seconds.items())
+
+
+def in_location(location: str) -> str:
+    """Where a revision keeps tables that are not in the declared location."""
+    return f"in tables whose names end in {location}" if location.startswith("__") else f"in the schema {location}"
+
+
+def duration(seconds: float | None) -> str:
+    """`0.4s`, `12s`, `3m05s`, `2h10m`, `3d04h`, `5y`; a dash for what is not known."""
+    if seconds is None:
+        return "–"
+    if 0.05 <= seconds < 9.95:
+        return f"{seconds:.1f}s"
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds}s"
+    if seconds >= _YEAR_S:
+        return f"{seconds / _YEAR_S:,.0f}y"
+    size, unit, part, part_unit = next(one for one in _UNITS if seconds >= one[0])
+    return f"{int(seconds // size):,}{unit}{int(seconds % size) // part:02d}{part_unit}"
+
+
+NAMED_MAX = 10
+"""Names that a message lists; the others are counted."""
+
+
+def listed(names: Iterable[str]) -> str:
+    """`balances, postings and 3 more`; `none` where there are none."""
+    found = list(dict.fromkeys(names))
+    more = len(found) - NAMED_MAX
+    return (", ".join(found[:NAMED_MAX]) or "none") + (f" and {more:,} more" if more > 0 else "")
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The sentence `Did you mean 'balances'? ` with a blank after it; empty where nothing is near."""
+    near = get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
+    return f"Did you mean {near[0]!r}? " if near else ""
