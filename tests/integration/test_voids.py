@@ -11,7 +11,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import Refused, UndecodableEvent
 from eventjet.jetstream.client import connect
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.voids import record_void, voids_in, voids_of
+from eventjet.log.skip_markers import reading_skip_markers, record_skip_marker
 from eventjet.rebuild import audit, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.session import Started
@@ -34,9 +34,9 @@ def book(nats: NatsServer, tmp_path: Path) -> Book:
 async def declared_void(book: Book, *positions: int) -> list[bool]:
     client = await connect(book.settings)
     try:
-        found = [await record_void(client, book.name, position, f"garbage {position}") for position in positions]
+        found = [await record_skip_marker(client, book.name, position, f"garbage {position}") for position in positions]
         with NatsConnection.open(book.endpoint) as connection:
-            assert await voids_of(client, book.name) == voids_in(connection, book.name)
+            assert await client.run(reading_skip_markers(book.name)) == connection.run(reading_skip_markers(book.name))
         return found
     finally:
         await client.close()
@@ -69,8 +69,8 @@ async def test_a_reason_is_one_line(book: Book) -> None:
     client = await connect(book.settings)
     for reason in ("", "a\nb", "x" * 501):
         with pytest.raises(Refused, match="reason"):
-            await record_void(client, book.name, 2, reason)
-    assert await voids_of(client, book.name) == {}
+            await record_skip_marker(client, book.name, 2, reason)
+    assert await client.run(reading_skip_markers(book.name)) == {}
     await client.close()
 
 

@@ -14,8 +14,8 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import ConnectionClosed, RebuildError, UndecodableEvent
 from eventjet.jetstream.client import connect
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.earlier import EarlierRecords
-from eventjet.log.voids import record_void
+from eventjet.log.predecessors import PredecessorReader
+from eventjet.log.skip_markers import record_skip_marker
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.session import Started
@@ -51,7 +51,7 @@ def begun(book: Book) -> int:
 async def voided(ledger: Ledger, position: int) -> None:
     client = await connect(ledger.settings)
     try:
-        assert await record_void(client, ledger.name, position, "a version of somebody else")
+        assert await record_skip_marker(client, ledger.name, position, "a version of somebody else")
     finally:
         await client.close()
 
@@ -176,7 +176,7 @@ def test_the_last_record_before_a_position_is_found_wherever_it_lies(nats: NatsS
     own = {1, 2, 40, 41, 99, 300}
     book.append_raw([opened(f"a-{1 if position in own else position}") for position in range(1, 301)])
     subject = f"{book.name}.ledger.a-1".encode()
-    with EarlierRecords(book.endpoint, book.name) as earlier:
+    with PredecessorReader(book.endpoint, book.name) as earlier:
         for position in range(1, 305):
             record: Any = earlier.before(subject, position)
             assert (record[0] if record else None) == max((one for one in own if one < position), default=None)
@@ -192,14 +192,14 @@ def test_a_record_before_is_asked_for_over_a_connection_that_is_there_and_stays_
     with NatsConnection.open(book.endpoint) as connection:
         sid = connection.subscribe("news.>")
         connection.publish("news.first")
-        earlier = EarlierRecords(connection, book.name)
+        earlier = PredecessorReader(connection, book.name)
         assert [record and record[0] for record in earlier.at([2])] == [2]
         assert [frame[0] for frame in connection.receive(60.0)] == [sid]  # what came before the answer is kept
         earlier.close()
         assert connection.usable
         with pytest.raises(ConnectionClosed):
             earlier.at([1])
-        lost = EarlierRecords(connection, book.name)
+        lost = PredecessorReader(connection, book.name)
         connection.close()
         with pytest.raises(ConnectionClosed):
             lost.at([1])

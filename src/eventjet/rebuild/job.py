@@ -25,9 +25,9 @@ from eventjet.archive.reading import ArchiveFiles, Segment, folder_of
 from eventjet.codec.catalog import Catalog
 from eventjet.errors import RebuildError, RowsRefused, UsageError
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.earlier import EarlierRecords
-from eventjet.log.stream_check import state_of_log
-from eventjet.log.voids import voids_in
+from eventjet.log.integrity import state_of_log
+from eventjet.log.predecessors import PredecessorReader
+from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import tracing
 from eventjet.projections.app_ref import Application, AppRef, loaded
@@ -108,13 +108,13 @@ class Job:
         """Return what other processes import the application by; raises `UsageError`."""
         return self.ref or AppRef.of(self.app)
 
-    def earlier(self) -> EarlierRecords:
+    def earlier(self) -> PredecessorReader:
         """Return where readers of this job look up the event before another; it has to be closed."""
-        return EarlierRecords(self.log.endpoint, self.log.stream)
+        return PredecessorReader(self.log.endpoint, self.log.stream)
 
     def extent(self, last: int) -> Extent:
         """Return what there is to read up to a position; raises `LogIncomplete` where something is gone."""
-        self.source.check_whole(self.log.state)
+        self.source.check_integrity(self.log.state)
         return Extent(self.app.name, self.source.first, last, self.source.archived)
 
     def plan(self, resolved: Sequence[AnyResolved], last: int) -> Plan:
@@ -200,7 +200,7 @@ def open_job(
         endpoint = Endpoint.of(settings).with_name("eventjet-rebuild")
         with NatsConnection.open(endpoint) as connection:
             log = Log(endpoint, application.name, *state_of_log(connection, application.name))
-            catalog = application.catalog.of_log(voids_in(connection, application.name))
+            catalog = application.catalog.of_log(connection.run(reading_skip_markers(application.name)))
         name = _engine_for(log, options, watch, from_archive)
     with open_engine(name, options, watch) as chosen:
         source = ReplaySource(log)

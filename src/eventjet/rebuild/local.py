@@ -9,7 +9,7 @@ from typing import Literal
 from eventjet import failpoints
 from eventjet.archive.reading import FolderFiles, Segment
 from eventjet.errors import UsageError
-from eventjet.jetstream.ranges import read_range
+from eventjet.jetstream.reader import read_range
 from eventjet.rebuild.folding import ChunkLoader, Foldings
 from eventjet.rebuild.job import EngineOptions, Job
 from eventjet.rebuild.plan import Plan

@@ -36,7 +36,7 @@ from eventjet.errors import (
     TransactionEnded,
     UnknownEvent,
 )
-from eventjet.log.stream_check import check_running, check_whole_log, learn_voids, pause_of
+from eventjet.log.integrity import check_running, check_whole_log, learn_voids, pause_of
 from eventjet.observability import logs, tracing
 from eventjet.projections.fold import BlockedAggregates, Offered, is_newer
 from eventjet.projections.fold import reader as reader_of

@@ -19,8 +19,8 @@ from eventjet.domain.recorded import Recorded
 from eventjet.errors import (
     CodecError,
 )
-from eventjet.jetstream.consumer import DurablePull
-from eventjet.log.earlier import EarlierRecords
+from eventjet.jetstream.reader import DurablePull
+from eventjet.log.predecessors import PredecessorReader
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.projections.fold import Reader
@@ -185,7 +185,13 @@ class EventReader:
     """Made by `EventReader.open`; raises from `take` whatever ended the reading, after the events before it."""
 
     def __init__(
-        self, pull: DurablePull, buffer: EventBuffer, decode: Reader, earlier: EarlierRecords, position: int, name: str
+        self,
+        pull: DurablePull,
+        buffer: EventBuffer,
+        decode: Reader,
+        earlier: PredecessorReader,
+        position: int,
+        name: str,
     ) -> None:
         self._pull = pull
         self._buffer = buffer
@@ -200,7 +206,7 @@ class EventReader:
         cls,
         source: Source,
         position: int,
-        decoder: Callable[[EarlierRecords], Reader],
+        decoder: Callable[[PredecessorReader], Reader],
         batch_max: int,
         filters: Sequence[str] = (),
     ) -> EventReader:
@@ -225,7 +231,7 @@ class EventReader:
         except asyncio.CancelledError:
             opening.add_done_callback(_close_unused)  # a thread goes on, whoever waits for it
             raise
-        earlier = EarlierRecords(pull.link, source.stream)
+        earlier = PredecessorReader(pull.link, source.stream)
         return cls(pull, EventBuffer(batch_max), decoder(earlier), earlier, position, source.durable)
 
     def start(self) -> None:

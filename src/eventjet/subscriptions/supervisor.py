@@ -15,11 +15,11 @@ from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.errors import EventjetError, UnexpectedExit, Unreachable, UsageError
 from eventjet.jetstream.client import Client, connected
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.integrity import state_of_log
 from eventjet.log.public_stream import PublicStream
-from eventjet.log.strangers import LIST_S, LISTED_MAX, noted_unknown, strangers, unknown_aggregates
-from eventjet.log.stream_check import state_of_log
 from eventjet.log.timers import JetStreamTimers
 from eventjet.log.topology import drifts_of
+from eventjet.log.unknown_events import LIST_S, LISTED_MAX, noted_unknown, unknown_aggregates, unknown_events
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.observability.metrics import FollowerMeter, Meter
@@ -292,6 +292,6 @@ def _check_stream(endpoint: Endpoint, app: Application) -> str:
             unknown = connection.run(unknown_aggregates(app.name, known), LIST_S)
         else:
             unknown = connection.run(noted_unknown(state, known))
-        for error in (*unknown, *strangers(connection, state, app.catalog)):
+        for error in (*unknown, *unknown_events(connection, state, app.catalog)):
             logs.LOG_UNREADABLE.tell(_log, reason=error)
     return identity

@@ -24,7 +24,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import ComponentFailed, EventjetError
 from eventjet.jetstream.api import stream_info, update_stream
 from eventjet.jetstream.connection import NatsConnection, ask_once
-from eventjet.log.known_log import RELY_S
+from eventjet.log.integrity import RELY_S
 from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild.auditing import audit
 from eventjet.rebuild.log_audit import NOTES
