@@ -33,11 +33,11 @@ from eventjet.rebuild import rebuild
 from eventjet.rebuild.workspace import leftovers, remove_leftovers
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import Database
-from eventjet.sql.dialect import Feature, TableName, TableRef, dialect_of, verbatim
+from eventjet.sql.dialect import dialect_of
 from eventjet.sql.locations import create_tables, located
 from eventjet.sql.revisions import promote, reset, retire
 from eventjet.sql.table_moves import dependents, undeclared
-from tests.among import LOCAL, told_as
+from eventjet.sql.tables import Feature, TableName, TableRef, verbatim
 from tests.integration.deploys import NEWER
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import BALANCES
@@ -273,7 +273,7 @@ def made(database: str) -> Iterator[Engine]:
 
 
 def there(connection: Connection, location: str = DECLARED) -> TableRef:
-    table = dialect_of(connection).find_table(connection, NAME, location)
+    table = dialect_of(connection).tables.find(connection, NAME, location)
     assert table is not None
     return table
 
@@ -282,9 +282,10 @@ def lost(connection: Connection) -> list[str]:
     """What the table has that one made as it is declared lacks."""
     dialect = dialect_of(connection)
     location = DECLARED if connection.dialect.name == "sqlite" else "ej_model"
-    with dialect.modelled(connection, [located(TABLE, location, dialect)]) as model:
+    with dialect.tables.modelled(connection, [located(TABLE, location, dialect)]) as model:
         return undeclared(
-            dialect.features(connection, there(connection)), dialect.features(model, there(model, location))
+            dialect.tables.features(connection, there(connection)),
+            dialect.tables.features(model, there(model, location)),
         )
 
 
@@ -349,12 +350,12 @@ def test_definitions_are_the_same_in_every_schema_and_whatever_types_the_columns
         dialect = dialect_of(connection)
 
         def lost_of_ruled(schema: str) -> list[str]:
-            table = dialect.find_table(connection, (None, "ruled"), DECLARED if schema == "public" else schema)
+            table = dialect.tables.find(connection, (None, "ruled"), DECLARED if schema == "public" else schema)
             assert table is not None
-            with dialect.modelled(connection, [located(RULED, "ej_model", dialect)]) as model:
-                declared = dialect.find_table(model, (None, "ruled"), "ej_model")
+            with dialect.tables.modelled(connection, [located(RULED, "ej_model", dialect)]) as model:
+                declared = dialect.tables.find(model, (None, "ruled"), "ej_model")
                 assert declared is not None
-                return undeclared(dialect.features(connection, table), dialect.features(model, declared))
+                return undeclared(dialect.tables.features(connection, table), dialect.tables.features(model, declared))
 
         path = connection.exec_driver_sql("show search_path").scalar_one()
         located(RULED, DECLARED, dialect).create(connection)
@@ -411,7 +412,7 @@ def test_what_has_another_definition_than_the_declared_is_named_on_sqlite(sqlite
         connection.exec_driver_sql(f"create table plain ({', '.join(columns)})")
         for index in indexes:
             connection.exec_driver_sql(index)
-        return dialect_of(connection).features(connection, TableRef(None, None, "plain"))
+        return dialect_of(connection).tables.features(connection, TableRef(None, None, "plain"))
 
     index = "create index ix on plain (u) where u <> 'A'"
     with sqlite.connect() as connection:
@@ -516,12 +517,12 @@ def test_what_can_be_carried_exactly_is(postgres: Engine) -> None:
     with postgres.begin() as connection:
         dialect = dialect_of(connection)
         connection.execute(verbatim(CARRIED))
-        dialect.ensure_location(connection, "ej_heir")
+        dialect.tables.ensure_location(connection, "ej_heir")
         located(TABLE, "ej_heir", dialect).create(connection)
         connection.execute(verbatim("alter table ej_heir.plain alter column b set statistics 3"))
         before = connection.exec_driver_sql(DESCRIBED.format("plain").replace("%", "%%")).scalar_one()
         assert lost(connection) == []
-        dialect.inherit(connection, there(connection), there(connection, "ej_heir"))
+        dialect.tables.inherit(connection, there(connection), there(connection, "ej_heir"))
         connection.execute(verbatim("alter table ej_heir.plain alter column b set statistics -1"))
         assert connection.exec_driver_sql(DESCRIBED.format("ej_heir.plain")).scalar_one() == before
 
@@ -540,12 +541,12 @@ def test_rights_are_exactly_as_they_were_whatever_new_tables_get_by_default(post
             f"revoke delete, truncate on plain from {owner}",
         ):
             connection.execute(verbatim(statement))
-        dialect.ensure_location(connection, "ej_heir")
+        dialect.tables.ensure_location(connection, "ej_heir")
         connection.execute(verbatim(f"grant all on schema ej_heir to {owner}"))
         located(TABLE, "ej_heir", dialect).create(connection)
         connection.execute(verbatim(f"grant select (b) on ej_heir.plain to {reader}"))
         before = connection.exec_driver_sql(DESCRIBED.format("plain")).scalar_one()
-        dialect.inherit(connection, there(connection), there(connection, "ej_heir"))
+        dialect.tables.inherit(connection, there(connection), there(connection, "ej_heir"))
         assert connection.exec_driver_sql(DESCRIBED.format("ej_heir.plain")).scalar_one() == before
         connection.rollback()
 
@@ -585,7 +586,7 @@ async def test_what_is_declared_is_made_by_a_rebuild(postgres_book: Book) -> Non
     wired: Any = app.load()
     create_tables(postgres_book.where.sync_engine(), [wired.projections["balances"]])
     before = [tuple(one) for one in postgres_book.execute(query)]
-    await rebuild(app, ["balances"], postgres_book.settings, engine=LOCAL)
+    await rebuild(app, ["balances"], postgres_book.settings, engine="local")
     assert [tuple(one) for one in postgres_book.execute(query)] == before
     assert before[0][:4] == ("u", ["fillfactor=70"], "declared", "its kind")
 
@@ -597,13 +598,11 @@ async def test_a_rebuild_refuses_an_index_or_default_of_another_definition_and_g
     await again(book)
     app = book.altered(('CheckConstraint("events >= 0"),', 'CheckConstraint("events >= 0"), Index("ix_few", "owner"),'))
     book.execute("create unique index ix_few on balances (owner, account_id) where events > 3")
-    with pytest.raises(
-        told_as(RebuildRefused), match=r"(?s)the index ix_few \(its definition .*differs from the declared"
-    ):
-        await rebuild(app, ["balances"], book.settings, engine=LOCAL)
+    with pytest.raises(RebuildRefused, match=r"(?s)the index ix_few \(its definition .*differs from the declared"):
+        await rebuild(app, ["balances"], book.settings, engine="local")
     assert book.rows() == book.folded(last)
     book.execute("drop index ix_few")
-    await rebuild(app, ["balances"], book.settings, engine=LOCAL)
+    await rebuild(app, ["balances"], book.settings, engine="local")
     assert book.rows() == book.folded(last)
 
 
@@ -616,7 +615,7 @@ async def test_what_an_event_trigger_gives_to_new_tables_is_refused_by_name(post
         "execute format('alter table %s enable row level security', made.object_identity); end loop; end $$",
         "create event trigger guarded on ddl_command_end when tag in ('CREATE TABLE') execute function guarded()",
     )
-    with pytest.raises(told_as(RebuildRefused), match="row-level security on balances would come with the table"):
+    with pytest.raises(RebuildRefused, match="row-level security on balances would come with the table"):
         await again(postgres_book)
     with pytest.raises(UsageError, match="row-level security on balances would come with the table"):
         reset(postgres_book.where, postgres_book.projections["balances"])
@@ -654,8 +653,8 @@ async def test_what_comes_to_depend_on_the_table_while_it_is_rebuilt_keeps_the_o
         while statements:
             postgres_book.execute(statements.pop())
 
-    with pytest.raises(told_as(RebuildRefused), match="seen on balances would be lost"):
-        await rebuild(postgres_book.ref, ["balances"], postgres_book.settings, engine=LOCAL, progress=progress)
+    with pytest.raises(RebuildRefused, match="seen on balances would be lost"):
+        await rebuild(postgres_book.ref, ["balances"], postgres_book.settings, engine="local", progress=progress)
     assert [tuple(one) for one in postgres_book.execute(identity)] == before
     assert postgres_book.rows() == postgres_book.folded(last)
     assert remains(postgres_book.where) == []
@@ -665,7 +664,7 @@ def test_the_drop_of_a_table_never_takes_along_what_depends_on_it(postgres: Engi
     with postgres.begin() as connection:
         connection.exec_driver_sql("create table seen (one plain)")
     with pytest.raises(DBAPIError, match="other objects depend on it"), postgres.begin() as connection:
-        dialect_of(connection).drop_tables(connection, [there(connection)])
+        dialect_of(connection).tables.drop(connection, [there(connection)])
 
 
 def test_what_somebody_has_put_into_the_place_of_a_run_stays(
@@ -743,4 +742,4 @@ def test_what_stays_with_the_table_that_leaves_is_logged(
 
 
 async def again(book: Book) -> None:
-    await rebuild(book.ref, ["balances"], book.settings, engine=LOCAL)
+    await rebuild(book.ref, ["balances"], book.settings, engine="local")

@@ -19,8 +19,8 @@ from eventjet.doctor.report import Installation, Report, check_clock, named
 from eventjet.errors import LogUnusable, NoResponders, StoreError, StoreUnavailable, Unreachable, UsageError
 from eventjet.findings import Level
 from eventjet.jetstream.api import nanoseconds
+from eventjet.jetstream.client import RECOMMENDED_SERVER, check_server, shown_version, version_of
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.jetstream.requirements import RECOMMENDED_SERVER, check_server, shown_version, version_of
 from eventjet.nats.dial import dial_at, fault_of, tls_context
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.log import AccountLimits, Limit, account_limits
@@ -28,6 +28,10 @@ from eventjet.urls import parse
 
 _NEAR, _FULL = 0.8, 0.95
 """Shares of a limit from which it is a warning, and a fault."""
+_BODY_MAX = 4_000_000
+_REQUEST_S = 5.0
+_SERVERS_MAX = 20
+_ALWAYS = "jetstream { sync_interval: always }"
 
 
 def check_servers(installation: Installation, report: Report) -> Sequence[Greeting]:
@@ -125,12 +129,6 @@ def _check_limit(report: Report, limit: Limit) -> None:
     fix = "Raise `max_file` (or `max_store`)" if is_storage else f"Raise `max_{limit.of.split()[0]}`"
     level = Level.FAULT if share >= _FULL else Level.WARNING
     report.add(level, "account", said, cost, f"{fix} of the account, or take the limit away.")
-
-
-_BODY_MAX = 4_000_000
-_REQUEST_S = 5.0
-_SERVERS_MAX = 20
-_ALWAYS = "jetstream { sync_interval: always }"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from eventjet.jetstream import api
 from eventjet.jetstream.api import Request, StreamState, call, last_message, stream_info
 from eventjet.jetstream.client import Client
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.integrity import missing_range
 from eventjet.log.timers import timers_due, timers_set
-from eventjet.log.topology import identity_of, missing
-from eventjet.log.wholeness import loss
+from eventjet.log.topology import identity_of, missing_stream
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
 from eventjet.settings import Settings
@@ -150,7 +150,7 @@ async def ends_of(client: Client, app: str) -> tuple[int, int]:
     try:
         state = await client.ask(api.stream_info(app))
     except StreamMissing:
-        raise missing(app) from None
+        raise missing_stream(app) from None
     return max(1, state.first), state.last
 
 
@@ -218,7 +218,7 @@ TIMERS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
-class LogNow:
+class LogStatus:
     """A log as its leader told of it."""
 
     identity: str
@@ -239,20 +239,20 @@ class LogNow:
     """What is gone from it, in words; empty for a whole one."""
 
 
-async def log_now(client: Client, app: str, known: LogNow | None, timeout_s: float) -> LogNow:
+async def log_now(client: Client, app: str, known: LogStatus | None, timeout_s: float) -> LogStatus:
     """Look at it; `known` is what the look before found. Raises `Unreachable`, `StoreUnavailable` and `Forbidden`."""
     try:
         state, others = await asyncio.gather(
             client.ask(stream_info(app), timeout_s), client.ask(replicas_of(app), timeout_s)
         )
     except StreamMissing:
-        raise missing(app) from None
+        raise missing_stream(app) from None
     if known is not None and (known.last, known.identity) == (state.last, identity_of(state)):
         last_at = known.last_at
     else:
         record = await client.ask(last_message(app, stream_subjects(app)), timeout_s)
         last_at = None if record is None else record[1] / 1e9
-    return LogNow(
+    return LogStatus(
         identity=identity_of(state),
         first=state.first,
         last=state.last,
@@ -263,7 +263,7 @@ async def log_now(client: Client, app: str, known: LogNow | None, timeout_s: flo
         last_at=last_at,
         max_bytes=_limit(state, "max_bytes"),
         max_messages=_limit(state, "max_msgs"),
-        loss=loss(state),
+        loss=missing_range(state),
     )
 
 
@@ -293,7 +293,7 @@ async def deadline_counts(client: Client, app: App) -> list[DeadlineCounts]:
     return found
 
 
-class Following:
+class StatusReader:
     """What a log has for checkpoints and cursors, over one connection that a fault drops. For one thread; blocks."""
 
     def __init__(self, app: App, settings: Settings, timeout_s: float) -> None:

@@ -26,7 +26,7 @@ from eventjet.domain.parked import Parked
 from eventjet.errors import LogRolledBack, RebuildError, Unreachable, UsageError, VerificationFailed
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
-from eventjet.log.stream_check import check_same_log
+from eventjet.log.integrity import check_same_log
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.fold import BlockedAggregates, Reader, reader
 from eventjet.projections.resolve import ResolvedProjection
@@ -42,7 +42,7 @@ from eventjet.settings import Settings
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import BULK, Database
-from eventjet.sql.dialect import dialect_of
+from eventjet.sql.dialect import Fault, dialect_of
 from eventjet.sql.quarantine import blocked_aggregates, park
 from eventjet.sql.table_moves import NotNow
 from eventjet.writers.batch import Batch, Parts
@@ -337,7 +337,7 @@ def swap_in(shadow: Shadow[AnyResolved], writer: ShadowWriter, job: Job) -> Chec
     while True:
         with watch.phase("catch up"):
             state = ask_once(log.endpoint, stream_info(log.stream))
-            job.source.check_whole(state)
+            job.source.check_integrity(state)
             if state.messages:
                 writer.to(state.last)
             failpoints.reach("rebuild.caught_up")
@@ -458,7 +458,7 @@ def _candidate(database: Database, resolved: AnyResolved, log: str, connection: 
         except (RebuildError, Unreachable) as error:
             refusal = str(error)
         except DBAPIError as error:
-            if not database.dialect.is_forbidden(error):
+            if Fault.FORBIDDEN not in database.dialect.faults(error):
                 raise
             # As it would be refused to the rebuild: both make tables as they are declared, to compare them.
             refusal = str(error.orig).partition("\n")[0]

@@ -127,13 +127,6 @@ class Lease:
             await pause(stop, context.options.poll_s)
         return None
 
-    async def look_again(self) -> None:
-        """Have `held` say what was committed meanwhile."""
-        now = await self._session.read(checkpoint.read, self.held.name, self.held.revision)
-        if now is None or now.epoch != self.held.epoch:
-            raise self._fenced()
-        self.held = now
-
     async def check_unused(self) -> None:
         """Raise `TableOccupied` when a projection that has not begun could not begin with an empty table."""
 
