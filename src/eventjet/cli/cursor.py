@@ -144,14 +144,14 @@ def undeclared_cursors(at: AppTarget) -> list[Undeclared]:
 
 async def _drop(at: AppTarget, found: Sequence[CursorSeen]) -> int:
     """How many parked or blocked events went with them; raises `UsageError` where somebody was quicker."""
-    from eventjet.subscriptions.cursor_store import HeldCursor
+    from eventjet.subscriptions.cursor_store import StoredCursor
 
     parked = 0
     async with at.cursors() as cursors:
         for one in found:
             entries = await cursors.parked(one.cursor.name, resolved=True)
             try:
-                await cursors.drop(HeldCursor(one.cursor, one.sequence), entries)
+                await cursors.drop(StoredCursor(one.cursor, one.sequence), entries)
             except CursorFenced:
                 raise UsageError(
                     f"Somebody wrote the cursor {one.cursor.name!r} just now. Look, and try again."

@@ -48,7 +48,7 @@ def look_at_models(
 def _tell_code(installation: Installation, told: Diagnoses, one: WorkStatus, seen: SeenDatabase) -> None:
     """Rows that were made by other code than that of the app at hand, under the same revision."""
     code = installation.app.projections[one.name].code
-    for held, _ in seen.checkpoints.held:
+    for held, _ in seen.checkpoints.rows:
         if (held.name, held.revision) == (one.name, one.revision) and held.has_rows_of_other_code(code):
             told.add(
                 "code",

@@ -66,7 +66,7 @@ class FoldCommitter:
         self,
         session: Session,
         writer: FoldWriter,
-        held: Checkpoint,
+        checkpoint: Checkpoint,
         reader: EventReader,
         *,
         overlaps: bool,
@@ -75,7 +75,7 @@ class FoldCommitter:
         self._is_private = private
         self._session = session
         self._writer = writer
-        self._held = held
+        self._checkpoint = checkpoint
         self._reader = reader
         self._overlaps = overlaps
         self._ahead: Prepared | None = None
@@ -86,7 +86,7 @@ class FoldCommitter:
             prepared = await self._session.read(self._writer.prepare, part)
         failpoints.reach("worker.batch_folded")
         began = time.perf_counter()
-        writing = self._session.write(self._writer.commit, self._held, prepared)
+        writing = self._session.write(self._writer.commit, self._checkpoint, prepared)
         if self._overlaps:
             # In this order: by its first wait the transaction has sent its only statement, and the server works while
             # the loop folds.
@@ -100,7 +100,7 @@ class FoldCommitter:
         else:
             await writing
         took_s = time.perf_counter() - began
-        log_parked(self._held.name, prepared.changes.quarantine)
+        log_parked(self._checkpoint.name, prepared.changes.quarantine)
         return took_s
 
     async def _fold_ahead(self, after: int) -> None:
@@ -118,15 +118,15 @@ class FoldCommitter:
 class SqlCommitter:
     """Runs the handlers of SQL by hand within the transaction."""
 
-    def __init__(self, session: Session, writer: SqlWriter, held: Checkpoint) -> None:
+    def __init__(self, session: Session, writer: SqlWriter, checkpoint: Checkpoint) -> None:
         self._session = session
         self._writer = writer
-        self._held = held
+        self._checkpoint = checkpoint
 
     async def commit(self, part: Batch) -> float:
         began = time.perf_counter()
         async with self._session.transaction() as connection:
-            await self._writer.write(connection, self._held, part)
+            await self._writer.write(connection, self._checkpoint, part)
         return time.perf_counter() - began
 
 
@@ -147,7 +147,7 @@ class BatchPipeline:
     def __init__(
         self,
         resolved: AnyResolved,
-        held: Checkpoint,
+        checkpoint: Checkpoint,
         reader: EventReader,
         committer: Committer,
         pace: Pace,
@@ -158,7 +158,7 @@ class BatchPipeline:
         self._committer = committer
         self._pace = pace
         self._on_commit = on_commit
-        self.position = held.position
+        self.position = checkpoint.position
 
     async def step(self, timeout_s: float) -> bool:
         """Commit the next batch; False when none came in time or reading was woken.
@@ -266,12 +266,12 @@ class ProjectionRunner:
             lease = await Lease.acquire(session, self.resolved, self._context, stop, self._on_ready, self._failed_at)
             if lease is None:
                 return
-            self._warn_of_other_code(lease.held)
+            self._warn_of_other_code(lease.checkpoint)
             failpoints.reach("worker.lease_taken")
             if not by_hand:
                 await session.commit_by_statement()
-            elif lease.held.location != DECLARED:
-                await session.look_first_in(lease.held.location)
+            elif lease.checkpoint.location != DECLARED:
+                await session.look_first_in(lease.checkpoint.location)
             await self._tell_waiting(lease)
             try:
                 await session.read(locations.check_tables, [self.resolved], self._context.log)
@@ -289,11 +289,13 @@ class ProjectionRunner:
                     failpoints.reach("worker.before_release")
                     await lease.release()
 
-    def _warn_of_other_code(self, held: Checkpoint) -> None:
+    def _warn_of_other_code(self, checkpoint: Checkpoint) -> None:
         """Say once in a process that other code made some of the rows, without a new revision."""
-        if not self._has_warned and held.has_rows_of_other_code(self.resolved.code):
+        if not self._has_warned and checkpoint.has_rows_of_other_code(self.resolved.code):
             self._has_warned = True
-            logs.CODE_CHANGED.tell(_log, name=held.name, revision=held.revision, newer=held.revision + 1)
+            logs.CODE_CHANGED.tell(
+                _log, name=checkpoint.name, revision=checkpoint.revision, newer=checkpoint.revision + 1
+            )
 
     async def _tell_waiting(self, lease: Lease) -> None:
         """Note what ended the terms before, so that the state does not look as if it went on."""
@@ -325,9 +327,9 @@ class ProjectionRunner:
         await carry_out_retries(session, context, self.resolved, lease, stop)
         try:
             if self._division is not None:
-                looking = left_in_log(context.client, context.stream, lease.held.position)
+                looking = left_in_log(context.client, context.stream, lease.checkpoint.position)
                 left = await self._renewing(lease, looking)
-                await self._division.turns(False, left, lease.held.position)
+                await self._division.turns(False, left, lease.checkpoint.position)
             while not await self._follow(session, lease, stop):
                 await lease.look_again()
                 # Those that fold processes met only they know.
@@ -338,26 +340,26 @@ class ProjectionRunner:
 
     async def _follow(self, session: Session, lease: Lease, stop: asyncio.Event) -> bool:
         """Take the durable over, check the log, and write; False when it is to be done the other way from here on."""
-        context, held, division = self._context, lease.held, self._division
+        context, checkpoint, division = self._context, lease.checkpoint, self._division
         # What was blocked, or remembered, before this lease was taken is read anew.
         blocked = await load_blocked(session, self.resolved)
         if division is not None and division.is_called_for:
-            reader = await division.open(held, blocked, self.pace)
+            reader = await division.open(checkpoint, blocked, self.pace)
         else:
             source = Source(context.endpoint, context.stream, self.resolved.durable)
             decoder = partial(reader_of, context.catalog, self.resolved, ())
-            opening = EventReader.open(source, held.position, decoder, context.options.batch_max)
+            opening = EventReader.open(source, checkpoint.position, decoder, context.options.batch_max)
             reader = await self._renewing(lease, opening)
         beside: list[asyncio.Task[Any]] = [asyncio.create_task(_wake_at(stop, reader))]
         try:
-            if not held.log:
+            if not checkpoint.log:
                 await lease.check_unused()
             # After the durable is made: whoever replaces the stream from here on deletes it too.
-            log = await self._renewing(lease, check_whole_log(context.client, context.stream, held))
-            if held.log != log or held.app != self.resolved.app or not await lease.are_tables_noted():
+            log = await self._renewing(lease, check_whole_log(context.client, context.stream, checkpoint))
+            if checkpoint.log != log or checkpoint.app != self.resolved.app or not await lease.are_tables_noted():
                 await lease.adopt(log)
             failpoints.reach("worker.log_checked")
-            pipeline = self._pipeline(session, held, reader, blocked)
+            pipeline = self._pipeline(session, checkpoint, reader, blocked)
             reader.start()
             self._on_ready()
             self._pause = None
@@ -375,20 +377,20 @@ class ProjectionRunner:
         return await renewing(work, lease.renew, self._context.options.lease_s / 3)
 
     def _pipeline(
-        self, session: Session, held: Checkpoint, reader: AnyReader, blocked: BlockedAggregates
+        self, session: Session, checkpoint: Checkpoint, reader: AnyReader, blocked: BlockedAggregates
     ) -> AnyPipeline:
         context, resolved = self._context, self.resolved
         if isinstance(resolved, ResolvedSql):
-            committer = SqlCommitter(session, SqlWriter(resolved, lease_s=context.options.lease_s), held)
+            committer = SqlCommitter(session, SqlWriter(resolved, lease_s=context.options.lease_s), checkpoint)
         else:
-            writer = context.fold_writer(resolved, held, blocked)
+            writer = context.fold_writer(resolved, checkpoint, blocked)
             if isinstance(reader, DividedReader):
-                return DividedPipeline(resolved, held, reader, (session, writer), self.pace, self._committed)
+                return DividedPipeline(resolved, checkpoint, reader, (session, writer), self.pace, self._committed)
             overlaps = context.database.dialect.is_concurrent
             private = resolved.is_private
-            committer = FoldCommitter(session, writer, held, reader, overlaps=overlaps, private=private)
+            committer = FoldCommitter(session, writer, checkpoint, reader, overlaps=overlaps, private=private)
         assert isinstance(reader, EventReader)
-        return BatchPipeline(resolved, held, reader, committer, self.pace, self._committed)
+        return BatchPipeline(resolved, checkpoint, reader, committer, self.pace, self._committed)
 
     def _committed(self, position: int, events: int, seconds: float) -> None:
         self._meter.committed(events, seconds)
@@ -399,7 +401,7 @@ class ProjectionRunner:
         client, stream = self._context.client, self._context.stream
         while True:
             await asyncio.sleep(_LOOK_S)
-            await check_running(client, stream, lease.held, log)
+            await check_running(client, stream, lease.checkpoint, log)
             self._pause = await pause_of(client, stream, self.resolved.durable)
 
     async def _project(
@@ -414,7 +416,7 @@ class ProjectionRunner:
         """Write until `stop`, or until the revision is promoted; False when to go on the other way."""
         context, division = self._context, self._division
         promotion = Promotion(self.resolved, context, lease, session)
-        building = lease.held.state == BUILDING and not promotion.wanted
+        building = lease.checkpoint.state == BUILDING and not promotion.wanted
         looked_at, turning, pause = time.monotonic(), False, None
         while not stop.is_set():
             if time.monotonic() - looked_at > _LOOK_S:
