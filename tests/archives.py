@@ -7,8 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from eventjet.archive.manifest import ArchivedFile, Segment, dump_segment
-from eventjet.archive.reading import ArchiveReader
+from eventjet.archive.reading import ArchivedFile, ArchiveReader, Segment, dump_segment
 from eventjet.codec.headers import MSG_ID, RawRecord, header
 
 _PAGE = 333

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from hypothesis import strategies as st
 
-from eventjet.archive.batches import lasting
+from eventjet.archive.republish import lasting
 from eventjet.cli.history import line
 from eventjet.cli.terminal import print_json
 from eventjet.codec.catalog import Catalog

@@ -63,12 +63,12 @@ async def main(server: str, length: int, snapshots: bool, repeats: int) -> None:
             left -= chunk
         due = Decimal("12.50") * length
         latencies: list[float] = []
-        accounts.cache.drop("a")
+        accounts.executor.cache.drop("a")
         await accounts.load("a")
         clock = Clock()
         clock.start()
         for _ in range(repeats):
-            accounts.cache.drop("a")
+            accounts.executor.cache.drop("a")
             started = time.perf_counter()
             state = await accounts.load("a")
             latencies.append(time.perf_counter() - started)

@@ -14,13 +14,21 @@ if TYPE_CHECKING:
     from eventjet.codec.catalog import Upcaster, upcaster
     from eventjet.commands import Command, Committed, Imported, ImportReport, Planned, Repository
     from eventjet.domain.aggregate import aggregate, event
-    from eventjet.domain.inbox import Inbox, Incoming, inbox
+    from eventjet.domain.decision import served
     from eventjet.domain.personal import Personal
     from eventjet.domain.process import Deadline, Outcome, Step, after, at, do, listens, process
-    from eventjet.domain.publication import Publication, publication
-    from eventjet.domain.reactor import Reaction, Reactor, Retry, reactor
+    from eventjet.domain.reactor import (
+        Inbox,
+        Incoming,
+        Publication,
+        Reaction,
+        Reactor,
+        Retry,
+        inbox,
+        publication,
+        reactor,
+    )
     from eventjet.domain.recorded import Metadata, Recorded, with_metadata
-    from eventjet.domain.served import served
     from eventjet.domain.unique import unique
     from eventjet.errors import (
         CommandFailed,
@@ -112,13 +120,21 @@ __getattr__ = lazy(
         "eventjet.app": ("App", "load_app"),
         "eventjet.codec.catalog": ("Upcaster", "upcaster"),
         "eventjet.domain.aggregate": ("aggregate", "event"),
-        "eventjet.domain.inbox": ("Inbox", "Incoming", "inbox"),
         "eventjet.domain.personal": ("Personal",),
         "eventjet.domain.process": ("Deadline", "Outcome", "Step", "after", "at", "do", "listens", "process"),
-        "eventjet.domain.publication": ("Publication", "publication"),
-        "eventjet.domain.reactor": ("Reaction", "Reactor", "Retry", "reactor"),
+        "eventjet.domain.reactor": (
+            "Inbox",
+            "Incoming",
+            "Publication",
+            "Reaction",
+            "Reactor",
+            "Retry",
+            "inbox",
+            "publication",
+            "reactor",
+        ),
         "eventjet.domain.recorded": ("Metadata", "Recorded", "with_metadata"),
-        "eventjet.domain.served": ("served",),
+        "eventjet.domain.decision": ("served",),
         "eventjet.domain.unique": ("unique",),
         "eventjet.errors": (
             "CommandFailed",

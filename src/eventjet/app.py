@@ -17,12 +17,10 @@ from eventjet.codec.catalog import Catalog, Upcaster
 from eventjet.codec.subjects import is_name
 from eventjet.domain.aggregate import AggregateInfo, AggregateType, aggregate_info, event_info, field_faults
 from eventjet.domain.claim import CLAIM_EVENTS
-from eventjet.domain.inbox import Inbox
+from eventjet.domain.decision import Served
 from eventjet.domain.personal import decisions_are_private, is_private
 from eventjet.domain.process import ProcessInfo, ProcessType, is_process
-from eventjet.domain.publication import Publication
-from eventjet.domain.reactor import Reactor
-from eventjet.domain.served import Served
+from eventjet.domain.reactor import Inbox, Publication, Reactor
 from eventjet.domain.state import state_faults
 from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.domain.unique import CLAIMS, unique_faults

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
@@ -11,10 +12,10 @@ from typing import Any, Literal, Protocol, TypeVar, overload
 from eventjet.codec.headers import RawRecord
 from eventjet.codec.records import Decoder
 from eventjet.commands import Committed, Imported, ImportReport, Planned, Repository
-from eventjet.commands.decisions import position_in, transact
+from eventjet.commands.execute import transact
 from eventjet.commands.importing import Importer
 from eventjet.commands.log_tail import LogTail
-from eventjet.commands.repositories import Repositories, open_repositories
+from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.unique import CLAIMS
@@ -36,6 +37,9 @@ from eventjet.sql.waiting import Checkpoints, Waiting
 from eventjet.subscriptions.cursor_control import begin
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import declarations_of, has_timers, probes_of
+
+_TOKEN = re.compile(r"([a-z][a-z0-9_]{0,62}):(0|[1-9][0-9]{0,18})(?:@([A-Za-z0-9_-]{1,64}))?", re.ASCII)
+_POSITION_MAX = 2**63 - 1
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -379,3 +383,23 @@ async def open_jet(app: Application, settings: Settings, nats: NatsClient | None
             yield jet
         finally:
             await jet.close()
+
+
+def position_in(token: str, app: str) -> tuple[int, str]:
+    """Return the position that a token names, and its log, empty where that is not told.
+
+    Raises `UsageError` for what is no token, or one of another app.
+    """
+    if not isinstance(token, str):  # pyright: ignore[reportUnnecessaryIsInstance]  what has the token is easily given
+        raise UsageError(f"The token is given as {type(token).__name__}. Hand on `Committed.token`, which is text.")
+    match = _TOKEN.fullmatch(token.strip(" \t"))
+    if match is None or int(match[2]) > _POSITION_MAX:
+        raise UsageError(
+            f"{token[:80]!r} is not a token. Hand on `Committed.token` as it is, for instance {app}:1234@…."
+        )
+    if match[1] != app:
+        raise UsageError(
+            f"The token {match[0]!r} is of the app {match[1]!r}, and this connection is of {app!r}. "
+            "Hand it to a process of the app that made it."
+        )
+    return int(match[2]), match[3] or ""

@@ -31,10 +31,11 @@ def test_a_sound_log_and_one_that_another_program_wrote_to(bank: Program) -> Non
     assert max(map(len, broken.out.splitlines())) <= 80
     found = json.loads(bank("audit", "--json", "--examples", "1").out)
     assert (found["sound"], found["events"], found["archive"]) == (False, 16, None)
-    (kind,) = found["found"]
-    assert (kind["kind"], kind["findings"], len(kind["examples"])) == ("undecodable", 7, 1)
-    assert kind["examples"][0]["first"] == 10
-    assert kind["way_out"]
+    (finding,) = found["findings"]
+    assert (finding["kind"], finding["level"], finding["count"]) == ("undecodable", "fault", 7)
+    assert len(finding["examples"]) == 1
+    assert finding["examples"][0]["first"] == 10
+    assert finding["fix"]
 
 
 def test_an_archive_that_is_none(bank: Program) -> None:

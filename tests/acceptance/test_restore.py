@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from eventjet.archive.batches import BATCH_MAX, lasting
+from eventjet.archive.republish import BATCH_MAX, lasting
 from eventjet.codec.headers import RawRecord
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ApiRefused

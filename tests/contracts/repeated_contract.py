@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from eventjet.commands import Committed, Planned, Repository
-from eventjet.commands.decisions import transact
+from eventjet.commands.execute import transact
 from eventjet.commands.histories import Snapshots
 from eventjet.domain.recorded import Metadata
 from eventjet.errors import CommandReused, OutcomeUnknown, Refused, UsageError

@@ -260,7 +260,7 @@ class RepositoryContract:
                 self.tries += 1
                 raise ConcurrencyConflict("account.poor", 0)
 
-        monkeypatch.setattr("eventjet.commands.decisions.CONFLICTS_MAX", 5)
+        monkeypatch.setattr("eventjet.commands.execute.CONFLICTS_MAX", 5)
         contested: Any = Contested(store)
         with pytest.raises(ConcurrencyConflict, match="the last of 5 tries"):
             await repository(app, contested).execute("poor", Account.deposit, Decimal(1))

@@ -11,10 +11,10 @@ import pytest
 
 from eventjet import App, Imported, Repository, aggregate, event, unique
 from eventjet.codec.catalog import Catalog, EncodedEvent
-from eventjet.commands.claim_check import build_claims, check_claims
-from eventjet.commands.decisions import transact
+from eventjet.commands.execute import transact
 from eventjet.commands.importing import Importer
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
+from eventjet.commands.unique import build_claims, check_claims
 from eventjet.domain.identity import new_event_id
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import NotUnique, Refused, UniqueNotBuilt, UsageError
@@ -87,7 +87,7 @@ def called(email: str) -> NewEvent:
 
 async def sound(users: Users) -> bool:
     """Whether all claims fit all states, as read by somebody who remembers nothing."""
-    return all([(await check_claims(users, constraint)).sound for constraint in ("email", "phone")])
+    return all([(await check_claims(users.unique, constraint)).sound for constraint in ("email", "phone")])
 
 
 class UniqueContract:
@@ -195,14 +195,14 @@ class UniqueContract:
         with pytest.raises(UniqueNotBuilt, match="eventjet unique build user email"):
             await users.execute("new", User.call, "u-1@bank")
         assert (await users.execute("u-2", User.leave)).state.email is None, "giving up is no danger"
-        assert not (await check_claims(users, "email")).sound
-        report = await build_claims(users, "email")
+        assert not (await check_claims(users.unique, "email")).sound
+        report = await build_claims(users.unique, "email")
         assert (report.built, report.aggregates, report.values, report.missing.count) == (True, 3, 2, 2)
         for those in (users, elsewhere):
             with pytest.raises(NotUnique):
                 await those.execute("new", User.call, "u-1@bank")
         await elsewhere.execute("new", User.call, "u-2@bank")
-        again = await build_claims(elsewhere, "email")
+        again = await build_claims(elsewhere.unique, "email")
         assert (again.missing.count, again.stale.count, again.sound) == (0, 0, True)
 
     async def test_values_that_two_had_before_are_told_and_no_third_may_take_them(
@@ -210,30 +210,30 @@ class UniqueContract:
     ) -> None:
         for n in range(2):
             await store.append([write(f"twin-{n}", 0, 0, called("twin@bank"), aggregate="user")])
-        report = await build_claims(users, "email")
+        report = await build_claims(users.unique, "email")
         assert (report.built, report.shared.count, report.shared.examples) == (False, 1, ["twin-0, twin-1"])
         with pytest.raises(UniqueNotBuilt):
             await users.execute("new", User.call, "new@bank")
-        kept = await build_claims(users, "email", keep_shared=True)
+        kept = await build_claims(users.unique, "email", keep_shared=True)
         assert (kept.built, kept.sound) == (True, False), "it is kept from here on, and two have one value still"
         for given_up in ("twin-1", "twin-0"):
             with pytest.raises(NotUnique):
                 await users.execute("new", User.call, "twin@bank")
             await users.execute(given_up, User.leave)
         await users.execute("new", User.call, "twin@bank")
-        assert (await check_claims(users, "email")).sound
+        assert (await check_claims(users.unique, "email")).sound
 
     async def test_what_a_release_without_the_constraint_writes_is_found_and_put_right(
         self, users: Users, store: EventStore
     ) -> None:
         ada = await users.execute("ada", User.call, "ada@bank")
         await store.append([write("ada", ada.position, 1, called("new@bank"), aggregate="user")])
-        report = await check_claims(users, "email")
+        report = await check_claims(users.unique, "email")
         assert (report.missing.examples, report.stale.examples) == (["user 'ada'"], ["user 'ada'"])
         before = (await store.state()).last
-        assert not (await check_claims(users, "email")).sound
+        assert not (await check_claims(users.unique, "email")).sound
         assert (await store.state()).last == before, "a check changes nothing"
-        await build_claims(users, "email")
+        await build_claims(users.unique, "email")
         assert await sound(users)
         assert (await users.execute("bob", User.call, "ada@bank")).version == 1
         with pytest.raises(NotUnique):
@@ -244,7 +244,7 @@ class UniqueContract:
     ) -> None:
         for n in range(6):
             await store.append([write(f"u-{n}", 0, 0, called(f"u-{n}@bank"), aggregate="user")])
-        await build_claims(users, "email")
+        await build_claims(users.unique, "email")
         for n in range(6):  # behind the back of the constraint once more
             position = await store.last("user", f"u-{n}")
             await store.append([write(f"u-{n}", position, 1, called(f"v-{n}@bank"), aggregate="user")])
@@ -253,9 +253,11 @@ class UniqueContract:
             for email in (f"u-{n}@bank", f"v-{n}@bank", f"w-{n}@bank", f"v-{n}@bank"):
                 await elsewhere.execute(f"u-{n}", User.call, email)
 
-        await asyncio.gather(*map(move, range(6)), build_claims(users, "email"), build_claims(users, "email"))
-        await build_claims(users, "email")
-        assert (await check_claims(repository(app, store), "email")).sound
+        await asyncio.gather(
+            *map(move, range(6)), build_claims(users.unique, "email"), build_claims(users.unique, "email")
+        )
+        await build_claims(users.unique, "email")
+        assert (await check_claims(repository(app, store).unique, "email")).sound
 
     async def test_an_import_is_taken_before_the_first_claim_and_refused_after(
         self, app: str, store: EventStore
@@ -274,7 +276,7 @@ class UniqueContract:
         with pytest.raises(UniqueNotBuilt):
             await users.execute("eve", User.call, "ada@bank")
         for constraint in ("email", "phone"):
-            assert (await build_claims(users, constraint)).built
+            assert (await build_claims(users.unique, constraint)).built
         with pytest.raises(NotUnique):
             await users.execute("eve", User.call, "ada@bank")
         assert await run("old", "ada", "bob") == 0, "what is stored is stored"
@@ -284,9 +286,8 @@ class UniqueContract:
     async def test_a_value_of_a_kind_that_cannot_be_unique_is_said(self, app: str, store: EventStore) -> None:
         users = repository(app, store)
         odd: Any = {"email": lambda _: None, "phone": lambda user: 0.5 if user.email else None}
-        assert users.claims is not None
         for name, by in odd.items():
-            users.claims.constraints[name] = replace(users.claims.constraints[name], by=by)
+            users.unique.constraints[name] = replace(users.unique.constraints[name], by=by)
         with pytest.raises(UsageError, match="gave a float that cannot be unique"):
             await users.execute("ada", User.call, "ada@bank")
 

@@ -18,7 +18,8 @@ TREE = {
 }
 
 
-def test_the_page_draws_the_tree() -> None:
+def test_the_page_and_the_package_draw_the_tree() -> None:
+    assert PAGE.split("```")[1].strip() == (errors.__doc__ or "").split("```")[1].strip()
     drawn: list[tuple[str, str]] = []
     above: list[str] = []
     for indent, name in DRAWN:

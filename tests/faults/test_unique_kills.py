@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from eventjet import App, Settings
-from eventjet.commands.claim_check import check_claims
+from eventjet.commands.unique import check_claims
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.claim import Released, Taken
 from eventjet.domain.unique import CLAIMS
@@ -142,7 +142,7 @@ async def judge(jet: Jet) -> None:
     phones = Counter(phone for state in states for phone in set(state.phones))
     assert max([*emails.values(), *phones.values()]) == 1, (emails, phones)
     for constraint in ("email", "phone"):
-        report = await check_claims(users, constraint)
+        report = await check_claims(users.unique, constraint)
         assert report.sound, report
     holders: dict[str, str] = {}
     async for event in jet.tail():

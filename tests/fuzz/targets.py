@@ -20,16 +20,16 @@ import orjson
 from hypothesis import strategies as st
 
 from eventjet import aggregate, event
-from eventjet.archive.manifest import dump_segment, load_archive
+from eventjet.archive.reading import dump_segment, load_archive
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.headers import context_headers, header, header_block, metadata_of, number_of, recorded_at
 from eventjet.codec.records import Decoder
 from eventjet.codec.subjects import entity_of, entity_shown
-from eventjet.commands.decisions import position_in
 from eventjet.domain.history import Commands, FoldedState
 from eventjet.domain.identity import decode_id, encode_id
 from eventjet.domain.recorded import Metadata
 from eventjet.errors import ArchiveBroken, CodecError, EventjetError, Refused, UnencodableEvent, UsageError
+from eventjet.jet import position_in
 from eventjet.jetstream.api import answer_in as api_answer_in
 from eventjet.jetstream.api import direct_record, end_of_page
 from eventjet.jetstream.consumer import parse_ack

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from eventjet.archive.manifest import Archive
-from eventjet.archive.reading import ArchiveReader, FolderFiles
+from eventjet.archive.reading import Archive, ArchiveReader, FolderFiles
 from eventjet.codec.headers import RawRecord
 from eventjet.dev.nats import NatsServer
 from eventjet.jetstream.connection import NatsConnection

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from eventjet import App, Imported, Metadata
-from eventjet.archive.manifest import ArchivedFile, Segment, dump_segment
+from eventjet.archive.reading import ArchivedFile, Segment, dump_segment
 from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.examples.bank.account import Account, Deposited, Opened
 from eventjet.jetstream.connection import NatsConnection

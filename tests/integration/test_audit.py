@@ -62,7 +62,7 @@ class Log:
                 f"{one.first}-{one.last} {one.subject.removeprefix(f'{NAME}.account.')}: {one.what}"
                 for one in found.examples
             ]
-            for found in self.audited(archive).found
+            for found in self.audited(archive).findings
         }
 
 
@@ -79,7 +79,7 @@ def log(server: NatsServer, tmp_path: Path) -> Log:
 
 def test_what_an_app_wrote_is_sound_and_so_it_is_when_it_was_restored(log: Log) -> None:
     report = log.audited()
-    assert (report.sound, report.found, report.events, report.aggregates) == (True, (), 155, 42)
+    assert (report.sound, report.findings, report.events, report.aggregates) == (True, (), 155, 42)
     report = log.audited(log.archive)
     assert report.sound
     assert report.archive is not None
@@ -87,7 +87,7 @@ def test_what_an_app_wrote_is_sound_and_so_it_is_when_it_was_restored(log: Log) 
     delete(log.url)
     asyncio.run(restore(APP, log.archive, log.settings, engine="local"))
     report = log.audited(log.archive)
-    assert (report.found, report.events) == ((), 120)
+    assert (report.findings, report.events) == ((), 120)
 
 
 def test_an_empty_log_is_sound(log: Log) -> None:
@@ -142,7 +142,7 @@ def test_a_loss_that_was_accepted(server: NatsServer, tmp_path: Path) -> None:
     with NatsConnection.open(endpoint(log.url)) as link:
         repair(link, NAME, 1, log.identity, accept_loss=True)
     report = log.audited()
-    assert (report.sound, report.accepted, [one.kind for one in report.found]) == (True, 2, [Kind.GONE])
+    assert (report.sound, report.accepted, [one.kind for one in report.findings]) == (True, 2, [Kind.GONE])
 
 
 def test_what_other_programs_published(log: Log) -> None:

@@ -19,9 +19,9 @@ from eventjet.errors import PromotionRefused, RebuildError
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.protocol import publish_frame
 from eventjet.rebuild import rebuild, verify
-from eventjet.rebuild.catchup import catching_up
 from eventjet.rebuild.job import open_job
 from eventjet.rebuild.progress import Watch
+from eventjet.rebuild.runner import catching_up
 from eventjet.rebuild.shadow import shadow_of
 from eventjet.settings import Settings
 from eventjet.sql.database import Database

@@ -300,10 +300,10 @@ async def test_a_lost_connection_forgets_what_was_known_of_the_log(app: App) -> 
             await jet.init()
             accounts = jet.repository(Account)
             done = await accounts.execute("a", Account.open, "ada")
-            assert accounts.cache.get("a") is not None
+            assert accounts.executor.cache.get("a") is not None
             server.stop()
             async with asyncio.timeout(30):
-                while accounts.cache.get("a") is not None:
+                while accounts.executor.cache.get("a") is not None:
                     await asyncio.sleep(0.01)
             server.start()
             assert (await accounts.execute("a", Account.deposit, Decimal(1))).position == done.position + 1

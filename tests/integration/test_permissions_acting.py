@@ -12,7 +12,7 @@ import pytest
 
 from eventjet import App, served
 from eventjet.codec.subjects import cursor_bucket, timer_stream
-from eventjet.commands.repositories import open_repositories
+from eventjet.commands.repository import open_repositories
 from eventjet.dev.nats import NatsServer
 from eventjet.doctor.diagnosis import Installation
 from eventjet.doctor.runner import examine

@@ -12,7 +12,7 @@ import pytest
 
 from eventjet import App, Deadline, Jet, Retry, Step, after, aggregate, at, do, event, process
 from eventjet.codec.subjects import timer_stream
-from eventjet.commands.repositories import open_repositories
+from eventjet.commands.repository import open_repositories
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.parked import PARKED
 from eventjet.examples.orders.goods import Payment, Shipment, Stock

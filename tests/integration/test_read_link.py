@@ -188,7 +188,7 @@ async def main():
         await jet.init()
         accounts = jet.repository(Account)
         await accounts.execute("a", Account.deposit, Decimal(1))
-        accounts.cache.clear()
+        accounts.executor.cache.clear()
         held = list(starve())
         reads = [said(accounts.load("a")) for _ in range(10)]
         saves = [said(accounts.execute("a", Account.deposit, Decimal(1))) for _ in range(10)]

@@ -22,6 +22,7 @@ from eventjet.rebuild import Progress, preview, rebuild, verify
 from eventjet.rebuild.job import STOP_TIMEOUT_S
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.shadow import shadow_of
+from eventjet.rebuild.workspace import load_part
 from eventjet.settings import Settings
 from eventjet.sql.revisions import Promoted, promote
 from tests.among import LOCAL, told_as
@@ -319,11 +320,11 @@ async def test_a_run_that_lost_its_lease_does_not_swap(book: Book) -> None:
 async def test_a_part_that_was_loaded_is_not_loaded_again(book: Book) -> None:
     with shadow_of(book.where, book.projections["turnover"], "", Watch()) as shadow:
         rows = [("a", "1.00"), ("b", "2.00")]
-        assert shadow.space.load(shadow.target, 0, rows) == 2
+        assert load_part(shadow.target, 0, rows) == 2
         if book.where.dialect.name == "postgresql":
             # As when a task's answer was lost after its transaction.
-            assert shadow.space.load(shadow.target, 0, rows) == 2
-        assert shadow.space.load(shadow.target, 1, []) == 0
+            assert load_part(shadow.target, 0, rows) == 2
+        assert load_part(shadow.target, 1, []) == 0
         assert shadow.count() == 2
     assert remains(book.where) == []
 

@@ -66,7 +66,7 @@ async def test_it_changes_nothing_in_a_database_that_has_everything_or_nothing(b
     then = await preview(book.ref, ALL, book.settings, engine="local")
     assert everything(book) == before
     assert (then.upgrades, then.refusals, {one.position for one in then.candidates}) == (False, [], {last})
-    assert (then.plan.events, then.remains, remains(book.where)) == (200, (), [])
+    assert (then.plan.events, then.leftovers, remains(book.where)) == (200, (), [])
 
 
 async def test_it_shows_how_events_travel_and_what_shares_a_reading_of_the_log(book: Book) -> None:

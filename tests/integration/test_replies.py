@@ -15,7 +15,7 @@ import pytest
 
 from eventjet import App, UsageError, served
 from eventjet.cli.main import main
-from eventjet.commands.repositories import open_repositories
+from eventjet.commands.repository import open_repositories
 from eventjet.dev.nats import NatsServer
 from eventjet.examples.transfer.accounts import Account
 from eventjet.jetstream.client import Client, connect

@@ -10,8 +10,7 @@ from decimal import Decimal
 import pytest
 
 from eventjet import App
-from eventjet.archive.batches import BATCH_MAX, lasting
-from eventjet.archive.republish import WINDOW_NS, Restore, Restored
+from eventjet.archive.republish import BATCH_MAX, WINDOW_NS, Restore, Restored, lasting
 from eventjet.codec.headers import RawRecord, recorded_at
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import ArchiveBroken, Refused

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from eventjet.archive.batches import BATCH_MAX, lasting
-from eventjet.archive.republish import Restore
+from eventjet.archive.republish import BATCH_MAX, Restore, lasting
 from eventjet.codec.headers import RawRecord
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from eventjet.archive.batches import lasting
+from eventjet.archive.republish import lasting
 from eventjet.codec.headers import RawRecord, recorded_at
 from eventjet.dev.nats import NatsServer
 from eventjet.rebuild import AppRef, archive, restore

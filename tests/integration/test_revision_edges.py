@@ -15,7 +15,7 @@ from sqlalchemy import Column, Integer, MetaData, Table, make_url
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import NotCaughtUp, PromotionRefused, Unreachable, UsageError
 from eventjet.projections.resolve import ResolvedProjection
-from eventjet.rebuild.spaces import orphaned, remove_orphaned
+from eventjet.rebuild.workspace import leftovers, remove_leftovers
 from eventjet.settings import Settings
 from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.locations import check_tables, create_tables
@@ -355,13 +355,13 @@ def test_what_killed_rebuilds_left_is_listed_and_removed_on_request(ledger: Ledg
         (tmp_path / f"read.db.ej_{run}").write_bytes(b"")
     left = orphans(where)
     assert left == [f"ej_{run}"]
-    assert remove_orphaned(where) == left
+    assert remove_leftovers(where) == left
     assert orphans(where) == []
 
 
 def orphans(database: Database) -> list[str]:
     with database.sync_engine().begin() as connection:
-        return orphaned(connection, database)
+        return leftovers(connection, database)
 
 
 def test_two_that_come_at_once_do_not_get_the_same_place(ledger: Ledger) -> None:

@@ -28,7 +28,7 @@ from eventjet import (
     event,
     served,
 )
-from eventjet.commands.repositories import open_repositories
+from eventjet.commands.repository import open_repositories
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import CommandFailed, CommandReused
 from eventjet.jetstream.client import connect, connected

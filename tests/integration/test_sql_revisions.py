@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import Recorded, SqlProjection
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import NamedByHandlers
+from eventjet.errors import LocationTaken
 from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.rebuild import rebuild, verify
 from eventjet.sql.checkpoint import Checkpoint
@@ -258,12 +258,12 @@ async def test_on_sqlite_a_revision_with_the_same_tables_is_refused_in_words(sql
     async with log.working(options=QUICK):
         await log.caught_up(last, LEDGER)
     words = "Revision 2 of projection 'ledger' .* Declare tables of other names for it, or leave the revision as it was"
-    with pytest.raises(NamedByHandlers, match=words):
+    with pytest.raises(LocationTaken, match=words):
         init(newer, REVISED)
-    with pytest.raises(NamedByHandlers, match=words):
+    with pytest.raises(LocationTaken, match=words):
         async with newer.working(options=QUICK):
             pass
-    with pytest.raises(NamedByHandlers, match=words):
+    with pytest.raises(LocationTaken, match=words):
         await rebuild(newer, ["ledger"], log.settings, engine="local")
     assert found(log.where) == expected(log.recorded(last))
     assert list(checkpoints(log)) == [("ledger", 1)]

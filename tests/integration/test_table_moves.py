@@ -30,7 +30,7 @@ from sqlalchemy.exc import DBAPIError
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import PromotionRefused, RebuildRefused, UsageError
 from eventjet.rebuild import rebuild
-from eventjet.rebuild.spaces import orphaned, remove_orphaned
+from eventjet.rebuild.workspace import leftovers, remove_leftovers
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import Feature, TableName, TableRef, dialect_of, verbatim
@@ -682,12 +682,12 @@ def test_what_somebody_has_put_into_the_place_of_a_run_stays(
     )
     for reason, remedy in {"view seen": "drop view seen", "table ej_": f"drop table {schema}.mine"}.items():
         caplog.clear()
-        assert remove_orphaned(where) == []
+        assert remove_leftovers(where) == []
         assert reason in caplog.text
         with where.sync_engine().begin() as connection:
-            assert orphaned(connection, where) == [schema]
+            assert leftovers(connection, where) == [schema]
         postgres_book.execute(remedy)
-    assert remove_orphaned(where) == [schema]
+    assert remove_leftovers(where) == [schema]
 
 
 def test_a_reset_keeps_rights_and_comments_and_refuses_what_it_would_lose(ledger: Ledger) -> None:

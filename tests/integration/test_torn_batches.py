@@ -52,5 +52,5 @@ async def test_a_save_at_the_limit_is_refused_whole_or_called_torn(limited: str,
             with pytest.raises(SaveTorn):
                 await again.execute("a", Account.deposit, *range(events))
         assert len(await accounts.history("a")) == number * events + left
-    found = {one.kind: one.findings for one in (await audit(APP, settings, engine="local")).found}
+    found = {one.kind: one.count for one in (await audit(APP, settings, engine="local")).findings}
     assert found == ({Kind.TORN: 1} if left else {})

@@ -193,7 +193,7 @@ def test_a_table_that_the_database_does_not_make_is_refused_by_its_name_and_with
     with pytest.raises(Unreachable, match=refused):
         create_tables(engine, [by_hand_with(*needing(what))])
     shadow = Shadow(where, by_hand_with(*needing(what)), "")
-    with shadow.space.claimed(), pytest.raises(Unreachable, match=refused):
+    with shadow.workspace.claimed(), pytest.raises(Unreachable, match=refused):
         shadow.create(to_swap=False)
     create_tables(engine, [by_hand_with(Column("c", sa.Text))])
     with pytest.raises(Unreachable, match=refused), engine.begin() as connection:

@@ -63,7 +63,7 @@ async def test_a_projection_that_garbage_stopped_goes_on_behind_its_void(book: B
     assert book.rows() == rows
     assert (await verify(book.ref, "balances", book.settings, engine=LOCAL)).differences == 0
     report = await audit(book.ref, book.settings)
-    assert {one.kind.value: one.positions for one in report.found}["void"] == 2
+    assert {one.kind.value: one.positions for one in report.findings}["void"] == 2
 
 
 async def test_a_reason_is_one_line(book: Book) -> None:

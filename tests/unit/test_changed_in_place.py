@@ -32,7 +32,7 @@ from eventjet import (
     projection,
     reactor,
 )
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.domain.recorded import own_event
 from eventjet.domain.state import is_fixed, own_copy
 from eventjet.errors import DefinitionError, RowRefused

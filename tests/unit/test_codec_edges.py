@@ -21,7 +21,7 @@ from eventjet.codec.catalog import Catalog, EncodedEvent
 from eventjet.codec.cloud_events import IncomingDecoder
 from eventjet.codec.headers import TYPE, header_block
 from eventjet.codec.json import dump_json, read_json
-from eventjet.commands.import_check import fields_that_differ
+from eventjet.commands.importing import fields_that_differ
 from eventjet.domain.personal import Personal
 from eventjet.errors import UndecodableMessage, UnencodableEvent
 

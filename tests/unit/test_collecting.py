@@ -10,7 +10,7 @@ import pytest
 
 from eventjet import App, Imported
 from eventjet.collecting import settled, uncollected
-from eventjet.commands.import_places import NEVER, Place, Places
+from eventjet.commands.importing import NEVER, Place, Places
 from eventjet.examples.bank.account import Account, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 

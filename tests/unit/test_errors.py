@@ -18,6 +18,7 @@ GIVEN: dict[str, Any] = {
     "str": "it",
     "str | None": "it",
     "int": 3,
+    "int | None": 3,
     "float": 1.5,
     "bool": True,
     "bytes": b"\xff",

@@ -17,9 +17,9 @@ from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, 
 from eventjet import App, Recorded, Settings, aggregate, event, projection, unique
 from eventjet.calls import called
 from eventjet.codec.catalog import Catalog
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.dev.nats import NatsServer
-from eventjet.errors import DefinitionError, HandlerFailed, LeaseEnded, UnexpectedExit
+from eventjet.errors import DefinitionError, HandlerFailed, RebuildOvertaken, UnexpectedExit
 from eventjet.jetstream.client import Client
 from eventjet.log.memory import MemoryStore
 from eventjet.nats.endpoint import Endpoint
@@ -230,7 +230,7 @@ def test_a_rebuild_whose_lease_has_ended_is_stopped_at_once(tmp_path: Path) -> N
             assert stopped.wait(60)
             raise RuntimeError("whatever the interruption made of it")
 
-    with pytest.raises(LeaseEnded):
+    with pytest.raises(RebuildOvertaken):
         rebuild()
 
 

@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 
 from eventjet.codec.headers import RawRecord
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.errors import StoreUnavailable
 from eventjet.examples.transfer.accounts import Account
 from eventjet.examples.transfer.app import transfers

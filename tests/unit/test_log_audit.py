@@ -14,7 +14,7 @@ from eventjet.codec.headers import RawRecord, header
 from eventjet.codec.records import Decoder
 from eventjet.domain.history import FoldedState, fold_history
 from eventjet.errors import EventjetError, UndecodableEvent, UnknownEvent
-from eventjet.rebuild import Found, Kind
+from eventjet.rebuild import Kind, LogFinding
 from eventjet.rebuild import log_audit as module
 from eventjet.rebuild.log_audit import LogAudit, side_by_side
 from tests.hostile_records import records
@@ -40,7 +40,7 @@ LEFT = "version 3, written after position 8, and version 1 at position 5 comes b
 """What is left of o 0 at 10 without position 8."""
 
 
-def audited(log: Log, archive: Log = (), *, last: int | None = None, first: int = 1) -> dict[Kind, Found]:
+def audited(log: Log, archive: Log = (), *, last: int | None = None, first: int = 1) -> dict[Kind, LogFinding]:
     audit = LogAudit(APP, first=first, last=last if last is not None else log[-1][0], examples=100)
     for record, archived in side_by_side(log, archive):
         audit.take(record, archived)
@@ -219,7 +219,7 @@ def test_an_event_of_another_aggregate() -> None:
 
 def test_a_subject_that_no_id_makes_is_told_each_time() -> None:
     odd = (0, SOME[-1][1], b"bank.order.=zz", block("order.placed", version=1), b'{"pieces":1}')
-    assert audited(added(SOME, odd, odd))[Kind.UNDECODABLE].findings == 2
+    assert audited(added(SOME, odd, odd))[Kind.UNDECODABLE].count == 2
 
 
 def batched(log: Log, first: int, last: int, ending: int) -> list[RawRecord]:

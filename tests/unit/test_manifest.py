@@ -11,8 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventjet.archive.manifest import Archive, ArchivedFile, Segment, cut, dump_segment, load_archive
-from eventjet.archive.reading import ArchiveReader, FolderFiles, folder_of
+from eventjet.archive.reading import (
+    Archive,
+    ArchivedFile,
+    ArchiveReader,
+    FolderFiles,
+    Segment,
+    cut,
+    dump_segment,
+    folder_of,
+    load_archive,
+)
 from eventjet.errors import ArchiveBroken, UsageError
 from eventjet.spark.archiving import url_for_spark
 

@@ -48,14 +48,11 @@ SECRET = "ada@example.org"
 BANK = App("bank", aggregates=[Account, Customer], projections=[balances], upcasters=[withdrawn_has_a_reason])
 
 MISTAKES = [
-    ("withdraw", (), r"as the text 'withdraw'\. Hand over the function itself: Account\.withdraw\."),
-    ("Account.withdraw", (), r"Hand over the function itself: Account\.withdraw\."),
-    ("withdrw", (), r"Did you mean 'withdraw'\? Hand over the function itself, uncalled.*Account\.open, "),
-    (None, (), r"given as None, which cannot be called\. Hand over the function itself, uncalled"),
-    (Decimal(3), (), r"given as a value of Decimal, which cannot be called"),
-    (Deposited(amount=Decimal(3)), (), "The event Deposited stands where the decision that returns it belongs"),
-    (Deposited, (Decimal(3),), "The event Deposited stands where the decision that returns it belongs"),
-    (Account().deposit, (Decimal(3),), r"'deposit' is bound to one state of Account.*: Account\.deposit\."),
+    ("withdraw", (), r"'withdraw' is no decision of Account\. Hand over the function itself.*Account\.open, "),
+    (None, (), "NoneType is no decision of Account"),
+    (Deposited(amount=Decimal(3)), (), "Deposited is no decision of Account"),
+    (Deposited, (Decimal(3),), "Deposited is no decision of Account"),
+    (Account().deposit, (Decimal(3),), "method is no decision of Account.*bound to no state"),
     (Account.deposit, (), r"Account\.deposit cannot be called so: .*missing 1 required .*'amount'.*given as `self`"),
     (Account.deposit, (Decimal(3), "x"), r"Account\.deposit cannot be called so: .*3 were given, counting the state"),
     (Customer.forgets_itself, (), r"Customer\.forgets_itself takes no state\. Write the state as its first"),
@@ -100,7 +97,7 @@ async def test_an_error_of_the_decision_itself_passes_through() -> None:
 
 
 def test_a_text_cannot_be_served() -> None:
-    with pytest.raises(UsageError, match=r"Hand over the function itself: Account\.withdraw"):
+    with pytest.raises(UsageError, match=r"Hand over the function itself.*Account\.withdraw"):
         served(Account, "withdraw")  # type: ignore[arg-type]
 
 

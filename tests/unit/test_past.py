@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import eventjet.archive.batches
-from eventjet.archive.batches import BATCH_BYTES, BATCH_MAX, HEADERS_ADDED, RestoreBatch, batches, lasting
+import eventjet.archive.republish
 from eventjet.archive.reading import ArchiveReader
+from eventjet.archive.republish import BATCH_BYTES, BATCH_MAX, HEADERS_ADDED, RestoreBatch, batches, lasting
 from eventjet.codec.catalog import EncodedEvent
 from eventjet.codec.headers import RawRecord, header, header_block, logged_at, recorded_at
 from eventjet.codec.subjects import SERVER_MESSAGE_MAX
@@ -146,8 +146,8 @@ def test_what_was_published_again_is_published_again_in_the_same_way(drawn: list
     if not records:
         return
     with pytest.MonkeyPatch.context() as small:
-        small.setattr(eventjet.archive.batches, "BATCH_BYTES", 700)
-        small.setattr(eventjet.archive.batches, "BATCH_MAX", 5)
+        small.setattr(eventjet.archive.republish, "BATCH_BYTES", 700)
+        small.setattr(eventjet.archive.republish, "BATCH_MAX", 5)
         once = list(batches(past(*records), 1))
         stored = list(chain.from_iterable(map(published, once)))
         twice = list(batches(past(*stored), 1))

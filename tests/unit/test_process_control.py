@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from eventjet import Jet, failpoints
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.examples.transfer.accounts import Account
 from eventjet.examples.transfer.app import transfers
 from eventjet.examples.transfer.transfers import Stage, Transfer

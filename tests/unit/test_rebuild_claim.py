@@ -7,13 +7,13 @@ import threading
 from pathlib import Path
 
 from eventjet.rebuild.runs import new_run
-from eventjet.rebuild.sqlite import SqliteSpace
+from eventjet.rebuild.workspace import SqliteWorkspace
 from eventjet.sql.database import Database
 
 
 def test_a_run_claims_its_place_though_another_takes_it_for_dead_meanwhile(tmp_path: Path) -> None:
     database = Database(f"sqlite:///{tmp_path}/read.db")
-    space = SqliteSpace(database, new_run())
+    space = SqliteWorkspace(database, new_run())
     with space.claimed():
         (lock,) = tmp_path.iterdir()
     entered, over = threading.Event(), threading.Event()

@@ -19,16 +19,17 @@ from eventjet.errors import UsageError
 from eventjet.jetstream.ranges import EVENTS_PER_RANGE, range_count, split
 from eventjet.projections.projection import projection
 from eventjet.projections.resolve import resolve
-from eventjet.rebuild.choice import LOCAL_ROWS_MAX, Work, choose, slower_than_local, spark_pays_from
 from eventjet.rebuild.folding import key_token
 from eventjet.rebuild.job import EngineOptions, open_engine, options_of
 from eventjet.rebuild.plan import (
     ENGINES,
     EVENTS_PER_PARTITION,
     KEYS_PER_PARTITION,
+    SPARK_EVENTS,
     Extent,
     Plan,
     Route,
+    choose_engine,
     make_plan,
     plan_snapshots,
 )
@@ -149,38 +150,17 @@ def test_different_keys_have_different_tokens(keys: list[tuple[str, int, str]]) 
 
 
 @pytest.mark.parametrize(
-    ("work", "engine", "says"),
+    ("events", "given", "engine", "says"),
     [
-        (Work(40_000, 9_000, 8), "local", r"40,000 events; Spark pays from about \d+0,000 on 8 cores"),
-        (Work(40_000, 9_000, 1), "local", "does not pay on one core, or on a cluster"),
-        (Work(1, 1, 2), "local", "local: 1 event; "),
-        (Work(100_000_000, 9_000, 8), "spark", "100,000,000 events, and it pays from about"),
-        (Work(100_000_000, 9_000, 8, installed=False), "local", "pyspark is not installed, though 100,000,000"),
-        (Work(40_000, LOCAL_ROWS_MAX + 1, 8), "spark", "5,000,001 rows may be too many"),
-        (
-            Work(40_000, 9_000, 8, cluster="spark://head:7077"),
-            "spark",
-            "Spark on spark://head:7077, which is configured",
-        ),
-        (Work(40_000, 9_000, 8, remote_archive=True), "spark", "no folder of this machine"),
+        (1, {}, "local", "local: 1 event; from 5,000,000 on"),
+        (SPARK_EVENTS - 1, {}, "local", "4,999,999 events; .* or as `--engine` says"),
+        (SPARK_EVENTS, {}, "spark", "Spark on this machine: 5,000,000 events"),
+        (SPARK_EVENTS, {"installed": False}, "local", "pyspark is not installed, though 5,000,000"),
+        (1, {"cluster": "spark://head:7077"}, "spark", "Spark on spark://head:7077, which is configured"),
+        (1, {"remote_archive": True}, "spark", "no folder of this machine"),
     ],
 )
-def test_the_engine_is_chosen_by_what_the_work_costs(work: Work, engine: str, says: str) -> None:
-    chosen, why = choose(work)
+def test_the_engine_is_chosen_by_size(events: int, given: dict[str, Any], engine: str, says: str) -> None:
+    chosen, why = choose_engine(events, **given)
     assert chosen == engine
     assert re.search(says, why), why
-
-
-def test_who_asks_for_spark_on_a_small_log_is_told_what_is_quicker() -> None:
-    assert "local engine would be quicker" in slower_than_local(Work(40_000, 9_000, 2))
-    assert "this log has 40,000." in slower_than_local(Work(40_000, 9_000, 2))
-    assert "never, with one core" in slower_than_local(Work(40_000_000, 9_000, 1))
-    assert slower_than_local(Work(100_000_000, 9_000, 8)) == ""
-    assert slower_than_local(Work(40_000, LOCAL_ROWS_MAX + 1, 8)) == ""
-
-
-def test_more_cores_make_spark_pay_earlier() -> None:
-    least = [spark_pays_from(cores) for cores in (2, 4, 8, 64)]
-    assert spark_pays_from(1) is None
-    assert all(least)
-    assert least == sorted(least, key=lambda one: -(one or 0))

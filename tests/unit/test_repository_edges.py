@@ -16,7 +16,7 @@ from eventjet import App, Imported, Metadata, aggregate, event
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.headers import RawRecord
 from eventjet.commands import Repository
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.domain.history import COMMANDS_MAX, Commands
 from eventjet.errors import ConcurrencyConflict, DefinitionError, Refused, StoreUnavailable, UsageError
 from eventjet.jet import Jet
@@ -241,7 +241,7 @@ async def test_lost_races_name_the_position_that_was_lost(monkeypatch: pytest.Mo
         async def append(self, writes: Any) -> int:
             raise ConcurrencyConflict("taken", 41)
 
-    monkeypatch.setattr("eventjet.commands.decisions.CONFLICTS_MAX", 2)
+    monkeypatch.setattr("eventjet.commands.execute.CONFLICTS_MAX", 2)
     bells = Repository("x", Contested("x"), Catalog([Rung]), Bell)
     with pytest.raises(ConcurrencyConflict, match="position 41"):
         await bells.execute("b", Bell.ring)
@@ -288,7 +288,7 @@ async def test_a_cancelled_caller_leaves_no_lock_behind() -> None:
     await asyncio.gather(*waiting[1:])
     assert (await bells.load("b")).rings == 2
     del first, waiting, task  # A cancelled task keeps its frames.
-    assert not bells.cache._locks  # pyright: ignore[reportPrivateUsage]
+    assert not bells.executor.cache._locks  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_an_enumerated_id_is_its_text_for_everybody() -> None:

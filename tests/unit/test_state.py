@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict
 
 from eventjet import App, aggregate, event
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.domain.history import FoldedState
 from eventjet.domain.state import state_faults
 from eventjet.errors import DefinitionError

@@ -10,7 +10,7 @@ import pytest
 
 from eventjet import App, aggregate, event
 from eventjet.codec.headers import RawRecord
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.log.memory import MemoryStore
 from eventjet.operations import time_travel
 from eventjet.operations.time_travel import EVENTS_MAX, Folded, TimeTravel

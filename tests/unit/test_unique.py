@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from eventjet import App, Step, aggregate, do, event, process, unique
 from eventjet.codec.headers import RawRecord
-from eventjet.commands.claim_check import build_claims, check_claims
-from eventjet.commands.decisions import transact
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.execute import transact
+from eventjet.commands.repository import Repositories
+from eventjet.commands.unique import build_claims, check_claims
 from eventjet.domain.identity import ENCODED_MAX, encode_id
 from eventjet.domain.unique import CLAIMS, VALUES_MAX, claim_id, claims_of, uniques_of
 from eventjet.errors import DefinitionError, NotUnique, UniqueNotBuilt, UsageError
@@ -179,7 +179,7 @@ async def _follow(acts: list[Act], forgetful: bool) -> None:
                 await work
             assert model[str(caught.value.holder)].casefold() == email.casefold()
     assert {one: (await users.load(one)).email for one in _USERS} == {one: model.get(one) for one in _USERS}
-    report = await check_claims(repository("bank", store), "email")
+    report = await check_claims(repository("bank", store).unique, "email")
     assert report.sound
     assert report.values == len(model)
 
@@ -209,8 +209,7 @@ async def test_a_claim_that_a_lagging_replica_tells_refuses_nobody() -> None:
     await users.execute("ada", User.call, "ada@bank")
     await users.execute("bob", User.call, "bob@bank")
     await users.execute("ada", User.leave)
-    assert elsewhere.claims is not None
-    assert await elsewhere.claims.is_built("email")
+    assert await elsewhere.unique.is_built("email")
     store.lags = 3
     assert (await elsewhere.execute("eve", User.call, "ada@bank")).version == 1
     assert store.lags == 0
@@ -279,8 +278,8 @@ async def test_a_torn_save_leaves_a_claim_too_many_and_never_one_too_few() -> No
     users = repository("bank", torn)
     with pytest.raises(NotUnique):
         await users.execute("eve", User.call, "ada@bank")
-    assert (await check_claims(users, "email")).stale.examples == ["user 'ada'"]
-    await build_claims(users, "email")
+    assert (await check_claims(users.unique, "email")).stale.examples == ["user 'ada'"]
+    await build_claims(users.unique, "email")
     assert (await users.execute("eve", User.call, "ada@bank")).version == 1
 
 
@@ -312,10 +311,10 @@ async def test_a_build_claims_nothing_that_is_given_up_under_its_hands(before: s
     users = repository("bank", store)
     await store.append([write("ada", 0, 0, called("ada@bank"), aggregate="user")])
     store.before, store.meanwhile = before, lambda: repository("bank", store).execute("ada", User.leave)
-    report = await build_claims(users, "email")
+    report = await build_claims(users.unique, "email")
     assert store.meanwhile is None
     assert (report.built, report.missing.count) == (True, 0)
-    assert (await check_claims(repository("bank", store), "email")).sound
+    assert (await check_claims(repository("bank", store).unique, "email")).sound
     assert (await users.execute("eve", User.call, "ada@bank")).version == 1
 
 

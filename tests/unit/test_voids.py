@@ -10,8 +10,7 @@ from eventjet.codec.records import Decoder
 from eventjet.commands import Repository
 from eventjet.errors import CodecError, HistoryBroken, UsageError
 from eventjet.log.memory import MemoryStore
-from eventjet.rebuild.findings import Kind
-from eventjet.rebuild.log_audit import LogAudit
+from eventjet.rebuild.log_audit import Kind, LogAudit
 from tests.logs import block
 
 

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from eventjet.codec.subjects import notice, notice_subject, read_notice
-from eventjet.commands.decisions import Committed, position_in
+from eventjet.domain.decision import Committed
 from eventjet.errors import NotCaughtUp, TableLost, Unreachable, UsageError
+from eventjet.jet import position_in
 from eventjet.nats.protocol import Frame
 from eventjet.sql.waiting import Standing, Waiting, serving
 from tests.integration.projecting import BALANCES, MOVEMENTS

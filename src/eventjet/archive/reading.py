@@ -1,4 +1,10 @@
-"""An archive read: what its manifest holds, whether its files are what was sealed, and their records in order.
+"""An archive: what its manifest names, whether its files are what was sealed, and their records in order.
+
+An archive is a folder (a local path, or the URL of any Hadoop file system) with two parts:
+
+* `events/<first>-<last>-<try>/part-….parquet` — sealed segments: records as the source `jetstream` has them, by
+  position. Every try to write one has a folder of its own, so that no run can harm what another one sealed
+* `manifest/<first>-<last>/part-….txt` — one line of JSON a segment, written last: what it does not name does not exist
 
 Nothing here lists a folder of events, so what no manifest names is never seen.
 """
@@ -7,22 +13,168 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
-from eventjet.archive.manifest import Archive, load_archive
+import orjson
+
 from eventjet.codec.headers import RawRecord
 from eventjet.errors import ArchiveBroken, Unreachable, UsageError
 from eventjet.urls import parse
 
+FORMAT = 1
+"""Of the manifest's lines."""
 EVENTS = "events"
 MANIFEST = "manifest"
 COLUMNS = ("position", "time_ns", "subject", "headers", "body")
 
+_PATH = re.compile(r"events(?:/(?!\.\.?(?:/|$))[A-Za-z0-9_.=-]+)+")
+"""Of a file: below the folder of events, through no `..`, whoever wrote the manifest."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _PATTERN = re.compile(r"[*?\[\]{}\\\n]")
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivedFile:
+    """One Parquet file of a segment."""
+
+    path: str
+    """Relative to the archive's folder, with `/`."""
+    first: int
+    """Position of its first record; its positions are unbroken."""
+    last: int
+    bytes: int
+    sha256: str
+    """Of the file's bytes, in hexadecimal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A sealed range of positions, unbroken."""
+
+    stream: str
+    log: str
+    """The identity of the log it was read from."""
+    first: int
+    last: int
+    first_time_ns: int
+    """When its first event was recorded, in ns since 1970."""
+    last_time_ns: int
+    last_id: str
+    """The id of its last event, by which a log with the same past is recognized."""
+    files: tuple[ArchivedFile, ...]
+
+    @property
+    def events(self) -> int:
+        """How many records it holds."""
+        return self.last - self.first + 1
+
+    @property
+    def name(self) -> str:
+        """Of its folders; sorts by position."""
+        return f"{self.first:020d}-{self.last:020d}"
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """All sealed segments of one log, which follow one another without a gap."""
+
+    url: str
+    segments: tuple[Segment, ...]
+
+    @property
+    def stream(self) -> str:
+        """Of its log; an empty archive has neither."""
+        return self.segments[-1].stream
+
+    @property
+    def log(self) -> str:
+        """The identity of its log."""
+        return self.segments[-1].log
+
+    @property
+    def first(self) -> int:
+        """Position of the first record; 0 in an empty archive."""
+        return self.segments[0].first if self.segments else 0
+
+    @property
+    def last(self) -> int:
+        """Position of the last record; 0 in an empty archive."""
+        return self.segments[-1].last if self.segments else 0
+
+    @property
+    def events(self) -> int:
+        """How many records it holds."""
+        return sum(segment.events for segment in self.segments)
+
+    def files(self, first: int, last: int) -> tuple[ArchivedFile, ...]:
+        """Return those that hold positions from `first` to `last`, by position."""
+        files = (file for segment in self.segments for file in segment.files)
+        return tuple(file for file in files if file.first <= last and file.last >= first)
+
+
+def cut(first: int, last: int, events: int) -> Iterator[tuple[int, int]]:
+    """Yield (first, last) of the segments of a range: `events` positions at most, cut at multiples of that."""
+    while first <= last:
+        end = min(last, ((first - 1) // events + 1) * events)
+        yield first, end
+        first = end + 1
+
+
+def dump_segment(segment: Segment) -> str:
+    """Return the manifest's line of a segment."""
+    return orjson.dumps({"format": FORMAT, "events": segment.events, **asdict(segment)}).decode()
+
+
+def load_archive(url: str, lines: Iterable[str]) -> Archive:
+    """Read the manifest's lines, in any order; raises `ArchiveBroken` for a gap, an overlap or another format."""
+    segments = sorted((_segment(url, line) for line in lines), key=lambda segment: segment.first)
+    for before, after in pairwise(segments):
+        if (before.stream, before.log) != (after.stream, after.log):
+            raise ArchiveBroken(url, f"the segments {before.name} and {after.name} are of different logs")
+        if after.first != before.last + 1:
+            raise ArchiveBroken(url, f"position {before.last + 1} should follow {before.name}, and {after.name} does")
+    return Archive(url, tuple(segments))
+
+
+def _check_types(part: Segment | ArchivedFile) -> None:
+    """Raise `TypeError` unless every value is of its field's type."""
+    for each in fields(part):
+        value = getattr(part, each.name)
+        if each.type in ("int", "str") and type(value).__name__ != each.type:
+            raise TypeError(f"{each.name} is {value!r}, and not {each.type}")
+
+
+def _segment(url: str, line: str) -> Segment:
+    """Read one line of the manifest, whose files have to make up the segment without a gap."""
+    try:
+        value: dict[str, Any] = orjson.loads(line)
+        if value["format"] != FORMAT:
+            reason = f"its manifest has the format {value['format']!r}, and this eventjet reads {FORMAT}"
+            raise ArchiveBroken(url, reason)
+        names = ("stream", "log", "first", "last", "first_time_ns", "last_time_ns", "last_id")
+        files = tuple(
+            ArchivedFile(**{each.name: file[each.name] for each in fields(ArchivedFile)}) for file in value["files"]
+        )
+        segment = Segment(**{name: value[name] for name in names}, files=files)
+        for part in (segment, *files):
+            _check_types(part)
+    except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+        raise ArchiveBroken(url, f"a line of its manifest cannot be read ({error})") from error
+    following = segment.first
+    for file in segment.files:
+        if not _PATH.fullmatch(file.path):
+            raise ArchiveBroken(url, f"a file of {segment.name} is not among its own, as its manifest names it")
+        if file.first != following or file.last < file.first:
+            raise ArchiveBroken(url, f"{file.path} does not go on at position {following}")
+        following = file.last + 1
+    if following != segment.last + 1:
+        raise ArchiveBroken(url, f"the files of {segment.name} end at position {following - 1}")
+    return segment
 
 
 class ArchiveFiles(Protocol):
@@ -32,15 +184,15 @@ class ArchiveFiles(Protocol):
     def url(self) -> str: ...
 
     def manifest_lines(self) -> Sequence[str]:
-        """All lines of the manifest; none where there is no archive yet. Raises `ArchiveBroken`."""
+        """Return all lines of the manifest; none where there is no archive yet. Raises `ArchiveBroken`."""
         ...
 
     def digests(self, paths: Sequence[str]) -> Mapping[str, tuple[int, str]]:
-        """(bytes, sha256) of each file; raises `ArchiveBroken` for one that cannot be read."""
+        """Return (bytes, sha256) of each file; raises `ArchiveBroken` for one that cannot be read."""
         ...
 
     def batches(self, path: str, size: int) -> Iterator[Any]:
-        """The Arrow batches of a file's records, by position, each of `size` records at most."""
+        """Yield the Arrow batches of a file's records, by position, each of `size` records at most."""
         ...
 
 
@@ -85,7 +237,7 @@ class FolderFiles:
             raise ArchiveBroken(self.url, f"{path} cannot be read ({error.strerror or error})") from error
 
     def _check_inside(self, file: Path) -> None:
-        """Whoever writes the archive decides on what is in it, and on nothing else that this user may read."""
+        """Refuse links: whoever writes the archive decides on nothing else that this user may read."""
         if not file.resolve().is_relative_to(self._folder.resolve()):
             raise ArchiveBroken(self.url, f"{file.name} is a link that leads out of its folder")
 
@@ -117,9 +269,9 @@ class ArchiveReader:
         for file in self.manifest.files(position, end - 1) if position < end else ():
             for records in self._records_of(file.path, batch):
                 wanted = [record for record in records if position <= record[0] < end]
-                found = [record[0] for record in wanted]
-                if found != (expected := list(range(position, position + len(wanted)))):
-                    there, due = next(pair for pair in zip(found, expected, strict=True) if pair[0] != pair[1])
+                positions = [record[0] for record in wanted]
+                if positions != (expected := list(range(position, position + len(wanted)))):
+                    there, due = next(pair for pair in zip(positions, expected, strict=True) if pair[0] != pair[1])
                     raise ArchiveBroken(url, f"{file.path} has position {there} where {due} should be")
                 position += len(wanted)
                 if wanted:
@@ -128,7 +280,7 @@ class ArchiveReader:
             raise ArchiveBroken(url, f"position {position} is not in it")
 
     def record(self, position: int) -> RawRecord:
-        """The one at a position; raises as `records` does."""
+        """Return the record at a position; raises what `records` does."""
         return next(self.records(position, position + 1))[0]
 
     def _records_of(self, path: str, batch: int) -> Iterator[list[RawRecord]]:
@@ -144,7 +296,7 @@ class ArchiveReader:
 
 
 def folder_of(url: str) -> Path | None:
-    """The folder of this machine that a URL names, without a scheme or with `file:`; None for any other.
+    """Return the folder of this machine that a URL names, without a scheme or with `file:`; None for any other.
 
     Raises `UsageError` for a URL that no archive can have.
     """
@@ -156,11 +308,12 @@ def folder_of(url: str) -> Path | None:
     if scheme is None:
         return Path(url).absolute()
     if scheme[1].lower() != "file":
-        found = parse(url)
-        if found is None or found.password is not None:
-            said = "The URL of an archive is shown and may not hold a password."
-            remedy = "Write it as scheme://host/folder, and give the credentials to Spark's configuration."
-            raise UsageError(f"{said} {remedy}")
+        parsed = parse(url)
+        if parsed is None or parsed.password is not None:
+            raise UsageError(
+                "The URL of an archive is shown and may not hold a password. Write it as scheme://host/folder, and "
+                "give the credentials to Spark's configuration."
+            )
         return None
     path = url[len(scheme[0]) :]
     return Path(re.sub(r"^//(localhost)?(?=/)", "", path)).absolute()

@@ -15,7 +15,7 @@ from eventjet.cli.terminal import Answer, say
 from eventjet.shown import counted
 
 if TYPE_CHECKING:
-    from eventjet.archive.manifest import Segment
+    from eventjet.archive.reading import Segment
     from eventjet.rebuild import ArchiveReport, Restored
 
 UrlArgument = Annotated[str, typer.Argument(metavar="URL", help="A folder, or the URL of any Hadoop file system.")]

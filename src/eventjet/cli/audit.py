@@ -15,7 +15,7 @@ from eventjet.cli.terminal import Answer, say
 from eventjet.shown import counted
 
 if TYPE_CHECKING:
-    from eventjet.rebuild import AuditReport, Finding, Found
+    from eventjet.rebuild import AuditReport, LogFinding, Place
 
 
 @on_app(database=False)
@@ -51,10 +51,12 @@ def audit(
 
 
 def _as_json(report: AuditReport) -> dict[str, Any]:
-    from eventjet.rebuild.findings import EXPLAINED
-
-    found = [{**EXPLAINED[one.kind]._asdict(), **asdict(one)} for one in report.found]
-    return {**asdict(report), "sound": report.sound, "found": found}
+    findings = [
+        {**asdict(one), "level": one.finding.level, "what": one.finding.what, "cost": one.finding.cost}
+        | {"fix": one.finding.fix}
+        for one in report.findings
+    ]
+    return {**asdict(report), "sound": report.sound, "findings": findings}
 
 
 def _print(report: AuditReport) -> None:
@@ -71,30 +73,28 @@ def _print(report: AuditReport) -> None:
         said = "eventjet init --accept-loss"
         more = "" if report.may_be_missing else ", and more are"
         say(f"{counted(report.accepted, 'event')} may be missing, as somebody has said with `{said}`{more}.")
-    for one in report.found:
-        _print_found(one)
+    for one in report.findings:
+        _print_finding(one)
     seconds = report.seconds["read"]
     pace = f" ({report.events / seconds:,.0f} events/s)" if seconds else ""
-    space = "\n" if report.found else ""
+    space = "\n" if report.findings else ""
     say(f"{space}read in {seconds:.1f} s{pace}")
 
 
-def _print_found(found: Found) -> None:
-    from eventjet.rebuild.findings import EXPLAINED
-
-    explanation = EXPLAINED[found.kind]
-    positions = "" if found.positions == found.findings else f", {counted(found.positions, 'event')}"
-    say(f"\n{explanation.title}: {counted(found.findings, 'finding')}{positions}")
-    for finding in found.examples:
-        say(f"  - {_where(finding)}{finding.what}")
-    if found.findings > len(found.examples):
-        say(f"  - and {found.findings - len(found.examples):,} more; --examples N shows N of them")
-    say(f"What it costs: {explanation.cost}")
-    say(f"The way out: {explanation.way_out}")
+def _print_finding(of_kind: LogFinding) -> None:
+    finding = of_kind.finding
+    positions = "" if of_kind.positions == of_kind.count else f", {counted(of_kind.positions, 'event')}"
+    say(f"\n{finding.what}: {counted(of_kind.count, 'finding')}{positions}")
+    for place in of_kind.examples:
+        say(f"  - {_where(place)}{place.what}")
+    if of_kind.count > len(of_kind.examples):
+        say(f"  - and {of_kind.count - len(of_kind.examples):,} more; --examples N shows N of them")
+    say(f"What it costs: {finding.cost}")
+    say(f"The way out: {finding.fix}")
 
 
-def _where(finding: Finding) -> str:
-    if not finding.first:
+def _where(place: Place) -> str:
+    if not place.first:
         return ""
-    run = str(finding.first) if finding.first == finding.last else f"{finding.first} to {finding.last}"
-    return f"{run} {finding.subject}: " if finding.subject else f"{run}: "
+    run = str(place.first) if place.first == place.last else f"{place.first} to {place.last}"
+    return f"{run} {place.subject}: " if place.subject else f"{run}: "

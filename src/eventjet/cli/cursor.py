@@ -73,7 +73,7 @@ async def _set(
     at: AppTarget, declared: Sequence[Declaration], position: int, *, write: bool
 ) -> tuple[tuple[int, int] | None, list[int]]:
     """Between where its partitions stood, and what was parked of another log."""
-    from eventjet.commands.repositories import open_repositories
+    from eventjet.commands.repository import open_repositories
     from eventjet.subscriptions.cursor_control import cursor_at, put, records_of, where
     from eventjet.subscriptions.cursor_store import Cursors
 

@@ -172,7 +172,7 @@ def unused(
 
     Nothing that a worker keeps or that readers see is dropped.
     """
-    from eventjet.rebuild.spaces import orphaned, remove_orphaned
+    from eventjet.rebuild.workspace import leftovers, remove_leftovers
     from eventjet.sql.database import Database
     from eventjet.sql.revisions import unused as look
 
@@ -180,10 +180,10 @@ def unused(
     where = Database(at.settings.database)
     with where.reaching_sync():
         dropped = [_drop(at, where, *one) for one in wanted]
-        cleared = remove_orphaned(where) if drop_runs else []
+        cleared = remove_leftovers(where) if drop_runs else []
         with where.sync_engine("eventjet db").begin() as connection:
             revisions = look(connection, list(at.app().projections.values()), at.app().name)
-            runs = orphaned(connection, where)
+            runs = leftovers(connection, where)
     value = {"revisions": revisions, "runs": runs, "dropped": dropped, "dropped_runs": cleared}
     return Answer(value, lambda: _print(dropped, cleared, revisions, runs))
 

@@ -19,14 +19,14 @@ from eventjet.shown import counted, spent
 
 if TYPE_CHECKING:
     from eventjet.rebuild import EngineOptions, Preview, SnapshotReport, VerifyReport
-    from eventjet.rebuild.choice import EngineChoice
+    from eventjet.rebuild.plan import EngineChoice
 
 EngineOption = Annotated[
     str,
     typer.Option(
         "--engine",
         metavar="auto|spark|local",
-        help="Spark, or this process alone without a JVM; auto: Spark where it is configured or pays.",
+        help="Spark, or this process alone without a JVM; auto: Spark for a cluster or a large log.",
     ),
 ]
 MasterOption = Annotated[
@@ -170,7 +170,7 @@ def _as_json(planned: Preview) -> dict[str, Any]:
         "partitions": plan.partitions,
         "passes": [{"route": one.route.value, "projections": list(one.projections)} for one in plan.passes],
         "projections": [{**asdict(one), "route": one.route.value} for one in planned.candidates],
-        **{name: getattr(planned, name) for name in ("master", "database", "location", "upgrades", "remains")},
+        **{name: getattr(planned, name) for name in ("master", "database", "location", "upgrades", "leftovers")},
         "refusals": planned.refusals,
     }
 
@@ -184,8 +184,8 @@ def _print_verified(report: VerifyReport, *, private: bool) -> None:
         say(f"  - {shown_key(example.key)}: {compared(example, private=private)}; {example.since}")
     if report.differences > len(report.examples):
         say(f"  - and {report.differences - len(report.examples):,} more")
-    if report.differences:
-        say(f"`eventjet rebuild {report.projection}` makes it again from the log.")
+    if report.finding:
+        say(report.finding.fix)
 
 
 def _print_built(report: SnapshotReport) -> None:

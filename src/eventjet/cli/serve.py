@@ -23,7 +23,7 @@ def serve(at: AppTarget, logs: LogFormatOption = LogFormat.TEXT) -> None:
 
 
 async def _serve(at: AppTarget) -> None:
-    from eventjet.commands.repositories import open_repositories
+    from eventjet.commands.repository import open_repositories
     from eventjet.serving.service import Service
 
     app = at.app()

@@ -18,7 +18,7 @@ from eventjet.spelling import listed, meant
 
 if TYPE_CHECKING:
     from eventjet.app import App
-    from eventjet.commands.claim_check import ClaimReport, Mismatches
+    from eventjet.commands.unique import ClaimReport, Mismatches
 
 unique = typer.Typer(name="unique", help="Values that no two aggregates may have at once.", no_args_is_help=True)
 
@@ -80,8 +80,7 @@ async def unbuilt(at: AppTarget) -> list[str]:
     found: list[str] = []
     async with app.connect(at.settings) as jet:
         for cls, aggregate, constraint in constrained:
-            claims = jet.repository(cls).claims
-            if claims is not None and not await claims.is_built(constraint):
+            if not await jet.repository(cls).unique.is_built(constraint):
                 found.append(
                     f"{aggregate} {constraint}: nobody claimed the values that the log has. Nothing may take one "
                     f"before `eventjet unique build {aggregate} {constraint}` has run."
@@ -93,7 +92,7 @@ async def _run(
     at: AppTarget, aggregate: str | None, name: str | None, *, keep_shared: bool | None
 ) -> list[ClaimReport]:
     """Build, or with `keep_shared` None check."""
-    from eventjet.commands.claim_check import build_claims, check_claims
+    from eventjet.commands.unique import build_claims, check_claims
 
     app = at.app()
     reports: list[ClaimReport] = []
@@ -101,12 +100,12 @@ async def _run(
     async with app.connect(at.settings) as jet:
         await jet.log()  # says that `init` is missing, where it is
         for cls, of, constraint in constrained:
-            repository: Any = jet.repository(cls)
+            unique = jet.repository(cls).unique
             progress = _Progress(f"{of} {constraint}").told
             if keep_shared is None:
-                reports.append(await check_claims(repository, constraint, progress))
+                reports.append(await check_claims(unique, constraint, progress))
             else:
-                reports.append(await build_claims(repository, constraint, progress, keep_shared=keep_shared))
+                reports.append(await build_claims(unique, constraint, progress, keep_shared=keep_shared))
     return reports
 
 

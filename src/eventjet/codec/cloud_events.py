@@ -18,8 +18,8 @@ from eventjet.codec.json import dump_json, read_json
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.aggregate import event_info
 from eventjet.domain.identity import encode_id
-from eventjet.domain.inbox import Incoming
 from eventjet.domain.personal import is_private
+from eventjet.domain.reactor import Incoming
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import DefinitionError, UndecodableMessage
 

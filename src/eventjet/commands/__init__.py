@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from eventjet.commands.decisions import Committed, Planned
+from eventjet.commands.execute import Planned
 from eventjet.commands.importing import Imported, ImportReport
 from eventjet.commands.repository import Command, Repository
+from eventjet.domain.decision import Committed
 
 __all__ = ["Command", "Committed", "ImportReport", "Imported", "Planned", "Repository"]

@@ -1,53 +1,70 @@
 """Bulk import: many events of many aggregates, in batches, resumable.
 
 Each event carries `<source>/<ordinal>` as its command id, the ordinal counting within its aggregate. Running the same
-import again finds how far each aggregate got and stores what is missing, and nothing twice.
+import again finds how far each aggregate got, stores what is missing, nothing twice, and reports what the log has
+otherwise: of each event of an earlier run a digest is kept until the import comes to it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
+from array import array
+from bisect import bisect_left
 from collections.abc import AsyncIterable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any
+from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
+from typing import Any, NamedTuple, TypeAlias, cast
 
 from eventjet.calls import exceptions_only
-from eventjet.codec.catalog import EncodedEvent
+from eventjet.codec.catalog import Catalog, EncodedEvent
 from eventjet.codec.headers import (
+    CAUSATION,
     COMMAND,
+    CORRELATION,
     IMPORTED,
+    META,
     RECORDED_AT,
+    TRACEPARENT,
+    TYPE,
     VERSION,
+    RawRecord,
     context_headers,
     header,
     number_of,
     recorded_at,
 )
+from eventjet.codec.json import dump_json, read_json
 from eventjet.codec.records import Decoder
 from eventjet.collecting import settled
-from eventjet.commands.decisions import CONFLICTS_MAX, retried
-from eventjet.commands.import_check import as_written_now, fields_that_differ
-from eventjet.commands.import_places import Place, Places
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.execute import CONFLICTS_MAX, Conflict, retry
+from eventjet.commands.repository import Repositories
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.identity import new_event_id
 from eventjet.domain.moment import check_moment, in_utc
 from eventjet.domain.recorded import NO_METADATA, Metadata
 from eventjet.domain.subscription import folded_events, shown_name
-from eventjet.errors import ConcurrencyConflict, Refused, UsageError
+from eventjet.errors import CodecError, ConcurrencyConflict, Refused, UsageError
 from eventjet.log.store import BATCH_MAX, Append, NewEvent
 from eventjet.shown import shown
 from eventjet.spelling import listed
 
-_Context = tuple[tuple[str, str], ...]
-_Item = tuple[tuple[str, str], int, EncodedEvent, datetime | None, _Context]
+Key: TypeAlias = tuple[str, str]
+"""Aggregate and id."""
+_Context: TypeAlias = tuple[tuple[str, str], ...]
+_Item: TypeAlias = tuple[Key, int, EncodedEvent, datetime | None, _Context]
 """(aggregate and id, ordinal within it, event, its time, headers)."""
 _SOURCE = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 _EXAMPLES_MAX = 5
 _BYTES_MAX = 8_000_000
 """Bodies of one batch, in bytes: well below what a connection may have pending."""
+_LEARN_AT_ONCE = 64
+"""Histories read together."""
+_METADATA_HEADERS = tuple(name.encode() for name in (CORRELATION, CAUSATION, TRACEPARENT, META))
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+NEVER = datetime.min.replace(tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +130,7 @@ class Importer:
         self._position = 0
         self._log = ""
         """Whose positions are known."""
-        self._times: dict[tuple[str, str], datetime] = {}
+        self._times: dict[Key, datetime] = {}
         """When the last event of each aggregate in the piece under way was recorded."""
 
     async def run(
@@ -131,7 +148,7 @@ class Importer:
         async for one in _each(events):
             self._check(one)
             key = (aggregate_info(one.aggregate).name, one.aggregate_id)
-            encoded = self._encoded(one)
+            encoded = self._catalog.encode(one.event)
             ordinal = self._places.next_ordinal(key)
             context = self._context(one, ordinal)
             chunk.append((key, ordinal, encoded, one.at, context))
@@ -173,9 +190,6 @@ class Importer:
                 "of its events. Import events that its `evolve` is annotated with."
             )
 
-    def _encoded(self, one: Imported) -> EncodedEvent:
-        return self._catalog.encode(one.event)
-
     def _context(self, one: Imported, ordinal: int) -> _Context:
         """Its headers; raises `UsageError` for a time that cannot be one of the past, and `Refused`."""
         told = (*context_headers(f"{self._source}/{ordinal}", one.metadata), (IMPORTED, "1"))
@@ -192,24 +206,24 @@ class Importer:
         await self._unbuild(missing)
         limit = len(missing)
 
-        async def attempt(again: bool) -> int | ConcurrencyConflict:
-            """Store the next piece; how many events it had, or a conflict with somebody who writes to one of them."""
+        async def attempt(lost: int) -> int | Conflict:
+            """Store the next piece; return how many events it had, or a conflict with another writer."""
             nonlocal missing, limit
-            if again:
+            if lost:
                 await self._learn({key for key, *_ in missing[:limit]})
                 missing = self._missing(missing)
                 limit = max(1, limit // 4)  # A smaller piece is quicker, so it wins sooner.
             writes = self._writes(missing[:limit])
             try:
                 last = await self._store.append(writes) if writes else self._position
-            except ConcurrencyConflict as conflict:
-                return conflict
+            except ConcurrencyConflict as error:
+                return Conflict(error.subject, error.expected, error.rival, error.is_unseen)
             self._account(writes, last)
             return len(missing[:limit])
 
         while missing:
             try:
-                stored = await retried(attempt)
+                stored = await retry(attempt)
             except ConcurrencyConflict:
                 raise Refused(
                     f"The import {self._source!r}",
@@ -236,9 +250,7 @@ class Importer:
     async def _unbuild(self, missing: Sequence[_Item]) -> None:
         """Say before the first event of a type with unique values that they are not claimed; raises `Refused`."""
         for name in {key[0] for key, *_ in missing} & self._unclaimed.keys():
-            claims = self._unclaimed[name].claims
-            assert claims is not None
-            await claims.unbuild()
+            await self._unclaimed[name].unique.unbuild()
             del self._unclaimed[name]
 
     def _missing(self, items: Sequence[_Item]) -> list[_Item]:
@@ -259,8 +271,8 @@ class Importer:
         return missing
 
     def _writes(self, missing: Sequence[_Item]) -> list[Append]:
-        grouped: dict[tuple[str, str], list[NewEvent]] = {}
-        times: dict[tuple[str, str], datetime] = {}
+        grouped: dict[Key, list[NewEvent]] = {}
+        times: dict[Key, datetime] = {}
         now = datetime.now(UTC)
         for key, ordinal, encoded, at, context in missing:
             before = times.get(key) or self._places.of(key).at
@@ -288,12 +300,12 @@ class Importer:
             self._stored += count
         self._position = last
 
-    async def _learn(self, keys: set[tuple[str, str]]) -> None:
+    async def _learn(self, keys: set[Key]) -> None:
         ordered = sorted(keys)
-        for start in range(0, len(ordered), 64):
-            await asyncio.gather(*(self._learn_one(key) for key in ordered[start : start + 64]))
+        for start in range(0, len(ordered), _LEARN_AT_ONCE):
+            await asyncio.gather(*map(self._learn_one, ordered[start : start + _LEARN_AT_ONCE]))
 
-    async def _learn_one(self, key: tuple[str, str]) -> None:
+    async def _learn_one(self, key: Key) -> None:
         position, version, imported, at = self._places.of(key)
         prefix = f"{self._source}/"
         for record in await self._store.history(*key, after=position):
@@ -317,3 +329,169 @@ async def _each(events: Iterable[Imported] | AsyncIterable[Imported]) -> AsyncIt
         else:
             for one in events:
                 yield one
+
+
+class Place(NamedTuple):
+    """Where one aggregate stands."""
+
+    position: int = 0
+    """Of its last event, 0 for none."""
+    version: int = 0
+    imported: int = 0
+    """How many of its events this import has stored, in whatever run."""
+    at: datetime = NEVER
+    """When its last event was recorded."""
+
+
+class Places:
+    """Of all aggregates of one import: some 50 bytes each beside its key."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, dict[str, int]] = {}
+        """By aggregate and id: a dictionary of text and numbers alone is none of the collector's."""
+        self._positions = array("Q")
+        self._versions = array("Q")
+        self._imported = array("Q")
+        self._times = array("q")
+        self._given = array("Q")
+        self._read = bytearray()
+        self._earlier: dict[Key, EarlierRun] = {}
+
+    def next_ordinal(self, key: Key) -> int:
+        """The number within its aggregate, from 1, of the event that the import gives now."""
+        row = self._row(key)
+        self._given[row] += 1
+        return self._given[row]
+
+    def is_known(self, key: Key) -> bool:
+        """Whether it was put here."""
+        return bool(self._read[self._row(key)])
+
+    def of(self, key: Key) -> Place:
+        """As it was put last; nothing yet for one that was not."""
+        row = self._row(key)
+        if not self._read[row]:
+            return Place()
+        at = _EPOCH + self._times[row] * _MICROSECOND
+        return Place(self._positions[row], self._versions[row], self._imported[row], at)
+
+    def put(self, key: Key, place: Place) -> None:
+        """Remember it."""
+        row = self._row(key)
+        self._read[row] = 1
+        self._positions[row], self._versions[row], self._imported[row], at = place
+        self._times[row] = (at - _EPOCH) // _MICROSECOND
+
+    def earlier(self, key: Key) -> EarlierRun:
+        """What an earlier run stored of it, to be added to."""
+        return self._earlier.setdefault(key, EarlierRun())
+
+    def stored_earlier(self, key: Key, ordinal: int) -> EarlierRun | None:
+        """What an earlier run stored of it, for its event of this ordinal; forgotten with the last one."""
+        found = self._earlier.get(key)
+        if found is not None and ordinal >= found.last:
+            del self._earlier[key]
+        return found
+
+    def _row(self, key: Key) -> int:
+        aggregate, aggregate_id = key
+        row = self._rows.setdefault(aggregate, {}).setdefault(aggregate_id, len(self._read))
+        if row == len(self._read):
+            for column in (self._positions, self._versions, self._imported, self._times, self._given):
+                column.append(0)
+            self._read.append(0)
+        return row
+
+
+class EarlierRun:
+    """The events of one aggregate that an earlier run stored, in the order of their ordinals."""
+
+    __slots__ = ("_digests", "_ordinals", "_times", "positions")
+
+    def __init__(self) -> None:
+        self._ordinals = array("Q")
+        self._digests = array("Q")
+        self._times = array("q")
+        self.positions = array("Q")
+
+    @property
+    def last(self) -> int:
+        """The greatest ordinal; 0 for none."""
+        return self._ordinals[-1] if self._ordinals else 0
+
+    def add(self, ordinal: int, record: RawRecord, body: bytes) -> None:
+        """`body` as this release would write it."""
+        self._ordinals.append(ordinal)
+        self._digests.append(_digest(header(record[3], TYPE) or "", body, _metadata_in(record[3])))
+        self._times.append((recorded_at(record) - _EPOCH) // _MICROSECOND)
+        self.positions.append(record[0])
+
+    def differs(
+        self, ordinal: int, event: EncodedEvent, at: datetime | None, context: Sequence[tuple[str, str]]
+    ) -> int | None:
+        """The position of an event that is stored otherwise, 0 where it is gone; None for one that is the same."""
+        index = bisect_left(self._ordinals, ordinal)
+        if index == len(self._ordinals) or self._ordinals[index] != ordinal:
+            return 0
+        is_same = self._digests[index] == _digest(event.type_name, event.body, _metadata_of(context))
+        # An import that tells no time says nothing about it.
+        is_same &= at is None or self._times[index] == (at - _EPOCH) // _MICROSECOND
+        return None if is_same else self.positions[index]
+
+
+def as_written_now(catalog: Catalog, decoder: Decoder, record: RawRecord) -> bytes:
+    """The body of a stored event as this release would write it, upcast where it is older; as it is where none can."""
+    try:
+        found = decoder(record)
+        return record[4] if found is None else catalog.encode(found.data).body
+    except (CodecError, KeyError):
+        return record[4]
+
+
+def fields_that_differ(
+    record: RawRecord, body: bytes, event: EncodedEvent, at: datetime | None, context: Sequence[tuple[str, str]]
+) -> str:
+    """What is stored otherwise, by its name: `amount, its time`. No values, which may be personal."""
+    kind = header(record[3], TYPE) or ""
+    if kind != event.type_name:
+        return f"it is {kind}, and the import has {event.type_name}"
+    found = _fields(body, event.body)
+    if at is not None and at != recorded_at(record):
+        found.append("its time")
+    if _metadata_in(record[3]) != _metadata_of(context):
+        found.append("its metadata")
+    return ", ".join(found)
+
+
+def _fields(stored: bytes, given: bytes) -> list[str]:
+    try:
+        one, other = read_json(stored), read_json(given)
+    except ValueError:
+        return ["its body"]
+    if not isinstance(one, dict) or not isinstance(other, dict):
+        return [] if dump_json(one) == dump_json(other) else ["its body"]
+    before, now = cast("dict[str, Any]", one), cast("dict[str, Any]", other)
+    # As JSON, in which 1, 1.0 and true differ.
+    return sorted(
+        name
+        for name in {*before, *now}
+        if name not in before or name not in now or dump_json(before[name]) != dump_json(now[name])
+    )
+
+
+def _digest(type_name: str, body: bytes, context: Sequence[bytes]) -> int:
+    made = blake2b(body, digest_size=8, key=b"import")
+    made.update(b"\0".join((b"", type_name.encode(), *context)))
+    return int.from_bytes(made.digest())
+
+
+def _metadata_in(block: bytes) -> list[bytes]:
+    """The metadata among the headers of a record, in one order."""
+    if b"\r\nEj-C" not in block and b"\r\nEj-Meta-" not in block and b"\r\ntraceparent" not in block:
+        return []
+    return sorted(line for line in block.split(b"\r\n") if line.startswith(_METADATA_HEADERS))
+
+
+def _metadata_of(headers: Sequence[tuple[str, str]]) -> list[bytes]:
+    lines = (f"{name}: {value}".encode() for name, value in headers)
+    return sorted(line for line in lines if line.startswith(_METADATA_HEADERS))

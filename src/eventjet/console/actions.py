@@ -22,7 +22,7 @@ from eventjet.console.sources import Sources
 from eventjet.errors import EventjetError, PromotionRefused, UsageError
 from eventjet.operations import actions
 from eventjet.operations.actions import Begun, Outcome
-from eventjet.rebuild.choice import CHOICES, EngineChoice
+from eventjet.rebuild.plan import CHOICES, EngineChoice
 from eventjet.shown import counted
 
 POSITIONS_MAX = 1_000

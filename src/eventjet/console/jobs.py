@@ -19,8 +19,8 @@ from eventjet.operations.verification import compared, differing, shown_key
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import EngineOptions, Progress, VerifyReport, rebuild, verify
-from eventjet.rebuild.choice import EngineChoice
 from eventjet.rebuild.job import options_of
+from eventjet.rebuild.plan import EngineChoice
 from eventjet.shown import counted, spent
 
 Kind: TypeAlias = Literal["rebuild", "verify"]

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from sqlalchemy import Connection
 
 from eventjet.app import App
-from eventjet.commands.repositories import Repositories, open_repositories
+from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.errors import EventjetError, Unreachable
 from eventjet.jet import Jet
 from eventjet.jetstream.client import Client

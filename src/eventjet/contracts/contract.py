@@ -14,9 +14,8 @@ from eventjet.codec.commands import arguments_of
 from eventjet.codec.json import dump_json
 from eventjet.codec.shape import DIALECT, Json, shape_of
 from eventjet.domain.aggregate import AggregateInfo, EventInfo, event_info
-from eventjet.domain.inbox import Inbox
-from eventjet.domain.publication import Publication
-from eventjet.domain.served import Served
+from eventjet.domain.decision import Served
+from eventjet.domain.reactor import Inbox, Publication
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UsageError
 

@@ -16,7 +16,7 @@ from eventjet.errors import Unreachable
 from eventjet.findings import Level
 from eventjet.projections.app_ref import Application
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.rebuild.spaces import orphaned
+from eventjet.rebuild.workspace import leftovers
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import SessionLimits, Soundness, dialect_of
@@ -134,7 +134,7 @@ def _tell_tables(told: Diagnoses, connection: Connection, resolved: AnyResolved,
 
 
 def _tell_left(told: Diagnoses, connection: Connection, where: Database, app: Application) -> None:
-    runs = orphaned(connection, where)
+    runs = leftovers(connection, where)
     if runs:
         told.add(
             "runs",

@@ -1,21 +1,58 @@
-"""What is handed over as a decision: a function of the state, checked before it is called. PURE."""
+"""Decisions: functions of a state, checked before they are called; what came of one; which are served. PURE."""
 
 from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
-from eventjet.domain.aggregate import aggregate_info, is_event
+from eventjet.domain.aggregate import AggregateType, aggregate_info, is_event
 from eventjet.domain.state import own_copy
 from eventjet.domain.subscription import shown_name
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.shown import shown
-from eventjet.spelling import listed, meant
+from eventjet.spelling import listed
+
+S = TypeVar("S")
+E = TypeVar("E")
+P = ParamSpec("P")
 
 _NO_DECISIONS = {"evolve", "step", "deadline"}
 """Methods of aggregates and processes that have a place of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committed(Generic[S, E]):
+    """What came of a decision: `Repository.execute`, `Jet.transact`."""
+
+    state: S
+    """The state after its events."""
+    events: tuple[E, ...]
+    """What was recorded; empty when the decision was that nothing follows."""
+    position: int
+    """Position of the aggregate's last event; hand it to `caught_up` to read your write."""
+    version: int
+    """Version of the aggregate's last event."""
+    app: str = field(repr=False)
+    """Whose log that is."""
+    log: str = field(default="", repr=False)
+    """Its identity; empty where these credentials may not look at the stream."""
+    confirmed: bool = True
+    """Whether the answer rests on events that the log stored, as most of its replicas have to.
+
+    False when nothing was recorded: the state was the newest by the word of the stream's leader, and one that is cut
+    off from its replicas does not know that there is another.
+    """
+
+    @property
+    def token(self) -> str:
+        """App, position and log as text for an HTTP header; `caught_up` takes it in another process.
+
+        For instance `bank:1234@0b6f3c1e-5d2a-4f0e-9a64-2f6a1c8e7d11`.
+        """
+        return f"{self.app}:{self.position}{self.log and '@'}{self.log}"
 
 
 def check_decision(aggregate: Any, decide: Any, aggregate_id: object = "") -> None:
@@ -25,31 +62,20 @@ def check_decision(aggregate: Any, decide: Any, aggregate_id: object = "") -> No
     if isinstance(aggregate_id, types.FunctionType):
         name = shown_name(aggregate_id)
         raise UsageError(f'The decision {name} stands where the id belongs. Give the id first: ("a-1", {name}, …).')
-    owner = shown_name(aggregate)
-    members: dict[str, Any] = dict(aggregate.__dict__)
+    is_bound = isinstance(decide, types.MethodType) and type(decide.__self__) is aggregate
+    if callable(decide) and not is_bound and not is_event(decide):
+        return
+    owner, members = shown_name(aggregate), cast("dict[str, Any]", vars(aggregate))
     known = [
-        each
-        for each, value in members.items()
-        if isinstance(value, types.FunctionType) and not each.startswith("_") and each not in _NO_DECISIONS
+        f"{owner}.{name}"
+        for name, value in members.items()
+        if isinstance(value, types.FunctionType) and not name.startswith("_") and name not in _NO_DECISIONS
     ]
-    named = listed(f"{owner}.{one}" for one in known)
-    remedy = f"Hand over the function itself, uncalled, and its arguments after it: {named}."
-    if isinstance(decide, str):
-        name = decide.rpartition(".")[2]
-        is_known = name in known
-        remedy = f"Hand over the function itself: {owner}.{name}." if is_known else f"{meant(name, known)}{remedy}"
-        raise UsageError(f"The decision is given as the text {shown(decide, 60)}. {remedy}")
-    if isinstance(decide, types.MethodType) and type(decide.__self__) is aggregate:
-        raise UsageError(
-            f"The decision {decide.__name__!r} is bound to one state of {owner}, and it is called with the newest "
-            f"state. Hand over the function: {owner}.{decide.__name__}."
-        )
-    if is_event(decide) or is_event(type(decide)):
-        kind = decide if isinstance(decide, type) else type(decide)
-        raise UsageError(f"The event {shown_name(kind)} stands where the decision that returns it belongs. {remedy}")
-    if not callable(decide):
-        what = "None" if decide is None else f"a value of {shown_name(type(decide))}"
-        raise UsageError(f"The decision is given as {what}, which cannot be called. {remedy}")
+    what = shown(decide, 60) if isinstance(decide, str) else shown_name(decide if is_event(decide) else type(decide))
+    raise UsageError(
+        f"{what} is no decision of {owner}. Hand over the function itself, uncalled and bound to no state, and its "
+        f"arguments after it: {listed(known)}."
+    )
 
 
 def decided_on(aggregate: Any, decide: Callable[..., Any], state: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
@@ -91,3 +117,33 @@ def _owner(decide: Any) -> Any:
     except DefinitionError:
         return None
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One decision, and the errors of the domain that callers are told."""
+
+    aggregate: Any
+    decide: Callable[..., Any]
+    errors: tuple[type[Exception], ...]
+    name: str
+
+
+def served(
+    aggregate: AggregateType[S, E],
+    decide: Callable[Concatenate[S, P], E | Sequence[E] | None],
+    /,
+    *errors: type[Exception],
+    name: str | None = None,
+) -> Served:
+    """Serve one decision. These errors of the domain are told to callers by their names; of others nothing is told.
+
+    Raises `UsageError` for what is no decision.
+
+    ```python
+    withdrawing = served(Account, Account.withdraw, InsufficientFunds)
+    assert withdrawing.name == "withdraw"
+    ```
+    """
+    check_decision(aggregate, decide)
+    return Served(aggregate, decide, errors, name or str(getattr(decide, "__name__", decide)))

@@ -1,29 +1,37 @@
-"""`@reactor`: an effect outside the log, at least once for each event, in order for each aggregate.
+"""What follows the log: `@reactor`, `@inbox` and `@publication`. Declarations only. PURE.
 
-Declarations only. PURE; `reactions.reaction` makes what a handler is given, and a worker calls it.
+A reactor is an effect outside the log, at least once for each event and in order for each aggregate. An inbox takes
+messages of another stream into commands here. A publication tells chosen events to others, as public ones: what an app
+records is nobody's contract but its own, what it publishes is. A worker runs them.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
+import re
+import typing
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeAlias
 from zlib import crc32
 
 from typing_extensions import TypeVar
 
-from eventjet.domain.aggregate import AggregateType
-from eventjet.domain.committed import Committed
+from eventjet.domain.aggregate import AggregateType, event_info
+from eventjet.domain.decision import Committed
 from eventjet.domain.parked import AggregateKey
 from eventjet.domain.recorded import Recorded
-from eventjet.domain.subscription import recorded_events_of, shown_name
+from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name, union_members
 from eventjet.errors import DefinitionError
 
 S = TypeVar("S")
 E = TypeVar("E")
 E_contra = TypeVar("E_contra", contravariant=True)
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+T_contra = TypeVar("T_contra", contravariant=True)
 D = TypeVar("D")
 D_co = TypeVar("D_co", covariant=True, default=object)
 D_contra = TypeVar("D_contra", contravariant=True, default=object)
@@ -33,7 +41,8 @@ Start: TypeAlias = Literal["new", "beginning"] | int
 """Where something begins to follow the log: after its end, with its first event, or after a position."""
 PARTITIONS_MAX = 64
 """Each partition reads all of the reactor's events, and keeps its own."""
-_PARAMETERS = 2
+_STREAM = re.compile(r"[A-Za-z0-9_-]{1,200}")
+_LISTS = (list, tuple, Sequence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +135,7 @@ class Reactor(Generic[E_contra, D_contra]):
     def faults(self, is_known: Callable[[type], bool]) -> list[str]:
         """What is wrong with it in an app that folds the events that are known."""
         handle = self.handle
-        faults = [*start_faults(self.start), *retry_faults(self.retry, self.on_error)]
-        if not inspect.iscoroutinefunction(handle):
-            faults.append(f"{shown_name(handle)} is not an `async def`")
-        if len(inspect.signature(handle).parameters) != _PARAMETERS:
-            faults.append(f"{shown_name(handle)} does not take (event, reaction)")
+        faults = _handler_faults(self, "event")
         if self.revision < 1:
             faults.append(f"its revision is {self.revision}; give 1 or more")
         if not 1 <= self.partitions <= PARTITIONS_MAX:
@@ -144,6 +149,17 @@ class Reactor(Generic[E_contra, D_contra]):
         except DefinitionError as error:
             faults += error.faults
         return faults
+
+
+def _handler_faults(declared: Any, what: str) -> list[str]:
+    """What is wrong with a reactor or an inbox, whose handler is given `what` and a reaction."""
+    handle = declared.handle
+    faults = [*start_faults(declared.start), *retry_faults(declared.retry, declared.on_error)]
+    if not inspect.iscoroutinefunction(handle):
+        faults.append(f"{shown_name(handle)} is not an `async def`")
+    if len(inspect.signature(handle).parameters) != 2:
+        faults.append(f"{shown_name(handle)} does not take ({what}, reaction)")
+    return faults
 
 
 def start_faults(start: Any) -> list[str]:
@@ -212,5 +228,172 @@ def reactor(
 
     def declare(handle: Any, /) -> Reactor[Any, Any]:
         return Reactor(name, handle, start, retry or Retry(), on_error, revision, partitions)
+
+    return declare
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming(Generic[T_co]):
+    """A message of another stream, validated: what the handler of an `inbox` is given."""
+
+    data: T_co
+    id: str
+    """The CloudEvent's, or the stream's time of creation and the sequence."""
+    source: str
+    """The CloudEvent's; empty for a message that is none."""
+    subject: str
+    """NATS's: where it was published."""
+    position: int
+    """Its sequence in that stream."""
+    recorded_at: datetime
+    """When that stream stored it, by its server's clock."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inbox(Generic[T_contra, D_contra]):
+    """What `@inbox` makes of a handler."""
+
+    name: str
+    handle: Callable[[Incoming[T_contra], Reaction[D_contra]], Coroutine[Any, Any, None]]
+    stream: str
+    subject: str
+    start: Start = "new"
+    retry: Retry = field(default_factory=Retry)
+    on_error: Literal["quarantine", "stop"] = "quarantine"
+    revision: int = 1
+
+    @property
+    def type(self) -> Any:
+        """What its messages are validated as; raises `DefinitionError` for a handler that does not say it."""
+        hint = resolved_hint(self.handle, next(iter(inspect.signature(self.handle).parameters), "message"))
+        if typing.get_origin(hint) is not Incoming:
+            raise DefinitionError(
+                [f"{shown_name(self.handle)}: write what it takes, as in `message: Incoming[PaymentCaptured]`"]
+            )
+        return typing.get_args(hint)[0]
+
+    def faults(self) -> list[str]:
+        """What is wrong with it."""
+        faults = _handler_faults(self, "message")
+        if not self.stream or not self.subject or any(char.isspace() for char in self.stream + self.subject):
+            faults.append(f"it takes {self.subject!r} of the stream {self.stream!r}; name both without blanks")
+        try:
+            _ = self.type
+        except DefinitionError as error:
+            faults += error.faults
+        return faults
+
+
+class Receiving(Protocol):
+    """Declares an inbox."""
+
+    def __call__(self, handle: Callable[[Incoming[T], Reaction[D]], Coroutine[Any, Any, None]], /) -> Inbox[T, D]: ...
+
+
+def inbox(
+    name: str,
+    /,
+    *,
+    stream: str,
+    subject: str,
+    start: Start = "new",
+    retry: Retry | None = None,
+    on_error: Literal["quarantine", "stop"] = "quarantine",
+) -> Receiving:
+    """Declare an async handler of another stream's messages, `(message, reaction)`: a reactor to what others tell.
+
+    A message is JSON, perhaps a CloudEvent in structured mode, validated as what the handler is annotated with. Each is
+    handled at least once, those of one subject one after the other; commands are recorded once.
+
+    ```python
+    @inbox("payments", stream="payments", subject="payments.captured.*")
+    async def payments(message: Incoming[Deposited], reaction: Reaction) -> None:
+        await reaction.repository(Account).execute(message.id, Account.deposit, message.data.amount)
+
+    assert App("bank", aggregates=[Account], reactors=[payments], upcasters=[withdrawn_has_a_reason]).inboxes
+    ```
+    """
+
+    def declare(handle: Any, /) -> Inbox[Any, Any]:
+        return Inbox(name, handle, stream, subject, start, retry or Retry(), on_error)
+
+    return declare
+
+
+@dataclass(frozen=True, slots=True)
+class Publication(Generic[E_contra]):
+    """What `@publication` makes of a translation."""
+
+    name: str
+    translate: Callable[[Recorded[E_contra]], Any]
+    """One public event, several, or None for an event that is not told."""
+    stream: str
+    """The stream that is published into; an operator's."""
+    source: str
+    """The `source` of its CloudEvents: a URI."""
+    start: Start = "new"
+
+    @property
+    def events(self) -> tuple[type, ...]:
+        """Its subscription; raises `DefinitionError` for a translation that does not say it."""
+        return recorded_events_of(self.translate)
+
+    @property
+    def public(self) -> tuple[type, ...]:
+        """The classes that it may publish; raises `DefinitionError` where they are not said."""
+        found: dict[type, None] = {}
+        for member in union_members(resolved_hint(self.translate, "return")):
+            origin = typing.get_origin(member)
+            members = union_members(typing.get_args(member)[0]) if origin in _LISTS else (member,)
+            found |= dict.fromkeys(one for one in members if one is not Ellipsis)
+        return tuple(found)
+
+    def faults(self, is_known: Callable[[type], bool]) -> list[str]:
+        """What is wrong with it in an app that folds the events that are known."""
+        translate = self.translate
+        faults = start_faults(self.start)
+        if inspect.iscoroutinefunction(translate) or inspect.isgeneratorfunction(translate):
+            faults.append(f"{shown_name(translate)} is async or a generator; return the public events")
+        if _STREAM.fullmatch(self.stream) is None:
+            faults.append(f"its stream {self.stream!r} is not a stream's name")
+        if not self.source:
+            faults.append("its source is empty; name a URI, as CloudEvents want it")
+        try:
+            unknown = [one for one in self.events if not is_known(one)]
+            faults += [f"{shown_name(translate)} takes {shown_name(one)}, which no aggregate folds" for one in unknown]
+            for one in self.public:
+                event_info(one)
+        except DefinitionError as error:
+            faults += error.faults
+        return faults
+
+
+class Publishing(Protocol):
+    """Declares a publication."""
+
+    def __call__(self, translate: Callable[[Recorded[E]], object], /) -> Publication[E]: ...
+
+
+def publication(name: str, /, *, stream: str, source: str, start: Start = "new") -> Publishing:
+    """Declare which events are told to others, and as what: a pure function of one recorded event.
+
+    They go to `<stream>.<name>.<id>` as CloudEvents 1.0 in JSON, exactly once and in the order of the log.
+
+    ```python
+    @event("bank.customer-joined")
+    class Joined:
+        name: str
+
+    @publication("customers", stream="public", source="https://bank.example/customers")
+    def customers(event: Recorded[Opened]) -> Joined:
+        return Joined(name=event.data.owner)
+
+    (told,) = [customers.translate(one) for one in on("a-1", Opened(owner="ada"))]
+    assert told == Joined(name="ada")
+    ```
+    """
+
+    def declare(translate: Any, /) -> Publication[Any]:
+        return Publication(name, translate, stream, source, start)
 
     return declare

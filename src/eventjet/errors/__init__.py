@@ -1,7 +1,77 @@
-"""Every error that eventjet raises; docs/reference/errors.md draws the tree and says what to do about each.
+"""Every error that eventjet raises: one class for each thing that a caller handles differently.
 
-Each sets attributes, forms its message in the constructor, and ends by saying what to do. An application's own
-errors pass through eventjet untouched.
+Each sets attributes, forms its message in the constructor, and ends by saying what to do. An application's own errors
+pass through eventjet untouched. docs/reference/errors.md says when each comes, and what to do about it.
+
+```
+EventjetError
+├── DefinitionError
+├── UsageError
+│   └── DepsUnusable
+├── UnexpectedExit
+├── Unreachable
+│   ├── ComponentMissing
+│   └── ComponentFailed
+├── StoreError
+│   ├── ConcurrencyConflict
+│   ├── OutcomeUnknown
+│   │   └── SaveTorn
+│   ├── Refused
+│   │   ├── CommandReused
+│   │   ├── NotUnique
+│   │   ├── UniqueNotBuilt
+│   │   └── StreamFull
+│   ├── Forbidden
+│   │   └── Unauthorized
+│   ├── StoreUnavailable
+│   │   ├── ConnectionLost
+│   │   ├── ConnectionClosed
+│   │   └── NoResponders
+│   │       └── NobodyServes
+│   ├── LogUnusable
+│   │   ├── IdentityLost
+│   │   ├── LogDrifted
+│   │   └── SingleResponse
+│   ├── HistoryBroken
+│   ├── LogIncomplete
+│   ├── ApiRefused
+│   │   └── StreamMissing
+│   ├── Evicted
+│   └── DeliveryGap
+├── CodecError
+│   ├── UnknownEvent
+│   ├── UnknownAggregate
+│   ├── UndecodableEvent
+│   │   └── UndecodableMessage
+│   └── UnencodableEvent
+├── ProjectionError
+│   ├── HandlerFailed
+│   ├── TransactionEnded
+│   ├── RowRefused
+│   ├── RowUnreadable
+│   ├── CheckpointFenced
+│   ├── LogRolledBack
+│   ├── TableLost
+│   ├── TableOccupied
+│   ├── StillHeld
+│   ├── LocationTaken
+│   ├── PromotionRefused
+│   ├── FoldProcessLost
+│   └── NotCaughtUp
+├── RebuildError
+│   ├── ArchiveBroken
+│   ├── RebuildRefused
+│   ├── RowsRefused
+│   ├── VerificationFailed
+│   └── RebuildOvertaken
+├── CommandFailed
+├── ReactionError
+│   ├── CursorFenced
+│   ├── CursorMissing
+│   ├── CursorDamaged
+│   └── ReactionFailed
+└── DemoFailed
+```
 """
 
 from eventjet.errors.base import ComponentFailed as ComponentFailed
@@ -17,17 +87,14 @@ from eventjet.errors.projection import ArchiveBroken as ArchiveBroken
 from eventjet.errors.projection import CheckpointFenced as CheckpointFenced
 from eventjet.errors.projection import FoldProcessLost as FoldProcessLost
 from eventjet.errors.projection import HandlerFailed as HandlerFailed
-from eventjet.errors.projection import LeaseEnded as LeaseEnded
 from eventjet.errors.projection import LocationTaken as LocationTaken
 from eventjet.errors.projection import LogRolledBack as LogRolledBack
-from eventjet.errors.projection import NamedByHandlers as NamedByHandlers
 from eventjet.errors.projection import NotCaughtUp as NotCaughtUp
 from eventjet.errors.projection import ProjectionError as ProjectionError
 from eventjet.errors.projection import PromotionRefused as PromotionRefused
-from eventjet.errors.projection import QuarantineChanged as QuarantineChanged
 from eventjet.errors.projection import RebuildError as RebuildError
+from eventjet.errors.projection import RebuildOvertaken as RebuildOvertaken
 from eventjet.errors.projection import RebuildRefused as RebuildRefused
-from eventjet.errors.projection import RevisionDropped as RevisionDropped
 from eventjet.errors.projection import RowRefused as RowRefused
 from eventjet.errors.projection import RowsRefused as RowsRefused
 from eventjet.errors.projection import RowUnreadable as RowUnreadable

@@ -217,30 +217,27 @@ class TransactionEnded(ProjectionError):
 
 
 class LocationTaken(ProjectionError):
-    """A revision has no tables yet, and another one holds the declared ones."""
+    """A revision has no tables of its own yet, and another one holds the declared ones."""
 
-    def __init__(self, resolved: Revision, holder: int) -> None:
+    def __init__(self, resolved: Revision, holder: int | None) -> None:
+        """`holder` is None where the handlers of SQL by hand name the tables, so that no others can be made."""
         self.projection = resolved.name
         self.revision = resolved.revision
         self.holder = holder
-        super().__init__(
-            f"Revision {resolved.revision} of projection {resolved.name!r} has no table of its own yet, and revision "
-            f"{holder} holds {', '.join(repr(table.name) for table in resolved.tables)}. "
-            "Run `eventjet init`: it makes one, to build beside the other."
+        who, names = (
+            f"Revision {resolved.revision} of projection {resolved.name!r}",
+            [one.name for one in resolved.tables],
         )
-
-
-class NamedByHandlers(ProjectionError):
-    """Tables of SQL by hand would have to be called otherwise than its handlers call them."""
-
-    def __init__(self, resolved: Revision) -> None:
-        self.projection = resolved.name
-        self.revision = resolved.revision
-        names = ", ".join(table.name for table in resolved.tables)
+        if holder is not None:
+            super().__init__(
+                f"{who} has no table of its own yet, and revision {holder} holds {', '.join(map(repr, names))}. "
+                "Run `eventjet init`: it makes one, to build beside the other."
+            )
+            return
         super().__init__(
-            f"Revision {resolved.revision} of projection {resolved.name!r} is SQL by hand. Its handlers name {names}, "
-            "and another revision has these names; on SQLite there is no second location for them. Declare tables of "
-            f"other names for it, or leave the revision as it was and run `eventjet rebuild {resolved.name}`."
+            f"{who} is SQL by hand. Its handlers name {', '.join(names)}, and another revision has these names; on "
+            "SQLite there is no second location for them. Declare tables of other names for it, or leave the revision "
+            f"as it was and run `eventjet rebuild {resolved.name}`."
         )
 
 
@@ -319,33 +316,9 @@ class VerificationFailed(RebuildError):
         )
 
 
-class LeaseEnded(RebuildError):
-    """Another run may have cleared this one's shadow away."""
+class RebuildOvertaken(RebuildError):
+    """What the rebuild stands on changed meanwhile: its lease ended, or somebody decided about the read model."""
 
-    def __init__(self) -> None:
-        super().__init__(
-            "This rebuild was stopped for so long that its lease ended and its shadow may be gone. "
-            "The live table is untouched; run it again."
-        )
-
-
-class QuarantineChanged(RebuildError):
-    """People have resolved parked events since the shadow was made."""
-
-    def __init__(self, resolved: Revision) -> None:
-        self.projection = resolved.name
-        super().__init__(
-            f"Somebody decided about parked events of {resolved.name!r} while it was rebuilt, so what was made does "
-            "not show it. Nothing was changed; run the rebuild again."
-        )
-
-
-class RevisionDropped(RebuildError):
-    """Somebody dropped the revision that was being rebuilt."""
-
-    def __init__(self, resolved: Revision) -> None:
-        self.projection = resolved.name
-        super().__init__(
-            f"Revision {resolved.revision} of projection {resolved.name!r} was dropped while it was rebuilt, so "
-            "there is nowhere to put what was made. Nothing was changed; run the rebuild again if it is wanted."
-        )
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(f"{reason}. The live table is untouched; run the rebuild again if it is wanted.")

@@ -80,8 +80,8 @@ class CommandSpan:
         "_seconds",
         "_token",
         "_told",
+        "attributes",
         "conflicts",
-        "more",
     )
 
     def __init__(
@@ -93,14 +93,10 @@ class CommandSpan:
         self._labels = labels
         """Aggregate and decision; None where nothing is measured."""
         self.conflicts = 0
-        self.more: dict[str, Any] = {}
+        """Races lost."""
+        self.attributes: dict[str, Any] = {}
         """Attributes of the span."""
         self._began = time.perf_counter()
-
-    def again(self, again: bool) -> bool:
-        """Count a try after a lost race."""
-        self.conflicts += again
-        return again
 
     def ended(self, events: int, error: BaseException | None = None) -> None:
         """Tell what came of it, when there is time."""
@@ -113,22 +109,22 @@ class CommandSpan:
         if error is None:
             self._outcome = "done" if events else "nothing"
             if events != 1:
-                self.more["eventjet.events"] = events
+                self.attributes["eventjet.events"] = events
         else:
             is_ours = isinstance(error, EventjetError) or not isinstance(error, Exception)
             self._outcome = "failed" if is_ours else "refused"
-            self.more[ERROR] = type(error).__qualname__
+            self.attributes[ERROR] = type(error).__qualname__
         self._told.soon(self)
 
     def tell(self) -> None:
         """Complete the span, whose name says aggregate and decision, and record the metrics."""
-        made, more, outcome = self._made, self.more, self._outcome
+        made, attributes, outcome = self._made, self.attributes, self._outcome
         if made is not None:
             if outcome != "done":
-                more[OUTCOME] = outcome
+                attributes[OUTCOME] = outcome
             if self.conflicts:
-                more[LOST] = self.conflicts
-            made.set_attributes(more)
+                attributes[LOST] = self.conflicts
+            made.set_attributes(attributes)
             if outcome == "failed":
                 made.set_status(_FAULT)
             made.end(self._ended_ns)

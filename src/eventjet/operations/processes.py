@@ -17,7 +17,7 @@ from eventjet.codec.headers import VERSION, number_of, recorded_at
 from eventjet.codec.json import read_json
 from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_shown
-from eventjet.commands.repositories import Repositories, open_repositories
+from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.parked import BLOCKED
 from eventjet.domain.personal import argument_hints, masked

@@ -57,8 +57,8 @@ def preview_told(planned: Preview) -> Iterator[str]:
     yield f"{planned.database}: the shadows would be in {planned.location}"
     if planned.upgrades:
         yield "eventjet's own tables would be made, or brought up to date, first."
-    if planned.remains:
-        yield f"What killed rebuilds left would be removed first: {', '.join(planned.remains)}."
+    if planned.leftovers:
+        yield f"What killed rebuilds left would be removed first: {', '.join(planned.leftovers)}."
     for refusal in planned.refusals:
         yield f"Refused: {refusal}"
     yield "Nothing was changed."

@@ -32,8 +32,7 @@ from eventjet.operations.tables import key_of, row_query
 from eventjet.projections.fold import reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
-from eventjet.rebuild.compare import are_equal
-from eventjet.rebuild.witness import Witness
+from eventjet.rebuild.verifying import DriftProbe, are_equal
 from eventjet.shown import cut
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import Checkpoint
@@ -195,17 +194,17 @@ class RowSearch:
     steps: deque[RowStep] = field(default_factory=lambda: deque[RowStep](maxlen=STEPS_MAX))
     chosen: ChosenStep | None = None
     """The last step of the position or number that was asked for."""
-    _witness: Witness | None = None
+    _probe: DriftProbe | None = None
 
     @property
     def expected(self) -> Any:
         """The row as the log says, as far as it was read."""
-        return None if self._witness is None else self._witness.rows.get(self.key)
+        return None if self._probe is None else self._probe.rows.get(self.key)
 
     @property
     def missed_since(self) -> int | None:
         """The first event that the live row does not show; None where it never was what the log says."""
-        return None if self._witness is None else self._witness.missed_since(self.key)
+        return None if self._probe is None else self._probe.drifted_at(self.key)
 
     @property
     def is_equal(self) -> bool:
@@ -223,9 +222,9 @@ class RowSearch:
 
     async def go_on(self) -> None:
         """Read on, for a second or so. Raises `StoreUnavailable`, `Unreachable` and `UsageError`."""
-        if self._witness is None:
+        if self._probe is None:
             await self._begin()
-        assert self._witness is not None
+        assert self._probe is not None
         end, until, left = self.live.held.position, time.monotonic() + GO_S, RECORDS_MAX
         earlier = EarlierRecords(Endpoint.of(self.jet.settings), self.app.name)
         decode = reader(self.catalog, self.resolved, self.live.known, earlier)
@@ -243,7 +242,7 @@ class RowSearch:
     async def _begin(self) -> None:
         await self.jet.voids()
         log, held = await self.jet.log(), self.live.held
-        self._witness = Witness(self.resolved, {self.key: self.live.row}, self.live.known, self._is_stored_as)
+        self._probe = DriftProbe(self.resolved, {self.key: self.live.row}, self.live.known, self._is_stored_as)
         if held.log and held.log != log.identity:
             raise UsageError("The read model was made from another log than this one. Rebuild it.")
         if held.position > log.last:
@@ -278,14 +277,14 @@ class RowSearch:
 
     def _take(self, records: list[RawRecord], decode: Any) -> None:
         """Blocks where a record has to be held to the one before it."""
-        assert self._witness is not None
+        assert self._probe is not None
         self.records += len(records)
         decode.expect(records)
         for record in records:
-            before = self._witness.rows.get(self.key)
+            before = self._probe.rows.get(self.key)
             try:
                 event: Any = decode(record)
-                changed = {} if event is None else self._witness.see(event)
+                changed = {} if event is None else self._probe.fold(event)
             except (CodecError, HandlerFailed) as error:
                 self.fault = f"It cannot be folded beyond position {record[0]:,}: {error}"
                 return

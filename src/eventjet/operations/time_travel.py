@@ -16,7 +16,7 @@ from eventjet.codec.json import read_json
 from eventjet.codec.records import Decoder
 from eventjet.codec.subjects import snapshot_bucket
 from eventjet.commands.histories import fold_records
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.commands.timeline import version_in
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState

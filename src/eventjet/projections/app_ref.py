@@ -26,11 +26,9 @@ if TYPE_CHECKING:
     # Only for checkers: a command line is parsed without SQLAlchemy.
     from eventjet.codec.catalog import Catalog
     from eventjet.domain.aggregate import AggregateInfo
-    from eventjet.domain.inbox import Inbox
+    from eventjet.domain.decision import Served
     from eventjet.domain.process import ProcessInfo
-    from eventjet.domain.publication import Publication
-    from eventjet.domain.reactor import Reactor
-    from eventjet.domain.served import Served
+    from eventjet.domain.reactor import Inbox, Publication, Reactor
     from eventjet.projections.projection import Entries, Projection
     from eventjet.projections.sql_projection import AnyResolved, SqlProjection
 

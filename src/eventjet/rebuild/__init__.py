@@ -12,17 +12,17 @@ from eventjet.lazy import lazy
 
 if TYPE_CHECKING:
     from eventjet.archive.republish import Restored
+    from eventjet.findings import Finding, Level
     from eventjet.projections.app_ref import AppRef
     from eventjet.rebuild.archiving import ArchiveReport, archive, restore
     from eventjet.rebuild.auditing import AuditReport, audit
-    from eventjet.rebuild.compare import Difference
-    from eventjet.rebuild.findings import Finding, Found, Kind
     from eventjet.rebuild.job import EngineOptions
+    from eventjet.rebuild.log_audit import Kind, LogFinding, Place
     from eventjet.rebuild.plan import ENGINES, EngineName
     from eventjet.rebuild.progress import Progress
     from eventjet.rebuild.runner import Candidate, Preview, RebuildReport, Rebuilt, preview, rebuild
     from eventjet.rebuild.snapshots import SnapshotReport, build_snapshots
-    from eventjet.rebuild.verifying import VerifyReport, verify
+    from eventjet.rebuild.verifying import Difference, VerifyReport, verify
 
 __all__ = [
     "ENGINES",
@@ -34,8 +34,10 @@ __all__ = [
     "EngineName",
     "EngineOptions",
     "Finding",
-    "Found",
     "Kind",
+    "Level",
+    "LogFinding",
+    "Place",
     "Preview",
     "Progress",
     "RebuildReport",
@@ -56,16 +58,16 @@ __getattr__ = lazy(
     __name__,
     {
         "eventjet.archive.republish": ("Restored",),
+        "eventjet.findings": ("Finding", "Level"),
         "eventjet.projections.app_ref": ("AppRef",),
         "eventjet.rebuild.archiving": ("ArchiveReport", "archive", "restore"),
         "eventjet.rebuild.auditing": ("AuditReport", "audit"),
-        "eventjet.rebuild.compare": ("Difference",),
-        "eventjet.rebuild.findings": ("Finding", "Found", "Kind"),
         "eventjet.rebuild.job": ("EngineOptions",),
+        "eventjet.rebuild.log_audit": ("Kind", "LogFinding", "Place"),
         "eventjet.rebuild.plan": ("ENGINES", "EngineName"),
         "eventjet.rebuild.progress": ("Progress",),
         "eventjet.rebuild.runner": ("Candidate", "Preview", "RebuildReport", "Rebuilt", "preview", "rebuild"),
         "eventjet.rebuild.snapshots": ("SnapshotReport", "build_snapshots"),
-        "eventjet.rebuild.verifying": ("VerifyReport", "verify"),
+        "eventjet.rebuild.verifying": ("Difference", "VerifyReport", "verify"),
     },
 )

@@ -1,6 +1,6 @@
-"""`archive`: the log's past into sealed Parquet files, segment after segment, each proved before it counts.
+"""`archive`: seal the log's past in Parquet files, segment after segment, each proved before it counts.
 
-`restore`: an archive published again into an empty stream, so that all that stands on its log can go on.
+`restore`: publish an archive into an empty stream, so that all that stands on its log can go on.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from eventjet.archive import republish
-from eventjet.archive.manifest import Archive, Segment, cut
-from eventjet.archive.reading import ArchiveReader, folder_of
+from eventjet.archive.reading import Archive, ArchiveReader, Segment, cut, folder_of
 from eventjet.archive.republish import Restored
 from eventjet.codec.headers import MSG_ID, header
 from eventjet.errors import ArchiveBroken, UsageError
@@ -28,7 +27,7 @@ SEGMENT_EVENTS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class ArchiveReport:
-    """What there is, and what this run added to it."""
+    """What an archive holds, and what this run added to it."""
 
     url: str
     stream: str
@@ -75,13 +74,13 @@ def _archive(job: Job, url: str, to: int | None, segment_events: int) -> Archive
             raise UsageError(
                 f"The log {log.stream!r} has no position {to:,}; it ends at {log.last:,}. Name one that it has."
             )
-        held = ArchiveReader(job.engine.archive_files(url)).manifest
-        if held.segments:
-            check_same_past(log, held)
-        first = held.last + 1 if held.segments else log.first
-    # What is up to date needs no engine to say so.
+        before = ArchiveReader(job.engine.archive_files(url)).manifest
+        if before.segments:
+            check_same_past(log, before)
+        first = before.last + 1 if before.segments else log.first
+    # An archive that is up to date starts no engine.
     sealed = job.engine.seal(job, url, list(cut(first, end, segment_events))) if first <= end else []
-    whole = Archive(url, (*held.segments, *sealed))
+    whole = Archive(url, (*before.segments, *sealed))
     return ArchiveReport(
         url, log.stream, log.identity, whole.first, whole.last, whole.events, tuple(sealed), watch.seconds
     )
@@ -122,7 +121,7 @@ async def restore(
 
 
 def _check(stream: str, archive: ArchiveReader, watch: Watch) -> None:
-    """Raise unless the archive is what was sealed, and of this stream."""
+    """Raise `ArchiveBroken` or `UsageError` unless the archive is what was sealed, and of this stream."""
     manifest = archive.manifest
     if not manifest.segments:
         raise ArchiveBroken(manifest.url, "nothing is in it")

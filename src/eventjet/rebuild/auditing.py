@@ -1,4 +1,4 @@
-"""`audit`: the whole log walked once, and compared with an archive of it when one is given. Changes nothing."""
+"""`audit`: walk the whole log once, and compare it with an archive of it when one is given. Changes nothing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from eventjet.jetstream.ranges import read_range
 from eventjet.log.topology import compare, stream_config
 from eventjet.log.wholeness import accepted, first_position
 from eventjet.projections.app_ref import Application, AppRef
-from eventjet.rebuild.findings import MISSING, NOTES, Found
 from eventjet.rebuild.job import EngineOptions, Job, in_job
-from eventjet.rebuild.log_audit import LogAudit, side_by_side
+from eventjet.rebuild.log_audit import MISSING, NOTES, LogAudit, LogFinding, side_by_side
 from eventjet.rebuild.plan import EngineName
 from eventjet.rebuild.progress import Report
-from eventjet.rebuild.replay_source import check_same_log, read_ahead
+from eventjet.rebuild.replay_source import check_archive_is_of, read_ahead
 from eventjet.settings import Settings
 
 EXAMPLES = 5
@@ -45,7 +44,7 @@ _KEEPS_ALL = (
     "mirror",
 )
 """Settings of a stream without which it may lose events, or hold what nobody recorded."""
-_TOLD_EVERY = 2_000
+_REPORT_EVERY = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class AuditedArchive:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """What an audit found."""
+    """The outcome of an audit."""
 
     stream: str
     log: str
@@ -71,22 +70,22 @@ class AuditReport:
     events: int
     aggregates: int
     accepted: int
-    """Positions after the first one that may be missing, as somebody has said with `init --accept-loss`."""
+    """Positions after the first one that may be missing, as accepted with `init --accept-loss`."""
     archive: AuditedArchive | None
-    found: tuple[Found, ...]
-    """By kind, what to do first before the others; empty when nothing was found."""
+    findings: tuple[LogFinding, ...]
+    """By kind, what to do first before the others; empty for a log without fault."""
     seconds: Mapping[str, float]
     """Wall time by phase."""
 
     @property
     def sound(self) -> bool:
-        """Whether nothing was found, but for notes and what may be missing."""
-        return all(one.kind in NOTES or (one.kind in MISSING and self.may_be_missing) for one in self.found)
+        """Whether there are only notes, and what may be missing."""
+        return all(each.kind in NOTES or (each.kind in MISSING and self.may_be_missing) for each in self.findings)
 
     @property
     def may_be_missing(self) -> bool:
         """Whether no more is missing than somebody has accepted."""
-        return sum(one.positions for one in self.found if one.kind in MISSING) <= self.accepted
+        return sum(each.positions for each in self.findings if each.kind in MISSING) <= self.accepted
 
 
 async def audit(
@@ -119,9 +118,10 @@ def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
     archive = None if url is None else _opened(job, url)
     _walk(audit, job, archive)
     grown = ask_once(log.endpoint, stream_info(log.stream)).last > last
-    held = None
+    compared = None
     if archive is not None:
-        held = AuditedArchive(archive.manifest.url, archive.manifest.first, archive.manifest.last, audit.compared)
+        sealed = archive.manifest
+        compared = AuditedArchive(sealed.url, sealed.first, sealed.last, audit.compared)
     return AuditReport(
         stream=log.stream,
         log=log.identity,
@@ -130,17 +130,17 @@ def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
         events=audit.events,
         aggregates=audit.aggregates,
         accepted=accepted(log.state),
-        archive=held,
-        found=audit.finish(grown=grown),
+        archive=compared,
+        findings=audit.finish(grown=grown),
         seconds=watch.seconds,
     )
 
 
 def _opened(job: Job, url: str) -> ArchiveReader:
-    """The archive, its files checked; raises `ArchiveBroken`."""
+    """Open the archive and check its files; raises `ArchiveBroken`."""
     archive = ArchiveReader(job.engine.archive_files(url))
     manifest = archive.manifest
-    check_same_log(job.log, manifest)
+    check_archive_is_of(job.log, manifest)
     with job.watch.phase("check", manifest.events):
         archive.check(manifest.first, manifest.last)
     return archive
@@ -149,11 +149,11 @@ def _opened(job: Job, url: str) -> ArchiveReader:
 def _walk(audit: LogAudit, job: Job, archive: ArchiveReader | None) -> None:
     log, watch = job.log, job.watch
     first, last = log.first, log.state.last
-    there = (
+    logged = (
         read_range(log.endpoint, log.stream, first, last + 1, allow_holes=True) if log.state.messages else _nothing()
     )
     total = last if archive is None else max(last, archive.manifest.last)
-    with watch.phase("read", total), uncollected(), closing(read_ahead(there, watch)) as records:
+    with watch.phase("read", total), uncollected(), closing(read_ahead(logged, watch)) as records:
         if archive is None:
             for batch in records:
                 for record in batch:
@@ -165,7 +165,7 @@ def _walk(audit: LogAudit, job: Job, archive: ArchiveReader | None) -> None:
             pairs = side_by_side(chain.from_iterable(records), chain.from_iterable(archived))
             for number, (record, other) in enumerate(pairs, 1):
                 audit.take(record, other)
-                if number % _TOLD_EVERY == 0:
+                if number % _REPORT_EVERY == 0:
                     watch.tell("read", (record or other or (0,))[0], total)
 
 

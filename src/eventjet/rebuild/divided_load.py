@@ -19,13 +19,12 @@ from eventjet.parallel.fork_server import ForkServer
 from eventjet.parallel.process import FoldFailed, ShareWork
 from eventjet.parallel.processes import FoldProcesses
 from eventjet.projections.app_ref import AppRef
-from eventjet.rebuild.folding import Foldings, fold_of
+from eventjet.rebuild.folding import ChunkLoader, Foldings, fold_of
 from eventjet.rebuild.job import Job
-from eventjet.rebuild.loads import Loads
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.replay_source import read_ahead
-from eventjet.rebuild.runs import Part, Target, discreet
+from eventjet.rebuild.runs import Part, Target, redacted
 
 _BOUND_S = 600.0
 """How long a fold process may take for what it has been given, and to start."""
@@ -137,13 +136,13 @@ class LoadTask:
     def begin(self, share: int) -> Generator[ShareWork]:
         with EarlierRecords(self.endpoint, self.stream) as earlier, uncollected():
             foldings = Foldings(self.app.load(), self.targets, self.voids, earlier)
-            yield _Loading(Loads(foldings, self.targets, Watch(), share * _PARTS_STRIDE), self.app)
+            yield _Loading(ChunkLoader(foldings, self.targets, Watch(), share * _PARTS_STRIDE), self.app)
 
 
 class _Loading:
     """See `eventjet.parallel.process.ShareWork`."""
 
-    def __init__(self, loads: Loads, app: AppRef) -> None:
+    def __init__(self, loads: ChunkLoader, app: AppRef) -> None:
         self._loads = loads
         self._app = app
 
@@ -157,4 +156,4 @@ class _Loading:
         ]
 
     def reason_of(self, error: Exception) -> str:
-        return str(discreet(error, self._app.load()) if isinstance(error, RowsRefused) else error)
+        return str(redacted(error, self._app.load()) if isinstance(error, RowsRefused) else error)

@@ -1,4 +1,7 @@
-"""Raw records in, rows out: the projection's own fold over whole partitions, the same in every engine. Pure."""
+"""Raw records in, rows out: the projection's own fold over whole partitions, the same in every engine.
+
+`ChunkLoader` loads what one process folds, part by part.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +17,20 @@ from eventjet.projections.app_ref import Application
 from eventjet.projections.fold import BlockedAggregates, Fold, Offered, Offering, ParkingFold, RowKey, Rows, reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import ColumnValues, RowCodec
-from eventjet.rebuild.runs import Target
+from eventjet.rebuild.progress import Watch
+from eventjet.rebuild.runs import Part, Target
+from eventjet.rebuild.workspace import load_part
 
 ENTRIES_HELD_MAX = 50_000
 """Rows of entries that wait for the next load."""
+_REPORT_EVERY = 2_000
 
 
 class Folding:
-    """One projection over the events of one partition, in the order of the log. Holds the partition's rows.
+    """The fold of one projection over the events of one partition, in the order of the log. Holds the partition's rows.
 
-    Where the projection quarantines, `known` is what was decided about events of it, and `parked` what is held back
-    beyond that.
+    `known` is what was decided about events in the projection's quarantine, and `parked` what it could not take beyond
+    that.
     """
 
     def __init__(self, resolved: ResolvedProjection, dialect: ColumnValues, known: Mapping[int, str]) -> None:
@@ -35,7 +41,7 @@ class Folding:
         self._rows: Rows = {}
         self.own_key: str | None = None
         """The token of the one key that the next event has come for; None for all of its keys."""
-        self.held = BlockedAggregates(known=known)
+        self.blocked = BlockedAggregates(known=known)
         self._parking = ParkingFold(resolved, self.codec) if resolved.quarantines else None
         several = resolved.reads and resolved.key_of is None
         self._fold = Fold(replace(resolved, keys_of=self._keys_of) if several else resolved, self.codec)
@@ -47,23 +53,23 @@ class Folding:
     def take_offers(self, offers: Iterable[Offered]) -> None:
         """Fold the next events and park those that cannot be taken; for a projection that quarantines."""
         assert self._parking is not None
-        found = self._parking(self._rows, offers, self.held)
-        self.held.aggregates.update(found.blocked)
-        self.parked += found.parked
-        self._keep(found.changed)
+        folded = self._parking(self._rows, offers, self.blocked)
+        self.blocked.aggregates.update(folded.blocked)
+        self.parked += folded.parked
+        self._keep(folded.changed)
 
     def rows(self) -> Iterator[Sequence[Any]]:
-        """What the driver takes, row by row, in the table's column order."""
+        """Return what the driver takes, row by row, in the table's column order."""
         return map(self.codec.dump, self._rows.values())
 
     def drain(self) -> list[Sequence[Any]]:
-        """`rows`, and forget them: for entries, which later events do not change."""
-        made = list(self.rows())
+        """Return `rows`, and forget them: for entries, which later events do not change."""
+        rows = list(self.rows())
         self._rows.clear()
-        return made
+        return rows
 
     def is_due(self) -> bool:
-        """Whether so many entries wait that they should be drained."""
+        """Tell whether so many entries wait that they should be drained."""
         return not self.resolved.reads and len(self._rows) >= ENTRIES_HELD_MAX
 
     def __len__(self) -> int:
@@ -90,15 +96,19 @@ class Foldings:
     def __init__(
         self, app: Application, targets: Sequence[Target], voids: Mapping[int, str], earlier: Earlier | None
     ) -> None:
-        """Without `earlier`, whoever read the records before has held each to the one before it."""
+        """Without `earlier`, the records were already checked against the ones that they follow."""
         catalog = app.catalog.of_log(voids)
-        self.each = [Folding(fold_of(app, one.projection), one.database.dialect, one.known) for one in targets]
-        wanted = {one for folding in self.each for one in folding.events}
+        self.each = [
+            Folding(fold_of(app, target.projection), target.database.dialect, target.known) for target in targets
+        ]
+        wanted = {event for folding in self.each for event in folding.events}
         self._decode = chained(catalog, wanted, earlier)
         self._offer: Offering | None = None
         if any(folding.resolved.quarantines for folding in self.each):
-            self._offer = Offering(catalog, wanted, {one for target in targets for one in target.known}, earlier)
-            self._own = [reader(catalog, one.resolved, one.held.known) for one in self.each]
+            self._offer = Offering(
+                catalog, wanted, {position for target in targets for position in target.known}, earlier
+            )
+            self._own = [reader(catalog, folding.resolved, folding.blocked.known) for folding in self.each]
 
     def take(self, records: Sequence[RawRecord]) -> None:
         """Fold the next records; raises `CodecError`, `ProjectionError`, `StoreUnavailable` and `Unreachable`."""
@@ -117,7 +127,7 @@ class Foldings:
             folding.take([event for event in events if type(event.data) in folding.events])
 
     def take_keyed(self, records: Iterable[tuple[str, RawRecord]]) -> None:
-        """As `take`, for records that come once for each key they touch, with its token: a partition sees its own."""
+        """Fold records that come once for each key they touch, with its token: a partition sees only its own keys."""
         (folding,) = self.each
 
         def events() -> Iterator[Recorded[Any]]:
@@ -130,34 +140,75 @@ class Foldings:
         folding.take(events())
 
     def _take_offers(self, offers: Sequence[Offered]) -> None:
-        """Each projection's own: what has no event is looked at again with its eyes, and may raise."""
+        """Give each projection its own: what could not be read is decoded again for it alone, which may raise."""
         for folding, own in zip(self.each, self._own, strict=True):
-            wanted, known = folding.events, folding.held.known
+            wanted, known = folding.events, folding.blocked.known
             mine = [
-                one
-                for one in offers
-                if one.position in known
-                or (type(one.event.data) in wanted if one.event is not None else own(one.record) is not None)
+                offer
+                for offer in offers
+                if offer.position in known
+                or (type(offer.event.data) in wanted if offer.event is not None else own(offer.record) is not None)
             ]
             if folding.resolved.quarantines:
                 folding.take_offers(mine)
             else:
-                folding.take([_readable(one) for one in mine])
+                folding.take([_readable(offer) for offer in mine])
 
 
 def _readable(offer: Offered) -> Recorded[Any]:
-    """The event, for a projection that parks none."""
+    """Return the event, for a projection that quarantines none."""
     if offer.event is None:
         assert offer.error is not None
         raise offer.error
     return offer.event
 
 
+class ChunkLoader:
+    """Folds records with several projections and loads their rows, part by part. Parts are numbered from `first`."""
+
+    def __init__(self, foldings: Foldings, targets: Sequence[Target], watch: Watch, first: int = 0) -> None:
+        self._watch = watch
+        self._first = first
+        self._foldings = foldings
+        self._pairs = list(zip(targets, foldings.each, strict=True))
+        self._parts: list[Part] = []
+
+    def take(self, records: list[RawRecord]) -> None:
+        """Fold the next records, and load entries when there are many."""
+        self._foldings.take(records)
+        for target, folding in self._pairs:
+            if folding.is_due():
+                self._load(target, folding)
+
+    def finish(self, events: int) -> list[Part]:
+        """Load the rest; the last part of each projection accounts for the `events` that were taken."""
+        total = sum(len(folding) for _, folding in self._pairs)
+        done = 0
+        for target, folding in self._pairs:
+            rows = len(folding)
+            self._load(target, folding, events, done, total)
+            done += rows
+        return self._parts
+
+    def _load(self, target: Target, folding: Folding, events: int = 0, done: int = 0, total: int = 0) -> None:
+        number = self._first + len(self._parts)
+        parked, folding.parked = folding.parked, []
+        rows = self._reported(iter(folding.rows() if folding.resolved.reads else folding.drain()), done, total)
+        self._parts.append(Part(target.projection, events, load_part(target, number, rows), parked))
+
+    def _reported(self, rows: Iterator[Sequence[Any]], done: int, total: int) -> Iterator[Sequence[Any]]:
+        """Yield the rows and report how many are loaded, `done` of `total` at first; without a total only check."""
+        for number, row in enumerate(rows, start=done):
+            if number % _REPORT_EVERY == 0:
+                self._watch.tell("load", number, total) if total else self._watch.check()
+            yield row
+
+
 def fold_of(app: Application, name: str) -> ResolvedProjection:
-    """A projection that is folded, as every one is that a plan has an engine for."""
-    found = app.projections[name]
-    assert isinstance(found, ResolvedProjection)
-    return found
+    """Return a projection that is folded, as every one is that a plan has an engine for."""
+    resolved = app.projections[name]
+    assert isinstance(resolved, ResolvedProjection)
+    return resolved
 
 
 class Tokens:
@@ -167,11 +218,11 @@ class Tokens:
         self._fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type, dialect))
 
     def __call__(self, event: Recorded[Any]) -> list[str]:
-        """One for each key; raises `HandlerFailed`."""
+        """Return one for each key; raises `HandlerFailed`."""
         return [key_token(key) for key in self._fold.keys((event,))]
 
 
 def key_token(key: RowKey) -> str:
-    """A key as text, injectively among the keys of one table: the types of its parts are the table's."""
+    """Return a key as text, injectively among the keys of one table: the types of its parts are the table's."""
     parts = [str(part) for part in key]
     return parts[0] if len(parts) == 1 else "".join(f"{len(part)}:{part}" for part in parts)

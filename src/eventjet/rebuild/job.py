@@ -1,7 +1,6 @@
-"""`Job`: one bulk job over one log, with all that its steps share; built once by the command that runs it.
+"""`Job`: one bulk job over one log, with all that its steps share. `Engine`: what carries out the bulk of it.
 
-`Engine`: what carries out the bulk of a job. Engines are found by name when a job asks for one, so nothing in this
-package imports Spark.
+Engines are imported by name when a job asks for one, so nothing in this package imports Spark.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import psycopg
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
 
-from eventjet.archive.manifest import Segment
-from eventjet.archive.reading import ArchiveFiles, folder_of
+from eventjet.archive.reading import ArchiveFiles, Segment, folder_of
 from eventjet.codec.catalog import Catalog
 from eventjet.errors import RebuildError, RowsRefused, UsageError
 from eventjet.jetstream.connection import NatsConnection
@@ -35,11 +33,18 @@ from eventjet.observability import spans, tracing
 from eventjet.parallel.fork_server import ForkServer
 from eventjet.projections.app_ref import Application, AppRef, loaded
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.rebuild.choice import CHOICES, EngineChoice, Work, choose, slower_than_local
-from eventjet.rebuild.plan import EngineName, Extent, Plan, make_plan
+from eventjet.rebuild.plan import (
+    CHOICES,
+    EngineChoice,
+    EngineName,
+    Extent,
+    Plan,
+    choose_engine,
+    make_plan,
+)
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.replay_source import Log, ReplaySource, archived_source
-from eventjet.rebuild.runs import Part, Target, discreet
+from eventjet.rebuild.runs import Part, Target, redacted
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.urls import shown_master
@@ -65,11 +70,11 @@ class EngineOptions:
 
     name: EngineChoice = "spark"
     master: str | None = None
-    """Of Spark: else a session that runs already, else `SPARK_REMOTE`, else all cores of this machine."""
+    """The Spark to use: else a session that runs already, else `SPARK_REMOTE`, else all cores of this machine."""
     ship: bool = True
     """Whether tasks on other machines are sent the application's package; otherwise it is installed there."""
     processes: int = 1
-    """Of the local engine: how many fold; 1 is this one alone. Spark has its own."""
+    """How many processes fold in the local engine; 1 is this one alone. Spark has its own."""
     jvm_cache: Path | None = None
     """Where the classes of a JVM on this machine are kept: else where the settings say, else nowhere."""
 
@@ -80,7 +85,7 @@ class EngineOptions:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An application, its log at the moment the job began, and what carries the job out."""
+    """An application, its log as it was when the job began, and the engine."""
 
     app: Application
     ref: AppRef | None
@@ -105,30 +110,22 @@ class Job:
         return Database(self.settings.database)
 
     def reference(self) -> AppRef:
-        """What other processes import the application by; raises `UsageError`."""
+        """Return what other processes import the application by; raises `UsageError`."""
         return self.ref or AppRef.of(self.app)
 
     def earlier(self) -> EarlierRecords:
-        """Where readers of this job look up what an event follows, to be closed."""
+        """Return where readers of this job look up the event before another; it has to be closed."""
         return EarlierRecords(self.log.endpoint, self.log.stream)
 
     def extent(self, last: int) -> Extent:
-        """Everything there is to read up to a position; raises `LogIncomplete` where that is not all there was."""
+        """Return what there is to read up to a position; raises `LogIncomplete` where something is gone."""
         self.source.check_whole(self.log.state)
         return Extent(self.app.name, self.source.first, last, self.source.archived)
 
     def plan(self, resolved: Sequence[AnyResolved], last: int) -> Plan:
-        """A plan from the first event to `last`, for this machine."""
+        """Return a plan from the first event to `last`, for this machine."""
         keys, cores = self.log.state.subjects, cpu_count() or 1
         return make_plan(self.extent(last), resolved, keys=keys, engine=self.engine.name, cores=cores)
-
-    def say_if_slow(self, plan: Plan) -> None:
-        """Tell who named Spark when this process would be quicker, as far as that is known without an archive."""
-        is_here = (self.engine.location() or "").startswith("local")
-        if self.engine.name == "spark" and is_here and not self.source.archived:
-            work = Work(plan.events, self.log.state.subjects, cpu_count() or 1)
-            if said := slower_than_local(work):
-                self.watch.say(said)
 
 
 class Engine(Protocol):
@@ -138,15 +135,15 @@ class Engine(Protocol):
     def name(self) -> EngineName: ...
 
     def location(self) -> str | None:
-        """Where it would run; None for this process."""
+        """Return where it would run; None for this process."""
         ...
 
     def obstacle(self) -> str | None:
-        """What it lacks on this machine, found out without starting it."""
+        """Return what it lacks on this machine, found out without starting it."""
         ...
 
     def archive_files(self, url: str) -> ArchiveFiles:
-        """The files of an archive; raises `UsageError` for a file system that the engine does not know."""
+        """Return the files of an archive; raises `UsageError` for a file system that the engine does not know."""
         ...
 
     def load(self, job: Job, plan: Plan, targets: Sequence[Target]) -> list[Part]:
@@ -163,7 +160,7 @@ class Engine(Protocol):
 
 
 def options_of(engine: EngineChoice | EngineOptions) -> EngineOptions:
-    """The options of a job; raises `UsageError` for an engine that there is not."""
+    """Return the options of a job; raises `UsageError` for an unknown engine."""
     options = engine if isinstance(engine, EngineOptions) else EngineOptions(engine)
     if options.name not in CHOICES:
         raise UsageError(f"There is no engine {options.name!r}. Use {', '.join(CHOICES[:-1])} or {CHOICES[-1]}.")
@@ -171,25 +168,22 @@ def options_of(engine: EngineChoice | EngineOptions) -> EngineOptions:
 
 
 def open_engine(name: EngineName, options: EngineOptions, watch: Watch) -> AbstractContextManager[Engine]:
-    """One engine, until the end of a `with`."""
+    """Open an engine until the end of a `with`."""
     factory: Callable[[EngineOptions, Watch], AbstractContextManager[Engine]] = resolve_name(_FACTORIES[name])
     return factory(options, watch)
 
 
 def _engine_for(log: Log, options: EngineOptions, watch: Watch, from_archive: str | None) -> EngineName:
-    """The engine that was named, or the one that the log and the machine speak for; that is told."""
+    """Return the engine that was named, or the one for a log of this size, which is reported."""
     if options.name != "auto":
         return options.name
-    state = log.state
-    work = Work(
-        events=max(0, state.last if from_archive else state.last - state.first + 1),
-        keys=state.subjects,
-        cores=cpu_count() or 1,
-        cluster=shown_master(configured) if (configured := options.master or os.environ.get("SPARK_REMOTE")) else None,
+    state, configured = log.state, options.master or os.environ.get("SPARK_REMOTE")
+    name, why = choose_engine(
+        max(0, state.last if from_archive else state.last - state.first + 1),
+        cluster=shown_master(configured) if configured else None,
         installed=find_spec("pyspark") is not None,
         remote_archive=from_archive is not None and folder_of(from_archive) is None,
     )
-    name, why = choose(work)
     watch.say(why)
     return name
 
@@ -203,7 +197,7 @@ def open_job(
     from_archive: str | None = None,
     forks: ForkServer | None = None,
 ) -> Generator[Job]:
-    """A job until the end of a `with`; raises `Unreachable`, `UsageError` and `ArchiveBroken`.
+    """Open a job until the end of a `with`; raises `Unreachable`, `UsageError` and `ArchiveBroken`.
 
     `from_archive` is the URL of an archive that the past is read from.
     """
@@ -233,23 +227,29 @@ async def in_job(
     from_archive: str | None = None,
     progress: Report | None = None,
 ) -> T:
-    """Open a job, and run its blocking work, beside the loop; raises as `open_job` does.
+    """Open a job and run its blocking work in a thread; raises as `open_job` does.
 
-    `check` raises what is wrong with what was asked of the application, before anything is reached or started.
+    `check` raises what is wrong with the request, before anything is reached or started.
     """
 
     def run(watch: Watch) -> T:
         check(loaded(app))
-        with open_job(app, settings, watch, engine, from_archive, forks) as job, _discreet(job.app):
-            return work(job)
+        with open_job(app, settings, watch, engine, from_archive, forks) as job:
+            try:
+                return work(job)
+            except RowsRefused as error:
+                shown = redacted(error, job.app)
+                if shown is error:
+                    raise
+                raise shown from None
 
-    # Before the thread that works.
+    # Fork servers are made before the thread that works.
     with _forks_for(app, options_of(engine)) as forks:
         return await in_thread(settings, progress, run)
 
 
 def _forks_for(app: Application | AppRef, options: EngineOptions) -> AbstractContextManager[ForkServer | None]:
-    """What makes the fold processes that a job was given, until the end of a `with`."""
+    """Return what makes the fold processes that a job was given, until the end of a `with`."""
     if options.processes <= 1 or options.name == "spark":
         return nullcontext()
     reference = app if isinstance(app, AppRef) else AppRef.of(app)
@@ -257,20 +257,8 @@ def _forks_for(app: Application | AppRef, options: EngineOptions) -> AbstractCon
     return ForkServer.of(reference)
 
 
-@contextmanager
-def _discreet(app: Application) -> Generator[None]:
-    """See `discreet`."""
-    try:
-        yield
-    except RowsRefused as error:
-        shown = discreet(error, app)
-        if shown is error:
-            raise
-        raise shown from None
-
-
 async def in_thread(settings: Settings, report: Report | None, work: Callable[[Watch], T]) -> T:
-    """Run blocking work beside the loop; a cancellation stops it, and waits until it has cleared up."""
+    """Run blocking work in a thread; a cancellation stops it, and waits until it has cleared up."""
     watch = Watch(report)
 
     def run() -> T:

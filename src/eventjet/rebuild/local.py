@@ -7,15 +7,13 @@ from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Literal
 
 from eventjet import failpoints
-from eventjet.archive.manifest import Segment
-from eventjet.archive.reading import FolderFiles
+from eventjet.archive.reading import FolderFiles, Segment
 from eventjet.collecting import uncollected
 from eventjet.errors import UsageError
 from eventjet.jetstream.ranges import read_range
 from eventjet.rebuild.divided_load import load_divided, undivided
-from eventjet.rebuild.folding import Foldings
+from eventjet.rebuild.folding import ChunkLoader, Foldings
 from eventjet.rebuild.job import EngineOptions, Job
-from eventjet.rebuild.loads import Loads
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.replay_source import read_ahead
@@ -53,18 +51,18 @@ class LocalEngine:
                 return load_divided(job, plan, targets, job.forks, self._processes)
             watch.say(f"Folded in one process, whatever --processes says: {'; '.join(reasons)}.")
         with job.earlier() as earlier, watch.phase("read", plan.events), uncollected():
-            loads = Loads(Foldings(job.app, targets, job.catalog.voids, earlier), targets, watch)
+            loader = ChunkLoader(Foldings(job.app, targets, job.catalog.voids, earlier), targets, watch)
             failpoints.reach("rebuild.engine_started")
             done = 0
             batches = job.source.records(plan.first, plan.last + 1)
             with closing(read_ahead(batches, watch)) as ahead:
                 for records in ahead:
-                    loads.take(records)
+                    loader.take(records)
                     failpoints.reach("rebuild.batch_read")
                     done += len(records)
                     watch.tell("read", done, plan.events)
         with watch.phase("load"):
-            return loads.finish(done)
+            return loader.finish(done)
 
     def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, least: int) -> Tally:
         watch, endpoint = job.watch, job.log.endpoint

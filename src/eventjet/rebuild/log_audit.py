@@ -1,4 +1,4 @@
-"""`LogAudit`: a whole log looked at, record by record, beside an archive of it when there is one. PURE.
+"""`LogAudit`: check a whole log, record by record, beside an archive of it when there is one. PURE.
 
 Records come in the order of their positions. Memory: some 120 bytes for each aggregate, and 30 MB for event ids,
 however long the log is; nothing of the log itself is kept.
@@ -7,9 +7,11 @@ however long the log is; nothing of the log itself is kept.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
 from types import MappingProxyType
 
-from eventjet.archive.batches import lasting
+from eventjet.archive.republish import lasting
 from eventjet.codec.headers import (
     BATCH_ID,
     BATCH_NUMBER,
@@ -27,21 +29,188 @@ from eventjet.codec.headers import (
 from eventjet.codec.records import Decoder, broken, packed, unpacked
 from eventjet.codec.subjects import entity_of
 from eventjet.errors import UndecodableEvent, UnknownEvent
+from eventjet.findings import Finding, Level
 from eventjet.projections.app_ref import Application
-from eventjet.rebuild.findings import Findings, Found, Kind
 
 SKEW_S = 5.0
 """How far the time of an event may lie before that of the event before it: clocks of servers differ."""
 IDS_KEPT = 100_000
 """An id used twice is found when its uses are so many events apart, or fewer; twice as many at the most."""
 
-_TOLD_TIME = f"\r\n{RECORDED_AT}: ".encode()
+_TEXT_MAX = 300
+"""Characters of what others wrote that are shown."""
+_RECORDED_AT = f"\r\n{RECORDED_AT}: ".encode()
 _ID = f"NATS/1.0\r\n{MSG_ID}: ".encode()
 _BATCH = f"\r\n{BATCH_ID}: ".encode()
 
 
+class Kind(StrEnum):
+    """What can be wrong with a log; the `check` of its finding."""
+
+    SETTING = "setting"
+    GONE = "gone"
+    ARCHIVED = "archived"
+    END = "end"
+    DIFFERS = "differs"
+    TORN = "torn"
+    CHAIN = "chain"
+    FOREIGN = "foreign"
+    UNDECODABLE = "undecodable"
+    UNKNOWN = "unknown"
+    VOID = "void"
+    ID = "id"
+    TIME = "time"
+
+
+def _explained(kind: Kind, level: Level = Level.FAULT, *, what: str, cost: str, fix: str) -> Finding:
+    return Finding("log", kind.value, level, what, cost, fix)
+
+
+EXPLAINED: Mapping[Kind, Finding] = {
+    Kind.SETTING: _explained(
+        Kind.SETTING,
+        Level.WARNING,
+        what="The stream may lose events by its own settings",
+        cost="The server drops events to keep such a limit, or lets somebody delete them, and tells nobody.",
+        fix="First of all `eventjet init --repair`, which sets them back as declared.",
+    ),
+    Kind.GONE: _explained(
+        Kind.GONE,
+        what="Events are gone",
+        cost="Workers stop and rebuilds refuse (LogIncomplete); an aggregate they belong to cannot be loaded, or has "
+        "begun again at version 1. The live read models may be the last that know of them.",
+        fix="Only a copy has them: an archive (`eventjet audit --archive URL` looks into one), a mirror or a "
+        "backup of the stream. Put that in the stream's place. If there is none, `eventjet init --repair "
+        "--accept-loss` goes on without them.",
+    ),
+    Kind.ARCHIVED: _explained(
+        Kind.ARCHIVED,
+        what="Events are gone from the log, and the archive has them",
+        cost="Workers stop, and rebuilds from the log alone refuse (LogIncomplete); an aggregate they belong to cannot "
+        "be loaded, or has begun again at version 1.",
+        fix="Stop writers and workers. `eventjet archive URL` seals what came since, if nothing of that is gone; "
+        "then back the stream up, delete it, and `eventjet restore URL` publishes all of it again, at the same "
+        "positions. Until then `eventjet rebuild --from-archive URL` makes true read models.",
+    ),
+    Kind.END: _explained(
+        Kind.END,
+        what="The log has lost its end, and the archive has it",
+        cost="The next save takes a position that another event had, and from then on log and archive tell two pasts. "
+        "Read models that saw the end stop with LogRolledBack.",
+        fix="Stop what writes, at once. `eventjet restore URL` fills the log up to the archive's end, unless the "
+        "two tell different pasts already.",
+    ),
+    Kind.DIFFERS: _explained(
+        Kind.DIFFERS,
+        what="Log and archive tell different pasts",
+        cost="One of the two is not what was recorded, and rebuilds from the two give different rows.",
+        fix="Compare with a mirror, a backup, or what the business knows. If the log is right, seal it into a new "
+        "folder (`eventjet archive OTHER_URL`); if the archive is, back the stream up, delete it, and "
+        "`eventjet restore URL`.",
+    ),
+    Kind.TORN: _explained(
+        Kind.TORN,
+        what="Saves are stored in part",
+        cost="What was decided together is not all there. The save raised SaveTorn, and so does the "
+        "same command with the same id.",
+        fix="The events that are there stay valid and count. `eventjet history AGGREGATE ID` shows them; record "
+        "what is missing with a command of its own, or its opposite. Do not lower limits of the stream while "
+        "something writes.",
+    ),
+    Kind.CHAIN: _explained(
+        Kind.CHAIN,
+        what="Histories are broken",
+        cost="`load` and `execute` of these aggregates raise HistoryBroken, so nothing can be decided on them, and a "
+        "projection that takes such an event stops there, unless it quarantines it.",
+        fix="Where events are gone, too, that is the cause: bring them back. Otherwise another program wrote here: "
+        "`eventjet history AGGREGATE ID` shows what, its right to publish has to go, and `eventjet void POSITION "
+        "--reason …` has everybody pass over the first one of each aggregate.",
+    ),
+    Kind.FOREIGN: _explained(
+        Kind.FOREIGN,
+        what="Events are on subjects that are not theirs",
+        cost="The aggregates of these subjects cannot be loaded, and a projection that takes such events stops there, "
+        "unless it quarantines them.",
+        fix="Another program published them: take its right to publish to these subjects away. "
+        "`eventjet tail --from POSITION` shows what it wrote.",
+    ),
+    Kind.UNDECODABLE: _explained(
+        Kind.UNDECODABLE,
+        what="Events cannot be decoded",
+        cost="Their aggregates cannot be loaded, and a projection stops there, unless it quarantines them.",
+        fix="`eventjet tail --from POSITION` shows one. If a newer version of the app wrote it, deploy that; "
+        "otherwise `eventjet void POSITION --reason …` has everybody pass over it.",
+    ),
+    Kind.UNKNOWN: _explained(
+        Kind.UNKNOWN,
+        what="Events are of types or schemas that the app does not declare",
+        cost="Their aggregates cannot be loaded, and projections stop there.",
+        fix="If a newer release recorded them, deploy that. If they have other names now, say so with `formerly` "
+        "of their events; add the upcaster that is missing. Only what nobody needs goes into `retired_events`: it is "
+        "passed over.",
+    ),
+    Kind.VOID: _explained(
+        Kind.VOID,
+        Level.NOTE,
+        what="Records are void",
+        cost="Every reader passes over them, as somebody declared with `eventjet void`.",
+        fix="None is needed; `eventjet tail --from POSITION` shows one.",
+    ),
+    Kind.ID: _explained(
+        Kind.ID,
+        Level.WARNING,
+        what="Event ids are missing or used twice",
+        cost="What goes by event ids (consumers that skip what they have seen, `resolve`) takes two events for one.",
+        fix="eventjet gives every event an id of its own: find what else publishes here, or what republished a "
+        "backup, and take its right to publish away.",
+    ),
+    Kind.TIME: _explained(
+        Kind.TIME,
+        Level.NOTE,
+        what="Times run backwards",
+        cost="`load(at=…)` and `tail --since` may be off by as much; order goes by position and is not touched.",
+        fix="Compare the clocks of the NATS servers.",
+    ),
+}
+"""In the order in which they are reported: what to do first comes first."""
+
+MISSING = frozenset({Kind.GONE, Kind.ARCHIVED})
+"""Kinds about positions that the log does not have."""
+NOTES = frozenset(kind for kind, finding in EXPLAINED.items() if finding.level is Level.NOTE)
+"""Kinds that do not make a log unsound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something is wrong: one position, or a run of them."""
+
+    first: int
+    """Position; 0 for what is about the stream."""
+    last: int
+    subject: str
+    """Empty where it is not known, or not a single one."""
+    what: str
+
+
+@dataclass(slots=True)
+class LogFinding:
+    """All that is wrong of one kind."""
+
+    kind: Kind
+    count: int = 0
+    positions: int = 0
+    """How many positions they are about; several may be about one."""
+    examples: list[Place] = field(default_factory=list[Place])
+    """The first ones."""
+
+    @property
+    def finding(self) -> Finding:
+        """What it is, what it costs and what mends it."""
+        return EXPLAINED[self.kind]
+
+
 class LogAudit:
-    """One pass over a log whose positions should be `first` to `last`. `take` every record, then `finish`."""
+    """One pass over a log whose positions should be `first` to `last`: `take` every record, then `finish`."""
 
     def __init__(
         self,
@@ -56,8 +225,9 @@ class LogAudit:
         self.events = 0
         """Records of the log that were taken."""
         self.compared = 0
-        """Of those, how many the archive had, too."""
-        self._findings = Findings(examples)
+        """How many of them the archive had, too."""
+        self._findings: dict[Kind, LogFinding] = {}
+        self._examples = examples
         self._voids = voids
         self._decode = Decoder(app.catalog.of_log(voids))
         self._app = app
@@ -81,7 +251,7 @@ class LogAudit:
         return len(self._lasts)
 
     def take(self, record: RawRecord | None, archived: RawRecord | None = None) -> None:
-        """What the log, and the archive, have at the next position that either of them has."""
+        """Check what the log, and the archive, have at the next position that either of them has."""
         position = (record or archived or _NONE)[0]
         if record is None and archived is not None and position < self._first:
             self._follow(archived)
@@ -104,22 +274,32 @@ class LogAudit:
         readable = self._check_event(record)
         self._check_id(record, readable)
 
-    def finish(self, *, grown: bool = False) -> tuple[Found, ...]:
-        """What was found. A log that has `grown` since may have the rest of what was being stored at its end."""
+    def finish(self, *, grown: bool = False) -> tuple[LogFinding, ...]:
+        """Return the findings by kind, what to do first before the others.
+
+        A log that has `grown` meanwhile may have the rest of a batch that was being stored at its end.
+        """
         if self._open is not None and not grown and self._open[0] == self._position == self._last:
             self._torn(self._open)
         if self._position < self._last:
             self._missing(Kind.GONE, self._position + 1)
             self._position = self._last
         self._end_run(self._position)
-        return self._findings.by_kind()
+        return tuple(self._findings[kind] for kind in EXPLAINED if kind in self._findings)
 
     def setting(self, what: str) -> None:
         """Add a finding about the stream."""
-        self._findings.add(Kind.SETTING, 0, 0, "", what)
+        self._add(Kind.SETTING, 0, 0, "", what)
+
+    def _add(self, kind: Kind, first: int, last: int, subject: str, what: str) -> None:
+        finding = self._findings.setdefault(kind, LogFinding(kind))
+        finding.count += 1
+        finding.positions += last - first + 1
+        if len(finding.examples) < self._examples:
+            finding.examples.append(Place(first, last, subject[:_TEXT_MAX], what[:_TEXT_MAX]))
 
     def _follow(self, archived: RawRecord) -> None:
-        """What only the archive has still is what later events follow."""
+        """Take an event that only the archive still has for the one that later events follow."""
         self._lasts[hash(archived[2])] = packed(archived[0], number_of(archived[3], VERSION) or 0)
 
     def _missing(self, kind: Kind, first: int, subject: bytes = b"") -> None:
@@ -141,7 +321,7 @@ class LogAudit:
         what = "1 event" if first == last else f"{last - first + 1:,} events"
         if len(subjects) > 1:
             what += " of several aggregates"
-        self._findings.add(kind, first, last, subject, what)
+        self._add(kind, first, last, subject, what)
 
     def _compare(self, record: RawRecord, archived: RawRecord) -> None:
         self.compared += 1
@@ -151,8 +331,8 @@ class LogAudit:
         what = f"the log has the event {ours or 'without an id'}, and the archive {theirs or 'one without an id'}"
         if ours == theirs:
             parts = zip(("subject", "headers", "body"), lasting(record)[1:], lasting(archived)[1:], strict=True)
-            what = f"not the archive's: {' and '.join(name for name, one, other in parts if one != other)}"
-        self._found(Kind.DIFFERS, record, what)
+            what = f"not the archive's: {' and '.join(name for name, logged, sealed in parts if logged != sealed)}"
+        self._report(Kind.DIFFERS, record, what)
 
     def _check_batch(self, record: RawRecord) -> None:
         """Messages of one atomic batch (ADR-50) follow one another, and the last of them says that it is."""
@@ -171,24 +351,24 @@ class LogAudit:
         count = number_of(record[3], BATCH_NUMBER) or 1
         batch = header(record[3], BATCH_ID) or ""
         what = f"the end of the batch {batch} is not in the log, and {count} of its messages are"
-        self._found(Kind.TORN, record, what)
+        self._report(Kind.TORN, record, what)
 
     def _check_id(self, record: RawRecord, readable: bool) -> None:
         event_id = _id_of(record)
         if not event_id:
             if readable:
-                self._found(Kind.ID, record, "it has no id")
+                self._report(Kind.ID, record, "it has no id")
             return
         key, position = hash(event_id), record[0]
         before = self._ids.get(key) or self._older_ids.get(key)
         if before is not None:
-            self._found(Kind.ID, record, f"its id {event_id} is that of position {before}, too")
+            self._report(Kind.ID, record, f"its id {event_id} is that of position {before}, too")
         self._ids[key] = position
         if len(self._ids) >= IDS_KEPT:
             self._older_ids, self._ids = self._ids, {}
 
     def _check_event(self, record: RawRecord) -> bool:
-        """Whether it can be read."""
+        """Check the event's body, time and place in its history; tell whether it can be read."""
         position, time_ns, subject, block, _ = record
         key = hash(subject)
         last = self._lasts.get(key, 0)
@@ -198,12 +378,12 @@ class LogAudit:
             self._void(record, unpacked(last)[1])
             return False
         if not last and (fault := _subject_fault(subject)):
-            self._found(Kind.UNDECODABLE, record, fault)
+            self._report(Kind.UNDECODABLE, record, fault)
             return False
         readable = True
         try:
             version, _, expected, *_ = self._decode.link(record)
-            if _TOLD_TIME in block:
+            if _RECORDED_AT in block:
                 time_ns = int(logged_at(record).timestamp() * 1e9)
         except (UnknownEvent, UndecodableEvent) as error:
             self._unreadable(record, error)
@@ -211,7 +391,7 @@ class LogAudit:
             version, expected = number_of(block, VERSION), number_of(block, EXPECTED)
         if self._time_ns - time_ns > SKEW_S * 1e9:
             back_s = (self._time_ns - time_ns) / 1e9
-            self._found(Kind.TIME, record, f"{back_s:,.1f} s earlier than the event before it")
+            self._report(Kind.TIME, record, f"{back_s:,.1f} s earlier than the event before it")
         self._time_ns = time_ns
         before, version_before = unpacked(last)
         if version is None:
@@ -220,40 +400,40 @@ class LogAudit:
             # What lies before the beginning of the log cannot be compared.
             last or self._first == 1 or not (expected is None or 0 < expected < self._first)
         ):
-            self._found(Kind.CHAIN, record, broken(version, expected, before, version_before))
+            self._report(Kind.CHAIN, record, broken(version, expected, before, version_before))
         self._lasts[key] = packed(position, version)
         return readable
 
     def _void(self, record: RawRecord, version: int) -> None:
-        """Told, and it keeps its version if that is the next one, as a fold has it."""
-        self._found(Kind.VOID, record, self._voids[record[0]])
-        told = number_of(record[3], VERSION)
-        self._lasts[hash(record[2])] = packed(record[0], version + 1 if told == version + 1 else version)
+        """Report it; it keeps its version if that is the next one, as a fold has it."""
+        self._report(Kind.VOID, record, self._voids[record[0]])
+        own = number_of(record[3], VERSION)
+        self._lasts[hash(record[2])] = packed(record[0], version + 1 if own == version + 1 else version)
 
     def _unreadable(self, record: RawRecord, error: UnknownEvent | UndecodableEvent) -> None:
         if isinstance(error, UnknownEvent):
-            self._found(Kind.UNKNOWN, record, f"{error.type_name} schema {error.schema}")
-        elif (owner := self._stranger(record)) is not None:
-            self._found(Kind.FOREIGN, record, f"{_type_of(record)} is an event of {owner!r}")
+            self._report(Kind.UNKNOWN, record, f"{error.type_name} schema {error.schema}")
+        elif (owner := self._other_owner(record)) is not None:
+            self._report(Kind.FOREIGN, record, f"{_type_of(record)} is an event of {owner!r}")
         else:
-            self._found(Kind.UNDECODABLE, record, f"{error.type_name}: {error.reason}")
+            self._report(Kind.UNDECODABLE, record, f"{error.type_name}: {error.reason}")
 
-    def _stranger(self, record: RawRecord) -> str | None:
-        """The aggregate that its type belongs to, where its subject is another's."""
+    def _other_owner(self, record: RawRecord) -> str | None:
+        """Return the aggregate that its type belongs to, where its subject is another's."""
         declared = self._app.catalog.named(_type_of(record))
         if declared is None or declared.aggregate is None:
             return None
         own = f"{self._app.name}.{declared.aggregate}.".encode()
         return None if record[2].startswith(own) else declared.aggregate
 
-    def _found(self, kind: Kind, record: RawRecord, what: str) -> None:
-        self._findings.add(kind, record[0], record[0], record[2].decode("utf-8", "replace"), what)
+    def _report(self, kind: Kind, record: RawRecord, what: str) -> None:
+        self._add(kind, record[0], record[0], record[2].decode("utf-8", "replace"), what)
 
 
 def side_by_side(
     log: Iterable[RawRecord], archive: Iterable[RawRecord]
 ) -> Iterator[tuple[RawRecord | None, RawRecord | None]]:
-    """What either has, by position."""
+    """Yield what either has, by position."""
     archived = iter(archive)
     other = next(archived, None)
     for record in log:

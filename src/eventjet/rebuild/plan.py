@@ -1,4 +1,4 @@
-"""PURE: what a rebuild will do, decided once at one pinned position."""
+"""What a job will do, decided once at one pinned position: its engine, its ranges and its passes over the log. PURE."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
 
 EngineName: TypeAlias = Literal["spark", "local"]
+EngineChoice: TypeAlias = EngineName | Literal["auto"]
+"""`auto`: Spark where one is configured or the log is large, otherwise this process."""
 
 ENGINES: tuple[EngineName, ...] = ("spark", "local")
+CHOICES: tuple[EngineChoice, ...] = ("auto", *ENGINES)
+SPARK_EVENTS = 5_000_000
+"""Events from which `auto` is Spark: its start no longer counts, and the rows, of some hundred bytes each, may be too
+many for one process."""
 KEYS_PER_PARTITION = 100_000
 """All rows of a partition are in the memory of one Python worker."""
 EVENTS_PER_PARTITION = 1_000_000
@@ -56,7 +62,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Extent):
-    """A rebuild as a value: the same plan reads the same events, whoever carries it out."""
+    """A rebuild as a value: the same plan reads the same events, on whichever engine."""
 
     engine: EngineName
     ranges: tuple[Range, ...]
@@ -67,12 +73,35 @@ class Plan(Extent):
 
     @property
     def events(self) -> int:
-        """Events of one reading of the log."""
+        """How many events one reading of the log has."""
         return max(0, self.last - self.first + 1)
 
     def folded(self) -> Plan:
-        """What is left for the engine: the passes that are not sequential."""
-        return replace(self, passes=tuple(one for one in self.passes if one.route is not Route.SEQUENTIAL))
+        """Return what is left for the engine: the passes that are not sequential."""
+        return replace(self, passes=tuple(each for each in self.passes if each.route is not Route.SEQUENTIAL))
+
+
+def choose_engine(
+    events: int, *, cluster: str | None = None, installed: bool = True, remote_archive: bool = False
+) -> tuple[EngineName, str]:
+    """Return the engine for a log of so many events, and in a line why.
+
+    `cluster` is a Spark that is configured, `installed` tells whether pyspark is, and `remote_archive` whether the past
+    is read from an archive that only Spark reaches.
+    """
+    size = f"{events:,} event{'' if events == 1 else 's'}"
+    if cluster is not None:
+        return "spark", f"Engine: Spark on {cluster}, which is configured; {size}. `--engine local` is this process."
+    if remote_archive:
+        return "spark", f"Engine: Spark, since the archive is no folder of this machine; {size}."
+    if events < SPARK_EVENTS:
+        return "local", f"Engine: local: {size}; from {SPARK_EVENTS:,} on it is Spark, or as `--engine` says."
+    if installed:
+        return (
+            "spark",
+            f"Engine: Spark on this machine: {size}, from {SPARK_EVENTS:,} on. `--engine local` is quicker to start.",
+        )
+    return "local", f"Engine: local, since pyspark is not installed, though {size} are many for one process."
 
 
 def make_plan(extent: Extent, resolved: Sequence[AnyResolved], *, keys: int, engine: EngineName, cores: int) -> Plan:
@@ -104,7 +133,7 @@ def _plan(extent: Extent, engine: EngineName, cores: int, partitions: int, passe
 
 
 def route_of(resolved: AnyResolved) -> Route:
-    """How this projection's events have to travel."""
+    """Return how this projection's events have to travel."""
     if not isinstance(resolved, ResolvedProjection):
         return Route.SEQUENTIAL
     if not resolved.reads:
@@ -113,8 +142,8 @@ def route_of(resolved: AnyResolved) -> Route:
 
 
 def _passes(resolved: Sequence[AnyResolved], engine: EngineName) -> Iterator[Pass]:
-    """On Spark folds by aggregate share a shuffle, and entries ride along; every other key needs one of its own."""
-    routes = {one.name: route_of(one) for one in resolved}
+    """Yield the passes: folds by aggregate and entries share one; on Spark every other key needs one of its own."""
+    routes = {projection.name: route_of(projection) for projection in resolved}
     folded = [name for name, route in routes.items() if route is not Route.SEQUENTIAL]
     shared = tuple(name for name in folded if engine == "local" or routes[name] is not Route.BY_KEY)
     if shared:

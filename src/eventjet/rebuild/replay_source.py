@@ -11,8 +11,7 @@ from collections.abc import Generator
 from contextlib import closing
 from dataclasses import dataclass
 
-from eventjet.archive.manifest import Archive
-from eventjet.archive.reading import ArchiveFiles, ArchiveReader
+from eventjet.archive.reading import Archive, ArchiveFiles, ArchiveReader
 from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.errors import ArchiveBroken
 from eventjet.jetstream.api import StreamState, deleted_positions, message_at
@@ -51,7 +50,7 @@ class Log:
         return self.state.last if self.state.messages else 0
 
     def event_id(self, position: int) -> str | None:
-        """The id of the event there now, empty if it has none; None when there is no event."""
+        """Return the id of the event there now, empty if it has none; None when there is no event."""
         record = ask_once(self.endpoint, message_at(self.stream, position))
         return None if record is None else header(record[3], MSG_ID) or ""
 
@@ -62,11 +61,11 @@ class ReplaySource:
 
     log: Log
     archive: ArchiveReader | None = None
-    """Which holds the log's past, up to its own end."""
+    """It holds the log's past, up to its own end."""
 
     @property
     def first(self) -> int:
-        """Position of the first event there is."""
+        """Position of the first event in log or archive."""
         return self.log.first if self.archive is None else self.archive.manifest.first
 
     @property
@@ -75,9 +74,9 @@ class ReplaySource:
         return 0 if self.archive is None else self.archive.manifest.last
 
     def check_whole(self, state: StreamState) -> None:
-        """Raise `LogIncomplete` unless the log, in this state, and the archive have all there ever was between them.
+        """Raise `LogIncomplete` unless log and archive together have every event that was ever recorded.
 
-        `LogDrifted` for one whose settings make it another log than was recorded.
+        Raises `LogDrifted` for a log whose settings make it another one than was recorded.
         """
         if loss(state) and not self._has_what_is_gone(state):
             check_whole(state)
@@ -97,7 +96,7 @@ class ReplaySource:
                 self.archive.check(plan.first, plan.archived)
 
     def records(self, start: int, end: int, *, batch: int = 2_000) -> Generator[list[RawRecord]]:
-        """Those at `start` <= position < `end`, as `read_range` yields them."""
+        """Yield the records at `start` <= position < `end`, as `read_range` does."""
         if self.archive is not None and start <= self.archived:
             edge = min(end, self.archived + 1)
             yield from self.archive.records(start, edge, batch=batch)
@@ -106,7 +105,7 @@ class ReplaySource:
 
 
 def archived_source(log: Log, files: ArchiveFiles) -> ReplaySource:
-    """The log with its past from an archive; raises `ArchiveBroken` unless together they are all there is to read."""
+    """Return the log with its past from an archive; raises `ArchiveBroken` unless together they are whole."""
     archive = ArchiveReader(files)
     manifest, state = archive.manifest, log.state
     check_same_past(log, manifest)
@@ -119,7 +118,7 @@ def archived_source(log: Log, files: ArchiveFiles) -> ReplaySource:
 
 def check_same_past(log: Log, archive: Archive) -> None:
     """Raise `ArchiveBroken` unless the archive is of this log, with the same past, and the log goes on from it."""
-    check_same_log(log, archive)
+    check_archive_is_of(log, archive)
     newest, state = archive.segments[-1], log.state
     if state.last < archive.last:
         reason = f"it ends at position {archive.last}, and the log at {state.last}, so the log has lost its end"
@@ -132,13 +131,13 @@ def check_same_past(log: Log, archive: Archive) -> None:
     event_id = log.event_id(archive.last)
     if event_id == newest.last_id:
         return
-    held = "nothing" if event_id is None else f"the event {event_id or 'without an id'}"
-    reason = f"it ends with the event {newest.last_id} at position {archive.last}, and the log has {held} there"
+    there = "nothing" if event_id is None else f"the event {event_id or 'without an id'}"
+    reason = f"it ends with the event {newest.last_id} at position {archive.last}, and the log has {there} there"
     raise ArchiveBroken(archive.url, reason, "`eventjet audit --archive` says where the two part, and what to do.")
 
 
-def check_same_log(log: Log, archive: Archive) -> None:
-    """Raise `ArchiveBroken` unless something is in the archive, and it is of this log, whatever past that has now."""
+def check_archive_is_of(log: Log, archive: Archive) -> None:
+    """Raise `ArchiveBroken` unless something is in the archive, and it names this log; their pasts may differ."""
     if not archive.segments:
         raise ArchiveBroken(archive.url, "nothing is in it", "Name what `eventjet archive` made.")
     if (archive.stream, archive.log) != (log.stream, log.identity):
@@ -152,9 +151,9 @@ def check_same_log(log: Log, archive: Archive) -> None:
 
 
 def read_ahead(batches: Generator[list[RawRecord]], watch: Watch) -> Generator[list[RawRecord]]:
-    """The same batches, read in a thread a few ahead, so that the server works while this process folds.
+    """Yield the batches, read a few ahead in a thread, so that the server works while this process folds.
 
-    Raises `Stopped` soon after they are not wanted any more, even while nothing comes.
+    Raises `Stopped` soon after the job was cancelled, even while nothing comes.
     """
     ready: queue.Queue[list[RawRecord] | BaseException | None] = queue.Queue(_AHEAD)
     over = threading.Event()

@@ -1,34 +1,60 @@
-"""`rebuild`: read models made again from the log beside the live ones, then swapped in.
+"""`rebuild`: read models made again from the log beside the live ones, then swapped in. `preview`: what that would do.
 
-`preview`: what that would do and what would refuse it, found out without changing anything.
+A rebuild has five steps, and until the last one nothing live changes:
+
+1. pin the end of the log, plan, and make an empty shadow of each read model
+2. load the shadows of folds in bulk on the job's engine, or run the handlers of SQL by hand from the first event on
+3. make indexes and check that what was read, acknowledged and stored is the same
+4. catch each shadow up along the log with the live writer's own code
+5. lock the live tables, write the last events and swap
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+import asyncio
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 
 from sqlalchemy import Connection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from eventjet import failpoints
-from eventjet.errors import RebuildError, Unreachable, UsageError
+from eventjet.codec.headers import MSG_ID, RawRecord, header
+from eventjet.domain.parked import Parked
+from eventjet.errors import LogRolledBack, RebuildError, Unreachable, UsageError, VerificationFailed
+from eventjet.jetstream.api import stream_info
+from eventjet.jetstream.connection import NatsConnection, ask_once
+from eventjet.log.stream_check import check_same_log
 from eventjet.projections.app_ref import Application, AppRef, projections_of
+from eventjet.projections.fold import BlockedAggregates, Reader, reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
-from eventjet.rebuild.catchup import catching_up, check_loaded, is_of_this_log, replaying, swap_in
-from eventjet.rebuild.choice import EngineChoice
 from eventjet.rebuild.job import EngineOptions, Job, in_job
-from eventjet.rebuild.plan import EngineName, Plan, Route, route_of
-from eventjet.rebuild.progress import Report
+from eventjet.rebuild.plan import EngineChoice, EngineName, Plan, Route, route_of
+from eventjet.rebuild.progress import Phase, Report
+from eventjet.rebuild.replay_source import read_ahead
 from eventjet.rebuild.runs import PURPOSE, Part
 from eventjet.rebuild.shadow import Shadow, check_kept, shadow_of
-from eventjet.rebuild.spaces import orphaned, remove_orphaned, space_kind
+from eventjet.rebuild.workspace import leftovers, remove_leftovers, workspace_of
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import BULK, Database
+from eventjet.sql.dialect import dialect_of
+from eventjet.sql.quarantine import blocked_aggregates, park
+from eventjet.sql.table_moves import NotNow
+from eventjet.writers.batch import Batch, Parts
+from eventjet.writers.fold_writer import FoldWriter
+from eventjet.writers.sql_writer import SqlWriter
+
+BATCH, BATCH_BY_HAND = 2_000, 1_000
+"""Events in one transaction, at most: of a fold, and of handlers, whose statements take longer."""
+PATIENCE_S = 60.0
+"""How long a swap is tried while others hold the table."""
+
+_BACKOFF_S = (0.05, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +81,17 @@ class RebuildReport:
     position: int
     """The pinned position: up to here the log was read in bulk."""
     first: int
-    """Position of the first event that was read: 1, unless the log has lost its beginning."""
+    """Position of the first event that was read: 1, unless the beginning of the log is gone."""
     events: int
     projections: tuple[Rebuilt, ...]
     seconds: Mapping[str, float]
     """Wall time by phase."""
     local_at_most_s: float | None = None
-    """What the local engine would have taken at the most, from what was measured; None where that is not known."""
+    """Upper bound of what the local engine would have taken, from this run's phases; None where Spark was elsewhere."""
 
     @property
     def rows(self) -> int:
-        return sum(one.rows for one in self.projections)
+        return sum(rebuilt.rows for rebuilt in self.projections)
 
 
 async def rebuild(
@@ -79,8 +105,8 @@ async def rebuild(
 ) -> RebuildReport:
     """Make read models again and swap them in, while workers, commands and readers go on.
 
-    Cancelled or killed at any moment, it leaves the live tables as they are; the next run removes its remains.
-    `from_archive` is the URL of an archive that the past is read from; `ArchiveBroken` is raised when it cannot be.
+    Cancelled or killed at any moment, it leaves the live tables as they are; the next run removes its leftovers.
+    `from_archive` is the URL of an archive that the past is read from; raises `ArchiveBroken` when it cannot be.
     `progress` is called from another thread. Raises `RebuildError`, `Unreachable`, `UsageError`, and what the
     application's own code raises about an event (`HandlerFailed`, `CodecError`).
     """
@@ -102,12 +128,11 @@ def _named(app: Application, names: Sequence[str]) -> list[AnyResolved]:
 
 
 def load(job: Job, plan: Plan, shadows: Sequence[Shadow[ResolvedProjection]]) -> list[Part]:
-    """Carry out on its engine what a plan has for one, once the archive it reads from was checked."""
+    """Check the archive that a plan reads from, then fold and load on the job's engine."""
     job.source.check(plan, job.watch)
     folded = plan.folded()
     if not folded.passes:
         return []
-    job.say_if_slow(folded)
     return job.engine.load(job, folded, [shadow.target for shadow in shadows])
 
 
@@ -116,7 +141,7 @@ def _rebuild(job: Job, names: Sequence[str]) -> RebuildReport:
     with ExitStack() as stack:
         with watch.phase("start"):
             database.check_sessions()
-            remove_orphaned(database)
+            remove_leftovers(database)
             plan = job.plan(resolved, job.log.last)
             failpoints.reach("rebuild.planned")
             shadows = [
@@ -135,33 +160,33 @@ def _rebuild(job: Job, names: Sequence[str]) -> RebuildReport:
                     shadow.take_over_quarantine()
         parts = load(job, plan, shadows)
         failpoints.reach("rebuild.loaded")
-        made = [_finished(job, plan, shadow, parts) for shadow in shadows]
-        made += [_replayed(job, plan, tables) for tables in by_hand]
-    made.sort(key=lambda one: list(names).index(one.projection))
+        rebuilt = [_finish(job, plan, shadow, parts) for shadow in shadows]
+        rebuilt += [_replay(job, plan, shadow) for shadow in by_hand]
+    rebuilt.sort(key=lambda each: list(names).index(each.projection))
     return RebuildReport(
-        plan.engine, plan.last, plan.first, plan.events, tuple(made), watch.seconds, watch.local_at_most_s()
+        plan.engine, plan.last, plan.first, plan.events, tuple(rebuilt), watch.seconds, watch.local_at_most_s()
     )
 
 
-def _finished(job: Job, plan: Plan, shadow: Shadow[ResolvedProjection], parts: Sequence[Part]) -> Rebuilt:
-    """One loaded shadow: indexed, checked, caught up and swapped in."""
+def _finish(job: Job, plan: Plan, shadow: Shadow[ResolvedProjection], parts: Sequence[Part]) -> Rebuilt:
+    """Index, check, catch up and swap in one loaded shadow."""
     with job.watch.phase("index", 1):
         shadow.finish()
         rows = check_loaded(shadow, plan, parts)
         failpoints.reach("rebuild.indexed")
-    parked = [one for part in parts if part.projection == shadow.resolved.name for one in part.parked]
-    with catching_up(shadow, job, plan.last, parked) as follower:
-        return _rebuilt(shadow.resolved, rows, swap_in(shadow, follower, job))
+    parked = [event for part in parts if part.projection == shadow.resolved.name for event in part.parked]
+    with catching_up(shadow, job, plan.last, parked) as writer:
+        return _rebuilt(shadow.resolved, rows, swap_in(shadow, writer, job))
 
 
-def _replayed(job: Job, plan: Plan, tables: Shadow[ResolvedSql]) -> Rebuilt:
-    """SQL by hand: its handlers run over the log, then its tables are swapped in."""
-    with replaying(tables, job) as follower:
-        rows = follower.replay(plan)
+def _replay(job: Job, plan: Plan, shadow: Shadow[ResolvedSql]) -> Rebuilt:
+    """Run the handlers of SQL by hand over the log and swap their tables in."""
+    with replaying(shadow, job) as writer:
+        rows = writer.replay(plan)
         with job.watch.phase("index", 1):
-            tables.finish()
+            shadow.finish()
             failpoints.reach("rebuild.indexed")
-        return _rebuilt(tables.resolved, rows, swap_in(tables, follower, job))
+        return _rebuilt(shadow.resolved, rows, swap_in(shadow, writer, job))
 
 
 def _rebuilt(resolved: AnyResolved, rows: int, swapped: Checkpoint) -> Rebuilt:
@@ -169,6 +194,179 @@ def _rebuilt(resolved: AnyResolved, rows: int, swapped: Checkpoint) -> Rebuilt:
     return Rebuilt(
         resolved.name, resolved.revision, rows, swapped.position, swapped.generation, swapped.location, by_hand
     )
+
+
+class ShadowWriter:
+    """Brings one shadow further along the log, batch by batch, with the live writer's own code."""
+
+    def __init__(
+        self,
+        shadow: Shadow[AnyResolved],
+        job: Job,
+        position: int,
+        decode: Reader,
+        commit: Callable[[Batch], None],
+    ) -> None:
+        self.position = position
+        self._shadow = shadow
+        self._job = job
+        self._decode = decode
+        self._commit = commit
+
+    def replay(self, plan: Plan) -> int:
+        """Write what a plan reads, up to the pinned position; return how many rows the shadow has then."""
+        name = self._shadow.resolved.name
+        with self._job.watch.phase("sequential", plan.events):
+            if plan.events:
+                self.to(plan.last, "sequential")
+                if self.position != plan.last:
+                    reason = f"the handlers came to position {self.position}, and the plan ends at {plan.last}"
+                    raise VerificationFailed(name, reason)
+        return self._shadow.count()
+
+    def to(self, position: int, phase: Phase = "catch up") -> None:
+        """Write the events up to a position of the log; raises `HandlerFailed`."""
+        source, watch = self._job.source, self._job.watch
+        start, total = self.position, position - self.position
+        first = max(start + 1, source.first)
+        if first > position:
+            return
+        batch = BATCH_BY_HAND if isinstance(self._shadow.resolved, ResolvedSql) else BATCH
+        with closing(read_ahead(source.records(first, position + 1, batch=batch), watch)) as ahead:
+            for records in ahead:
+                self._write(records)
+                failpoints.reach("rebuild.batch_read")
+                watch.tell(phase, self.position - start, total)
+
+    def _write(self, records: list[RawRecord]) -> None:
+        self._decode.expect(records)
+        events = [event for record in records if (event := self._decode(record)) is not None]
+        last = records[-1]
+        batch = Batch(self.position, last[0], header(last[3], MSG_ID) or "", events)
+        parts = Parts(self._shadow.resolved.name, batch, private=self._shadow.resolved.is_private)
+        for part in parts:
+            try:
+                self._commit(part)
+                self.position = part.last
+            except DBAPIError as error:
+                parts.refused(part, error)
+
+
+@contextmanager
+def catching_up(
+    shadow: Shadow[ResolvedProjection], job: Job, position: int, parked: Sequence[Parked] = ()
+) -> Generator[ShadowWriter]:
+    """Give the loaded shadow of a fold its checkpoint, its quarantine and a writer.
+
+    `position` is the pinned one; `parked` are the events up to there that the projection could not take.
+    """
+    log, resolved, known = job.log, shadow.resolved, shadow.target.known
+    event_id = log.event_id(position) if position else ""
+    if event_id is None:
+        raise VerificationFailed(
+            log.stream, f"the log has no event at position {position}, where the rebuild was pinned"
+        )
+    with shadow.workspace.engine().connect() as connection, job.earlier() as earlier:
+        with connection.begin():
+            shadow.begin(connection, position, event_id, log.identity)
+            park(connection, resolved.name, resolved.revision, parked)
+            waiting = blocked_aggregates(connection, resolved.name, resolved.revision, position)
+        start = shadow.checkpoint()
+        blocked = BlockedAggregates(waiting, known)
+        writer = FoldWriter(resolved, dialect_of(connection), lease_s=0, table=shadow.tables[0], blocked=blocked)
+
+        def commit(part: Batch) -> None:
+            with connection.begin():
+                writer.write(connection, start, part)
+
+        yield ShadowWriter(shadow, job, position, reader(job.catalog, resolved, known, earlier), commit)
+
+
+@contextmanager
+def replaying(shadow: Shadow[ResolvedSql], job: Job) -> Generator[ShadowWriter]:
+    """Give the empty shadow of SQL by hand a writer that runs its handlers."""
+    engine = shadow.workspace.handlers_engine()
+    connection = engine.connect()
+    writer, start = SqlWriter(shadow.resolved, lease_s=0), shadow.checkpoint()
+
+    async def write(part: Batch) -> None:
+        await connection.begin()
+        try:
+            await writer.write(connection, start, part)
+            await connection.run_sync(shadow.check_confined)
+            await connection.commit()
+        except BaseException:
+            with suppress(SQLAlchemyError):
+                await connection.rollback()
+            raise
+
+    async def end() -> None:
+        with suppress(SQLAlchemyError, OSError):
+            await connection.close()
+        await engine.dispose()
+
+    with asyncio.Runner() as runner, job.earlier() as earlier:
+        runner.run(connection.start())
+        try:
+            decode = reader(job.catalog, shadow.resolved, earlier=earlier)
+            yield ShadowWriter(shadow, job, 0, decode, lambda part: runner.run(write(part)))
+        finally:
+            runner.run(end())
+
+
+def check_loaded(shadow: Shadow[AnyResolved], plan: Plan, parts: Sequence[Part]) -> int:
+    """Compare what was read, acknowledged and stored, and return the rows; raises `VerificationFailed`."""
+    name = shadow.resolved.name
+    own = [part for part in parts if part.projection == name]
+    events = sum(part.events for part in own)
+    if events != plan.events:
+        raise VerificationFailed(name, f"{events} events were folded, and the log holds {plan.events}")
+    rows = sum(part.rows for part in own)
+    stored = shadow.count()
+    if stored != rows:
+        raise VerificationFailed(name, f"{rows} rows were loaded, and the shadow holds {stored}")
+    return rows
+
+
+def swap_in(shadow: Shadow[AnyResolved], writer: ShadowWriter, job: Job) -> Checkpoint:
+    """Catch the finished shadow up and swap it in; raises `RebuildError` when that could not be done in time."""
+    log, watch = job.log, job.watch
+    deadline = time.monotonic() + PATIENCE_S
+    backoff_s = _BACKOFF_S[0]
+    same_past = is_of_this_log(job, shadow.live_checkpoint())
+    while True:
+        with watch.phase("catch up"):
+            state = ask_once(log.endpoint, stream_info(log.stream))
+            job.source.check_whole(state)
+            if state.messages:
+                writer.to(state.last)
+            failpoints.reach("rebuild.caught_up")
+        with watch.phase("swap"):
+            failpoints.reach("rebuild.before_swap")
+            try:
+                swapped = shadow.swap(log.identity, writer.to if same_past else None)
+                failpoints.reach("rebuild.after_swap")
+                return swapped
+            except NotNow as later:
+                if time.monotonic() > deadline:
+                    raise RebuildError(
+                        f"The rebuilt {shadow.resolved.name!r} could not be swapped in within {PATIENCE_S:g} s: "
+                        f"{later}. The live table is untouched. End the transactions that stay open on it, then run "
+                        "the rebuild again."
+                    ) from later
+        watch.wait(backoff_s)
+        backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
+
+
+def is_of_this_log(job: Job, live: Checkpoint | None) -> bool:
+    """Tell whether the live read model was made from this log, so that the shadow has to reach its position."""
+    try:
+        if live is not None:
+            with NatsConnection.open(job.log.endpoint) as connection:
+                check_same_log(connection, job.log.stream, live)
+    except LogRolledBack:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +397,7 @@ class Preview:
     candidates: tuple[Candidate, ...]
     upgrades: bool
     """Whether eventjet's own tables would be made, or brought up to date, first."""
-    remains: tuple[str, ...]
+    leftovers: tuple[str, ...]
     """What killed runs left behind, which would be removed first."""
     refusal: str | None
     """Why the engine could not run."""
@@ -207,7 +405,7 @@ class Preview:
     @property
     def refusals(self) -> list[str]:
         """Everything that would have to be fixed first."""
-        return list(filter(None, [self.refusal, *(one.refusal for one in self.candidates)]))
+        return list(filter(None, [self.refusal, *(candidate.refusal for candidate in self.candidates)]))
 
 
 async def preview(
@@ -230,32 +428,32 @@ async def preview(
 
 
 def _preview(job: Job, names: Sequence[str]) -> Preview:
-    database, kind, resolved = job.database, space_kind(job.database), _named(job.app, names)
+    database, resolved = job.database, _named(job.app, names)
     plan = job.plan(resolved, job.log.last)
     with database.reaching_sync(), database.read_only(f"{PURPOSE} --dry-run", BULK) as connection:
         current = connection is not None and migrations.version(connection) == migrations.HEAD
         known = connection if current else None
         candidates = tuple(_candidate(database, one, job.log.identity, known) for one in resolved)
-        left = () if connection is None else tuple(orphaned(connection, database))
+        left = () if connection is None else tuple(leftovers(connection, database))
     return Preview(
         plan=plan,
         master=job.engine.location(),
         database=database.shown,
-        location=f"{kind.described(database)} each",
+        location=f"{workspace_of(database, '<run>').description} each",
         candidates=candidates,
         upgrades=not current,
-        remains=left,
+        leftovers=left,
         refusal=job.engine.obstacle(),
     )
 
 
 def _candidate(database: Database, resolved: AnyResolved, log: str, connection: Connection | None) -> Candidate:
-    held, refusal = None, None
+    live, refusal = None, None
     if connection is not None:
-        held = checkpoint.read(connection, resolved.name, resolved.revision)
+        live = checkpoint.read(connection, resolved.name, resolved.revision)
         try:
-            if held is not None:
-                check_kept(resolved, held)
+            if live is not None:
+                check_kept(resolved, live)
             Shadow(database, resolved, log).check_swappable(connection)
         except (RebuildError, Unreachable) as error:
             refusal = str(error)
@@ -264,5 +462,5 @@ def _candidate(database: Database, resolved: AnyResolved, log: str, connection: 
                 raise
             # As it would be refused to the rebuild: both make tables as they are declared, to compare them.
             refusal = str(error.orig).partition("\n")[0]
-    position, state = (held.position, held.state) if held is not None else (None, None)
+    position, state = (live.position, live.state) if live is not None else (None, None)
     return Candidate(resolved.name, resolved.revision, route_of(resolved), position, state, refusal)

@@ -6,21 +6,21 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Generic, TypeAlias, TypeVar
 
-from sqlalchemy import Connection, MetaData, Table, delete, func, insert, select
+from sqlalchemy import Column, Connection, MetaData, Table, delete, func, insert, select
 
 from eventjet import failpoints
 from eventjet.domain.parked import RETRIED, VERDICTS
-from eventjet.errors import QuarantineChanged, RebuildRefused, RevisionDropped
+from eventjet.errors import RebuildOvertaken, RebuildRefused
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.rebuild import runs
 from eventjet.rebuild.progress import Watch
-from eventjet.rebuild.runs import PURPOSE, Target, columns_alone
-from eventjet.rebuild.spaces import space_kind
+from eventjet.rebuild.runs import PURPOSE, Target
+from eventjet.rebuild.workspace import workspace_of
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, names_of, revisions
 from eventjet.sql.database import Database
-from eventjet.sql.dialect import TableName, TableRef, dialect_of, listed, qualified
+from eventjet.sql.dialect import TableName, TableRef, dialect_of, listed, qualified, verbatim
 from eventjet.sql.locations import check_owner, create_tables, identities, located_tables, making, recorded
 from eventjet.sql.own_tables import projections, quarantine
 from eventjet.sql.quarantine import of
@@ -36,26 +36,26 @@ R_co = TypeVar("R_co", bound=AnyResolved, covariant=True)
 
 
 Pair: TypeAlias = tuple[Table, Table]
-"""(the copy of the live one, what was made from the log) of one table."""
+"""(copy of the live table, table made from the log)."""
 
 
 class Shadow(Generic[R_co]):
-    """One run's copy of the tables of one projection: one of a fold, several of SQL by hand. Every method blocks.
+    """One run's tables of one projection: one of a fold, several of SQL by hand. Every method blocks.
 
-    A fold's table is bare while it is loaded, and gets its checkpoint when it is caught up; SQL by hand goes through
+    A fold's table is bare while it is loaded, and gets its checkpoint when it is caught up. SQL by hand goes through
     handlers from the first event on, so its tables are whole, with a checkpoint at 0.
     """
 
     def __init__(self, database: Database, resolved: R_co, log: str) -> None:
-        """To be made from the log of that identity."""
+        """`log` is the identity of the log that it will be made from."""
         self.resolved: R_co = resolved
         self._log = log
         self.run = runs.new_run()
-        self.space = space_kind(database)(database, self.run)
-        self.tables = located_tables(resolved, self.space.location, database.dialect)
-        """As connections of the space's `engine` find them."""
-        self._quarantine = quarantine.to_metadata(MetaData(), schema=self.space.attached)
-        """The shadow's, as connections to the live database find it."""
+        self.workspace = workspace_of(database, self.run)
+        self.tables = located_tables(resolved, self.workspace.location, database.dialect)
+        """As connections of the workspace's `engine` find them."""
+        self._quarantine = quarantine.to_metadata(MetaData(), schema=self.workspace.schema)
+        """The shadow's quarantine, as connections to the live database find it."""
         self._names = names_of(recorded(resolved))
         self._by_hand = isinstance(resolved, ResolvedSql)
         self._known: Mapping[int, str] = {}
@@ -65,12 +65,12 @@ class Shadow(Generic[R_co]):
     @property
     def target(self) -> Target:
         """Where parts are loaded."""
-        space, (table,) = self.space, self.tables
+        (table,) = self.tables
         return Target(
             run=self.run,
             projection=self.resolved.name,
             revision=self.resolved.revision,
-            database=space.database,
+            database=self.workspace.database,
             table=table.name,
             columns=tuple(column.name for column in table.columns),
             known=self._known,
@@ -78,22 +78,22 @@ class Shadow(Generic[R_co]):
 
     def create(self, *, to_swap: bool = True) -> None:
         """Announce the run and make the empty shadow; raises `RebuildRefused` for what a swap could not carry."""
-        with self.space.live.begin() as connection:
+        with self.workspace.live.begin() as connection:
             create_tables(connection, [self.resolved] if to_swap else (), to_rebuild=True, log=self._log)
-        with self.space.live.begin() as connection:
+        with self.workspace.live.begin() as connection:
             check_owner(connection, self.resolved.name, self.resolved.app, self._log)
             if to_swap:
                 self.check_swappable(connection)
             runs.open_run(connection, self.run, self.resolved)
         failpoints.reach("rebuild.announced")
-        with making(self.space.live, self.resolved.name, self.tables):
-            self.space.create(self.tables, bare=not self._by_hand)
+        with making(self.workspace.live, self.resolved.name, self.tables):
+            self.workspace.create(self.tables, bare=not self._by_hand)
         if self._by_hand:
-            with self.space.engine().begin() as connection:
+            with self.workspace.engine().begin() as connection:
                 self.begin(connection)
 
     def begin(self, connection: Connection, position: int = 0, event_id: str = "", log: str = "") -> None:
-        """Write its checkpoint; the connection finds it by its name alone."""
+        """Write its checkpoint; the connection finds the table by its name alone."""
         values = {"position": position, "event_id": event_id, "log": log, "epoch": EPOCH, "state": BUILDING}
         values |= {"name": self.resolved.name, "revision": self.resolved.revision, "generation": 0}
         values |= {"app": self.resolved.app, "code": self.resolved.code}
@@ -116,15 +116,15 @@ class Shadow(Generic[R_co]):
         live = checkpoint.read(connection, self.resolved.name, self.resolved.revision)
         leaving = dialect.find_tables(connection, self._names, live.location if live else DECLARED)
         with ExitStack() as stack:
-            # Tables that are not there have nothing to compare, nor the types that a model would need.
+            # Live tables that are not there have nothing to compare, nor the types that a model would need.
             with making(connection, self.resolved.name, self.tables):
                 model = stack.enter_context(dialect.modelled(connection, self.tables)) if leaving else connection
-            coming = dialect.find_tables(model, self._names, self.space.location) if leaving else {}
+            coming = dialect.find_tables(model, self._names, self.workspace.location) if leaving else {}
             self._check_carried(connection, leaving, model, coming)
 
     def take_over_quarantine(self) -> None:
         """Obey the live quarantine, in `target.known`; the swap makes sure that people decided nothing meanwhile."""
-        with self.space.snapshot() as connection:
+        with self.workspace.snapshot() as connection:
             self._copy_quarantine(connection, quarantine, self._quarantine)
             self._known, self._decided = self._live_quarantine(connection)
 
@@ -133,38 +133,40 @@ class Shadow(Generic[R_co]):
 
         `target.known` is the quarantine of that snapshot.
         """
-        with self.space.snapshot() as connection:
+        with self.workspace.snapshot() as connection:
             live = self._checkpoint(connection)
             if live is None or not live.log:
                 return None
-            found = dialect_of(connection).find_tables(connection, self._names, live.location)
-            if len(found) < len(self._names):
+            live_tables = dialect_of(connection).find_tables(connection, self._names, live.location)
+            if len(live_tables) < len(self._names):
                 return None
             for name, (copied, made) in zip(self._names, self.pairs(), strict=True):
                 columns = ", ".join(qualified(None, column.name) for column in made.columns)
-                self.space.copy(connection, f"select {columns} from {found[name].quoted()}", copied.name)
+                target = qualified(self.workspace.schema, copied.name)
+                create = f"create {self.workspace.copied_as} {target}"
+                connection.execute(verbatim(f"{create} as select {columns} from {live_tables[name].quoted()}"))
             if isinstance(self.resolved, ResolvedProjection) and self.resolved.quarantines:
                 self._known, _ = self._live_quarantine(connection)
             return live
 
     def note_proof(self, copied: Checkpoint) -> None:
-        """The copied rows are what this code makes: let the live checkpoint say so, unless that may have changed."""
+        """Let the live checkpoint say that this code makes the copied rows, unless the live ones may have changed."""
         if copied.code != self.resolved.code and self.resolved.code:
-            with self.space.live.begin() as connection:
+            with self.workspace.live.begin() as connection:
                 checkpoint.note_proof(connection, copied, self.resolved.code)
 
     def pairs(self) -> list[Pair]:
-        """What `copy_live` made, and the shadow's tables."""
-        return [(columns_alone(table, f"eventjet_live_{number}"), table) for number, table in enumerate(self.tables)]
+        """Return what `copy_live` made, beside the shadow's tables."""
+        return [(_without_rules(table, f"eventjet_live_{number}"), table) for number, table in enumerate(self.tables)]
 
     def count(self) -> int:
-        """Rows there are, in all tables."""
-        with self.space.engine().begin() as connection:
+        """Return how many rows there are in all tables."""
+        with self.workspace.engine().begin() as connection:
             return sum(connection.scalar(select(func.count()).select_from(table)) or 0 for table in self.tables)
 
     def check_confined(self, connection: Connection) -> None:
         """Raise `RebuildRefused` when the open transaction of a handler has written to anything but the shadow."""
-        written = self.space.strange_writes(connection)
+        written = self.workspace.strange_writes(connection)
         if written:
             raise RebuildRefused(
                 self.resolved.name,
@@ -174,11 +176,11 @@ class Shadow(Generic[R_co]):
 
     def finish(self) -> None:
         """Make it what the declared tables are: durable, with keys and indexes; raises `RowsRefused`."""
-        self.space.finish(self.resolved.name, self.tables, bare=not self._by_hand)
+        self.workspace.finish(self.resolved.name, self.tables, bare=not self._by_hand)
 
     def live_checkpoint(self) -> Checkpoint | None:
-        """How far the live read model is."""
-        with self.space.live.begin() as connection:
+        """Return how far the live read model is."""
+        with self.workspace.live.begin() as connection:
             return self._checkpoint(connection)
 
     def swap(self, log: str, tail: Callable[[int], None] | None) -> Checkpoint:
@@ -187,11 +189,11 @@ class Shadow(Generic[R_co]):
         `tail` catches it up to a position; without it the live position is of another past and does not count. Up to
         the last step the locks keep writers out and let readers in. Raises `NotNow`.
         """
-        with self.space.swapping() as connection:
+        with self.workspace.swapping() as connection:
             runs.hold(connection, self.run)
             seen = self._checkpoint(connection)
             assert seen is not None, "made by `create`"
-            exchange = self.space.exchange(connection, self.resolved, seen.location)
+            exchange = self.workspace.exchange(connection, self.resolved, seen.location)
             locked = lock_as_workers(
                 connection,
                 self.resolved,
@@ -199,20 +201,20 @@ class Shadow(Generic[R_co]):
                 # With those of the other revisions, which may be about to take the declared location from it.
                 lambda: revisions(connection, self.resolved.name, lock=True),
             )
-            live = next(one for one in locked if one.revision == self.resolved.revision)
+            live = next(held for held in locked if held.revision == self.resolved.revision)
             check_kept(self.resolved, live)
             if live.location != seen.location:
                 raise NotNow("its tables were moved meanwhile")
             exchange.look_again()
             own = self._caught_up(live.position, tail)
-            self.space.attach(connection)
+            self.workspace.attach(connection)
             self._give_quarantine_back(connection, None if tail is None else self._decided)
             # Once more, now that the tables are locked. Where rows come and no table, that is made as it is declared.
             if exchange.coming:
                 self._check_carried(connection, exchange.leaving, connection, exchange.coming)
             else:
                 self.check_swappable(connection)
-            self.space.carry_out(exchange, self.resolved, live.location)
+            self.workspace.carry_out(exchange, self.resolved, live.location)
             tables = recorded(self.resolved)
             known = identities(connection, tables, live.location)
             swapped = checkpoint.swap_in(connection, live, own, log, tables, known)
@@ -220,19 +222,21 @@ class Shadow(Generic[R_co]):
             return swapped
 
     def _live_quarantine(self, connection: Connection) -> tuple[dict[int, str], frozenset[tuple[int, str]]]:
-        """(positions that are not in the live rows, with why; what people decided, and what came of it)."""
+        """Return (positions that are not in the live rows, with why; what people decided, and what came of it)."""
         own = of(self.resolved.name, self.resolved.revision)
         events = connection.execute(select(quarantine.c.position, quarantine.c.resolution).where(own)).all()
         known = {position: resolution for position, resolution in events if resolution != RETRIED}
         return known, frozenset((position, resolution) for position, resolution in events if resolution in VERDICTS)
 
     def _give_quarantine_back(self, connection: Connection, decided: frozenset[tuple[int, str]] | None) -> None:
-        """Put the shadow's in the place of the live one, whose checkpoint is locked.
+        """Put the shadow's quarantine in the place of the live one, whose checkpoint is locked.
 
-        Raises `QuarantineChanged` when people have decided anything but this.
+        Raises `RebuildOvertaken` when people have decided anything but `decided`.
         """
         if decided is not None and self._live_quarantine(connection)[1] != decided:
-            raise QuarantineChanged(self.resolved)
+            raise RebuildOvertaken(
+                f"Somebody decided about parked events of {self.resolved.name!r} while it was rebuilt"
+            )
         connection.execute(delete(quarantine).where(of(self.resolved.name, self.resolved.revision)))
         self._copy_quarantine(connection, self._quarantine, quarantine)
 
@@ -241,7 +245,7 @@ class Shadow(Generic[R_co]):
         connection.execute(insert(target).from_select([column.name for column in source.c], select(source).where(own)))
 
     def _caught_up(self, position: int, tail: Callable[[int], None] | None) -> Checkpoint:
-        """The shadow's checkpoint, once it is where the live one stands still."""
+        """Return the shadow's checkpoint, once it is at `position`, where the locked live one stands."""
         own = self.checkpoint()
         if tail is not None and own.position < position:
             if position - own.position > TAIL_MAX:
@@ -252,8 +256,8 @@ class Shadow(Generic[R_co]):
         return own
 
     def checkpoint(self) -> Checkpoint:
-        """How far the shadow is."""
-        with self.space.engine().begin() as connection:
+        """Return how far the shadow is."""
+        with self.workspace.engine().begin() as connection:
             own = self._checkpoint(connection)
             assert own is not None, "made by `create`, or when the shadow was caught up"
             return own
@@ -268,7 +272,7 @@ class Shadow(Generic[R_co]):
         model: Connection,
         coming: Mapping[TableName, TableRef],
     ) -> None:
-        """Refuse by name what would be lost with the live tables, `leaving`, or that those `coming` lack."""
+        """Refuse what would be lost with the live tables, `leaving`, or what those `coming` lack."""
         dialect = dialect_of(connection)
         hanging = dependents(connection, leaving)
         if hanging:
@@ -290,7 +294,7 @@ class Shadow(Generic[R_co]):
                 raise RebuildRefused(
                     self.resolved.name,
                     f"the table {table.name} has "
-                    + listed([f"{one}, which the table does not declare" for one in lost]),
+                    + listed([f"{feature}, which the table does not declare" for feature in lost]),
                     f"A swap would lose it. {UNDECLARED_REMEDY}",
                 )
 
@@ -299,22 +303,30 @@ class Shadow(Generic[R_co]):
 def shadow_of(
     database: Database, resolved: R_co, log: str, watch: Watch, *, to_swap: bool = True
 ) -> Generator[Shadow[R_co]]:
-    """A shadow, claimed and leased, that is gone afterwards, swapped in or not."""
+    """Make a shadow, claimed and leased, that is gone afterwards, swapped in or not."""
     shadow = Shadow(database, resolved, log)
-    with shadow.space.claimed():
+    with shadow.workspace.claimed():
         failpoints.reach("rebuild.claimed")
         try:
-            with watch.interrupted_by(shadow.space.interrupt):
+            with watch.interrupted_by(shadow.workspace.interrupt):
                 shadow.create(to_swap=to_swap)
                 with runs.renewed(database.sync_engine(PURPOSE), shadow.run, watch.stop):
                     failpoints.reach("rebuild.shadow_made")
                     yield shadow
         finally:
-            shadow.space.drop()
+            shadow.workspace.drop()
             failpoints.reach("rebuild.dropped")
 
 
 def check_kept(resolved: AnyResolved, live: Checkpoint) -> None:
-    """Raise `RevisionDropped` for one that was dropped: where it would go, another revision's rows may be."""
+    """Raise `RebuildOvertaken` for a revision that was dropped: another revision's rows may be in its place."""
     if live.state == RETIRED:
-        raise RevisionDropped(resolved)
+        raise RebuildOvertaken(
+            f"Revision {resolved.revision} of projection {resolved.name!r} was dropped while it was rebuilt"
+        )
+
+
+def _without_rules(table: Table, name: str) -> Table:
+    """Return a table of the same columns, without any constraint or index."""
+    columns = [Column(each.name, each.type, key=each.key, nullable=each.nullable) for each in table.columns]
+    return Table(name, MetaData(), *columns, schema=table.schema)

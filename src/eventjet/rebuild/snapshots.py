@@ -1,4 +1,4 @@
-"""`build_snapshots`: the snapshots of all aggregates of one type, from one reading of the log.
+"""`build_snapshots`: write the snapshots of all aggregates of one type from one reading of the log.
 
 Commands go on meanwhile: a snapshot never replaces a newer one. Run again, it writes what is missing.
 """
@@ -24,19 +24,18 @@ from eventjet.log.snapshot import SnapshotCodec
 from eventjet.log.snapshot_store import VALUE_MAX, WINDOW, WINDOW_BYTES, BulkSnapshots, Offer
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, aggregate_of
-from eventjet.rebuild.choice import EngineChoice
 from eventjet.rebuild.job import EngineOptions, Job, in_job
-from eventjet.rebuild.plan import EngineName, plan_snapshots
+from eventjet.rebuild.plan import EngineChoice, EngineName, plan_snapshots
 from eventjet.rebuild.progress import Report
 from eventjet.settings import Settings
 
-TOLD_MAX = 20
+FAULTS_MAX = 20
 """Broken histories that are named; the others are counted."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What became of the aggregates that were folded."""
+    """How many aggregates were folded, and what became of them."""
 
     events: int = 0
     aggregates: int = 0
@@ -47,20 +46,20 @@ class Tally:
     """Have too few events."""
     too_large: int = 0
     unkept: int = 0
-    """Have a state that would not come back from JSON as it is."""
+    """Have a state that does not come back from JSON as it is."""
     broken: int = 0
     told: list[str] = field(default_factory=list[str])
     """What is wrong with the first of the broken ones."""
 
     def add(self, other: Mapping[str, Any]) -> None:
-        """Take in the tally of another part."""
+        """Add the tally of another part."""
         for name, value in other.items():
             setattr(self, name, getattr(self, name) + value)
-        self.told = sorted(self.told)[:TOLD_MAX]
+        self.told = sorted(self.told)[:FAULTS_MAX]
 
 
 class SnapshotFold:
-    """Folds histories of one aggregate type and offers those that are long enough; holds what is not finished yet."""
+    """Folds histories of one aggregate type and writes snapshots of those that are long enough."""
 
     def __init__(
         self, app: Application, aggregate: str, least: int, endpoint: Endpoint, last: int, voids: Mapping[int, str]
@@ -72,7 +71,7 @@ class SnapshotFold:
         self._least = least
         self._bucket = BulkSnapshots(endpoint, app.name, snapshot_bucket(app.name), last, self._codec.decode)
         self._prefix = len(app.name) + 1
-        self._held: dict[bytes, FoldedState[Any] | None] = {}
+        self._states: dict[bytes, FoldedState[Any] | None] = {}
         self._offers: list[Offer] = []
         self._bytes = 0
 
@@ -85,12 +84,12 @@ class SnapshotFold:
     def take(self, subject: bytes, records: Sequence[RawRecord]) -> None:
         """Fold the next events of one aggregate; one whose history is broken is passed over from then on."""
         self.tally.events += len(records)
-        held = self._held[subject] if subject in self._held else FoldedState(self._initial(), 0, 0)
-        if held is None:
+        state = self._states[subject] if subject in self._states else FoldedState(self._initial(), 0, 0)
+        if state is None:
             return
         try:
             entity_of(subject)  # raises for a subject that names no entity
-            self._held[subject] = fold_records(held, records, self._decoder)
+            self._states[subject] = fold_records(state, records, self._decoder)
         except DefinitionError as error:  # of one aggregate's `evolve`: the others go on
             self._break(subject, f"Folding {_named(subject)}: {faults_of(error)}. Fix that first.")
         except EventjetError as error:
@@ -100,28 +99,28 @@ class SnapshotFold:
             self._break(subject, f"Folding {_named(subject)} raised {reason}. Fix that first.")
 
     def finish(self, subject: bytes) -> None:
-        """Offer the state after the last event of an aggregate."""
-        held = self._held.pop(subject)
+        """Write the state after the last event of an aggregate with the next batch of snapshots."""
+        state = self._states.pop(subject)
         self.tally.aggregates += 1
-        if held is None:
+        if state is None:
             return
-        if held.version < self._least:
+        if state.version < self._least:
             self.tally.few += 1
             return
-        value = self._codec.encode(held)
+        value = self._codec.encode(state)
         if value is None:
             self.tally.unkept += 1
         elif len(value) > VALUE_MAX:
             self.tally.too_large += 1
         else:
-            self._offer(Offer(subject[self._prefix :].decode(), held.position, held.event_id, value))
+            self._offer(Offer(subject[self._prefix :].decode(), state.position, state.event_id, value))
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._states)
 
     def done(self, tell: Callable[[int, int], None] | None = None) -> Tally:
-        """Finish all, telling how many of how many are, and write what is left."""
-        for number, subject in enumerate(subjects := list(self._held)):
+        """Finish all, reporting how many of how many are, and write what is left."""
+        for number, subject in enumerate(subjects := list(self._states)):
             if tell is not None and number % WINDOW == 0:
                 tell(number, len(subjects))
             self.finish(subject)
@@ -140,22 +139,22 @@ class SnapshotFold:
         self._offers, self._bytes = [], 0
 
     def _break(self, subject: bytes, reason: str) -> None:
-        self._held[subject] = None
+        self._states[subject] = None
         self.tally.broken += 1
-        if len(self.tally.told) < TOLD_MAX:
+        if len(self.tally.told) < FAULTS_MAX:
             self.tally.told.append(reason)
 
 
 def by_subject(records: Iterable[RawRecord]) -> dict[bytes, list[RawRecord]]:
-    """The records of each aggregate, in order."""
-    found: dict[bytes, list[RawRecord]] = {}
+    """Return the records of each aggregate, in order."""
+    histories: dict[bytes, list[RawRecord]] = {}
     for record in records:
-        found.setdefault(record[2], []).append(record)
-    return found
+        histories.setdefault(record[2], []).append(record)
+    return histories
 
 
 def snapshotted(app: Application, name: str) -> tuple[Any, AggregateInfo]:
-    """The class of an aggregate that keeps snapshots, and its declaration; raises `UsageError`."""
+    """Return the class of an aggregate that keeps snapshots, and its declaration; raises `UsageError`."""
     cls, info = aggregate_of(app, name)
     if info.snapshot_every is None:
         raise UsageError(
@@ -167,7 +166,7 @@ def snapshotted(app: Application, name: str) -> tuple[Any, AggregateInfo]:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReport:
-    """What a build did."""
+    """The outcome of a build."""
 
     aggregate: str
     engine: EngineName
@@ -221,6 +220,5 @@ def _build(job: Job, aggregate: str, min_events: int | None) -> SnapshotReport:
         except StreamMissing:
             raise Unreachable(f"The bucket {bucket!r}", "it does not exist", "Run `eventjet init` once.") from None
     plan = plan_snapshots(job.extent(job.log.state.last), engine=job.engine.name, cores=cpu_count() or 1)
-    job.say_if_slow(plan)
     tally = job.engine.fold_snapshots(job, plan, aggregate, least) if plan.events else Tally()
     return SnapshotReport(aggregate, plan.engine, plan.last, least, tally, job.watch.seconds)

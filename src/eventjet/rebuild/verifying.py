@@ -1,44 +1,80 @@
-"""`verify`: prove that a live read model is what the log says, row by row, with nothing paused."""
+"""`verify`: prove that a live read model is what the log says, row by row, with nothing paused.
+
+The live rows are copied as one snapshot shows them, made again from the log up to the same position, and compared: a
+fold's row by row in the normal form, tables of SQL by hand by the database.
+
+Numbers that PostgreSQL gave are no function of the log: those of a batch that was rolled back are never used again. So
+such columns, and foreign keys to them, are left out, and rows that have no other key are paired in their order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import partial
+from itertools import compress
 from typing import Any
+
+from sqlalchemy import Column, ColumnElement, Connection, String, Table, Text, and_, cast, func, or_, select
 
 from eventjet import failpoints
 from eventjet.codec.headers import RawRecord
 from eventjet.domain.identity import encode_id
+from eventjet.domain.recorded import Recorded
 from eventjet.errors import RebuildError, RowUnreadable
+from eventjet.findings import Finding, Level
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.ranges import read_range
 from eventjet.log.stream_check import check_same_log
 from eventjet.projections.app_ref import Application, AppRef, projections_of
-from eventjet.projections.fold import RowKey, reader
+from eventjet.projections.fold import BlockedAggregates, Fold, ParkingFold, RowKey, Rows, reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import ResolvedSql
-from eventjet.rebuild.catchup import check_loaded, replaying
-from eventjet.rebuild.choice import EngineChoice
-from eventjet.rebuild.compare import Difference, are_equal, compare_rows, compare_tables, differing, key_of
 from eventjet.rebuild.job import EngineOptions, Job, in_job
-from eventjet.rebuild.plan import EngineName, Plan
-from eventjet.rebuild.progress import Report
-from eventjet.rebuild.runner import load
-from eventjet.rebuild.shadow import R_co, Shadow, shadow_of
-from eventjet.rebuild.spaces import remove_orphaned
-from eventjet.rebuild.witness import Witness
+from eventjet.rebuild.plan import EngineChoice, EngineName, Plan
+from eventjet.rebuild.progress import Report, Watch
+from eventjet.rebuild.runner import check_loaded, load, replaying
+from eventjet.rebuild.shadow import Pair, R_co, Shadow, shadow_of
+from eventjet.rebuild.workspace import remove_leftovers
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import RETIRED, Checkpoint
+from eventjet.sql.database import READ_ONLY
+from eventjet.sql.dialect import dialect_of
 
+EXAMPLES_MAX = 20
+"""Differences that are looked into; all are counted."""
 NEVER = "never equal"
+UNKNOWN_SINCE = "since when is not known of SQL by hand"
+
+_FETCH = 2_000
+_REPORT_EVERY = 10_000
+_PAIRED = "eventjet_row"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One key whose live row is not what the log says: an example of a finding."""
+
+    key: tuple[Any, ...]
+    """For SQL by hand the table's name comes first."""
+    live: Any
+    """The live row; None when there is none."""
+    expected: Any
+    """The row folded from the log; None when there should be none."""
+    columns: tuple[str, ...]
+    """The fields of a row, or the columns of SQL by hand, that differ; empty where a side has no row."""
+    since: str
+    """`missed since N`: equal before the event at position N; or `never equal`. Not known for SQL by hand."""
+    position: int | None = None
+    """The N of `missed since N`, None otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """What a verification found."""
+    """The outcome of a verification."""
 
     projection: str
     revision: int
@@ -53,6 +89,15 @@ class VerifyReport:
     """The first differences, by key."""
     seconds: Mapping[str, float]
 
+    @property
+    def finding(self) -> Finding | None:
+        """What the differences mean and what mends them; None where nothing differs."""
+        if not self.differences:
+            return None
+        rows = f"{self.differences:,} of the rows of {self.projection} are not what the log says"
+        fix = f"`eventjet rebuild {self.projection}` makes it again from the log."
+        return Finding("projections", "row_differs", Level.FAULT, rows, "readers see wrong rows", fix)
+
 
 async def verify(
     app: Application | AppRef,
@@ -63,12 +108,10 @@ async def verify(
     from_archive: str | None = None,
     progress: Report | None = None,
 ) -> VerifyReport:
-    """Rebuild a read model to a shadow at the live one's position and compare them; the live one is only read.
+    """Rebuild a read model into a shadow at the live one's position and compare them; the live one is only read.
 
-    Where nothing differs, its checkpoint says from then on that this code made its rows.
-
-    `from_archive` is as `rebuild` has it. Raises as that does, and `LogRolledBack` when the live read model was made
-    from another past.
+    Where nothing differs, its checkpoint says from then on that this code made its rows. `from_archive` is as for
+    `rebuild`. Raises what `rebuild` does, and `LogRolledBack` when the live read model was made from another past.
     """
     return await in_job(
         app,
@@ -85,7 +128,7 @@ def _verify(job: Job, name: str) -> VerifyReport:
     (resolved,) = projections_of(job.app, [name])
     with job.watch.phase("start"):
         job.database.check_sessions()
-        remove_orphaned(job.database)
+        remove_leftovers(job.database)
     outcome = _verify_tables(job, resolved) if isinstance(resolved, ResolvedSql) else _verify_rows(job, resolved)
     plan, rows, differences, examples = outcome
     return VerifyReport(
@@ -102,26 +145,26 @@ def _verify(job: Job, name: str) -> VerifyReport:
 
 
 def _verify_rows(job: Job, resolved: ResolvedProjection) -> tuple[Plan, int, int, list[Difference]]:
-    """By the fold, on the job's engine."""
+    """Verify a fold, made again on the job's engine."""
     with _copied(job, resolved) as (shadow, plan, at):
         check_loaded(shadow, plan, load(job, plan, [shadow]))
         failpoints.reach("verify.loaded")
         with job.watch.phase("compare"):
             rows, differences, pairs = compare_rows(shadow, job.watch)
             codec = RowCodec(resolved.table, resolved.row_type, job.database.dialect)
-            keyed = [(key_of(other if one is None else one, codec), one, other) for one, other in pairs]
-            live = {key: one for key, one, _ in keyed if not isinstance(one, RowUnreadable) or one.has_key}
+            keyed = [(key_of(made if row is None else row, codec), row, made) for row, made in pairs]
+            live = {key: row for key, row, _ in keyed if not isinstance(row, RowUnreadable) or row.has_key}
             since = _since_when(job, plan, resolved, live, shadow.target.known) if live else {}
             examples = [
                 Difference(
                     key,
-                    one.values if isinstance(one, RowUnreadable) else one,
-                    other,
-                    differing(one, other, codec),
+                    row.values if isinstance(row, RowUnreadable) else row,
+                    made,
+                    differing(row, made, codec),
                     NEVER if since.get(key) is None else f"missed since {since[key]}",
                     since.get(key),
                 )
-                for key, one, other in keyed
+                for key, row, made in keyed
             ]
         failpoints.reach("verify.compared")
         if not differences:
@@ -130,11 +173,11 @@ def _verify_rows(job: Job, resolved: ResolvedProjection) -> tuple[Plan, int, int
 
 
 def _verify_tables(job: Job, resolved: ResolvedSql) -> tuple[Plan, int, int, list[Difference]]:
-    """By its handlers, sequentially, whatever the engine."""
+    """Verify SQL by hand, made again by its handlers, sequentially whatever the engine."""
     with _copied(job, resolved) as (shadow, plan, at):
         job.source.check(plan, job.watch)
-        with replaying(shadow, job) as follower:
-            follower.replay(plan)
+        with replaying(shadow, job) as writer:
+            writer.replay(plan)
         failpoints.reach("verify.loaded")
         with job.watch.phase("compare"):
             rows, differences, examples = compare_tables(shadow, job.watch)
@@ -146,7 +189,7 @@ def _verify_tables(job: Job, resolved: ResolvedSql) -> tuple[Plan, int, int, lis
 
 @contextmanager
 def _copied(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan, Checkpoint]]:
-    """A shadow with a copy of the live rows, the plan to make them again, and the checkpoint of the copy."""
+    """Make a shadow with a copy of the live rows, the plan to make them again, and the checkpoint of the copy."""
     with shadow_of(job.database, resolved, job.log.identity, job.watch, to_swap=False) as shadow:
         with job.watch.phase("copy"):
             at = shadow.copy_live()
@@ -164,31 +207,25 @@ def _copied(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan, Che
 def _since_when(
     job: Job, plan: Plan, resolved: ResolvedProjection, live: Mapping[RowKey, Any], known: Mapping[int, str]
 ) -> dict[RowKey, int | None]:
-    """For each key the position of the first event that the live row does not show; None where it was never equal.
+    """Return for each key the position of the first event that the live row does not show; None if never equal.
 
     `known` is what was decided about events in the quarantine.
     """
     codec = RowCodec(resolved.table, resolved.row_type, job.database.dialect)
-    witness = Witness(resolved, live, known, partial(are_equal, codec=codec))
-    for event in _events(job, plan, resolved, live, known):
-        witness.see(event)
-    return {key: witness.missed_since(key) for key in live}
-
-
-def _events(
-    job: Job, plan: Plan, resolved: ResolvedProjection, live: Mapping[RowKey, Any], known: Mapping[int, str]
-) -> Iterator[Any]:
+    probe = DriftProbe(resolved, live, known, partial(are_equal, codec=codec))
     with job.earlier() as earlier:
         decode = reader(job.catalog, resolved, known, earlier)
         for records in _records(job, plan, resolved, live):
             decode.expect(records)
-            yield from filter(None, map(decode, records))
+            for event in filter(None, map(decode, records)):
+                probe.fold(event)
+    return {key: probe.drifted_at(key) for key in live}
 
 
 def _records(
     job: Job, plan: Plan, resolved: ResolvedProjection, live: Mapping[RowKey, Any]
 ) -> Iterator[list[RawRecord]]:
-    """What could have touched the keys, in order: their own aggregates' records, or everything."""
+    """Yield what could have touched the keys, in order: their own aggregates' records, or everything."""
     end = plan.last + 1
     if job.source.archive is not None or not resolved.keyed_by_aggregate:
         yield from job.source.records(plan.first, end)
@@ -196,3 +233,253 @@ def _records(
     for (aggregate_id,) in live:
         subject = f"{plan.stream}.*.{encode_id(aggregate_id)}"
         yield from read_range(job.log.endpoint, plan.stream, plan.first, end, filter_subject=subject)
+
+
+class DriftProbe:
+    """Folds events, as a projection's `reader` gives them, onto a few rows, to find where live rows drifted. PURE."""
+
+    def __init__(
+        self,
+        resolved: ResolvedProjection,
+        live: Mapping[RowKey, Any],
+        known: Mapping[int, str],
+        are_equal: Callable[[Any, Any], bool],
+    ) -> None:
+        """`live` has the rows to watch, None where there is none; `known` what was decided of events in quarantine.
+
+        `are_equal` tells whether the database stores a folded row and a live one alike.
+        """
+        self._live = live
+        self._are_equal = are_equal
+        self._fold = _fold_onto(resolved, live, known)
+        self._equal = {key: row is None for key, row in live.items()}
+        self._drifted: dict[RowKey, int] = {}
+        self.rows: dict[RowKey, Any] = {}
+        """The rows folded so far by key, None for one that is gone."""
+
+    def fold(self, event: Any) -> Rows:
+        """Fold the next event and return the watched rows that it changed. Raises `HandlerFailed`."""
+        changed: Rows = {}
+        for key, row in self._fold(self.rows, event).items():
+            if key not in self._live:
+                continue
+            was_equal, self._equal[key] = self._equal[key], self._are_equal(row, self._live[key])
+            self.rows[key] = changed[key] = row
+            if self._equal[key]:
+                self._drifted.pop(key, None)
+            elif was_equal:
+                self._drifted[key] = event.position
+        return changed
+
+    def drifted_at(self, key: RowKey) -> int | None:
+        """Return the position of the first event that the live row does not show; None if it is equal or never was."""
+        return self._drifted.get(key)
+
+
+def _fold_onto(
+    resolved: ResolvedProjection, live: Mapping[RowKey, Any], known: Mapping[int, str]
+) -> Callable[[Rows, Any], Rows]:
+    codec = RowCodec(resolved.table, resolved.row_type)
+    if not resolved.quarantines:
+        fold = Fold(_only(resolved, live), codec)
+        return lambda rows, event: fold(rows, [event])
+    parking = ParkingFold(resolved, codec)
+    blocked = BlockedAggregates(known=known)
+
+    def fold_or_park(rows: Rows, event: Any) -> Rows:
+        folded = parking(rows, [event], blocked)
+        blocked.aggregates.update(folded.blocked)
+        return folded.changed
+
+    return fold_or_park
+
+
+def _only(resolved: ResolvedProjection, live: Mapping[RowKey, Any]) -> ResolvedProjection:
+    """Return the projection reduced to these keys: the rows of others are not known here."""
+
+    def keys_of(event: Recorded[Any]) -> tuple[RowKey, ...]:
+        return tuple(key for key in resolved.keys_of(event) if key in live)
+
+    return replace(resolved, key_of=None, keys_of=keys_of) if resolved.reads else resolved
+
+
+def compare_rows(shadow: Shadow[ResolvedProjection], watch: Watch) -> tuple[int, int, list[tuple[Any, Any]]]:
+    """Return (live rows, differences, the first pairs of live and expected row) of a fold.
+
+    A live row that no fold can have written is a `RowUnreadable`.
+    """
+    codec = RowCodec(shadow.resolved.table, shadow.resolved.row_type, shadow.target.database.dialect)
+    ((copied, made),) = shadow.pairs()
+    rows = differences = 0
+    first: list[tuple[Any, Any]] = []
+    with _in_key_order(shadow, copied, codec) as live, _in_key_order(shadow, made, codec) as expected:
+        for pair in _paired(live, expected, codec):
+            rows += pair[0] is not None
+            if rows % _REPORT_EVERY == 0:
+                watch.tell("compare", rows, 0)
+            if not are_equal(*pair, codec):
+                differences += 1
+                if len(first) < EXAMPLES_MAX:
+                    first.append(pair)
+    return rows, differences, first
+
+
+def compare_tables(shadow: Shadow[ResolvedSql], watch: Watch) -> tuple[int, int, list[Difference]]:
+    """Return (live rows, differences, the first of them table by table) of SQL by hand."""
+    rows = differences = 0
+    examples: list[Difference] = []
+    numbered = shadow.workspace.numbered(shadow.tables)
+    with shadow.workspace.engine().connect().execution_options(**{READ_ONLY: True}) as connection:
+        for pair in shadow.pairs():
+            some, different, first = _compare_table(connection, pair, numbered, watch)
+            rows, differences = rows + some, differences + different
+            examples += first
+    return rows, differences, examples[:EXAMPLES_MAX]
+
+
+@contextmanager
+def _in_key_order(shadow: Shadow[ResolvedProjection], table: Table, codec: RowCodec) -> Generator[Iterator[Any]]:
+    """Yield the rows of one table, a few at a time, by key as Python sorts it."""
+    engine = shadow.workspace.engine()
+    quote = engine.dialect.identifier_preparer.quote_identifier
+    in_bytes = shadow.target.database.dialect.byte_order
+    order = ", ".join(
+        quote(column.name) + (in_bytes if isinstance(column.type, String) else "")
+        for column in shadow.resolved.table.primary_key.columns
+    )
+    columns = ", ".join(map(quote, codec.columns))
+    with engine.connect() as connection:
+        shadow.target.database.dialect.load_all(connection)
+        options = {"stream_results": True, "yield_per": _FETCH, READ_ONLY: True}
+        rows = connection.execution_options(**options).exec_driver_sql(
+            f"select {columns} from {engine.dialect.identifier_preparer.format_table(table)} order by {order}"
+        )
+        yield (_loaded(codec, values) for values in rows)
+
+
+def _loaded(codec: RowCodec, values: Sequence[Any]) -> Any:
+    try:
+        return codec.load(values)
+    except RowUnreadable as error:
+        return error
+
+
+def key_of(row: Any, codec: RowCodec) -> tuple[Any, ...]:
+    """Return the key of a row, or of one that cannot be read."""
+    return row.key if isinstance(row, RowUnreadable) else codec.key(row)
+
+
+def _paired(live: Iterator[Any], expected: Iterator[Any], codec: RowCodec) -> Iterator[tuple[Any, Any]]:
+    """Yield rows of the same key together, None where a side has none. Both sides come in the order of their keys.
+
+    Neither need have a unique key: a second row of one is paired with None.
+    """
+    row, made = next(live, None), next(expected, None)
+    while row is not None or made is not None:
+        if (
+            made is None
+            or (isinstance(row, RowUnreadable) and not row.has_key)
+            or (row is not None and key_of(row, codec) < codec.key(made))
+        ):
+            yield row, None
+            row = next(live, None)
+        elif row is None or codec.key(made) < key_of(row, codec):
+            yield None, made
+            made = next(expected, None)
+        else:
+            yield row, made
+            row, made = next(live, None), next(expected, None)
+
+
+def are_equal(left: Any, right: Any, codec: RowCodec) -> bool:
+    """Tell whether two rows are the same values, or there is none on either side."""
+    return left is right if left is None or right is None else not differing(left, right, codec)
+
+
+def differing(left: Any, right: Any, codec: RowCodec) -> tuple[str, ...]:
+    """Return the fields of two rows whose values are stored otherwise, whatever their class calls equal."""
+    if left is None or right is None:
+        return ()
+    for row in (left, right):
+        if isinstance(row, RowUnreadable):
+            return (codec.fields[codec.columns.index(row.column)],) if row.column else codec.fields
+    triples = zip(codec.fields, codec.dump(left), codec.dump(right), strict=True)
+    return tuple(name for name, a, b in triples if not _is_same(a, b))
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    """Tell whether two values are equal and print alike: 1.0 is not 1.00, and 0.0 is not -0.0."""
+    if isinstance(a, float | Decimal):
+        return type(a) is type(b) and str(a) == str(b)
+    return a == b
+
+
+def _compare_table(
+    connection: Connection, pair: Pair, numbered: Collection[Column[Any]], watch: Watch
+) -> tuple[int, int, list[Difference]]:
+    """Return (live rows, differences, the first of them by key); `numbered` are columns that the database filled."""
+    live, made = pair
+    rows = connection.scalar(select(func.count()).select_from(live)) or 0
+    watch.tell("compare", rows, 0)
+    compared = [column.key for column in made.columns if not _is_given(column, numbered)]
+    key = [column.key for column in made.primary_key.columns]
+    if not set(key) <= set(compared):
+        by = key
+        key = [_PAIRED]
+        left, right = (
+            select(
+                *[side.c[name] for name in compared],
+                func.row_number().over(order_by=[side.c[k] for k in by]).label(_PAIRED),
+            ).subquery(f"eventjet_{name}")
+            for side, name in ((live, "a"), (made, "b"))
+        )
+    else:
+        left, right = live.alias("eventjet_a"), made.alias("eventjet_b")
+    joined = left.outerjoin(right, and_(*[left.c[name] == right.c[name] for name in key]), full=True)
+    missing = left.c[key[0]].is_(None), right.c[key[0]].is_(None)
+    distinct = [dialect_of(connection).differ(left.c[name], right.c[name]) for name in compared]
+    differ = or_(*missing, *distinct)
+    differences = connection.scalar(select(func.count()).select_from(joined).where(differ)) or 0
+    if not differences:
+        return rows, 0, []
+    names = [*key, *[name for name in compared if name not in key]]
+    columns = [side.c[name] for side in (left, right) for name in names]
+    order = [func.coalesce(left.c[name], right.c[name]) for name in key]
+
+    def first(shown: Sequence[ColumnElement[Any]]) -> Sequence[Any]:
+        labelled = [column.label(f"c{number}") for number, column in enumerate([*shown, *distinct])]
+        query = select(*labelled).select_from(joined).where(differ)
+        return connection.execute(query.order_by(*order).limit(EXAMPLES_MAX)).all()
+
+    try:
+        examples = first(columns)
+    except Exception:  # noqa: BLE001 - whatever a driver or a type raises for a value that Python does not have
+        dialect_of(connection).load_all(connection)
+        examples = first([cast(column, Text) for column in columns])
+    sides = len(columns)
+    return (
+        rows,
+        differences,
+        [
+            _difference(made.name, row[:sides], names, len(key), list(compress(compared, row[sides:])))
+            for row in examples
+        ],
+    )
+
+
+def _is_given(column: Column[Any], numbered: Collection[Column[Any]]) -> bool:
+    """Tell whether the database numbered this column, or one that it refers to."""
+    if column in numbered:
+        return True
+    return any(key.column is not column and _is_given(key.column, numbered) for key in column.foreign_keys)
+
+
+def _difference(table: str, row: Sequence[Any], names: list[str], keys: int, differ: Sequence[str]) -> Difference:
+    live, expected = dict(zip(names, row, strict=False)), dict(zip(names, row[len(names) :], strict=True))
+    sides = [side if any(side[name] is not None for name in names[:keys]) else None for side in (live, expected)]
+    there = sides[0] or sides[1] or {}
+    shown = [
+        None if side is None else {name: value for name, value in side.items() if name != _PAIRED} for side in sides
+    ]
+    columns = tuple(differ) if all(sides) else ()
+    return Difference((table, *[there[name] for name in names[:keys]]), shown[0], shown[1], columns, UNKNOWN_SINCE)

@@ -14,10 +14,9 @@ from eventjet.codec.commands import arguments_of
 from eventjet.codec.headers import TRACEPARENT, context_headers, header, header_block
 from eventjet.codec.reasons import faults_of
 from eventjet.domain.aggregate import AggregateType, aggregate_info
-from eventjet.domain.decision import check_decision
+from eventjet.domain.decision import Served, check_decision
 from eventjet.domain.identity import encode_id
 from eventjet.domain.recorded import NO_METADATA, Metadata, check_metadata, current_metadata, merge
-from eventjet.domain.served import Served
 from eventjet.domain.subscription import shown_name
 from eventjet.errors import (
     CommandFailed,

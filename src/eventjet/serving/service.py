@@ -22,10 +22,10 @@ from eventjet.calls import is_cancelled
 from eventjet.codec.commands import Arguments, arguments_of
 from eventjet.codec.headers import TRACEPARENT, header, header_block, metadata_of
 from eventjet.codec.reasons import faults_of, reason_of, traceback_of
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.domain.aggregate import aggregate_info
+from eventjet.domain.decision import Served
 from eventjet.domain.identity import decode_id
-from eventjet.domain.served import Served
 from eventjet.errors import EventjetError, Forbidden, OutcomeUnknown, UnexpectedExit
 from eventjet.jetstream.client import Client
 from eventjet.nats.client import Listening

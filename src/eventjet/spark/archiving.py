@@ -19,8 +19,19 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentation has it
 
 from eventjet import failpoints
-from eventjet.archive.manifest import Archive, ArchivedFile, Segment, dump_segment, load_archive
-from eventjet.archive.reading import COLUMNS, EVENTS, MANIFEST, ArchiveFiles, ArchiveReader, folder_of
+from eventjet.archive.reading import (
+    COLUMNS,
+    EVENTS,
+    MANIFEST,
+    Archive,
+    ArchivedFile,
+    ArchiveFiles,
+    ArchiveReader,
+    Segment,
+    dump_segment,
+    folder_of,
+    load_archive,
+)
 from eventjet.codec.headers import MSG_ID, header
 from eventjet.errors import ArchiveBroken
 from eventjet.jetstream.ranges import range_count, split

@@ -11,8 +11,7 @@ from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Literal
 
-from eventjet.archive.manifest import Segment
-from eventjet.archive.reading import ArchiveFiles, FolderFiles, folder_of
+from eventjet.archive.reading import ArchiveFiles, FolderFiles, Segment, folder_of
 from eventjet.errors import EventjetError
 from eventjet.rebuild.job import EngineOptions, Job
 from eventjet.rebuild.plan import Plan

@@ -30,9 +30,8 @@ from eventjet.projections.row_codec import ColumnValues
 from eventjet.rebuild.folding import Folding, Foldings
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.plan import Pass, Plan, Route
-from eventjet.rebuild.runs import Part, Target, discreet
-from eventjet.rebuild.spaces import space_kind
-from eventjet.rebuild.sqlite import CHUNK
+from eventjet.rebuild.runs import Part, Target, redacted
+from eventjet.rebuild.workspace import CHUNK, load_part
 from eventjet.spark.archiving import archived_frame, reading
 from eventjet.spark.columns import arrow_schema, pack_rows, pyarrow, unpack_rows
 from eventjet.spark.options import LogOptions, is_sealed, seal, unseal
@@ -173,7 +172,7 @@ def _accounted(rows: Iterator[Any] | Sequence[Any], inserted_here: Mapping[str, 
         target = inserted_here.get(row.projection)
         if target is not None:
             handed = chain.from_iterable(map(unpack_rows, held.pop(key, [])))
-            loaded = space_kind(target.database).load(target, row.part, handed)
+            loaded = load_part(target, row.part, handed)
             if loaded != row.rows:
                 raise RebuildError(f"A task folded {row.rows} rows and {loaded} arrived. Run the rebuild again.")
         yield Part(row.projection, row.events, row.rows, parked.pop(key, ()))
@@ -216,7 +215,7 @@ class FoldTask:
             with uncollected(), self.options.earlier() as earlier:
                 yield from here._fold(batches, part, None if self.keyed else earlier)
         except RowsRefused as error:
-            yield _result(self.targets[0].projection, part, fault=str(discreet(error, self.app.load())))
+            yield _result(self.targets[0].projection, part, fault=str(redacted(error, self.app.load())))
         except (CodecError, ProjectionError, ToldError) as error:
             yield _result(self.targets[0].projection, part, fault=str(error))
 
@@ -265,7 +264,7 @@ class _Outlet:
         self._chunks += 1
         name = self._target.projection
         if self._target.database.dialect.is_concurrent:
-            count = space_kind(self._target.database).load(self._target, number, rows)
+            count = load_part(self._target, number, rows)
         else:
             count = 0
             remaining = iter(rows)

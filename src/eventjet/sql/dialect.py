@@ -1,7 +1,7 @@
 """`Dialect`: the port to one kind of database. Whatever differs between databases is asked of it.
 
 To add a database, write its class in a file of its own, add it to `_dialects` here, and run tests/contracts for it
-(tests/integration/test_dialects.py). To rebuild there, write its `RunSpace` and add it in `rebuild/spaces.py`.
+(tests/integration/test_dialects.py). To rebuild there, write its workspace in `rebuild/workspace.py`.
 """
 
 from __future__ import annotations

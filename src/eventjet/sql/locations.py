@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from sqlalchemy import Connection, Engine, MetaData, Table, inspect, select
 from sqlalchemy.exc import CompileError, DBAPIError
 
-from eventjet.errors import LocationTaken, NamedByHandlers, TableLost
+from eventjet.errors import LocationTaken, TableLost
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.checkpoint import DECLARED, RETIRED, UNASSIGNED, Checkpoint, names_of, revisions
@@ -160,7 +160,7 @@ def making(database: Connection | Engine, name: str, tables: Sequence[Table]) ->
 def ensure(connection: Connection, resolved: AnyResolved, log: str = "") -> None:
     """Make the checkpoint of a revision that has none and whose declared location is free; raises `LocationTaken`.
 
-    Raises `NamedByHandlers` for one that could not work in the location it has, and as `check_owner`. A retired one
+    Raises `LocationTaken` for one that could not work in the location it has, and as `check_owner`. A retired one
     stays retired: `prepare` lets it begin anew.
     """
     held = checkpoint.read(connection, resolved.name, resolved.revision)
@@ -176,7 +176,7 @@ def ensure(connection: Connection, resolved: AnyResolved, log: str = "") -> None
 def check(connection: Connection, resolved: AnyResolved, log: str = "") -> list[Table]:
     """The tables of this revision where they are; none where they are lost, which its worker tells.
 
-    Raises `Unreachable` when a worker would not find them, or other ones than declared, and `NamedByHandlers` when it
+    Raises `Unreachable` when a worker would not find them, or other ones than declared, and `LocationTaken` when it
     could not work with them where they are. Raises as `check_owner`, too.
     """
     check_owner(connection, resolved.name, resolved.app, log)
@@ -260,16 +260,16 @@ def located(table: Table, location: str, dialect: Dialect) -> Table:
 def located_tables(resolved: AnyResolved, location: str, dialect: Dialect) -> list[Table]:
     """The tables of a projection as they are created and read in a location, in an order in which they can be created.
 
-    Raises `NamedByHandlers` where they cannot be in that location.
+    Raises `LocationTaken` where they cannot be in that location.
     """
     check_location(resolved, location, dialect)
     return _copies(resolved.tables, location, dialect, by_hand=isinstance(resolved, ResolvedSql))
 
 
 def check_location(resolved: AnyResolved, location: str, dialect: Dialect) -> None:
-    """Raise `NamedByHandlers` where the tables of a projection cannot be in that location."""
+    """Raise `LocationTaken` where the tables of a projection cannot be in that location."""
     if location != DECLARED and isinstance(resolved, ResolvedSql) and not dialect.relocates_handlers:
-        raise NamedByHandlers(resolved)
+        raise LocationTaken(resolved, None)
 
 
 def _give(connection: Connection, resolved: AnyResolved, log: str, *, may_create: bool = True) -> Checkpoint:

@@ -7,8 +7,8 @@ from typing import Any, Protocol, cast
 
 from eventjet.codec.cloud_events import IncomingDecoder
 from eventjet.codec.headers import RawRecord
-from eventjet.commands.repositories import Repositories
-from eventjet.domain.inbox import Inbox
+from eventjet.commands.repository import Repositories
+from eventjet.domain.reactor import Inbox
 from eventjet.errors import LogRolledBack, StoreError, StreamMissing, UnexpectedExit
 from eventjet.jetstream.api import message_at, stream_info
 from eventjet.jetstream.client import Client

@@ -20,15 +20,12 @@ from eventjet.codec.cloud_events import message_of
 from eventjet.codec.headers import is_imported
 from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_of
-from eventjet.commands.decisions import recorded_events
-from eventjet.commands.repositories import Repositories
-from eventjet.commands.repository import Repository
+from eventjet.commands.execute import recorded_events
+from eventjet.commands.repository import Repositories, Repository
 from eventjet.domain.aggregate import AggregateType
-from eventjet.domain.committed import Committed
-from eventjet.domain.inbox import Inbox, Incoming
+from eventjet.domain.decision import Committed
 from eventjet.domain.parked import AggregateKey
-from eventjet.domain.publication import Publication
-from eventjet.domain.reactor import Reactor, Retry
+from eventjet.domain.reactor import Inbox, Incoming, Publication, Reactor, Retry
 from eventjet.domain.recorded import Metadata, Recorded, own_event
 from eventjet.domain.state import own_copy
 from eventjet.errors import DepsUnusable, Unreachable

@@ -8,7 +8,6 @@ states and recorded together, or not at all. So a step cannot be done twice, who
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -16,15 +15,14 @@ from urllib.parse import unquote
 
 from eventjet import failpoints
 from eventjet.codec.headers import recorded_at
-from eventjet.commands.decisions import Decided, Planned, recorded, retried
-from eventjet.commands.repositories import Repositories
-from eventjet.commands.repository import Repository
-from eventjet.domain.committed import Committed
+from eventjet.commands.execute import Conflict, Decision, Executor, Planned, append, retry
+from eventjet.commands.repository import Repositories, Repository
+from eventjet.domain.decision import Committed
 from eventjet.domain.history import FoldedState
 from eventjet.domain.process import Call, Deadline, Listener, Outcome, ProcessInfo, Step, deadlines_of
 from eventjet.domain.recorded import Metadata, Recorded, own_event
 from eventjet.domain.state import own_copy
-from eventjet.errors import ConcurrencyConflict, EventjetError, NotUnique, UsageError
+from eventjet.errors import EventjetError, NotUnique, UsageError
 from eventjet.log.store import EventStore
 from eventjet.observability import spans, tracing
 
@@ -51,7 +49,8 @@ class ProcessRunner:
         self.info = info
         self.name = info.name
         self._repositories = repositories
-        self._own: Repository[Any, Any] = repositories.of(cls)
+        self._repository: Repository[Any, Any] = repositories.of(cls)
+        self._own: Executor[Any, Any] = self._repository.executor
         self._store = repositories.store
         self.steps = 0
         """Taken by this runner."""
@@ -63,7 +62,7 @@ class ProcessRunner:
 
     async def state(self, process_id: str) -> FoldedState[Any]:
         """The state of a process now."""
-        return await self._own.fresh(process_id)
+        return await self._own.newest(process_id)
 
     async def advance(self, process_id: str, *, position: int = 0) -> FoldedState[Any]:
         """Step after step, on a state that contains `position`, until the process rests; its state then.
@@ -84,7 +83,7 @@ class ProcessRunner:
         folded = await self._own.reaching(process_id)
         if await self._heard_until(process_id, folded, event.position) >= event.position:
             return
-        await self._own.run(
+        await self._repository.run(
             Planned(
                 self._own,
                 process_id,
@@ -113,9 +112,9 @@ class ProcessRunner:
             return events
 
         failpoints.reach("due.before")
-        command_id = f"{self._step_id(process_id, folded)}/due"
+        command_id = f"{self._step_id(process_id, held)}/due"
         metadata = self._metadata(process_id, folded.event_id)
-        await self._own.run(
+        await self._repository.run(
             Planned(
                 self._own,
                 process_id,
@@ -143,66 +142,59 @@ class ProcessRunner:
     async def _take(self, process_id: str, folded: FoldedState[Any], step: Step[Any, Any]) -> int:
         """Take one step, or find that the process has moved; the position up to which it is known then."""
         asked = step.asked
-        target = self._repositories.of(asked.aggregate)
+        target = self._repositories.of(asked.aggregate).executor
         places = [
-            (repository.subject(aggregate_id), repository.cache, aggregate_id)
-            for repository, aggregate_id in ((self._own, process_id), (target, asked.aggregate_id))
+            (executor.subject(aggregate_id), executor.cache, aggregate_id)
+            for executor, aggregate_id in ((self._own, process_id), (target, asked.aggregate_id))
         ]
-        locks = {subject: cache.lock(aggregate_id) for subject, cache, aggregate_id in places}
-        if len(locks) == 1:
+        if places[0][0] == places[1][0]:
             raise UsageError(
                 f"{self._shown(process_id)} asks itself for {asked.call}. Put both into one decision of its own."
             )
-        async with AsyncExitStack() as stack:
-            for _, lock in sorted(locks.items(), key=lambda one: one[0]):
-                # In one order everywhere, as transactions do.
-                await stack.enter_async_context(lock)
-            labels = {"eventjet.name": self.name}
-            with tracing.span(spans.STEP, self.name, labels, {"eventjet.decision": asked.call.name}) as attributes:
-                try:
-                    return await retried(
-                        lambda again: self._attempt(process_id, folded, step, again, attributes), places
-                    )
-                except _Moved:
-                    return folded.position
+        labels = {"eventjet.name": self.name}
+        with tracing.span(spans.STEP, self.name, labels, {"eventjet.decision": asked.call.name}) as told:
+            try:
+                return await retry(lambda lost: self._attempt(process_id, folded, step, lost, told), places)
+            except _Moved:
+                return folded.position
 
     async def _attempt(
-        self, process_id: str, folded: FoldedState[Any], step: Step[Any, Any], again: bool, attributes: dict[str, Any]
-    ) -> int | ConcurrencyConflict:
-        known = await self._own.known(process_id, again)
+        self, process_id: str, folded: FoldedState[Any], step: Step[Any, Any], lost: int, told: dict[str, Any]
+    ) -> int | Conflict:
+        known = await self._own.load(process_id, lost > 0)
         if (known.position, known.event_id) != (folded.position, folded.event_id):
             raise _Moved
         asked = step.asked
-        target = self._repositories.of(asked.aggregate)
+        target = self._repositories.of(asked.aggregate).executor
         metadata = self._metadata(process_id, folded.event_id)
         command_id = self._step_id(process_id, folded)
         other = Planned(target, asked.aggregate_id, asked.call.on, command_id, metadata)
-        decided: list[Decided[Any, Any]] = []
+        decided: list[Decision[Any, Any]] = []
         try:
-            taken = await target.decided(other, await target.known(asked.aggregate_id, again))
+            taken = await target.decide(other, await target.load(asked.aggregate_id, lost > 0))
         except EventjetError:
             raise
         except Exception as error:
-            # `decided` has made sure that it was raised on the newest state.
+            # `decide` has made sure that it was raised on the newest state.
             refusal = step.after_refusal(error)
             if refusal is None:
                 raise
             own = self._planned(process_id, command_id, metadata, refusal, error)
         else:
-            if isinstance(taken, ConcurrencyConflict):
+            if isinstance(taken, Conflict):
                 return taken
             if taken.append is not None:
                 decided.append(taken)
-            own = self._planned(process_id, command_id, metadata, step.done, *_outcome(step, taken))
+            own = self._planned(process_id, command_id, metadata, step.done, *_told(step, taken))
         try:
-            saved = await self._recorded(decided, own, known, f"The step {asked}", attributes)
+            saved = await self._recorded(decided, own, known, f"The step {asked}", told)
         except NotUnique as error:
             refusal = step.after_refusal(error)
             if refusal is None:
                 raise
             own = self._planned(process_id, command_id, metadata, refusal, error)
-            saved = await self._recorded([], own, known, f"The step {asked}", attributes)
-        if isinstance(saved, ConcurrencyConflict):
+            saved = await self._recorded([], own, known, f"The step {asked}", told)
+        if isinstance(saved, Conflict):
             return saved
         failpoints.reach("step.stored")
         self.steps += 1
@@ -210,21 +202,21 @@ class ProcessRunner:
 
     async def _recorded(
         self,
-        others: Sequence[Decided[Any, Any]],
+        others: Sequence[Decision[Any, Any]],
         own: Planned[Any, Any],
         known: FoldedState[Any],
         what: str,
-        attributes: dict[str, Any] | None = None,
-    ) -> Committed[Any, Any] | ConcurrencyConflict:
+        told: dict[str, Any] | None = None,
+    ) -> Committed[Any, Any] | Conflict:
         """What came of the process's own decision, recorded with those of others."""
-        mine = await self._own.decided(own, known)
-        if isinstance(mine, ConcurrencyConflict):
+        mine = await self._own.decide(own, known)
+        if isinstance(mine, Conflict):
             return mine
         if mine.append is None:
             raise self._records_nothing(own.aggregate_id, what)
         failpoints.reach("step.decided")
-        saved = await recorded(self._store, [*others, mine], attributes)
-        return saved if isinstance(saved, ConcurrencyConflict) else saved[-1]
+        saved = await append(self._store, [*others, mine], told)
+        return saved if isinstance(saved, Conflict) else saved[-1]
 
     def _planned(
         self, process_id: str, command_id: str, metadata: Metadata, call: Call, *first: Any
@@ -242,9 +234,9 @@ class ProcessRunner:
         else:
             # What it recorded for an event came after that event.
             since = await self._own.histories.commands_since(
-                process_id, folded, position, lambda attributes: unquote(attributes).startswith(prefix)
+                process_id, folded, position, lambda told: unquote(told).startswith(prefix)
             )
-            ids = [unquote(attributes) for attributes in since]
+            ids = [unquote(told) for told in since]
         return max((int(one[len(prefix) :]) for one in ids), default=0)
 
     @property
@@ -269,7 +261,7 @@ class ProcessRunner:
         return f"{self.name} {process_id!r}"
 
 
-def _outcome(step: Step[Any, Any], taken: Decided[Any, Any]) -> tuple[Outcome[Any, Any], ...]:
+def _told(step: Step[Any, Any], taken: Decision[Any, Any]) -> tuple[Outcome[Any, Any], ...]:
     """What the process's decision is given first, where it wants to know."""
     if not step.tells:
         return ()

@@ -20,7 +20,7 @@ from eventjet import failpoints
 from eventjet.calls import called
 from eventjet.codec.headers import RawRecord, is_imported
 from eventjet.codec.reasons import reason_of
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRIED, AggregateKey, Parked
 from eventjet.errors import (
     CodecError,

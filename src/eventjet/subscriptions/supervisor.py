@@ -12,7 +12,7 @@ from typing import Any
 
 from eventjet.calls import called
 from eventjet.codec.reasons import reason_of, traceback_of
-from eventjet.commands.repositories import Repositories, open_repositories
+from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.errors import EventjetError, UnexpectedExit, Unreachable, UsageError
 from eventjet.jetstream.client import Client, connected
 from eventjet.jetstream.connection import NatsConnection

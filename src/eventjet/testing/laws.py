@@ -26,7 +26,7 @@ from hypothesis.strategies import DataObject, SearchStrategy
 from sqlalchemy.exc import DBAPIError
 
 from eventjet.codec.catalog import Catalog
-from eventjet.commands.decisions import recorded_events
+from eventjet.commands.execute import recorded_events
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState
 from eventjet.domain.process import Outcome

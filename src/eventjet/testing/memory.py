@@ -12,7 +12,7 @@ from pathlib import Path
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
 from eventjet.codec.headers import MSG_ID, header
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.jet import Jet
 from eventjet.log.memory import MemoryStore
 from eventjet.observability import tracing

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
-from eventjet.commands.decisions import recorded_events
+from eventjet.commands.execute import recorded_events
 from eventjet.domain.aggregate import AggregateType, aggregate_info, field_faults
 from eventjet.domain.decision import check_decision, decided_on
 from eventjet.domain.history import evolved

@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
 from eventjet.codec.catalog import Catalog
-from eventjet.commands.decisions import recorded_events
+from eventjet.commands.execute import recorded_events
 from eventjet.domain.aggregate import AggregateType, aggregate_info, field_faults
 from eventjet.domain.process import Asked, Call, Deadline, Outcome, ProcessType, Step, deadlines_of, is_process
 from eventjet.domain.recorded import Recorded, own_event

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from eventjet.codec.subjects import entity_of
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.domain.history import FoldedState
 from eventjet.domain.moment import later
 from eventjet.domain.process import ProcessInfo

@@ -27,7 +27,7 @@ from eventjet.jetstream.connection import NatsConnection, ask_once
 from eventjet.log.known_log import RELY_S
 from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild.auditing import audit
-from eventjet.rebuild.findings import NOTES
+from eventjet.rebuild.log_audit import NOTES
 from tests.faults.processes import await_it
 from tests.faults.tally import Tally, Truth, judge, snapshot, tally_app
 from tests.faults.trials.commands import Commands, nothing
@@ -266,5 +266,5 @@ def _noticed(past: Past) -> str | None:
         report = asyncio.run(audit(tally_app(past.name), past.run.settings, engine="local"))
     except EventjetError as error:
         return f"`eventjet audit`: {error}"[:240]
-    kinds = [f"{one.kind} ({one.positions})" for one in report.found if one.kind not in NOTES]
+    kinds = [f"{one.kind} ({one.positions})" for one in report.findings if one.kind not in NOTES]
     return f"`eventjet audit`: {', '.join(kinds)}" if kinds else None

@@ -15,8 +15,7 @@ from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import ask_once
 from eventjet.jetstream.ranges import read_range
 from eventjet.nats.endpoint import Endpoint
-from eventjet.rebuild.findings import NOTES, Kind
-from eventjet.rebuild.log_audit import LogAudit
+from eventjet.rebuild.log_audit import NOTES, Kind, LogAudit
 from tests.faults.tally import Added, tally_app
 from tests.faults.trials.commands import LOOKED, REFUSED, STORED, STRANGE, UNKNOWN, Said
 

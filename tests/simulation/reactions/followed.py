@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, cast
 
 from eventjet.app import App
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.domain.parked import AggregateKey
 from eventjet.domain.recorded import Recorded
 from eventjet.jetstream.client import Client

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from eventjet.codec.records import Decoder
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.domain.parked import BLOCKED
 from eventjet.domain.recorded import Recorded
 from eventjet.subscriptions.cursor import PAUSED

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from eventjet.codec.subjects import cursor_name
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.domain.parked import PARKED
 from eventjet.domain.reactor import partition_of
 from eventjet.domain.recorded import Recorded

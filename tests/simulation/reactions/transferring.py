@@ -9,7 +9,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.domain.recorded import Recorded
 from eventjet.examples.transfer.accounts import Account, Deposited, Withdrawn
 from eventjet.examples.transfer.transfers import (

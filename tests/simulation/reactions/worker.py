@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from eventjet.app import App
-from eventjet.commands.repositories import Repositories
+from eventjet.commands.repository import Repositories
 from eventjet.log.earlier import EarlierRecords
 from eventjet.projections.fold import Reader
 from eventjet.subscriptions.context import WorkerOptions

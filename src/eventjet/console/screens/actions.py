@@ -21,7 +21,7 @@ from eventjet.console.sources import Seen, Sources
 from eventjet.operations.actions import RecordedAction, recorded, recorded_as
 from eventjet.operations.parked import outcomes_now, parked_events
 from eventjet.operations.quarantines import not_yet, told
-from eventjet.rebuild.choice import CHOICES
+from eventjet.rebuild.plan import CHOICES
 
 _PAGE = 50
 _PAGES_MAX = 10_000

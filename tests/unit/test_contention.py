@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from eventjet.commands import rivals
+from eventjet.commands import contention
 from eventjet.commands.cache import NEWEST, OLD, Cache
-from eventjet.commands.rivals import Rivals
+from eventjet.commands.contention import ContentionBackoff
 from eventjet.domain.history import Commands, FoldedState
 from tests.simulation.rivals import Costs, Told, compete
 
@@ -61,7 +61,7 @@ def test_a_broken_rule_is_seen(
 ) -> None:
     """With no more connections and time than that takes: without the rules they race at every save."""
     assert are_fair(compete(connections, 1, seconds), alone)
-    monkeypatch.setattr(rivals, rule, broken)
+    monkeypatch.setattr(contention, rule, broken)
     assert not are_fair(compete(connections, 1, seconds), alone)
 
 
@@ -77,37 +77,37 @@ def test_states_that_nobody_else_changes_are_relied_upon() -> None:
 
 
 def test_guesses_without_a_look_would_lose_races(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Cache, "learn", lambda *_, **__: None)
+    monkeypatch.setattr(Cache, "observe", lambda *_, **__: None)
     told = compete(4, 50, SECONDS)
     assert told.recorded == told.commands
     assert told.lost > told.commands / 4
 
 
 def test_who_is_alone_again_forgets_its_rivals() -> None:
-    one = Rivals(old=0.5)
+    backoff = ContentionBackoff(staleness=0.5)
     for lost in range(20):
-        one.lost(lost, 0.5)
-    assert one.window_s > 0.1
+        backoff.record_conflict(lost, 0.5)
+    assert backoff.window_s > 0.1
     now, waited = 0.0, 0
     for _ in range(200):
         now += 0.001
-        pause_s = one.room_s(now)
+        pause_s = backoff.delay_s(now)
         if pause_s:
             now += pause_s
             waited += 1
-            one.nobody_wrote()
-        one.learn(False)
-        one.won(0.001, now, 0.5)
-    assert one.is_calm
+            backoff.record_quiet()
+        backoff.observe(False)
+        backoff.record_success(0.001, now, 0.5)
+    assert backoff.is_calm
     assert waited < 10
 
 
 def test_a_first_lost_race_costs_no_pause_and_many_a_bounded_one() -> None:
-    one = Rivals()
-    assert one.lost(0, 0.9) == 0.0
-    pauses = [one.lost(lost, 0.9) for lost in range(1, 1_000)]
+    backoff = ContentionBackoff()
+    assert backoff.record_conflict(0, 0.9) == 0.0
+    pauses = [backoff.record_conflict(lost, 0.9) for lost in range(1, 1_000)]
     assert min(pauses) > 0.0
-    assert max(pauses) <= 1.5 * rivals.PAUSE_MAX_S
+    assert max(pauses) <= 1.5 * contention.PAUSE_MAX_S
 
 
 def state(position: int, commands: Commands | None = None) -> FoldedState[None]:
@@ -117,21 +117,21 @@ def state(position: int, commands: Commands | None = None) -> FoldedState[None]:
 def test_a_guess_is_confirmed_when_guesses_were_wrong_lately() -> None:
     cache = Cache[None]()
     cache.put("a", state(1))
-    assert cache.relied_upon("a") is not None
-    assert cache.take("a")
-    cache.learn("a", is_old=True)
+    assert cache.assume_newest("a") is not None
+    assert cache.drop("a")
+    cache.observe("a", is_stale=True)
     cache.put("a", state(2))
-    assert cache.relied_upon("a") is None
+    assert cache.assume_newest("a") is None
     assert cache.get("a") is not None
     cache.put("b", state(1))
-    assert cache.relied_upon("b") is not None  # of others nothing is known yet
+    assert cache.assume_newest("b") is not None  # of others nothing is known yet
     for name in "cdef":
-        cache.learn(name, is_old=True)
-    assert cache.relied_upon("b") is None
+        cache.observe(name, is_stale=True)
+    assert cache.assume_newest("b") is None
     for _ in range(8):
         cache.put("b", state(1))
-        cache.looked("b", is_old=False)
-    assert cache.relied_upon("b") is not None
+        cache.observe_read("b", is_stale=False)
+    assert cache.assume_newest("b") is not None
 
 
 def test_a_state_that_a_lost_race_has_told_is_taken_once() -> None:
@@ -141,7 +141,7 @@ def test_a_state_that_a_lost_race_has_told_is_taken_once() -> None:
     assert cache.newest("a") is None
     cache.put("a", state(2), OLD)
     assert cache.newest("a") is None
-    assert cache.relied_upon("a") is None
+    assert cache.assume_newest("a") is None
     assert cache.get("a") == state(2)
 
 

@@ -1,0 +1,378 @@
+"""Unique values: what a save takes and gives up of them, as events in the same batch; and their check against states.
+
+A claim's expected position is checked by the log as any other is, so of two saves that take one value only one lands,
+whatever crashes between. What has no unique values, or changes none, costs nothing. See ADR 0032.
+
+`check_claims` compares claims with the states they are of, `build_claims` puts them right. Both go through every claim
+of a constraint and every aggregate of its type. Whatever changes a value moves its claim (see `Claim.move`), so a claim
+that stood still while its state was read is compared with the truth, whoever writes meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.headers import VERSION, number_of
+from eventjet.codec.subjects import entity_of
+from eventjet.commands.execute import Conflict, Decision, Executor, Planned, append, execute, retry
+from eventjet.commands.histories import LAG_PAUSES_S
+from eventjet.domain.claim import CLAIM_EVENTS, Claim, ClaimEvent, Held
+from eventjet.domain.history import FoldedState
+from eventjet.domain.unique import CLAIMS, Unique, changed_claims, claims_of, register_id
+from eventjet.errors import (
+    CodecError,
+    HistoryBroken,
+    LogIncomplete,
+    NotUnique,
+    Refused,
+    StoreUnavailable,
+    UniqueNotBuilt,
+    UsageError,
+)
+
+AT_ONCE = 64
+"""Aggregates looked at together."""
+EXAMPLES_MAX = 20
+"""Mismatches of each kind that are kept; the others are counted."""
+
+
+class UniqueValues:
+    """The claims of one aggregate type on one connection."""
+
+    def __init__(self, aggregates: Executor[Any, Any]) -> None:
+        own = Catalog(dict.fromkeys(CLAIM_EVENTS, CLAIMS))
+        own.voids = aggregates.catalog.voids  # readers of both learn together what the log declares void
+        self.claims: Executor[Claim, ClaimEvent] = Executor(aggregates.app, aggregates.store, own, Claim)
+        self.aggregates = aggregates
+        self.aggregate = aggregates.info.name
+        self.constraints = {constraint.name: constraint for constraint in aggregates.info.unique}
+        self._built: set[str] = set()
+        aggregates.claims = self.claims_of_save
+
+    def forget(self) -> None:
+        """Drop what is remembered: the stream may hold another past."""
+        self.claims.cache.clear()
+        self._built.clear()
+
+    def constraint(self, name: str) -> Unique[Any]:
+        """Return the constraint of a name; raises `UsageError`."""
+        if name not in self.constraints:
+            known = ", ".join(map(repr, self.constraints))
+            raise UsageError(f"{self.aggregate!r} has no constraint {name!r}. It has {known}.")
+        return self.constraints[name]
+
+    async def is_built(self, constraint: str) -> bool:
+        """True if every value in use is claimed: the register says so, or the log has no aggregate of the type yet."""
+        register = await self.claims.newest(register_id(self.aggregate, constraint))
+        return await self._has_none() if register.state.is_built is None else register.state.is_built
+
+    async def build(self, constraint: str) -> None:
+        """Record that every value in use is claimed."""
+        await execute(
+            self.claims.store, (self._plan(register_id(self.aggregate, constraint), self._build(constraint)),)
+        )
+
+    async def unbuild(self) -> None:
+        """Record that aggregates will come whose values nobody claims; raises `Refused` where that is too late."""
+        for name in self.constraints:
+
+            def unbuild(register: Claim, name: str = name) -> ClaimEvent | None:
+                if register.is_built:
+                    raise Refused(
+                        f"An import into {self.aggregate!r}",
+                        f"its {name} is unique, and an import claims no values",
+                        "Record them by commands. Before the first command, an import is taken; "
+                        "`eventjet unique build` claims its values then.",
+                    )
+                return register.unbuild(self.aggregate, name)
+
+            await execute(self.claims.store, (self._plan(register_id(self.aggregate, name), unbuild),))
+
+    async def claims_of_save(self, decisions: list[Decision[Any, Any]]) -> list[Decision[Any, Any]] | Conflict:
+        """Decide what is to be recorded beside these decisions of the type so that unique values stay unique.
+
+        Raises `NotUnique` and `UniqueNotBuilt`, on the newest claims.
+        """
+        moves: dict[str, _Move] = {}
+        gains: dict[str, bool] = {}
+        """By constraint that a save may be the first of: whether it gains a value."""
+        for decision in decisions:
+            for constraint in self.constraints.values():
+                before = decision.before
+                lost, gained = changed_claims(self.aggregate, constraint, before.state, decision.state)
+                if gained or before.version == 0:
+                    gains[constraint.name] = gains.get(constraint.name, False) or bool(gained)
+                for claim in sorted(lost | gained):
+                    move = moves.setdefault(claim, _Move(self.aggregate, constraint.name, decision))
+                    (move.takers if claim in gained else move.released).append(decision.plan.aggregate_id)
+        recorded: list[Decision[Any, Any]] = []
+        for name, is_gain in gains.items():
+            register = await self._first_of_type(name, is_gain=is_gain)
+            if isinstance(register, Conflict):
+                return register
+            recorded += [register] if register is not None else []
+        for moved in await asyncio.gather(*(self._moved(claim, move) for claim, move in moves.items())):
+            if isinstance(moved, Conflict):
+                return moved
+            recorded.append(moved)
+        return recorded
+
+    async def _first_of_type(self, constraint: str, *, is_gain: bool) -> Decision[Claim, ClaimEvent] | Conflict | None:
+        """Decide what is recorded with the first event of the type; None for nothing.
+
+        Raises `UniqueNotBuilt` where a value is gained and not all of those in use are claimed.
+        """
+        if constraint in self._built:
+            return None
+        register = register_id(self.aggregate, constraint)
+        before = await self.claims.newest(register)
+        if before.state.is_built:
+            self._built.add(constraint)
+            return None
+        if before.state.is_built is None and await self._has_none():
+            return await self.claims.decide(self._plan(register, self._build(constraint)), before)
+        if conflict := await self.claims.outdated(register, before):
+            return conflict
+        if is_gain:
+            raise UniqueNotBuilt(self.aggregate, constraint)
+        return None
+
+    async def _moved(self, claim: str, move: _Move) -> Decision[Claim, ClaimEvent] | Conflict:
+        plan = Planned(self.claims, claim, move.decide, metadata=move.decision.plan.metadata)
+        try:
+            return await self.claims.decide(plan, await self.claims.newest(claim))
+        except Held as held:
+            # `decide` has made sure that the claim is the newest.
+            raise NotUnique(self.aggregate, move.constraint, move.takers[-1], held.holder) from None
+
+    async def _has_none(self) -> bool:
+        return await self.claims.store.ends(self.aggregate) == (0, 0)
+
+    def _build(self, constraint: str) -> Callable[[Claim], ClaimEvent | None]:
+        return lambda register: register.build(self.aggregate, constraint)
+
+    def _plan(self, claim: str, decide: Callable[[Claim], Any]) -> Planned[Claim, ClaimEvent]:
+        return Planned(self.claims, claim, decide)
+
+
+@dataclass(slots=True)
+class _Move:
+    """What becomes of one value in one save."""
+
+    aggregate: str
+    constraint: str
+    decision: Decision[Any, Any]
+    """The first that changes it."""
+    released: list[str] = field(default_factory=list[str])
+    takers: list[str] = field(default_factory=list[str])
+
+    def decide(self, claim: Claim) -> list[ClaimEvent]:
+        """Raises `Held`."""
+        if len(self.takers) > 1:
+            raise Held(self.takers[0])
+        return claim.move(self.aggregate, self.constraint, self.released, self.takers[0] if self.takers else None)
+
+
+@dataclass(slots=True)
+class Mismatches:
+    """What does not fit, of one kind."""
+
+    count: int = 0
+    examples: list[str] = field(default_factory=list[str])
+    """The first ones, as text; ids of aggregates, and no values."""
+
+    def add(self, what: str) -> None:
+        self.count += 1
+        if len(self.examples) < EXAMPLES_MAX:
+            self.examples.append(what)
+
+
+@dataclass(slots=True)
+class ClaimReport:
+    """What a check found; a build has put right what is missing and stale."""
+
+    aggregate: str
+    constraint: str
+    aggregates: int = 0
+    values: int = 0
+    """That aggregates have; one that two have counts twice."""
+    missing: Mismatches = field(default_factory=Mismatches)
+    """Values that an aggregate has and did not claim."""
+    stale: Mismatches = field(default_factory=Mismatches)
+    """Claims of aggregates that do not have the value."""
+    shared: Mismatches = field(default_factory=Mismatches)
+    """Values that more than one aggregate has."""
+    unreadable: Mismatches = field(default_factory=Mismatches)
+    """Aggregates and claims whose history cannot be folded."""
+    built: bool = False
+    """True if the constraint is kept from here on."""
+
+    @property
+    def sound(self) -> bool:
+        """True if claims and states fit, as they were found."""
+        return self.built and not (self.missing.count or self.stale.count or self.ambiguous)
+
+    @property
+    def ambiguous(self) -> bool:
+        """True if something stands against saying that the constraint is kept."""
+        return bool(self.shared.count or self.unreadable.count)
+
+
+async def check_claims(
+    unique: UniqueValues, constraint: str, progress: Callable[[int], object] | None = None
+) -> ClaimReport:
+    """Compare claims and states, and change nothing; `progress` is told how many aggregates were looked at.
+
+    Raises `UsageError` for a constraint that is not declared, `LogIncomplete`, and what reading raises.
+    """
+    return await _Check(unique, constraint, progress, repairs=False).run(keep_shared=False)
+
+
+async def build_claims(
+    unique: UniqueValues,
+    constraint: str,
+    progress: Callable[[int], object] | None = None,
+    *,
+    keep_shared: bool = False,
+) -> ClaimReport:
+    """Claim what is not claimed, release what nobody has, and record that the constraint is kept.
+
+    It is not kept where two aggregates have one value, unless `keep_shared`: then no third may take it, and each that
+    gives it up gives it up for itself. Run again, it goes through all of it and stores only what is missing.
+    """
+    return await _Check(unique, constraint, progress, repairs=True).run(keep_shared=keep_shared)
+
+
+class _Check:
+    def __init__(
+        self,
+        unique: UniqueValues,
+        constraint: str,
+        progress: Callable[[int], object] | None,
+        *,
+        repairs: bool,
+    ) -> None:
+        self._unique = unique
+        self._constraint = unique.constraint(constraint)
+        self._name = unique.aggregate
+        self._aggregates, self._claims = unique.aggregates, unique.claims
+        self._store = unique.aggregates.store
+        self._progress = progress
+        self._repairs = repairs
+        self._report = ClaimReport(self._name, constraint)
+        self._shared: set[str] = set()
+
+    async def run(self, *, keep_shared: bool) -> ClaimReport:
+        report, name = self._report, self._constraint.name
+        if self._store.loss:
+            raise LogIncomplete(f"The log of {self._name!r}", self._store.loss)
+        prefix = f"{register_id(self._name, name)}-"
+        await self._each(CLAIMS, lambda claim: self._check_claim(claim) if claim.startswith(prefix) else None)
+        await self._each(self._name, self._check_aggregate)
+        if self._repairs and not report.unreadable.count and (keep_shared or not report.shared.count):
+            await self._unique.build(name)
+        report.built = await self._unique.is_built(name)
+        return report
+
+    async def _each(self, aggregate: str, check: Callable[[str], Awaitable[None] | None]) -> None:
+        """`check` every aggregate of a type, once or more, some at a time."""
+        waiting: list[Awaitable[None]] = []
+        async for aggregate_id in self._ids(aggregate):
+            checked = check(aggregate_id)
+            if checked is None:
+                continue
+            waiting.append(checked)
+            if len(waiting) == AT_ONCE:
+                await asyncio.gather(*waiting)
+                waiting.clear()
+                if self._progress is not None:
+                    self._progress(self._report.aggregates)
+        await asyncio.gather(*waiting)
+
+    async def _ids(self, aggregate: str) -> AsyncIterator[str]:
+        """Yield the ids of all aggregates of a type: each begins with version 1."""
+        _, last = await self._store.ends(aggregate)
+        position = 0
+        for pause_s in LAG_PAUSES_S:
+            async for page in self._store.pages_of(aggregate, after=position):
+                for record in page:
+                    position = record[0]
+                    if number_of(record[3], VERSION) == 1:
+                        with suppress(ValueError):  # a subject that names nobody, which an audit tells
+                            yield entity_of(record[2])[1]
+            if position >= last:
+                return
+            await asyncio.sleep(pause_s)
+        raise StoreUnavailable(f"The events of {aggregate!r}", "the replica that was asked lags behind")
+
+    async def _check_claim(self, claim: str) -> None:
+        """Check that those who claim a value have it."""
+        try:
+            claimed = await _confirmed(self._claims, claim)
+            for holder in claimed.state.holders:
+                if not await self._has(holder, claim):
+                    await self._mismatch(claim, holder, has=False)
+        except (HistoryBroken, CodecError) as error:
+            self._report.unreadable.add(f"{claim}: {error}")
+
+    async def _check_aggregate(self, aggregate_id: str) -> None:
+        """Check that an aggregate has claimed what it has."""
+        report = self._report
+        report.aggregates += 1
+        try:
+            state = (await _confirmed(self._aggregates, aggregate_id)).state
+            for claim in sorted(claims_of(self._name, self._constraint, state)):
+                report.values += 1
+                claimed = await self._claims.newest(claim)
+                if aggregate_id not in claimed.state.holders:
+                    claimed = await self._mismatch(claim, aggregate_id, has=True)
+                holders = claimed.state.holders | {aggregate_id}
+                if len(holders) > 1 and claim not in self._shared:
+                    self._shared.add(claim)
+                    report.shared.add(", ".join(sorted(holders)[:5]) + (", …" if len(holders) > 5 else ""))
+        except (HistoryBroken, CodecError) as error:
+            report.unreadable.add(f"{self._name} {aggregate_id!r}: {error}")
+
+    async def _has(self, aggregate_id: str, claim: str) -> bool:
+        state = (await _confirmed(self._aggregates, aggregate_id)).state
+        return claim in claims_of(self._name, self._constraint, state)
+
+    async def _mismatch(self, claim: str, aggregate_id: str, *, has: bool) -> FoldedState[Claim]:
+        """Note, and repair, that a claim does not say whether an aggregate has a value; return the claim then."""
+        claims, name = self._claims, self._constraint.name
+
+        def repair(state: Claim) -> ClaimEvent:
+            return state.take(self._name, name, aggregate_id) if has else state.release(self._name, name, aggregate_id)
+
+        async def attempt(_lost: int) -> tuple[bool, FoldedState[Claim]] | Conflict:
+            """Whether they differ, the claim having stood still while the state was read."""
+            claimed = await _confirmed(claims, claim)
+            if (aggregate_id in claimed.state.holders) == has or await self._has(aggregate_id, claim) != has:
+                return False, claimed
+            if not self._repairs:
+                return await claims.outdated(claim, claimed) or (True, claimed)
+            decision = await claims.decide(Planned(claims, claim, repair), claimed)
+            if isinstance(decision, Conflict):
+                return decision
+            saved = await append(self._store, [decision])
+            return saved if isinstance(saved, Conflict) else (True, await claims.newest(claim))
+
+        differ, claimed = await retry(attempt)
+        if differ:
+            (self._report.missing if has else self._report.stale).add(f"{self._name} {aggregate_id!r}")
+        return claimed
+
+
+async def _confirmed(executor: Executor[Any, Any], aggregate_id: str) -> FoldedState[Any]:
+    """Return the state as the leader knows it; raises `StoreUnavailable` where a replica lags behind."""
+    for pause_s in LAG_PAUSES_S:
+        state = await executor.newest(aggregate_id)
+        if await executor.outdated(aggregate_id, state) is None:
+            return state
+        await asyncio.sleep(pause_s)
+    raise StoreUnavailable(executor.subject(aggregate_id), "a replica lags behind, or others write to it all the time")

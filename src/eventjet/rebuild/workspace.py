@@ -1,0 +1,631 @@
+"""`Workspace`: where a database keeps what one run makes, until it is swapped in or thrown away.
+
+On PostgreSQL that is a schema of the run's own, whose tables are moved to the live ones' place. On SQLite it is a file
+of the run's own, whose rows are copied into the live database in one transaction: so a load keeps away from the live
+database's one writer lock.
+
+`leftovers` lists the workspaces of runs whose process is gone, and `remove_leftovers` removes them.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import logging
+import re
+import reprlib
+import sqlite3
+import threading
+import time
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import cached_property, partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from psycopg import sql
+from sqlalchemy import Column, ColumnElement, Connection, Engine, Table, func, make_url, select, text
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.schema import CreateIndex, CreateTable
+
+from eventjet import failpoints
+from eventjet.errors import RebuildOvertaken
+from eventjet.file_locks import try_lock
+from eventjet.observability import logs
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.rebuild import runs
+from eventjet.rebuild.runs import PURPOSE, RUN, Target, columns_in_words, refusals
+from eventjet.sql.checkpoint import DECLARED, names_of
+from eventjet.sql.database import BULK, READ_ONLY, Database
+from eventjet.sql.dialect import comments, creation, listed, qualified, verbatim
+from eventjet.sql.locations import create_tables, located_tables, recorded
+from eventjet.sql.migrations import version
+from eventjet.sql.own_tables import metadata, projections, quarantine, rebuilds
+from eventjet.sql.postgres_tables import make
+from eventjet.sql.sqlite import SQLITE
+from eventjet.sql.table_moves import Exchange, Move, NotNow, bounded
+
+CHUNK = 5_000
+"""Rows that SQLite gets in one transaction: the file's one writer lock is let go of in between."""
+
+_log = logging.getLogger(__name__)
+
+
+def workspace_of(database: Database, run: str) -> Workspace:
+    """Return one run's workspace in a database; nothing is made yet."""
+    return PostgresWorkspace(database, run) if _is_postgres(database) else SqliteWorkspace(database, run)
+
+
+def _is_postgres(database: Database) -> bool:
+    return database.dialect.name == "postgresql"
+
+
+def load_part(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
+    """Load one part, whole or not at all, and once only; return how many rows the ledger says it has.
+
+    A task that is tried again finds its part in the ledger. Raises `RowsRefused`.
+    """
+    load = _load_postgres if _is_postgres(target.database) else _load_sqlite
+    return load(target, number, rows)
+
+
+def leftovers(connection: Connection, database: Database) -> list[str]:
+    """Return the schemas on PostgreSQL, or files on SQLite, of runs that are over; only looks."""
+    ended = runs.known_runs(connection) if version(connection) is not None else {}
+    return sorted(
+        name
+        for name, run in _names_of_runs(connection, database)
+        if ended.get(run) or not workspace_of(database, run).is_claimed(connection)
+    )
+
+
+def remove_leftovers(database: Database) -> list[str]:
+    """Remove leftovers, forget runs that left nothing else behind, and return the names of what is gone."""
+    engine = database.sync_engine(PURPOSE)
+    with engine.begin() as connection:
+        create_tables(connection)
+        ended = runs.known_runs(connection)
+        named = _names_of_runs(connection, database)
+    removed: set[str] = set()
+    # A run may be killed before it is announced, too.
+    for run in {*ended, *(run for _, run in named)}:
+        workspace = workspace_of(database, run)
+        # One that somebody else owns, or still reads, is left to the next.
+        try:
+            with engine.begin() as connection:
+                if ended.get(run) or not workspace.is_claimed(connection):
+                    workspace.clear(connection)
+                    runs.close_run(connection, run)
+                    removed.add(run)
+        except SQLAlchemyError as error:
+            runs.log_leftover(f"ej_{run}", error)
+    return sorted(name for name, run in named if run in removed)
+
+
+def _names_of_runs(connection: Connection, database: Database) -> list[tuple[str, str]]:
+    """Return (name, run) of everything there is of runs, by the names alone."""
+    kind = PostgresWorkspace if _is_postgres(database) else SqliteWorkspace
+    pattern = re.compile(rf"ej_({RUN.pattern})(?:{'|'.join(map(re.escape, kind.suffixes))})")
+    return [(name, match[1]) for name in kind.names(connection, database) if (match := pattern.fullmatch(name))]
+
+
+# PostgreSQL.
+
+_STRANGE_WRITES = text(
+    "select schemaname || '.' || relname from pg_stat_xact_user_tables "
+    "where n_tup_ins + n_tup_upd + n_tup_del > 0 and schemaname <> :schema and schemaname !~ '^pg_temp' order by 1"
+)
+_COPY = re.compile(r"eventjet_live_[0-9]+")
+_MADE = text("select obj_description(oid, 'pg_namespace') from pg_namespace where nspname = :schema")
+_TABLES = text("select tablename from pg_tables where schemaname = :schema order by 1")
+_ALL_PUBLISHED = text("select pubname from pg_publication where puballtables order by 1")
+_IS_LOGGED = text("select relpersistence = 'p' from pg_class where oid = to_regclass(:name)")
+_RULES = text("""
+select conname, pg_get_constraintdef(oid), case contype when 'c' then pg_get_expr(conbin, conrelid) end
+  from pg_constraint where conrelid = to_regclass(:name) and contype in ('p', 'u', 'x', 'c')
+ order by contype <> 'p', conname
+""")
+_INDEXES = text("""
+select indexrelid::regclass, pg_get_indexdef(indexrelid)
+  from pg_index where indrelid = to_regclass(:name) order by indexrelid::regclass::text
+""")
+_LAST_NUMBER = text("select pg_sequence_last_value(to_regclass(pg_get_serial_sequence(:name, :column)))")
+
+
+class PostgresWorkspace:
+    """A schema of the run's own, whose comment lists the tables that the run makes there.
+
+    Every method blocks. Connections are to the live database unless something else is said.
+    """
+
+    suffixes = ("",)
+    """The names of everything that may be a run's, after `ej_<run>`."""
+    copied_as = "unlogged table"
+    """What a table is created as that need not outlive a crash of the server."""
+
+    def __init__(self, database: Database, run: str) -> None:
+        self.run = run
+        self.database = database
+        """Where rows are loaded: the live one here, the run's file on SQLite."""
+        self.schema = f"ej_{run}"
+        """The schema of the run's tables for connections to the live database, once they have been attached."""
+        self.location = self.schema
+        """The location whose names the run's tables have."""
+        self.description = f"a schema {self.schema}"
+        self._purpose = _purpose(run)
+        self.live = database.sync_engine(self._purpose)
+        """Connections to the live database."""
+        self._claim = {"claim": f"eventjet-run-{run}"}
+        self._stripped: dict[str, _Stripped] = {}
+
+    @staticmethod
+    def names(connection: Connection, database: Database) -> list[str]:  # noqa: ARG004 - as SQLite's
+        """Return the names of everything that may be a run's, in a database."""
+        return [str(name) for name in connection.scalars(text("select nspname from pg_namespace"))]
+
+    @contextmanager
+    def claimed(self) -> Generator[None]:
+        """Hold what tells other processes that this run's process lives; it goes with the process."""
+        with self.database.sync_engine(PURPOSE).connect() as connection:
+            connection.execute(text("select pg_advisory_lock(hashtextextended(:claim, 0))"), self._claim)
+            connection.commit()
+            yield
+
+    def is_claimed(self, connection: Connection) -> bool:
+        """Tell whether the run's process lives; if not, nobody else finds that out until the transaction ends."""
+        return not connection.scalar(text("select pg_try_advisory_xact_lock(hashtextextended(:claim, 0))"), self._claim)
+
+    def engine(self) -> Engine:
+        """Return connections that find the run's tables, and eventjet's own of the run, by their names alone.
+
+        The run's schema comes first in the path; the rest serves types only.
+        """
+        return self._first_in_path().sync_engine(self._purpose)
+
+    def handlers_engine(self) -> AsyncEngine:
+        """Return the same for handlers of SQL by hand. A crash has the shadow made again, so commits do not sync."""
+        return self._first_in_path("-c synchronous_commit=off").engine(self._purpose, BULK)
+
+    def create(self, tables: Sequence[Table], *, bare: bool) -> None:
+        """Make the tables, empty, and eventjet's own.
+
+        Until `finish`, `bare` ones are unlogged, without rules and indexes: those are cheaper made after the load.
+        """
+        own = (projections.name, rebuilds.name, quarantine.name)
+        with self.live.begin() as connection:
+            schema = qualified(None, self.schema)
+            made = json.dumps([*(table.name for table in tables), *own]).replace("'", "''")
+            connection.execute(verbatim(f"create schema {schema}"))
+            connection.execute(verbatim(f"comment on schema {schema} is '{made}'"))
+            make(connection, tables)
+            if bare:
+                self._stripped = {table.name: _strip(connection, self._qualified(table.name)) for table in tables}
+            published = connection.scalars(_ALL_PUBLISHED).all()
+            if published:
+                logs.RUN_PUBLISHED.tell(_log, name=self.schema, publications=listed(published))
+            # A crash of the server empties them, and the next batch finds that out.
+            for name in own:
+                connection.execute(
+                    verbatim(f"create unlogged table {self._qualified(name)} (like {name} including all)")
+                )
+
+    def finish(self, projection: str, tables: Sequence[Table], *, bare: bool) -> None:
+        """Make the tables what the declared ones are; raises `RowsRefused` for what a rule forbids."""
+        with self.live.begin() as connection:
+            for table in tables if bare else ():
+                self._stripped[table.name].restore(connection, projection, self._qualified(table.name), table)
+            for statement in comments(tables):
+                connection.execute(statement)
+            failpoints.reach("rebuild.keys_made")
+        with self.live.begin() as connection:
+            for table in tables:
+                connection.execute(verbatim(f"analyze {self._qualified(table.name)}"))
+
+    @contextmanager
+    def snapshot(self) -> Generator[Connection]:
+        """Begin a transaction, attached, that sees the live database at one moment, and lets others write there."""
+        with self.live.execution_options(isolation_level="REPEATABLE READ").begin() as connection:
+            yield connection
+
+    @contextmanager
+    def swapping(self) -> Generator[Connection]:
+        """Begin a transaction for the swap; raises `NotNow`."""
+        with self.live.begin() as connection, bounded(connection):
+            yield connection
+
+    def attach(self, connection: Connection) -> None:
+        """Let it see the run's tables: here it is the same database."""
+
+    def exchange(self, connection: Connection, resolved: AnyResolved, location: str) -> Exchange:
+        """Return the move of the live tables, which are in that location, for the run's."""
+        names = names_of(recorded(resolved))
+        leaving = [Move(name, location, None) for name in names]
+        return Exchange(connection, leaving, [Move(name, self.schema, location) for name in names])
+
+    def carry_out(self, exchange: Exchange, resolved: AnyResolved, location: str) -> None:  # noqa: ARG002 - SQLite's
+        """Put the run's tables, or their rows, in the place of the live ones, which are locked."""
+        exchange.carry_out()
+
+    def strange_writes(self, connection: Connection) -> list[str]:
+        """Return the tables other than the run's that the open transaction of a handler has written to."""
+        return list(map(str, connection.scalars(_STRANGE_WRITES, {"schema": self.schema})))
+
+    def numbered(self, tables: Sequence[Table]) -> set[Column[Any]]:
+        """Return the columns filled by a sequence that takes no number back when a transaction is rolled back."""
+        with self.live.begin() as connection:
+
+            def is_numbered(table: Table, column: Column[Any]) -> bool:
+                name = {"name": self._qualified(table.name), "column": column.name}
+                return connection.scalar(_LAST_NUMBER, name) is not None
+
+            return {column for table in tables for column in table.columns if is_numbered(table, column)}
+
+    def interrupt(self) -> None:
+        """End what the run's connections are doing, from another thread. Never raises."""
+        with suppress(SQLAlchemyError), self.database.sync_engine(PURPOSE).begin() as connection:
+            self._end_sessions(connection)
+
+    def drop(self) -> None:
+        """Remove what is there, or what it replaced, and forget the run. Never raises.
+
+        What a reader still holds is left, with its lease ended, to the next run.
+        """
+        engine = self.database.sync_engine(PURPOSE)
+        try:
+            with engine.begin() as connection:
+                self.clear(connection)
+                runs.close_run(connection, self.run)
+        except SQLAlchemyError as error:
+            runs.log_leftover(self.schema, error)
+            with suppress(SQLAlchemyError), engine.begin() as connection:
+                runs.release(connection, self.run)
+
+    def clear(self, connection: Connection) -> None:
+        """Drop what the run made, and neither what others have put there nor what they have made depend on it.
+
+        What its tasks are still writing would have to be waited for, so their sessions are ended.
+        """
+        self._end_sessions(connection)
+        made = set(json.loads(connection.scalar(_MADE, {"schema": self.schema}) or "[]"))
+        there = connection.scalars(_TABLES, {"schema": self.schema}).all()
+        names = [self._qualified(name) for name in there if name in made or _COPY.fullmatch(name)]
+        if names:
+            connection.execute(verbatim(f"drop table {', '.join(names)} restrict"))
+        connection.execute(verbatim(f"drop schema if exists {qualified(None, self.schema)} restrict"))
+
+    def _qualified(self, table: str) -> str:
+        return qualified(self.schema, table)
+
+    def _end_sessions(self, connection: Connection) -> None:
+        query = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = :purpose"
+        connection.execute(text(query), {"purpose": self._purpose})
+
+    def _first_in_path(self, *options: str) -> Database:
+        """Return the database with the run's schema first in the search path, and other options of the session."""
+        path = ",".join(qualified(None, schema) for schema in (self.schema, *self._search_path))
+        option = f"-c search_path={path}".replace("\\", "\\\\").replace(" ", "\\ ").replace("-c\\ ", "-c ", 1)
+        url = make_url(self.database.url)
+        given = url.query.get("options", "")
+        own = given if isinstance(given, str) else " ".join(given)
+        url = url.update_query_dict({"options": " ".join([own, option, *options]).strip()})
+        return Database(url.render_as_string(hide_password=False))
+
+    @cached_property
+    def _search_path(self) -> Sequence[str]:
+        with self.live.begin() as connection:
+            return connection.scalar(text("select current_schemas(false)")) or ()
+
+
+def _purpose(run: str) -> str:
+    """Return what PostgreSQL shows of a run's own sessions, which `clear` ends by it."""
+    return f"{PURPOSE} {run}"
+
+
+def _load_postgres(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
+    """Copy the rows in one transaction with the row in the ledger, which says whether another try has done it."""
+    schema = f"ej_{target.run}"
+    ledger = sql.Identifier(schema, rebuilds.name)
+    part = (target.run, number)
+    connection = target.database.connect_postgres(_purpose(target.run))
+    with refusals(target.projection), connection, connection.cursor() as cursor:
+        cursor.execute(
+            sql.SQL(
+                "insert into {} (run, part, projection, revision) values (%s, %s, %s, %s) on conflict do nothing"
+            ).format(ledger),
+            (*part, target.projection, target.revision),
+        )
+        if not cursor.rowcount:
+            cursor.execute(sql.SQL("select rows from {} where run = %s and part = %s").format(ledger), part)
+            loaded = cursor.fetchone()
+            assert loaded is not None
+            return int(loaded[0])
+        failpoints.reach("rebuild.part_begun")
+        statement = sql.SQL("copy {} ({}) from stdin").format(
+            sql.Identifier(schema, target.table), sql.SQL(", ").join(map(sql.Identifier, target.columns))
+        )
+        count = 0
+        with cursor.copy(statement) as copy:
+            write_row = copy.write_row
+            for row in rows:
+                write_row(row)
+                count += 1
+        failpoints.reach("rebuild.rows_copied")
+        cursor.execute(sql.SQL("update {} set rows = %s where run = %s and part = %s").format(ledger), (count, *part))
+    failpoints.reach("rebuild.part_loaded")
+    return count
+
+
+@dataclass(frozen=True, slots=True)
+class _Stripped:
+    """What a table was stripped of for the load."""
+
+    is_logged: bool
+    rules: Sequence[tuple[str, str, str | None]]
+    """(name, definition, expression of a check), keys first."""
+    indexes: Sequence[str]
+
+    def restore(self, connection: Connection, projection: str, name: str, table: Table) -> None:
+        """Give it back; raises `RowsRefused` for rows that break a rule."""
+        if self.is_logged:
+            connection.execute(verbatim(f"alter table {name} set logged"))
+        for rule, definition, check in self.rules:
+            add = verbatim(f"alter table {name} add constraint {qualified(None, rule)} {definition}")
+            with refusals(projection, partial(_row_breaking, connection, table, check)), connection.begin_nested():
+                connection.execute(add)
+        for index in self.indexes:
+            with refusals(projection):
+                connection.execute(verbatim(index))
+
+
+def _strip(connection: Connection, name: str) -> _Stripped:
+    """Take from an empty table what would slow a load."""
+    is_logged = bool(connection.scalar(_IS_LOGGED, {"name": name}))
+    rules = [(str(rule), str(made), check) for rule, made, check in connection.execute(_RULES, {"name": name})]
+    for rule, _, _ in rules:
+        connection.execute(verbatim(f"alter table {name} drop constraint {qualified(None, rule)}"))
+    indexes = connection.execute(_INDEXES, {"name": name}).all()
+    for index, _ in indexes:
+        connection.execute(verbatim(f"drop index {index}"))
+    if is_logged:
+        connection.execute(verbatim(f"alter table {name} set unlogged"))
+    return _Stripped(is_logged, rules, [str(made) for _, made in indexes])
+
+
+def _row_breaking(connection: Connection, table: Table, check: str | None) -> str:
+    """Name one row that breaks a check."""
+    if check is None:
+        return ""
+    keys = list(table.primary_key.columns)
+    values = connection.execute(select(*keys).where(verbatim(f"not ({check})")).limit(1)).first()
+    return "" if values is None else f"the row of {columns_in_words(keys, tuple(values))}"
+
+
+# SQLite.
+
+_STEPS = 100_000
+"""Steps of SQLite's machine between two looks: some milliseconds."""
+_CLAIM_TRIES = 750
+_CLAIM_S = 0.02
+
+
+class SqliteWorkspace:
+    """A file with the run's tables, and one beside it that is locked while the run's process lives.
+
+    See `PostgresWorkspace` for what both promise.
+    """
+
+    suffixes = ("", "-wal", "-shm", "-journal", ".lock")
+    """Of the file, and of what SQLite and `claimed` keep beside it."""
+    copied_as = "table"
+
+    def __init__(self, database: Database, run: str) -> None:
+        live = _file(database)
+        self.run = run
+        self.path = live.with_name(f"{live.name}.ej_{run}")
+        self.description = f"a file {self.path}"
+        self.live = database.sync_engine(PURPOSE)
+        own = make_url(database.url).set(database=str(self.path))
+        self.database = Database(own.render_as_string(hide_password=False))
+        self.schema = "shadow"
+        self.location = DECLARED
+        self._lock = self.path.with_name(f"{self.path.name}.lock")
+        self._stopped = threading.Event()
+
+    @staticmethod
+    def names(connection: Connection, database: Database) -> list[str]:  # noqa: ARG004 - as PostgreSQL's
+        """Return those of the files beside the database, without its own name."""
+        live = _file(database)
+        files = live.parent.glob(f"{glob.escape(live.name)}.ej_*")
+        return [path.name.removeprefix(f"{live.name}.") for path in files]
+
+    @contextmanager
+    def claimed(self) -> Generator[None]:
+        """A lock on a file. Whoever clears away may hold it for a moment, or remove the file before it is locked."""
+        for _ in range(_CLAIM_TRIES):
+            with self._lock.open("wb") as file:
+                if try_lock(file) and self._lock.exists():
+                    try:
+                        yield
+                    finally:
+                        self._lock.unlink(missing_ok=True)
+                    return
+            time.sleep(_CLAIM_S)
+        raise RebuildOvertaken("This rebuild stood still for so long that its lease ended, and its shadow may be gone")
+
+    def is_claimed(self, connection: Connection) -> bool:  # noqa: ARG002 - as PostgreSQL's
+        try:
+            with self._lock.open("r+b") as file:
+                return not try_lock(file)
+        except OSError:
+            return False
+
+    def engine(self) -> Engine:
+        return self.database.sync_engine(PURPOSE)
+
+    def handlers_engine(self) -> AsyncEngine:
+        """Handlers are connected to the run's file alone, so they cannot reach anything else."""
+        engine = self.database.engine(PURPOSE, BULK)
+        SQLITE.prepare_for_handlers(engine.sync_engine)
+        return engine
+
+    def create(self, tables: Sequence[Table], *, bare: bool) -> None:
+        """The live table has the indexes; in a bare one they would only be in the way."""
+        with self.engine().begin() as connection:
+            metadata.create_all(connection)
+            for statement in map(CreateTable, tables) if bare else creation(tables):
+                connection.execute(statement)
+
+    def finish(self, projection: str, tables: Sequence[Table], *, bare: bool) -> None:
+        """Find rows that a unique index forbids before the live database is locked; durability comes with the swap."""
+        with self.engine().begin() as connection:
+            for index in [index for table in tables for index in table.indexes if index.unique and bare]:
+                duplicates = partial(_duplicates, connection, list(index.expressions))
+                with refusals(projection, duplicates), connection.begin_nested():
+                    connection.execute(CreateIndex(index))
+
+    @contextmanager
+    def snapshot(self) -> Generator[Connection]:
+        """Only the run's file is written to, so nobody waits."""
+        with self._interruptible().execution_options(**{READ_ONLY: True}) as connection, connection.begin():
+            self.attach(connection)
+            yield connection
+
+    @contextmanager
+    def swapping(self) -> Generator[Connection]:
+        """The live database is locked for writers, not for readers."""
+        with self._interruptible() as connection:
+            try:
+                transaction = connection.begin()
+            except OperationalError as error:
+                raise NotNow(f"another process writes to it ({error.orig})") from error
+            with transaction:
+                yield connection
+
+    def attach(self, connection: Connection) -> None:
+        """From its first look at the file, the transaction sees nothing that others write there."""
+        connection.exec_driver_sql(f"attach database ? as {self.schema}", (str(self.path),))
+
+    def exchange(self, connection: Connection, resolved: AnyResolved, location: str) -> Exchange:
+        """No table comes: rows do."""
+        return Exchange(connection, [Move(name, location, location) for name in names_of(recorded(resolved))], [])
+
+    def carry_out(self, exchange: Exchange, resolved: AnyResolved, location: str) -> None:
+        """Make the tables again as they are declared, with the run's rows; what refers to one does so by its name.
+
+        Foreign keys are not enforced on this connection, so the order of the tables does not matter.
+        """
+        connection = exchange.connection
+        live = located_tables(resolved, location, SQLITE)
+        for old, new in zip(live, located_tables(resolved, self.location, SQLITE), strict=True):
+            target = qualified("main", old.name)
+            source = qualified(self.schema, new.name)
+            connection.exec_driver_sql(f"drop table if exists {target}")
+            for statement in creation([old]):
+                connection.execute(statement)
+            columns = ", ".join(qualified(None, column.name) for column in new.columns)
+            connection.exec_driver_sql(f"insert into {target} ({columns}) select {columns} from {source}")
+            self._keep_numbers(connection, old)
+
+    def strange_writes(self, connection: Connection) -> list[str]:  # noqa: ARG002 - as PostgreSQL's
+        """Handlers are connected to the run's file alone."""
+        return []
+
+    def numbered(self, tables: Sequence[Table]) -> set[Column[Any]]:  # noqa: ARG002 - as PostgreSQL's
+        """SQLite takes numbers back."""
+        return set()
+
+    def interrupt(self) -> None:
+        self._stopped.set()
+
+    def drop(self) -> None:
+        self._remove()
+        with suppress(SQLAlchemyError), self.live.begin() as connection:
+            runs.close_run(connection, self.run)
+
+    def clear(self, connection: Connection) -> None:  # noqa: ARG002 - as PostgreSQL's
+        self._remove()
+
+    def _remove(self) -> None:
+        for suffix in self.suffixes:
+            with suppress(OSError):
+                self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+
+    def _interruptible(self) -> Connection:
+        """Connect to the live database so that `interrupt` ends a statement: a copy of a large table takes seconds."""
+        connection = self.live.connect()
+        driver: Any = connection.connection.driver_connection
+        driver.set_progress_handler(lambda: int(self._stopped.is_set()), _STEPS)
+        return connection
+
+    def _keep_numbers(self, connection: Connection, table: Table) -> None:
+        """Go on counting where the shadow does, in a table that gives no number twice."""
+        counts = f"{self.schema}.sqlite_master where name = 'sqlite_sequence'"
+        if connection.exec_driver_sql(f"select 1 from {counts}").fetchone():
+            name = (table.name,)
+            connection.exec_driver_sql("delete from main.sqlite_sequence where name = ?", name)
+            source = f"{self.schema}.sqlite_sequence where name = ?"
+            connection.exec_driver_sql(f"insert into main.sqlite_sequence select * from {source}", name)
+
+
+Workspace: TypeAlias = PostgresWorkspace | SqliteWorkspace
+
+
+def _file(database: Database) -> Path:
+    return Path(str(make_url(database.url).database))
+
+
+def _load_sqlite(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
+    """Insert the rows chunk by chunk. Only this process writes to the shadow's file, so the ledger's row comes last."""
+    connection = target.database.connect_sqlite()
+    try:
+        # A shadow that does not survive a crash of the machine is made again.
+        connection.execute("pragma synchronous = off")
+        columns = ", ".join(qualified(None, column) for column in target.columns)
+        marks = ", ".join("?" * len(target.columns))
+        statement = f"insert into {qualified(None, target.table)} ({columns}) values ({marks})"
+        failpoints.reach("rebuild.part_begun")
+        count = 0
+        remaining = iter(rows)
+        while chunk := list(islice(remaining, CHUNK)):
+            _insert(connection, target.projection, statement, chunk)
+            count += len(chunk)
+        failpoints.reach("rebuild.rows_copied")
+        connection.execute(
+            f"insert into {rebuilds.name} (run, part, projection, revision, rows) values (?, ?, ?, ?, ?)",
+            (target.run, number, target.projection, target.revision, count),
+        )
+        failpoints.reach("rebuild.part_loaded")
+        return count
+    finally:
+        connection.close()
+
+
+def _insert(connection: sqlite3.Connection, projection: str, statement: str, chunk: Sequence[Sequence[Any]]) -> None:
+    """Insert all rows or none; raises `RowsRefused` with the row at fault, which the driver does not name."""
+    before = connection.total_changes
+
+    def refused_row() -> str:
+        values = chunk[connection.total_changes - before]
+        return f"the row is ({', '.join(map(reprlib.repr, values))})"
+
+    connection.execute("begin immediate")
+    try:
+        with refusals(projection, refused_row):
+            connection.executemany(statement, chunk)
+        connection.execute("commit")
+    except BaseException:
+        connection.execute("rollback")
+        raise
+
+
+def _duplicates(connection: Connection, columns: Sequence[str | ColumnElement[Any]]) -> str:
+    """Name values of columns that several rows have, and should not."""
+    plain = [column for column in columns if isinstance(column, Column)]
+    if len(plain) < len(columns):
+        return ""
+    query = select(*plain).group_by(*plain).having(func.count() > 1).limit(1)
+    values = connection.execute(query).first()
+    return "" if values is None else f"several rows have {columns_in_words(plain, tuple(values))}"
