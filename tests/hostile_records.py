@@ -13,15 +13,15 @@ from typing import Any, cast
 from hypothesis import strategies as st
 
 from eventjet.archive.republish import lasting
-from eventjet.cli.history import line
-from eventjet.cli.terminal import print_json
+from eventjet.cli.log import line
+from eventjet.cli.output import print_json
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.headers import RawRecord, header_block
 from eventjet.codec.records import Decoder
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, UndecodableEvent, UnknownEvent
 from eventjet.jetstream.api import direct_record
-from eventjet.operations.events import shown, stored_json
+from eventjet.operations.events import event_view, stored_json
 from eventjet.projections.fold import Offered, Offering, parked_for
 
 _NUMBERS = st.one_of(
@@ -99,7 +99,7 @@ def records(draw: st.DrawFn, aggregates: tuple[str, ...], types: tuple[str, ...]
 
 
 class _OfCatalog:
-    """What `shown` asks of a connection."""
+    """What `event_view` asks of a connection."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.decode = Decoder(catalog)
@@ -121,7 +121,7 @@ def check_record(catalog: Catalog, only: tuple[type, ...], record: RawRecord) ->
         assert "\0" not in f"{parked.aggregate}{parked.aggregate_id}{parked.event_id}{parked.event_type}"
     assert lasting((*record[:3], lasting(record)[2], record[4])) == lasting(record)
     with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")):
-        event = shown(cast("Any", _OfCatalog(catalog)), record)
+        event = event_view(cast("Any", _OfCatalog(catalog)), record)
         line(event, named=True)
         print_json(event, indent=None)
         print_json(stored_json(record[4]))

@@ -10,8 +10,7 @@ from typing import Any
 
 import typer
 
-from eventjet.cli.help_text import EXAMPLES, commands_of
-from eventjet.cli.main import app
+from eventjet.cli.main import EXAMPLES, app, commands_of
 
 PAGE = Path(__file__).parents[2] / "docs/reference/commands.md"
 SHARED = ("--json", "--app", "--app-dir", "--servers", "--database")

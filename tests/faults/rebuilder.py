@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from eventjet.cli.entry import run
+from eventjet.cli.__main__ import run
 from eventjet.parallel import processes as fold_processes
 from eventjet.rebuild import divided_load
 from tests.faults.among import PATIENCE

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import text
 
-from eventjet.cli.terminal import UNREACHABLE
+from eventjet.cli.output import UNREACHABLE
 from eventjet.dev.nats import NatsServer
 from eventjet.sql.database import Database
 from tests.among import SEVERAL

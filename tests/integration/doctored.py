@@ -16,8 +16,8 @@ from sqlalchemy import Column, Integer, MetaData, Numeric, String, Table
 
 from eventjet import App, Recorded, projection
 from eventjet.codec.subjects import cursor_bucket
-from eventjet.doctor.diagnosis import Installation
-from eventjet.doctor.runner import Examined, examine
+from eventjet.doctor.examine import Examined, examine
+from eventjet.doctor.report import Installation
 from eventjet.examples.transfer.accounts import Account, Book, Deposited
 from eventjet.examples.transfer.app import outside, receipts
 from eventjet.examples.transfer.transfers import Transfer

@@ -22,8 +22,8 @@ from eventjet.codec.headers import RawRecord
 from eventjet.codec.subjects import cursor_bucket, snapshot_bucket, stream_subjects, timer_stream
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.server import reserved_port
-from eventjet.doctor.diagnosis import Installation
-from eventjet.doctor.runner import examine
+from eventjet.doctor.examine import examine
+from eventjet.doctor.report import Installation
 from eventjet.errors import LogUnusable, NotUnique, OutcomeUnknown, Refused, StoreUnavailable, Unreachable
 from eventjet.jetstream.api import create_stream, stream_info, update_stream
 from eventjet.jetstream.client import Client, connect

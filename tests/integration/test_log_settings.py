@@ -14,8 +14,8 @@ import pytest
 from eventjet import App, aggregate, event
 from eventjet.codec.subjects import snapshot_bucket
 from eventjet.dev.nats import NatsServer
-from eventjet.doctor.diagnosis import Diagnoses
-from eventjet.doctor.streams import tell_stream
+from eventjet.doctor.report import Report
+from eventjet.doctor.streams import check_stream
 from eventjet.domain.history import FoldedState
 from eventjet.errors import LogDrifted, LogUnusable, StoreError
 from eventjet.jet import Jet
@@ -140,8 +140,8 @@ def test_doctor_says_of_a_setting_that_it_does_not_know_that_it_does_not() -> No
     app = App("x", aggregates=[Tally])
     declared = stream_config("x", 1)
     state = StreamState("x", 1, 0, 0, 0, 0, 0, {"eventjet.log": "a"}, {**declared, "allow_forgetting": True})
-    told = Diagnoses("streams")
-    tell_stream(told, app, declared, state)
+    told = Report("streams")
+    check_stream(told, app, declared, state)
     assert any("allow_forgetting is True" in one.what for one in told.found)
 
 

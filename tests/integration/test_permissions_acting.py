@@ -14,8 +14,8 @@ from eventjet import App, served
 from eventjet.codec.subjects import cursor_bucket, timer_stream
 from eventjet.commands.repository import open_repositories
 from eventjet.dev.nats import NatsServer
-from eventjet.doctor.diagnosis import Installation
-from eventjet.doctor.runner import examine
+from eventjet.doctor.examine import examine
+from eventjet.doctor.report import Installation
 from eventjet.errors import LogDrifted, StoreUnavailable
 from eventjet.examples.transfer.accounts import Account
 from eventjet.examples.transfer.app import transfers

@@ -12,8 +12,7 @@ from sqlalchemy import MetaData
 from eventjet.console.sources import Sources
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import EventjetError, NotCaughtUp, Unreachable
-from eventjet.operations.parked import outcomes_now, parked_event, parked_events
-from eventjet.operations.quarantines import quarantine_of
+from eventjet.operations.quarantine import Quarantine, outcomes_now, quarantine_page, quarantined_event
 from eventjet.operations.tables import tables_seen
 from eventjet.rebuild import preview, rebuild, verify
 from eventjet.settings import Settings
@@ -85,23 +84,23 @@ async def resumed(other: Ledger) -> None:
 
 
 async def quarantine_seen(other: Ledger) -> None:
-    await asyncio.to_thread(lambda: quarantine_of(other, other.settings, "balances").listed(resolved=True))  # type: ignore[arg-type]
+    await asyncio.to_thread(lambda: Quarantine(other, other.settings, "balances").listed(resolved=True))  # type: ignore[arg-type]
 
 
 async def quarantine_retried(other: Ledger) -> None:
-    await asyncio.to_thread(lambda: quarantine_of(other, other.settings, "balances").retry(None))  # type: ignore[arg-type]
+    await asyncio.to_thread(lambda: Quarantine(other, other.settings, "balances").retry(None))  # type: ignore[arg-type]
 
 
 async def quarantine_dropped(other: Ledger) -> None:
-    await asyncio.to_thread(lambda: quarantine_of(other, other.settings, "balances").drop([1]))  # type: ignore[arg-type]
+    await asyncio.to_thread(lambda: Quarantine(other, other.settings, "balances").drop([1]))  # type: ignore[arg-type]
 
 
 async def quarantine_page_seen(other: Ledger) -> None:
-    await parked_events(Sources(other, other.settings), "balances", limit=10)  # type: ignore[arg-type]
+    await quarantine_page(Sources(other, other.settings), "balances", limit=10)  # type: ignore[arg-type]
 
 
 async def quarantine_event_page_seen(other: Ledger) -> None:
-    await parked_event(Sources(other, other.settings), "balances", 1, limit=10)  # type: ignore[arg-type]
+    await quarantined_event(Sources(other, other.settings), "balances", 1, limit=10)  # type: ignore[arg-type]
 
 
 async def verdicts_seen(other: Ledger) -> None:

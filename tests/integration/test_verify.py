@@ -10,7 +10,7 @@ import pytest
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import LogRolledBack, RebuildError
-from eventjet.operations.verification import compared
+from eventjet.operations.reports import difference_text
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from tests.among import LOCAL
@@ -67,7 +67,7 @@ async def test_a_value_that_is_equal_and_stored_otherwise_is_named(nats: NatsSer
     (found,) = report.examples
     assert (found.live, found.columns, found.since) == (found.expected, ("amount",), "never equal")
     told = f"amount is {int(whole.amount)}.0 and should be {int(whole.amount)}.00"
-    assert compared(found, private=False) == told
+    assert difference_text(found, private=False) == told
 
 
 async def test_rows_altered_added_and_removed_by_hand_are_each_named(book: Book) -> None:

@@ -54,9 +54,9 @@ def _take(browser: Browser, url: str, file: Path, width: int, scheme: str, *, wh
 
 async def poison_of(stage: Stage) -> int:
     """Position of the event that the balances cannot take."""
-    from eventjet.operations.quarantines import quarantine_of
+    from eventjet.operations.quarantine import Quarantine
 
-    parked = await asyncio.to_thread(lambda: quarantine_of(branch, stage.settings, "balances").listed(resolved=False))
+    parked = await asyncio.to_thread(lambda: Quarantine(branch, stage.settings, "balances").listed(resolved=False))
     return parked[0].position
 
 

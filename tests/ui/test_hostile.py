@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Dialog
 from eventjet import Metadata, with_metadata
 from eventjet.examples.transfer.accounts import Account
 from eventjet.examples.transfer.transfers import Transfer
-from eventjet.operations.quarantines import quarantine_of
+from eventjet.operations.quarantine import Quarantine
 from tests.ui.branch import POISON, branch
 from tests.ui.conftest import PATIENCE_MS, in_thread, serving
 from tests.ui.stage import Stage, staged
@@ -42,7 +42,7 @@ async def _written(stage: Stage) -> tuple[int, int]:
 def shown() -> Iterator[tuple[str, int, int]]:
     with staged(accounts=10, commands=10, postgres=False) as stage:
         parked, large = in_thread(_written(stage))
-        assert quarantine_of(branch, stage.settings, "balances").listed(resolved=False)
+        assert Quarantine(branch, stage.settings, "balances").listed(resolved=False)
         with serving(stage.folder, stage.environ, "--allow-actions") as url:
             yield url, parked, large
 

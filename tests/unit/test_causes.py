@@ -13,8 +13,8 @@ from eventjet.examples.bank.account import Account, Deposited
 from eventjet.examples.bank.app import bank, withdrawn_has_a_reason
 from eventjet.examples.bank.read_models import Balance, balances_table
 from eventjet.log.memory import MemoryStore
-from eventjet.operations import causes
-from eventjet.operations.causes import FORWARD, NEAR, cause_of, effects_of, made_at, neighbours, rows_touched
+from eventjet.operations import events
+from eventjet.operations.events import FORWARD, NEAR, cause_of, effects_of, made_at, neighbours, rows_touched
 from eventjet.testing.store_contract import new, write
 
 
@@ -42,7 +42,7 @@ class Log:
         assert record is not None
         return header(record[3], MSG_ID) or ""
 
-    async def effects(self, position: int, after: int = 0) -> tuple[Any, causes.Effects]:
+    async def effects(self, position: int, after: int = 0) -> tuple[Any, events.Effects]:
         record = await self.store.at(position)
         assert record is not None
         found = await effects_of(self.store, record, after)
@@ -80,9 +80,9 @@ async def test_the_look_forward_says_how_far_it_went_and_goes_on_from_there() ->
 async def test_more_effects_than_are_listed_are_told() -> None:
     log = Log()
     first = await log.add("a")
-    await log.add("b", causes.EFFECTS_MAX + 1, Ej_Causation=await log.id_at(first))
+    await log.add("b", events.EFFECTS_MAX + 1, Ej_Causation=await log.id_at(first))
     tree, found = await log.effects(first)
-    assert (len(tree), found.cut) == (causes.EFFECTS_MAX, True)
+    assert (len(tree), found.cut) == (events.EFFECTS_MAX, True)
 
 
 async def test_a_cause_far_away_is_found_by_the_time_in_its_id() -> None:

@@ -15,11 +15,11 @@ from typing import Any, cast
 
 import pytest
 
-from eventjet.cli.history import line
+from eventjet.cli.log import line
 from eventjet.cli.main import exit_status, main, report
+from eventjet.cli.output import wrapped
 from eventjet.cli.running import Lines, finished
 from eventjet.cli.target import safe_settings, target
-from eventjet.cli.terminal import wrapped
 from eventjet.domain.personal import MASK
 from eventjet.errors import (
     DefinitionError,
@@ -32,8 +32,8 @@ from eventjet.errors import (
     UsageError,
     VerificationFailed,
 )
-from eventjet.operations.events import shown
-from eventjet.operations.verification import compared, shown_key
+from eventjet.operations.events import event_view
+from eventjet.operations.reports import difference_text, key_text
 from eventjet.rebuild import Difference
 from eventjet.shown import counted
 
@@ -154,7 +154,7 @@ def test_an_event_is_shown_in_80_columns_and_whole_as_json() -> None:
         headers,
         json.dumps(body).encode(),
     )
-    event = shown(cast("Any", SimpleNamespace(decode=lambda _: None, masked=lambda *told: told[-1])), record)
+    event = event_view(cast("Any", SimpleNamespace(decode=lambda _: None, masked=lambda *told: told[-1])), record)
     lines = line(event, named=True).splitlines()
     assert lines[0] == "     12  2026-01-02 03:04:05Z  account a-1  v3  account.withdrawn (schema 2)"
     assert all(len(line) <= 80 for line in lines)
@@ -166,7 +166,7 @@ def test_an_event_is_shown_in_80_columns_and_whole_as_json() -> None:
 
 def test_counts_and_keys_read_as_one_writes_them() -> None:
     assert [counted(1, "row"), counted(2_000, "row")] == ["1 row", "2,000 rows"]
-    assert shown_key(("a", 3)) == "a, 3"
+    assert key_text(("a", 3)) == "a, 3"
 
 
 @pytest.mark.parametrize("ctrl_c", [signal.default_int_handler, signal.SIG_IGN], ids=["heard", "ignored"])
@@ -205,9 +205,9 @@ def test_bulk_work_ends_at_sigterm_also_where_the_shell_has_ctrl_c_ignored(
 )
 def test_two_values_are_told_apart_even_where_they_print_alike(live: object, expected: object, told: str) -> None:
     found = Difference(("t", 1), {"id": 1, "v": live}, {"id": 1, "v": expected}, ("v",), "never equal")
-    assert compared(found, private=False) == told
+    assert difference_text(found, private=False) == told
 
 
 def test_what_differs_in_personal_columns_is_named_and_not_shown() -> None:
     found = Difference(("t", 1), {"v": "ada"}, {"v": "eve"}, ("v",), "never equal")
-    assert compared(found, private=True) == f"v is {MASK} and should be another one"
+    assert difference_text(found, private=True) == f"v is {MASK} and should be another one"

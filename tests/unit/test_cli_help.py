@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from eventjet.cli.help_text import EXAMPLES, commands_of
-from eventjet.cli.main import app, main
+from eventjet.cli.main import EXAMPLES, app, commands_of, main
 from eventjet.spelling import NAMED_MAX, listed, meant
 
 

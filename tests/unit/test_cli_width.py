@@ -11,15 +11,18 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from eventjet.cli import db, doctor, process, quarantine, status
-from eventjet.cli.help_text import commands_of
-from eventjet.cli.history import line
-from eventjet.cli.main import app, main
-from eventjet.cli.terminal import print_headed
-from eventjet.doctor.runner import Examined
+from eventjet.cli.log import line
+from eventjet.cli.main import app, commands_of, main
+from eventjet.cli.output import Fields, show
+from eventjet.cli.quarantine import event_blocks, list_blocks
+from eventjet.cli.setup import unused_blocks
+from eventjet.cli.status import doctor_blocks, status_blocks
+from eventjet.cli.subscriptions import deadline_table, process_fields
+from eventjet.doctor.examine import Examined
 from eventjet.findings import Finding, Level
-from eventjet.operations import processes, quarantines
 from eventjet.operations.events import stored_json
+from eventjet.operations.processes import ProcessView
+from eventjet.operations.quarantine import StoredEvent
 from eventjet.sql.quarantine import Listed, Shown
 from eventjet.sql.revisions import Unused
 from eventjet.subscriptions.status import WorkStatus
@@ -63,7 +66,7 @@ def test_status(printed: Callable[[], str]) -> None:
     one = WorkStatus(
         NAME, 1_000, "building", POSITION, POSITION, POSITION, 9e9, WORKER, 12, None, True, events_per_s=9e6, eta_s=9e9
     )
-    status._print("bank", [one, replace(one, kind="publication", parked=3), replace(one, reason=REASON)])
+    show(status_blocks("bank", [one, replace(one, kind="publication", parked=3), replace(one, reason=REASON)]))
     fits(printed(), NAME, f"{POSITION:,}", REASON)
 
 
@@ -75,34 +78,34 @@ def listed(aggregate_id: str) -> Listed:
 
 def test_quarantine_list(aggregate_id: str, printed: Callable[[], str]) -> None:
     for everything in (False, True):
-        quarantine._print([listed(aggregate_id)], {NAME: 11}, everything)
+        show(list_blocks([listed(aggregate_id)], {NAME: 11}, everything))
         fits(printed(), aggregate_id, REASON, str(POSITION))
 
 
 def test_quarantine_show(aggregate_id: str, printed: Callable[[], str]) -> None:
     shown = Shown(listed(aggregate_id), "Traceback:\n  File x\n", None, POSITION)
     body = json.dumps({"note": aggregate_id}, ensure_ascii=False).encode()
-    quarantine._print_one(shown, quarantines.StoredEvent(body, NAME), stored_json(body))
+    show(event_blocks(shown, StoredEvent(body, NAME), stored_json(body)))
     fits(printed(), aggregate_id, aggregate_id, REASON)
 
 
 def test_deadlines_list(aggregate_id: str, printed: Callable[[], str]) -> None:
     row = {"process": NAME, "id": aggregate_id, "until": "2026-11-24T10:00:00Z"}
-    process._print_deadlines([{**row, "due": False}, {**row, "due": True}])
+    show(deadline_table([{**row, "due": False}, {**row, "due": True}]))
     fits(printed(), aggregate_id, NAME, "2026-11-24T10:00:00Z")
 
 
 def test_process_show(aggregate_id: str, printed: Callable[[], str]) -> None:
-    found = processes.ProcessShown(
+    found = ProcessView(
         NAME, aggregate_id, 3, {"note": REASON}, f'account {aggregate_id}: withdraw("4")', parked=None, paused=True
     )
-    print_headed(process._lines(found), process._HEAD)
+    show(Fields(list(process_fields(found))))
     fits(printed(), aggregate_id, REASON)
 
 
 def test_db_unused(printed: Callable[[], str]) -> None:
     tables = tuple(f"a_schema.{NAME}_{number}" for number in range(3))
-    db._print([], [], [Unused(NAME, 999, "building", "", tables, POSITION, POSITION, WORKER, None)], [])
+    show(unused_blocks([], [], [Unused(NAME, 999, "building", "", tables, POSITION, POSITION, WORKER, None)], []))
     fits(printed(), NAME, f"{POSITION:,}", *tables)
 
 
@@ -129,7 +132,7 @@ def test_doctor(printed: Callable[[], str]) -> None:
         )
         for level in Level
     )
-    doctor._print(Examined("bank", tuple(found), 3))
+    show(doctor_blocks(Examined("bank", tuple(found), 3)))
     fits(printed(), NAME, REASON)
 
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from eventjet import Personal
 from eventjet.domain.history import FoldedState
 from eventjet.domain.personal import MASK
-from eventjet.operations.differences import ROWS_MAX, compared
-from eventjet.operations.time_travel import difference
+from eventjet.operations.aggregates import ROWS_MAX, compare_states, difference
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -22,7 +21,7 @@ JSON = st.recursive(
 
 
 def told(before: Any, after: Any) -> dict[str, str]:
-    return {field.path: field.change for field in compared(before, after, before, after).fields}
+    return {field.path: field.change for field in compare_states(before, after, before, after).fields}
 
 
 def test_each_kind_of_change_has_its_word() -> None:
@@ -48,18 +47,18 @@ def test_one_and_true_are_not_the_same() -> None:
 
 @given(JSON, JSON)
 def test_something_changed_where_two_states_differ_and_nothing_where_they_do_not(one: Any, other: Any) -> None:
-    assert compared({"it": one}, {"it": one}, {"it": one}, {"it": one}).changed == 0
+    assert compare_states({"it": one}, {"it": one}, {"it": one}, {"it": one}).changed == 0
     if one != other:
         # What differs only by its order, or by an empty container, is told whole.
-        assert compared({"it": one}, {"it": other}, {"it": one}, {"it": other}).changed > 0
+        assert compare_states({"it": one}, {"it": other}, {"it": one}, {"it": other}).changed > 0
 
 
 def test_of_more_fields_than_are_shown_those_that_changed_are() -> None:
     before = {f"f{number}": 0 for number in range(1_000)}
-    seen = compared(before, before | {"f777": 1}, before, before | {"f777": 1})
+    seen = compare_states(before, before | {"f777": 1}, before, before | {"f777": 1})
     assert [(field.path, field.change) for field in seen.fields] == [("f777", "changed")]
     assert seen.cut == 999
-    assert len(compared(before, dict.fromkeys(before, 1), before, before).fields) == ROWS_MAX
+    assert len(compare_states(before, dict.fromkeys(before, 1), before, before).fields) == ROWS_MAX
 
 
 @dataclass(frozen=True, slots=True)

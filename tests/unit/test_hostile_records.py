@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 
 from eventjet import event
-from eventjet.cli.terminal import print_json
+from eventjet.cli.output import print_json
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.headers import RawRecord, header_block
 from eventjet.codec.records import Decoder

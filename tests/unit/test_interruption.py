@@ -74,7 +74,7 @@ class Interrupting:
             signal.raise_signal(signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupting())
-from eventjet.cli.entry import run
+from eventjet.cli.__main__ import run
 run()
 """
     ended = subprocess.run([sys.executable, "-c", starts], stderr=subprocess.PIPE, text=True, timeout=60, check=False)

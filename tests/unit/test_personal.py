@@ -16,7 +16,7 @@ from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.domain.personal import MASK, decisions_are_private, is_private, masked, masked_row, parameter_hint
 from eventjet.domain.process import Call
 from eventjet.errors import RowRefused, UnencodableEvent
-from eventjet.operations.processes import _call_shown
+from eventjet.operations.processes import _call_text
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.row_type import row_faults
 from eventjet.shown import cut, cut_values, shown
@@ -186,9 +186,9 @@ def test_a_parameter_whose_annotation_cannot_be_resolved_is_hidden() -> None:
     assert not is_private(parameter_hint(Decisions.call, "plan"))
     call = Call.of(Decisions.call, (SECRET, "free", SECRET, SECRET), {"note": SECRET, "other": SECRET})
     mask = f'"{MASK}"'
-    assert _call_shown(call) == f'call({mask}, "free", {mask}, {mask}, note={mask}, other={mask})'
+    assert _call_text(call) == f'call({mask}, "free", {mask}, {mask}, note={mask}, other={mask})'
     plain = Call.of(Decisions.plain, ("free", "x", 2, 3, 4), {"kind": "red"})
-    assert _call_shown(plain) == 'plain("free", "x", 2, 3, 4, kind="red")', "a local class is found"
+    assert _call_text(plain) == 'plain("free", "x", 2, 3, 4, kind="red")', "a local class is found"
 
 
 def test_what_a_decision_returns_makes_no_parameter_personal() -> None:

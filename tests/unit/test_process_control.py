@@ -56,8 +56,8 @@ async def test_a_step_in_two_saves_is_taken_twice(monkeypatch: pytest.MonkeyPatc
             nonlocal count
             step = (await jet.repository(Transfer).load(name)).step()
             assert step is not None
-            asked_of = step.asked
-            await jet.repository(asked_of.aggregate).execute(asked_of.aggregate_id, asked_of.call.on)
+            answer_of = step.asked
+            await jet.repository(answer_of.aggregate).execute(answer_of.aggregate_id, answer_of.call.on)
             count += 1
             if count % 3 == 0:
                 raise Crash

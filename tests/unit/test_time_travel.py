@@ -12,8 +12,8 @@ from eventjet import App, aggregate, event
 from eventjet.codec.headers import RawRecord
 from eventjet.commands.repository import Repositories
 from eventjet.log.memory import MemoryStore
-from eventjet.operations import time_travel
-from eventjet.operations.time_travel import EVENTS_MAX, Folded, TimeTravel
+from eventjet.operations import aggregates
+from eventjet.operations.aggregates import FOLDED_MAX, Folded, TimeTravel
 
 
 @event("counter.counted")
@@ -40,7 +40,7 @@ shop = App("shop", aggregates=[Counter])
 
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time_travel, "FOLD_S", 600.0)
+    monkeypatch.setattr(aggregates, "FOLD_S", 600.0)
 
 
 class Counting(MemoryStore):
@@ -98,7 +98,7 @@ async def test_a_look_is_bounded_and_the_next_one_goes_on() -> None:
 
 async def test_a_look_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     _, travel = await log_of([1] * 1_500)
-    monkeypatch.setattr(time_travel, "FOLD_S", -1.0)
+    monkeypatch.setattr(aggregates, "FOLD_S", -1.0)
     found = await travel.at("counter", "a", 1_500)
     assert (found.is_there, found.goes_on) == (False, True)
 
@@ -141,4 +141,4 @@ async def test_few_states_are_kept_of_a_long_history() -> None:
     for number in range(30):
         await travel.at("counter", f"b-{number}", 0)
     assert len(travel._known) <= 16
-    assert EVENTS_MAX == 20_000
+    assert FOLDED_MAX == 20_000

@@ -1,7 +1,26 @@
-"""`python -m eventjet.cli`: the program, where its script is not on the PATH."""
+"""Where the program begins, as `eventjet` and as `python -m eventjet.cli`.
+
+Until its modules are imported, which takes a moment, Ctrl-C ends it without a traceback.
+"""
 
 from __future__ import annotations
 
-from eventjet.cli.entry import run
+import os
+import signal
 
-run()
+_INTERRUPTED = 130
+
+
+def run() -> None:
+    """The console script."""
+    before = signal.getsignal(signal.SIGINT)
+    if before == signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(_INTERRUPTED))
+    from eventjet.cli.main import run as begin
+
+    signal.signal(signal.SIGINT, before)
+    begin()
+
+
+if __name__ == "__main__":
+    run()

@@ -10,33 +10,28 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Annotated, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, cast
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.models import CommandInfo
 
 from eventjet import errors
-from eventjet.cli.archive import archive, restore
-from eventjet.cli.audit import audit
-from eventjet.cli.cursor import cursor
-from eventjet.cli.db import db, init
-from eventjet.cli.doctor import doctor
-from eventjet.cli.help_text import PlainGroup, complete_help
-from eventjet.cli.history import history, tail
-from eventjet.cli.nats_config import nats_config
+from eventjet.cli.bulk import archive, audit, rebuild, restore, snapshots, verify
+from eventjet.cli.dev import demo, dev
+from eventjet.cli.log import history, skip, tail
 from eventjet.cli.new import new
-from eventjet.cli.process import deadlines, process
+from eventjet.cli.output import ANSWER_IS_NO, INTERRUPTED, UNREACHABLE, note
 from eventjet.cli.quarantine import commands as quarantine
-from eventjet.cli.rebuild import rebuild, snapshots, verify
 from eventjet.cli.schema import schema
-from eventjet.cli.serve import serve
-from eventjet.cli.status import status
-from eventjet.cli.terminal import ANSWER_IS_NO, INTERRUPTED, UNREACHABLE, note
+from eventjet.cli.setup import db, init, nats_config
+from eventjet.cli.status import doctor, status
+from eventjet.cli.subscriptions import cursor, deadlines, process
 from eventjet.cli.ui import ui
 from eventjet.cli.unique import unique
-from eventjet.cli.void import void
-from eventjet.cli.worker import demo, dev, pause, resume, worker
-from eventjet.cli.wrong_usage import is_of_typer, told
+from eventjet.cli.worker import pause, resume, serve, worker
+from eventjet.spelling import meant
 
 DONE = 0
 WRONG_USAGE = 2
@@ -46,12 +41,106 @@ _COMPLETING = "_EVENTJET_COMPLETE"
 _ABOUT_USAGE = (errors.UsageError, errors.DefinitionError, errors.RebuildRefused, errors.Refused)
 _ABOUT_COMPONENTS = (errors.Unreachable, errors.StoreUnavailable, errors.Forbidden)
 
+EXAMPLES: Mapping[str, Sequence[str]] = {
+    "new": ("eventjet new shop",),
+    "dev": ("eventjet dev", "eventjet dev --reload --ui", "eventjet dev --temporary --postgres"),
+    "demo": ("eventjet demo",),
+    "init": ("eventjet init", "eventjet init --reset balances", "eventjet init --repair"),
+    "worker": ("eventjet worker", "eventjet worker balances receipts --http 127.0.0.1:8080"),
+    "serve": ("eventjet serve",),
+    "pause": ("eventjet pause balances", "eventjet pause balances --revision 1"),
+    "resume": ("eventjet resume balances",),
+    "nats-config": ("eventjet nats-config > nats.conf", "eventjet nats-config --postgres > grants.sql"),
+    "status": ("eventjet status", "eventjet status --watch --interval 5", "eventjet status --json"),
+    "doctor": ("eventjet doctor",),
+    "ui": (
+        "eventjet ui",
+        "eventjet ui --allow-actions",
+        "eventjet ui --host 0.0.0.0 --access shop.access:by_proxy --public-url https://ops.example/shop",
+    ),
+    "history": ("eventjet history account a-1",),
+    "tail": ("eventjet tail --follow", "eventjet tail --from 1 --json"),
+    "process show": ("eventjet process show transfer t-1",),
+    "process sync": ("eventjet process sync transfer", "eventjet process sync transfer t-1 t-2"),
+    "deadlines list": ("eventjet deadlines list", "eventjet deadlines list transfer"),
+    "quarantine list": ("eventjet quarantine list", "eventjet quarantine list balances --all"),
+    "quarantine show": ("eventjet quarantine show balances 1234",),
+    "quarantine retry": ("eventjet quarantine retry balances 1234", "eventjet quarantine retry balances --all"),
+    "quarantine drop": ("eventjet quarantine drop balances 1234 1240",),
+    "cursor set": ("eventjet cursor set receipts 1200",),
+    "cursor drop": ("eventjet cursor drop old_receipts",),
+    "rebuild": (
+        "eventjet rebuild balances postings",
+        "eventjet rebuild balances --dry-run",
+        "eventjet rebuild balances --engine spark --master spark://head:7077",
+        "eventjet rebuild balances --from-archive /var/archives/bank",
+    ),
+    "verify": ("eventjet verify balances", "eventjet verify balances --engine local --json"),
+    "snapshots build": ("eventjet snapshots build account", "eventjet snapshots build account --min-events 500"),
+    "db upgrade": ("eventjet db upgrade",),
+    "db promote": ("eventjet db promote balances",),
+    "db unused": ("eventjet db unused", "eventjet db unused --drop balances:1"),
+    "archive": ("eventjet archive /var/archives/bank", "eventjet archive s3a://bucket/bank --to 5000000"),
+    "restore": ("eventjet restore /var/archives/bank",),
+    "audit": ("eventjet audit", "eventjet audit --archive /var/archives/bank --examples 20"),
+    "unique build": ("eventjet unique build user", "eventjet unique build user email --keep-shared"),
+    "unique check": ("eventjet unique check", "eventjet unique check user email"),
+    "schema export": ("eventjet schema export --out schemas", "eventjet schema export --asyncapi > asyncapi.json"),
+    "schema check": ("eventjet schema check --against main", "eventjet schema check --against-log 100"),
+    "skip": ('eventjet skip 1234 --reason "published by a script, no event"',),
+}
+"""By the words after `eventjet`."""
+
+
+class _PlainCommand(TyperCommand):
+    """A command whose help says of no flag that it is a `<bool>`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _plain(super().get_params(ctx))
+
+
+class _PlainGroup(TyperGroup):
+    """As `_PlainCommand`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return _plain(super().get_params(ctx))
+
+
+def _plain(params: list[Any]) -> list[Any]:
+    for one in params:
+        if getattr(one, "is_flag", False) and one.metavar is None:
+            one.metavar = ""
+    return params
+
+
+def _complete_help(app: typer.Typer) -> None:
+    """Have the help of each command end with its examples, and say no more than it must."""
+    for group in app.registered_groups:
+        group.cls = _PlainGroup
+    for name, command in commands_of(app):
+        command.cls = _PlainCommand
+        lines = EXAMPLES.get(name, ())
+        if lines:
+            command.epilog = "\n".join([f"Example{'s' if len(lines) > 1 else ''}:", *(f"  {line}" for line in lines)])
+
+
+def commands_of(app: typer.Typer) -> Iterator[tuple[str, CommandInfo]]:
+    """All commands with the words that name them."""
+    for command in app.registered_commands:
+        assert command.callback is not None
+        yield command.name or command.callback.__name__.replace("_", "-"), command
+    for group in app.registered_groups:
+        within = group.typer_instance
+        assert within is not None
+        yield from ((f"{within.info.name} {name}", command) for name, command in commands_of(within))
+
+
 app = typer.Typer(
     name="eventjet",
     help="Event sourcing on NATS JetStream: run, look at and rebuild the read models of an app.",
     epilog="Exit status: 0 done, 1 the answer is no, 2 wrong usage, 3 a component is unreachable.",
     no_args_is_help=True,
-    cls=PlainGroup,
+    cls=_PlainGroup,
     pretty_exceptions_enable=False,
 )
 _PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
@@ -59,7 +148,7 @@ _PANELS: dict[str, tuple[Callable[..., None] | typer.Typer, ...]] = {
     "Run": (init, worker, serve, pause, resume, nats_config),
     "Look": (status, doctor, ui, history, tail, process, deadlines, quarantine, cursor),
     "Read models": (rebuild, verify, db, snapshots),
-    "The log": (archive, restore, audit, void, unique, schema),
+    "The log": (archive, restore, audit, skip, unique, schema),
 }
 for panel, commands in _PANELS.items():
     for command in commands:
@@ -67,7 +156,7 @@ for panel, commands in _PANELS.items():
             app.add_typer(command, rich_help_panel=panel)
         else:
             app.command(rich_help_panel=panel)(command)
-complete_help(app)
+_complete_help(app)
 
 
 @app.callback(invoke_without_command=True)
@@ -85,7 +174,7 @@ def options(
 
 
 def run() -> None:
-    """What the console script comes to."""
+    """Run the command line of this process, and end it with the exit status."""
     sys.exit(main(sys.argv[1:]))
 
 
@@ -138,7 +227,7 @@ def report(error: BaseException, *, debug: bool) -> int:
 
 def exit_status(error: BaseException) -> int:
     """The status a command ends with when this is what stopped it."""
-    if isinstance(error, _ABOUT_USAGE) or is_of_typer(error):
+    if isinstance(error, _ABOUT_USAGE) or _is_of_typer(error):
         return WRONG_USAGE
     if isinstance(error, _ABOUT_COMPONENTS):
         return UNREACHABLE
@@ -150,8 +239,8 @@ def _message(error: BaseException) -> str:
         return f"{error}\nFix them and try again."
     if isinstance(error, errors.EventjetError):
         return " ".join(str(error).split())
-    if is_of_typer(error):
-        return told(error)
+    if _is_of_typer(error):
+        return _usage_text(error)
     from eventjet.codec.reasons import faults_of
 
     said = f"{type(error).__name__}: {' '.join(faults_of(error).split())}".rstrip(": .")
@@ -168,3 +257,35 @@ def _first_of(error: BaseException) -> BaseException:
     group = cast("BaseExceptionGroup[BaseException]", error)
     leaves = [_first_of(member) for member in group.exceptions]
     return next((leaf for leaf in leaves if isinstance(leaf, errors.EventjetError)), leaves[0])
+
+
+def _is_of_typer(error: BaseException) -> bool:
+    """Typer's own exceptions, wherever its version keeps them."""
+    return hasattr(error, "format_message")
+
+
+def _usage_text(error: Any) -> str:
+    """One paragraph about an exception of typer's."""
+    context = getattr(error, "ctx", None)
+    path = "eventjet" if context is None else context.command_path
+    option = getattr(error, "option_name", None)
+    is_unknown = option is not None and hasattr(error, "possibilities")
+    text = _unknown_option(str(option), context) if is_unknown else str(error.format_message())
+    text = text if text.endswith((".", "?")) else f"{text}."
+    return f"{text} See `{path} --help`."
+
+
+def _unknown_option(option: str, context: Any) -> str:
+    text = f"There is no option {option} here."
+    if context is None:
+        return text
+    near = meant(option, _options(context.command))
+    if near:
+        return f"{text} {near.rstrip()}"
+    # Options of all commands are looked for by those who put them first.
+    holders = [name for name, one in getattr(context.command, "commands", {}).items() if option in _options(one)]
+    return f"{text} It follows the command, as in `eventjet {holders[0]} {option}`." if holders else text
+
+
+def _options(command: Any) -> list[str]:
+    return [name for parameter in command.params for name in parameter.opts if name.startswith("--")]

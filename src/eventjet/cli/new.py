@@ -13,9 +13,8 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
-from eventjet.cli.terminal import say
+from eventjet.cli.output import Lines, show
+from eventjet.cli.target import argument
 from eventjet.errors import UsageError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
@@ -26,9 +25,7 @@ _PLACES = {"gitignore": ".gitignore", "ci.yaml": ".github/workflows/ci.yaml"}
 
 
 def new(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help="Of the project, its package and its app: letters, digits and _.")
-    ],
+    name: Annotated[str, argument("NAME", "Of the project, its package and its app: letters, digits and _.")],
 ) -> None:
     """Make a folder with a small project that runs: a domain, a read model, tests, containers and CI.
 
@@ -38,9 +35,8 @@ def new(
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{name!r} exists here already and is not empty. Choose another name, or move it away.")
     written = _write(name, folder)
-    say(f"{len(written)} files in {name}. Next:")
-    print(f"  cd {name}\n  pytest\n  eventjet dev")
-    say("README.md there has the rest.")
+    steps = Lines([f"  cd {name}", "  pytest", "  eventjet dev"])
+    show([f"{len(written)} files in {name}. Next:", steps, "README.md there has the rest."])
 
 
 def _checked(name: str) -> str:

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from eventjet.cli.output import INTERRUPTED, note
 from eventjet.cli.target import AppTarget
-from eventjet.cli.terminal import INTERRUPTED, note
 from eventjet.collecting import settle_process
 from eventjet.errors import UnexpectedExit
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import shutil
+import subprocess
 import sys
 import textwrap
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from eventjet.cli import exports
-from eventjet.cli.target import AppTarget, on_app
-from eventjet.cli.terminal import Answer, say
+from eventjet.cli.output import Answer, Block, Lines, show
+from eventjet.cli.target import AppTarget, on_app, option, switch
 from eventjet.errors import UsageError
-from eventjet.shown import counted, printable
+from eventjet.shown import counted
 
 if TYPE_CHECKING:
     from eventjet.commands.log_check import LogCheck
@@ -29,19 +31,19 @@ schema = typer.Typer(name="schema", help="The shapes of events on the wire: expo
 
 _FOLDER = "schemas"
 _ASYNCAPI = "asyncapi.json"
+_FILES_MAX = 20_000
+_GIT_S = 60.0
+_OWN = "commands"
+"""The folder whose files are of the present alone. Those of events stay, since the log has events of all shapes."""
 
 
 @schema.command()
 @on_app(servers=False, database=False)
 def export(
     at: AppTarget,
-    out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Write a file for each event and schema there.")
-    ] = None,
-    asyncapi: Annotated[bool, typer.Option("--asyncapi", help="An AsyncAPI 3.0 document, too.")] = False,
-    release: Annotated[
-        str, typer.Option("--release", metavar="TEXT", help="The version that the AsyncAPI document names.")
-    ] = "0.0.0",
+    out: Annotated[Path | None, option("--out", "DIR", "Write a file for each event and schema there.")] = None,
+    asyncapi: Annotated[bool, switch("--asyncapi", "An AsyncAPI 3.0 document, too.")] = False,
+    release: Annotated[str, option("--release", "TEXT", "The version that the AsyncAPI document names.")] = "0.0.0",
 ) -> None:
     """Write JSON Schemas of the app's events, published events and served commands, to keep beside the code.
 
@@ -59,9 +61,9 @@ def export(
         return
     if asyncapi:
         documents[_ASYNCAPI] = asyncapi_of(app, contract, release)
-    changed = exports.write({name: text_of(one) for name, one in documents.items()}, out)
+    changed = _write({name: text_of(one) for name, one in documents.items()}, out)
     told = "".join(f"  - {one}\n" for one in changed) or "  - nothing has changed\n"
-    say(f"{out}: {counted(len(documents), 'file')} of {app.name}\n{told}".rstrip())
+    show(f"{out}: {counted(len(documents), 'file')} of {app.name}\n{told}".rstrip())
 
 
 @schema.command()
@@ -70,21 +72,17 @@ def check(
     at: AppTarget,
     against: Annotated[
         str | None,
-        typer.Option("--against", metavar="REF|DIR|FILE", help="An export: in a commit of git, or on disk."),
+        option("--against", "REF|DIR|FILE", "An export: in a commit of git, or on disk."),
     ] = None,
     against_log: Annotated[
         int | None,
-        typer.Option("--against-log", metavar="N", min=1, help="Read the log, and fold N histories of each event."),
+        option("--against-log", "N", "Read the log, and fold N histories of each event.", min=1),
     ] = None,
-    folder: Annotated[
-        str, typer.Option("--dir", metavar="DIR", help="Where a commit has the export, from the current folder.")
-    ] = _FOLDER,
-    sarif: Annotated[
-        Path | None, typer.Option("--sarif", metavar="FILE", help="Write the verdicts as SARIF 2.1.0, too.")
-    ] = None,
+    folder: Annotated[str, option("--dir", "DIR", "Where a commit has the export, from the current folder.")] = _FOLDER,
+    sarif: Annotated[Path | None, option("--sarif", "FILE", "Write the verdicts as SARIF 2.1.0, too.")] = None,
     readers_stopped: Annotated[
         bool,
-        typer.Option("--readers-stopped", help="Older readers are stopped first: what breaks only them is no fault."),
+        switch("--readers-stopped", "Older readers are stopped first: what breaks only them is no fault."),
     ] = False,
 ) -> Answer:
     """Say of each event whether stored ones, and older readers, survive what this app makes of it; else status 1.
@@ -102,18 +100,17 @@ def check(
     log = None if against_log is None else asyncio.run(_read_log(at, against_log))
     is_fine = (log is None or log.readable) and (compared is None or _passes(compared[1], readers_stopped))
 
-    def show() -> None:
-        if compared is not None:
-            _print_judged(*compared, readers_stopped=readers_stopped)
-        if log is not None:
-            _print_log(log)
-
+    shown: list[Block] = []
+    if compared is not None:
+        shown += _judged_blocks(*compared, readers_stopped=readers_stopped)
+    if log is not None:
+        shown += _log_lines(log)
     value: dict[str, Any] = {"passes": is_fine}
     if compared is not None:
         value |= {"against": compared[0], "events": [_as_json(one) for one in compared[1]]}
     if log is not None:
         value["log"] = {**asdict(log), "readable": log.readable}
-    return Answer(value, show, ok=is_fine)
+    return Answer(value, shown, ok=is_fine)
 
 
 def _compared(at: AppTarget, against: str, folder: str, sarif: Path | None) -> tuple[str, list[EventChange]]:
@@ -123,7 +120,7 @@ def _compared(at: AppTarget, against: str, folder: str, sarif: Path | None) -> t
     from eventjet.contracts.contract import contract_in, contract_of, text_of
 
     app = at.app()
-    where, documents = exports.read(against, folder.rstrip("/"))
+    where, documents = _read(against, folder.rstrip("/"))
     old = contract_in(documents, where)
     if old.app != app.name:
         raise UsageError(f"The export in {where} is of the app {old.app!r}, and this one is {app.name!r}.")
@@ -174,40 +171,115 @@ def _as_json(one: EventChange) -> dict[str, Any]:
     }
 
 
-def _print_judged(where: str, judged: list[EventChange], *, readers_stopped: bool) -> None:
+def _judged_blocks(where: str, judged: list[EventChange], *, readers_stopped: bool) -> Iterator[Block]:
     from eventjet.contracts.compatibility import Compatibility
 
-    say(f"Compared with {where}:")
-    for one in sorted(judged, key=lambda each: each.compatibility.rank):
-        _print_one(one)
-    counts = Counter(one.compatibility for one in judged)
-    told = ", ".join(f"{each.value}: {counts[each]}" for each in Compatibility if counts[each])
-    stopped = counts[Compatibility.OLD_READERS] and readers_stopped
-    say(f"\n{counted(len(judged), 'event')}; {told or 'none'}." + (" Older readers are stopped." if stopped else ""))
+    yield f"Compared with {where}:"
+    for event in sorted(judged, key=lambda each: each.compatibility.rank):
+        yield Lines([f"{event.compatibility.value:<20} {event.event}"])
+        yield from (f"  - {remark.what}" for remark in event.remarks)
+        for fix in dict.fromkeys(remark.fix for remark in event.remarks if remark.fix):
+            is_code = fix.startswith(("@", "App("))
+            lines = fix.splitlines() if is_code else textwrap.wrap(fix, 72)
+            yield Lines([f"      {line}".rstrip() for line in lines])
+    counts = Counter(event.compatibility for event in judged)
+    totals = ", ".join(f"{effect.value}: {counts[effect]}" for effect in Compatibility if counts[effect])
+    stopped = " Older readers are stopped." if counts[Compatibility.OLD_READERS] and readers_stopped else ""
+    yield f"\n{counted(len(judged), 'event')}; {totals or 'none'}.{stopped}"
 
 
-def _print_one(one: EventChange) -> None:
-    print(printable(f"{one.compatibility.value:<20} {one.event}"))
-    fixes: dict[str, None] = {}
-    for remark in one.remarks:
-        say(f"  - {remark.what}")
-        if remark.fix:
-            fixes[remark.fix] = None
-    for fix in fixes:
-        is_code = fix.startswith(("@", "App("))
-        lines = fix.splitlines() if is_code else textwrap.wrap(fix, 72)
-        print("\n".join(f"      {printable(line)}".rstrip() for line in lines), flush=True)
-
-
-def _print_log(log: LogCheck) -> None:
+def _log_lines(log: LogCheck) -> Iterator[str]:
     judged = "can be read" if log.readable else "can NOT be read"
-    say(f"{log.stream} {judged} by this app, as far as was looked: {log.told}")
+    yield f"{log.stream} {judged} by this app, as far as was looked: {log.told}"
     for kind in log.kinds:
         seen = f"{counted(kind.seen, 'event')} seen, from position {kind.first:,} to {kind.last:,}"
-        folded = f"; {counted(kind.folded, 'history')} folded".replace("historys", "histories")
-        say(f"  - {kind.type} schema {kind.schema}: {seen}{folded if kind.folded else ''}")
+        folded = f"; {kind.folded:,} {'history' if kind.folded == 1 else 'histories'} folded" if kind.folded else ""
+        yield f"  - {kind.type} schema {kind.schema}: {seen}{folded}"
     for fault in log.faults:
         more = f" (and {fault.count - 1:,} more like it)" if fault.count > 1 else ""
-        say(f"\n{fault.type} schema {fault.schema} at position {fault.position:,}: {fault.reason}{more}")
+        yield f"\n{fault.type} schema {fault.schema} at position {fault.position:,}: {fault.reason}{more}"
     if not log.whole:
-        say("\nWhat was not looked at may hold others; `eventjet audit` reads the whole log.")
+        yield "\nWhat was not looked at may hold others; `eventjet audit` reads the whole log."
+
+
+def _write(documents: Mapping[str, str], folder: Path) -> list[str]:
+    """Write what changed; the files that are new, other than before, or gone, each as `new app.json`."""
+    changed: list[str] = []
+    try:
+        for name, text in documents.items():
+            path = folder / name
+            before = path.read_text(encoding="utf-8") if path.is_file() else None
+            if before != text:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+                changed.append(f"{'new' if before is None else 'changed'} {name}")
+        for path in sorted((folder / _OWN).glob("*.json")):
+            if f"{_OWN}/{path.name}" not in documents:
+                path.unlink()
+                changed.append(f"removed {_OWN}/{path.name}")
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error}. Name a folder with --out.") from None
+    return changed
+
+
+def _read(where: str, folder: str) -> tuple[str, dict[str, Any]]:
+    """What was read, in words, and its documents by file; `folder` is where a commit has its export."""
+    path = Path(where)
+    if path.is_dir():
+        files = [one for one in sorted(path.rglob("*.json")) if one.is_file()]
+        _check_count(len(files), where)
+        texts = {one.relative_to(path).as_posix(): one.read_bytes() for one in files}
+        return f"the folder {where}", _parsed(texts, where)
+    if path.is_file():
+        documents = _parsed({path.name: path.read_bytes()}, where)[path.name]
+        if not isinstance(documents, dict):
+            raise UsageError(f"{where} is no export. Write one with `eventjet schema export > FILE`.")
+        return f"the file {where}", cast("dict[str, Any]", documents)
+    return _of_commit(where, folder)
+
+
+def _of_commit(ref: str, folder: str) -> tuple[str, dict[str, Any]]:
+    if ref.startswith("-"):
+        raise UsageError(f"{ref!r} is neither a folder, a file nor a commit.")
+    commit = _git("rev-parse", "--verify", "--quiet", "--short", f"{ref}^{{commit}}").decode().strip()
+    if not commit:
+        raise UsageError(f"{ref!r} is neither a folder, nor a file, nor a commit of the git repository here. Name one.")
+    listed = _git("ls-tree", "-r", "-z", "--name-only", commit, "--", f"{folder}/").decode()
+    names = [name for name in listed.split("\0") if name.endswith(".json")]
+    _check_count(len(names), ref)
+    if not names:
+        raise UsageError(
+            f"The commit {ref} ({commit}) has no export in {folder}/. Write one with `eventjet schema export --out "
+            f"{folder}` and commit it, or name the folder with --dir."
+        )
+    texts = {str(PurePosixPath(name).relative_to(folder)): _git("show", f"{commit}:./{name}") for name in names}
+    return f"{folder}/ in the commit {ref} ({commit})", _parsed(texts, ref)
+
+
+def _git(*arguments: str) -> bytes:
+    """What git says; nothing where it fails, which its callers tell."""
+    git = shutil.which("git")
+    if git is None:
+        raise UsageError("There is no git on the PATH. Compare with a folder or a file instead.")
+    try:
+        done = subprocess.run([git, *arguments], capture_output=True, timeout=_GIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise UsageError(f"git {arguments[0]} did not end within {_GIT_S:g} s. Try it by hand.") from None
+    return done.stdout if done.returncode == 0 else b""
+
+
+def _check_count(count: int, where: str) -> None:
+    if count > _FILES_MAX:
+        raise UsageError(f"{where} has more than {_FILES_MAX:,} files of JSON. Name the folder of an export.")
+
+
+def _parsed(texts: Mapping[str, bytes], where: str) -> dict[str, Any]:
+    from eventjet.codec.json import read_json
+
+    found: dict[str, Any] = {}
+    for name, text in texts.items():
+        try:
+            found[name] = read_json(text)
+        except ValueError as error:
+            raise UsageError(f"{name} of {where} is not JSON: {error}. Write the export again.") from None
+    return found

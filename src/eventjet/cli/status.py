@@ -1,42 +1,58 @@
-"""`eventjet status`: where each read model stands."""
+"""`eventjet status` and `doctor`: where each subscription stands, and whether all that an event store needs is well."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from itertools import groupby
 from json import dumps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eventjet.cli.target import AppTarget, JsonOption, on_app
-from eventjet.cli.terminal import Answer, note, print_json, say
-from eventjet.shown import counted, duration, in_location, printable
+from eventjet.cli.output import (
+    ANSWER_IS_NO,
+    UNREACHABLE,
+    WIDTH_MAX,
+    Answer,
+    Block,
+    Lines,
+    Table,
+    filled,
+    note,
+    print_json,
+    rich_table,
+    show,
+    terminal_width,
+)
+from eventjet.cli.target import AppTarget, JsonOption, MonitoringOption, on_app, option, switch
+from eventjet.shown import counted, duration, in_location
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
+    from eventjet.doctor.examine import Examined
+    from eventjet.doctor.report import Finding
     from eventjet.subscriptions.status import WorkStatus
 
 PROJECTION = "projection"
 _COLUMNS = (PROJECTION, "rev", "state", "position", "lag", "behind", "rate", "ETA", "worker")
-_NAME_MIN, _WORKER_MIN = 10, 6
+_NUMBERS = ("rev", "position", "lag", "behind", "rate", "ETA")
 _FLOWING = ("lag_s", "events_per_s", "eta_s", "lost_s")
 """What differs between any two looks; a line of its own is for what changed besides."""
+_INDENT = 14
+"""Columns before what a finding of the doctor says: two, and the longest level."""
 
 
 @on_app()
 def status(
     at: AppTarget,
     json: JsonOption = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on looking until Ctrl-C.")] = False,
-    interval: Annotated[
-        float, typer.Option("--interval", metavar="SECONDS", min=0.1, help="Between two looks of --watch.")
-    ] = 2.0,
+    watch: Annotated[bool, switch("--watch", "Go on looking until Ctrl-C.")] = False,
+    interval: Annotated[float, option("--interval", "SECONDS", "Between two looks of --watch.", min=0.1)] = 2.0,
 ) -> None:
     """Show state, position, lag, pace, time left and worker of each projection, reactor and process.
 
@@ -49,7 +65,62 @@ def status(
         asyncio.run(_watch(at, interval, as_json=json))
     else:
         statuses = asyncio.run(read_status(at.app(), at.settings, pause_s=1.0))
-        Answer(statuses, lambda: _print(at.app().name, statuses)).give(as_json=json)
+        Answer(statuses, status_blocks(at.app().name, statuses)).give(as_json=json)
+
+
+def status_blocks(app: str, statuses: Sequence[WorkStatus]) -> Iterator[Block]:
+    """What people are shown of statuses."""
+    if not statuses:
+        yield (
+            f"The app {app!r} declares nothing that could be looked at: no projections, reactors, processes, "
+            "publications or inboxes. List them in its App."
+        )
+        return
+    yield status_table(statuses)
+    yield from remarks_on(statuses)
+
+
+def status_table(statuses: Sequence[WorkStatus]) -> Table:
+    """The row of each subscription."""
+    columns = _COLUMNS if all(each.kind == PROJECTION for each in statuses) else ("name", *_COLUMNS[1:])
+    return Table(columns, [_row(each) for each in statuses], right=_NUMBERS)
+
+
+def _row(status: WorkStatus) -> tuple[object, ...]:
+    rate = None if status.events_per_s is None else f"{status.events_per_s:,.0f}/s"
+    name = status.name if status.kind == PROJECTION else f"{status.kind} {status.name}"
+    behind, left = duration(status.lag_s), duration(status.eta_s)
+    revision, numbers = str(status.revision), (status.position, status.lag_events)
+    return (name, revision, status.state, *numbers, behind, rate, left, status.owner or None)
+
+
+def remarks_on(statuses: Sequence[WorkStatus]) -> list[str]:
+    """Return what the table has no column for, a line each."""
+    from eventjet.sql.checkpoint import RETIRED
+
+    remarks: list[str] = []
+    revisions = Counter(each.name for each in statuses)
+    for each in statuses:
+        name = f"{each.name} revision {each.revision}" if revisions[each.name] > 1 else each.name
+        if each.parked:
+            events = counted(each.parked, "event")
+            remarks.append(f"{name}: {events} quarantined; see `eventjet quarantine list {each.name}`")
+        if each.reason:
+            remarks.append(f"{name}: {each.reason}")
+        if each.lost_owner:
+            silent = "since the database's clock was set back"
+            silent = silent if each.lost_s is None else f"for {duration(each.lost_s)}"
+            remarks.append(f"{name}: its worker {each.lost_owner} has not been seen {silent}; none has taken over yet")
+        if each.location:
+            remarks.append(f"{name}: its rows are aside, {in_location(each.location)}, and not what readers see")
+        if each.state == RETIRED:
+            remarks.append(f"{name}: its tables were dropped, and nothing is left of it but this line")
+        elif not each.declared:
+            drop = f"db unused --drop {each.name}:{each.revision}"
+            drop = drop if each.kind == PROJECTION else f"cursor drop {each.name}"
+            unworked = "the app does not declare it, so only workers with other code advance it"
+            remarks.append(f"{name}: {unworked}; `eventjet {drop}` removes it")
+    return remarks
 
 
 async def _watch(at: AppTarget, interval_s: float, *, as_json: bool) -> None:
@@ -57,11 +128,11 @@ async def _watch(at: AppTarget, interval_s: float, *, as_json: bool) -> None:
     from eventjet.subscriptions.status import watched
 
     fault = ""
-    with _changes(as_json) if as_json or not sys.stdout.isatty() else _screen() as show:
+    with _changes(as_json) if as_json or not sys.stdout.isatty() else _screen() as update:
         async for seen in watched(at.app(), at.settings, interval_s):
             if not isinstance(seen, EventjetError):
                 fault = ""
-                show(seen)
+                update(seen)
             elif str(seen) != fault:
                 fault = str(seen)
                 note(fault)
@@ -77,19 +148,19 @@ def _screen() -> Generator[Callable[[Sequence[WorkStatus]], None]]:
     console = Console(highlight=False)
     with Live(console=console, auto_refresh=False) as live:
 
-        def show(statuses: Sequence[WorkStatus]) -> None:
+        def update(statuses: Sequence[WorkStatus]) -> None:
             remarks = map(Text, remarks_on(statuses))
-            live.update(Group(table_of(statuses, console.width), *remarks), refresh=True)
+            live.update(Group(rich_table(status_table(statuses), console.width), *remarks), refresh=True)
 
-        yield show
+        yield update
 
 
 @contextmanager
 def _changes(as_json: bool) -> Generator[Callable[[Sequence[WorkStatus]], None]]:
-    """A line for each projection that changed: `name=balances revision=1 …`, or an object of JSON."""
+    """A line for each subscription that changed: `name=balances revision=1 …`, or an object of JSON."""
     printed: dict[tuple[str, int], dict[str, Any]] = {}
 
-    def show(statuses: Sequence[WorkStatus]) -> None:
+    def update(statuses: Sequence[WorkStatus]) -> None:
         for status in statuses:
             values = asdict(status)
             lasting = {key: value for key, value in values.items() if key not in _FLOWING}
@@ -100,11 +171,11 @@ def _changes(as_json: bool) -> Generator[Callable[[Sequence[WorkStatus]], None]]
                 else:
                     print(_line(values), flush=True)
 
-    yield show
+    yield update
 
 
 def _line(values: dict[str, Any]) -> str:
-    """`key=value` pairs; a value with blanks is quoted as in JSON, and what is not known is left out."""
+    """Return `key=value` pairs; a value with blanks is quoted as in JSON, and what is not known is left out."""
     pairs: list[str] = []
     for key, value in values.items():
         if isinstance(value, float):
@@ -118,77 +189,72 @@ def _line(values: dict[str, Any]) -> str:
     return " ".join(pairs)
 
 
-def _print(app: str, statuses: Sequence[WorkStatus]) -> None:
-    from rich.console import Console
+@on_app()
+def doctor(
+    at: AppTarget,
+    json: JsonOption = False,
+    monitoring: MonitoringOption = None,
+    strict: Annotated[bool, switch("--strict", "Warnings, and what cannot be known, count as faults.")] = False,
+    timeout: Annotated[float, option("--timeout", "SECONDS", "How long all of it may take.", min=1)] = 15.0,
+) -> None:
+    """Look at servers, streams, database and app, and say what each fault costs and what mends it. Changes nothing.
 
-    if not statuses:
-        say(
-            f"The app {app!r} declares nothing that could be looked at: no projections, reactors, processes, "
-            "publications or inboxes. List them in its App."
-        )
-        return
-    console = Console(highlight=False)
-    console.print(table_of(statuses, console.width))
-    for remark in remarks_on(statuses):
-        say(remark)
+    Exit status 1 when something is a fault, and 3 when a component does not answer; the rest is looked at all the same.
+    """
+    from eventjet.doctor.examine import examine
+    from eventjet.doctor.report import Installation
+    from eventjet.doctor.server import monitoring_url
 
-
-def remarks_on(statuses: Sequence[WorkStatus]) -> list[str]:
-    """What the table has no column for, a line each."""
-    from eventjet.sql.checkpoint import RETIRED
-
-    remarks: list[str] = []
-    revisions = Counter(one.name for one in statuses)
-    for one in statuses:
-        name = f"{one.name} revision {one.revision}" if revisions[one.name] > 1 else one.name
-        if one.parked:
-            parked = counted(one.parked, "event")
-            remarks.append(f"{name}: {parked} parked; see `eventjet quarantine list {one.name}`")
-        if one.reason:
-            remarks.append(f"{name}: {one.reason}")
-        if one.lost_owner:
-            silent = "since the database's clock was set back" if one.lost_s is None else f"for {duration(one.lost_s)}"
-            remarks.append(f"{name}: its worker {one.lost_owner} has not been seen {silent}; none has taken over yet")
-        if one.location:
-            remarks.append(f"{name}: its rows are aside, {in_location(one.location)}, and not what readers see")
-        if one.state == RETIRED:
-            remarks.append(f"{name}: its tables were dropped, and nothing is left of it but this line")
-        elif not one.declared:
-            drop = f"db unused --drop {one.name}:{one.revision}"
-            drop = drop if one.kind == PROJECTION else f"cursor drop {one.name}"
-            unworked = "the app does not declare it, so only workers with other code advance it"
-            remarks.append(f"{name}: {unworked}; `eventjet {drop}` removes it")
-    return remarks
+    urls = tuple(dict.fromkeys(monitoring_url(url) for url in monitoring or []))
+    examined = examine(Installation(at.app(), at.settings, urls, timeout, time.time))
+    ends_with = _status(examined, strict=strict)
+    if json:
+        counts = {str(level): number for level, number in examined.counts.items()}
+        value = {"app": examined.app, "status": ends_with, "counts": counts, "found": examined.found}
+        print_json({**value, "left_out": examined.left_out})
+    else:
+        show(doctor_blocks(examined))
+    if examined.own_fault is not None:
+        raise examined.own_fault
+    raise typer.Exit(ends_with)
 
 
-def table_of(statuses: Sequence[WorkStatus], width: int) -> Table:
-    """Fits the width: the worker is cut first, then the name goes over several lines."""
-    from rich.table import Table
-    from rich.text import Text
+def _status(examined: Examined, *, strict: bool) -> int:
+    """3 comes before 1: what was not seen may be worse than what was."""
+    from eventjet.doctor.report import Level
 
-    rows = [[printable(cell) for cell in _cells(one)] for one in statuses]
-    columns = _COLUMNS if all(one.kind == PROJECTION for one in statuses) else ("name", *_COLUMNS[1:])
-    widths = [max(map(len, column)) for column in zip(columns, *rows, strict=True)]
-    gaps = len(widths) - 1
-    room = width - sum(widths[1:-1]) - gaps
-    gap = 2 if room - gaps >= _NAME_MIN + _WORKER_MIN else 1
-    room -= gaps * (gap - 1)
-    widths[-1] = max(_WORKER_MIN, min(widths[-1], room - widths[0]))
-    widths[0] = max(_NAME_MIN, min(widths[0], room - widths[-1]))
-    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
-    for column, wide in zip(columns, widths, strict=True):
-        text = column in (columns[0], "state", "worker")
-        overflow = "ellipsis" if column == "worker" else "fold"
-        table.add_column(
-            column, width=wide, overflow=overflow, no_wrap=column == "worker", justify="left" if text else "right"
-        )
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
+    counts = examined.counts
+    if counts[Level.UNREACHABLE]:
+        return UNREACHABLE
+    bad = counts[Level.FAULT] + (counts[Level.WARNING] + counts[Level.UNKNOWN] if strict else 0)
+    return ANSWER_IS_NO if bad else 0
 
 
-def _cells(one: WorkStatus) -> tuple[str, ...]:
-    rate = "–" if one.events_per_s is None else f"{one.events_per_s:,.0f}/s"
-    numbers = (f"{one.position:,}", f"{one.lag_events:,}", duration(one.lag_s), rate, duration(one.eta_s))
-    name = one.name if one.kind == PROJECTION else f"{one.kind} {one.name}"
-    return (name, str(one.revision), one.state, *numbers, one.owner or "–")
+def doctor_blocks(examined: Examined) -> Iterator[Block]:
+    """What people are shown of an examination."""
+    from eventjet.doctor.report import Level
+
+    for part, findings in groupby(examined.found, lambda finding: finding.part):
+        yield Lines([part, *(line for finding in findings for line in _finding_lines(finding))])
+    if examined.left_out:
+        yield f"{counted(examined.left_out, 'more line')} of the same kinds are not shown."
+    counts, nouns = examined.counts, (Level.FAULT, Level.WARNING, Level.NOTE)
+    totals = [
+        counted(counts[level], level) if level in nouns else f"{counts[level]} {level}"
+        for level in reversed(Level)
+        if counts[level]
+    ]
+    yield f"{examined.app}: {', '.join(totals)}."
+
+
+def _finding_lines(finding: Finding) -> Iterator[str]:
+    """Return what was found, each line within the terminal; what it costs and what mends it below."""
+    width = min(WIDTH_MAX, terminal_width())
+    texts = ((f"  {finding.level:<{_INDENT - 3}} ", finding.what), ("costs", finding.cost), ("fix", finding.fix))
+    for number, (label, text) in enumerate(texts):
+        first = f"{'':{_INDENT}}{label:<6}" if number else label
+        # What mends it may be copied, so its words stay whole.
+        whole = label == "fix"
+        if text:
+            shown = filled(" ".join(text.split()), width, first=first, indent=" " * len(first), break_words=not whole)
+            yield from shown.splitlines()

@@ -1,21 +1,22 @@
-"""What a command is about: which app, from which folder, with which settings.
+"""What a command is about: which app, from which folder, with which settings; and the options that say so.
 
 The app is named by `--app`, else `EVENTJET_APP`, else `[tool.eventjet] app = "…"` in `./pyproject.toml`.
 """
 
 from __future__ import annotations
 
+import os
 import tomllib
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, cast
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, ParamSpec, TypeAlias, cast
 
 import typer
 
-from eventjet.cli.terminal import Answer
+from eventjet.cli.output import Answer
 from eventjet.errors import UsageError
 from eventjet.projections.app_ref import AppRef, projections_of
 from eventjet.settings import Settings
@@ -30,45 +31,96 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
+Names: TypeAlias = Literal["projections", "aggregates", "processes", "work"]
+
+_NAMES: Mapping[Names, Callable[[AppTarget], Iterable[str]]] = {
+    "projections": lambda at: at.app().projections,
+    "aggregates": lambda at: [info.name for info in at.app().aggregates.values()],
+    "processes": lambda at: [info.name for info in at.app().processes.values()],
+    "work": lambda at: at.work([]).names,
+}
+
+
+def argument(metavar: str, help: str, names: Names | None = None, **more: Any) -> Any:  # noqa: A002 - as typer has it
+    """An argument of a command; a shell is offered the app's `names` of a kind for it."""
+    return typer.Argument(
+        metavar=metavar, help=help, autocompletion=None if names is None else _complete(names), **more
+    )
+
+
+def option(flag: str, metavar: str, help: str, names: Names | None = None, **more: Any) -> Any:  # noqa: A002
+    """An option with a value; as `argument`."""
+    complete = None if names is None else _complete(names)
+    return typer.Option(flag, metavar=metavar, help=help, autocompletion=complete, **more)
+
+
+def switch(flag: str, help: str, **more: Any) -> Any:  # noqa: A002
+    """An option without a value."""
+    return typer.Option(flag, help=help, **more)
+
+
+def _complete(kind: Names) -> Callable[[typer.Context, str], list[str]]:
+    """Complete a name of the app that the line does not have yet.
+
+    The app is imported, and nothing reached. Where that fails nothing is offered: a shell cannot show why.
+    """
+
+    def complete(ctx: typer.Context, incomplete: str) -> list[str]:
+        where: tuple[str | None, Path | None] = ctx.params.get("app"), ctx.params.get("app_dir")
+        values: Iterable[Any] = ctx.params.values()
+        lists = [cast("Sequence[object]", value) for value in values if isinstance(value, list | tuple)]
+        given = {each for value in lists for each in value}
+        try:
+            # What an app prints when it is imported is not for the shell to read.
+            with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+                names = sorted(_NAMES[kind](target(*where, None, None)))
+        except Exception:  # noqa: BLE001 - of the app's own module too
+            return []
+        return [name for name in names if name.startswith(incomplete) and name not in given]
+
+    return complete
+
+
 AppOption = Annotated[
     str | None,
-    typer.Option(
-        "--app",
-        metavar="MODULE:NAME",
-        envvar="EVENTJET_APP",
-        help="The App to work on; else tool.eventjet.app in ./pyproject.toml.",
+    option(
+        "--app", "MODULE:NAME", "The App to work on; else tool.eventjet.app in ./pyproject.toml.", envvar="EVENTJET_APP"
     ),
 ]
 AppDirOption = Annotated[
     Path | None,
-    typer.Option("--app-dir", metavar="FOLDER", help="Where its module is imported from; default: the current folder."),
+    option("--app-dir", "FOLDER", "Where its module is imported from; default: the current folder."),
 ]
 ServersOption = Annotated[
-    str | None,
-    typer.Option("--servers", metavar="URL[,URL]", help="NATS servers; else EVENTJET_SERVERS. No passwords here."),
+    str | None, option("--servers", "URL[,URL]", "NATS servers; else EVENTJET_SERVERS. No passwords here.")
 ]
 DatabaseOption = Annotated[
-    str | None,
-    typer.Option("--database", metavar="URL", help="SQL database; else EVENTJET_DATABASE. No passwords here."),
+    str | None, option("--database", "URL", "SQL database; else EVENTJET_DATABASE. No passwords here.")
 ]
 MonitoringOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--monitoring",
-        metavar="URL",
+        "URL",
+        "A server's monitoring endpoint, http://host:8222; several times for several servers.",
         envvar="EVENTJET_MONITORING",
-        help="A server's monitoring endpoint, http://host:8222; several times for several servers.",
     ),
 ]
 JvmCacheOption = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--jvm-cache",
-        metavar="FOLDER",
-        help="Keep the classes of Spark's JVM there, so that it starts sooner; else EVENTJET_JVM_CACHE, else nowhere.",
+        "FOLDER",
+        "Keep the classes of Spark's JVM there, so that it starts sooner; else EVENTJET_JVM_CACHE, else nowhere.",
     ),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+JsonOption = Annotated[bool, switch("--json", "Print JSON for programs.")]
+YesOption = Annotated[bool, switch("--yes", "Do not ask.")]
+PersonalOption = Annotated[
+    bool, switch("--show-personal", "Show the fields that are marked personal; else they are hidden.")
+]
+AggregateArgument = Annotated[str, argument("AGGREGATE", "The aggregate's name, for instance account.", "aggregates")]
+ProjectionArgument = Annotated[str, argument("PROJECTION", "Which one.", "projections")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +137,7 @@ class AppTarget:
         return AppRef.parse(self.reference, self.folder)
 
     def chosen(self, names: Sequence[str]) -> list[str]:
-        """The named projections of the app, all when none is named; raises `UsageError` for one it does not have."""
+        """Return the named projections of the app, all when none is named; raises `UsageError` for an unknown one."""
         return [resolved.name for resolved in projections_of(self.app(), names)]
 
     def work(self, names: Sequence[str]) -> Chosen:
@@ -173,20 +225,20 @@ def safe_settings(servers: str | None = None, database: str | None = None) -> Se
     settings = Settings.load({"servers": servers, "database": database})
     # A lone user of a NATS server may be a token.
     if servers and any(server_url(url).user is not None for url in settings.servers):
-        raise _told_to_all("--servers", "EVENTJET_SERVERS")
+        raise _may_hold_secret("--servers", "EVENTJET_SERVERS")
     if database and database_url(database).holds_secret:
-        raise _told_to_all("--database", "EVENTJET_DATABASE")
+        raise _may_hold_secret("--database", "EVENTJET_DATABASE")
     return settings
 
 
 def without_token(master: str | None) -> str | None:
     """Spark's master as an option; raises `UsageError` for one with parameters, where a token may be."""
     if master is not None and master.startswith("sc:") and shown_master(master) != master.rstrip("/"):
-        raise _told_to_all("--master", "SPARK_REMOTE")
+        raise _may_hold_secret("--master", "SPARK_REMOTE")
     return master
 
 
-def _told_to_all(option: str, variable: str) -> UsageError:
+def _may_hold_secret(option: str, variable: str) -> UsageError:
     return UsageError(
         f"The URL given with {option} may hold a secret, and everyone on this machine can read a command line. "
         f"Put it into the environment as {variable} instead."

@@ -12,12 +12,9 @@ from contextlib import closing, contextmanager
 from inspect import signature
 from typing import TYPE_CHECKING, Annotated, cast
 
-import typer
-
-from eventjet.cli.console_process import HERE, PORT, check_installed
+from eventjet.cli.output import INTERRUPTED, LogFormat, LogFormatOption, log_to_stderr, show
 from eventjet.cli.running import CLEARED_S, until_signalled
-from eventjet.cli.target import AppTarget, MonitoringOption, on_app
-from eventjet.cli.terminal import INTERRUPTED, LogFormat, LogFormatOption, log_to_stderr, say
+from eventjet.cli.target import AppTarget, MonitoringOption, on_app, option, switch
 from eventjet.errors import Unreachable, UsageError
 from eventjet.projections.app_ref import AppRef
 from eventjet.urls import Url, parse
@@ -28,6 +25,8 @@ if TYPE_CHECKING:
 
     from eventjet.console.access import Access, Level
 
+HERE = "127.0.0.1"
+PORT = 8321
 _HERE = (HERE, "::1", "localhost")
 _REQUEST_S = 15.0
 """How long a request may take to arrive whole, its body included."""
@@ -35,29 +34,41 @@ _UNFINISHED_MAX = 100
 """Connections that wait for the rest of a request: far fewer than the files that a process may open."""
 AccessOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--access",
-        metavar="MODULE:NAME",
-        help="Your function that says who may look and who may act; needed where others can reach it.",
+        "MODULE:NAME",
+        "Your function that says who may look and who may act; needed where others can reach it.",
     ),
 ]
+
+
+def check_installed() -> None:
+    """Raise `UsageError` where the extra `ui` is missing."""
+    try:
+        import jinja2
+        import python_multipart
+        import starlette
+        import uvicorn
+    except ModuleNotFoundError as error:
+        raise UsageError(f"The console needs {error.name}. Install it with `pip install 'eventjet[ui]'`.") from None
+    del jinja2, python_multipart, starlette, uvicorn
 
 
 @on_app()
 def ui(
     at: AppTarget,
-    host: Annotated[str, typer.Option("--host", metavar="HOST", help="Where it listens.")] = HERE,
-    port: Annotated[int, typer.Option("--port", metavar="PORT", min=0, max=65535, help="0: any free one.")] = PORT,
+    host: Annotated[str, option("--host", "HOST", "Where it listens.")] = HERE,
+    port: Annotated[int, option("--port", "PORT", "0: any free one.", min=0, max=65535)] = PORT,
     allow_actions: Annotated[
-        bool, typer.Option("--allow-actions", help="Let whoever looks also act; else they can only look.")
+        bool, switch("--allow-actions", "Let whoever looks also act; else they can only look.")
     ] = False,
     access: AccessOption = None,
     public_url: Annotated[
         str | None,
-        typer.Option("--public-url", metavar="URL", help="Under which a proxy shows it: its host, path and https."),
+        option("--public-url", "URL", "Under which a proxy shows it: its host, path and https."),
     ] = None,
     monitoring: MonitoringOption = None,
-    told: Annotated[bool, typer.Option("--told", hidden=True)] = False,
+    told: Annotated[bool, switch("--told", "", hidden=True)] = False,
     logs: LogFormatOption = LogFormat.TEXT,
 ) -> None:
     """Look at the log, the read models and what went wrong in a browser, until Ctrl-C.
@@ -90,7 +101,7 @@ def ui(
     with closing(_listening(host, port)) as listening:
         shown = f"[{host}]" if ":" in host else host
         if not told:  # `dev --ui` has said it
-            say(f"http://{shown}:{listening.getsockname()[1]}/")
+            show(f"http://{shown}:{listening.getsockname()[1]}/")
         asyncio.run(_serve(served, site.state.streams.end, listening))
 
 

@@ -1,16 +1,15 @@
-"""`eventjet unique …`: claims of unique values, made for aggregates of before, and held against their states."""
+"""`eventjet unique …`: claims of unique values, made for aggregates of before, and compared with their states."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from eventjet.cli.completing import names_of
-from eventjet.cli.target import AppTarget, on_app
-from eventjet.cli.terminal import Answer, note, say
+from eventjet.cli.output import Answer, note
+from eventjet.cli.target import AggregateArgument, AppTarget, argument, on_app, switch
 from eventjet.errors import UsageError
 from eventjet.projections.app_ref import aggregate_of
 from eventjet.shown import counted
@@ -22,26 +21,19 @@ if TYPE_CHECKING:
 
 unique = typer.Typer(name="unique", help="Values that no two aggregates may have at once.", no_args_is_help=True)
 
-_TOLD_EVERY = 10_000
+_NOTE_EVERY = 10_000
 
-NameArgument = Annotated[str | None, typer.Argument(metavar="NAME", help="Which constraint; without it, all.")]
+NameArgument = Annotated[str | None, argument("NAME", "Which constraint; without it, all.")]
 
 
 @unique.command()
 @on_app(database=False)
 def build(
     at: AppTarget,
-    aggregate: Annotated[
-        str,
-        typer.Argument(
-            metavar="AGGREGATE",
-            help="The aggregate's name, for instance user.",
-            autocompletion=names_of("aggregates"),
-        ),
-    ],
+    aggregate: AggregateArgument,
     name: NameArgument = None,
     keep_shared: Annotated[
-        bool, typer.Option("--keep-shared", help="Begin although some have one value; no third may take it then.")
+        bool, switch("--keep-shared", "Begin although some have one value; no third may take it then.")
     ] = False,
 ) -> Answer:
     """Claim the values that aggregates have, and begin to keep them unique; exit status 1 when two have the same.
@@ -50,8 +42,8 @@ def build(
     Run again, it stores only what is missing.
     """
     reports = asyncio.run(_run(at, aggregate, name, keep_shared=keep_shared))
-    done = all(one.built and (keep_shared or not one.shared.count) and not one.unreadable.count for one in reports)
-    return Answer(reports, lambda: _print(reports, mends=True), ok=done)
+    done = all(each.built and (keep_shared or not each.shared.count) and not each.unreadable.count for each in reports)
+    return Answer(reports, _lines(reports, mends=True), ok=done)
 
 
 @unique.command()
@@ -59,20 +51,17 @@ def build(
 def check(
     at: AppTarget,
     aggregate: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="AGGREGATE", help="The aggregate's name; without it, all.", autocompletion=names_of("aggregates")
-        ),
+        str | None, argument("AGGREGATE", "The aggregate's name; without it, all.", "aggregates")
     ] = None,
     name: NameArgument = None,
 ) -> Answer:
     """Compare all claims with the states of all aggregates, and change nothing; exit status 1 when they do not fit."""
     reports = asyncio.run(_run(at, aggregate, name, keep_shared=None))
-    return Answer(reports, lambda: _print(reports, mends=False), ok=all(one.sound for one in reports))
+    return Answer(reports, _lines(reports, mends=False), ok=all(each.sound for each in reports))
 
 
 async def unbuilt(at: AppTarget) -> list[str]:
-    """Constraints that are not kept yet, each with what to do."""
+    """Return the constraints that are not kept yet, each with what to do."""
     app = at.app()
     constrained = _constrained(app, None, None)
     if not constrained:
@@ -99,76 +88,68 @@ async def _run(
     constrained = _constrained(app, aggregate, name)
     async with app.connect(at.settings) as jet:
         await jet.log()  # says that `init` is missing, where it is
-        for cls, of, constraint in constrained:
-            unique = jet.repository(cls).unique
-            progress = _Progress(f"{of} {constraint}").told
+        for cls, owner, constraint in constrained:
+            claims = jet.repository(cls).unique
+            progress = _progress(f"{owner} {constraint}")
             if keep_shared is None:
-                reports.append(await check_claims(unique, constraint, progress))
+                reports.append(await check_claims(claims, constraint, progress))
             else:
-                reports.append(await build_claims(unique, constraint, progress, keep_shared=keep_shared))
+                reports.append(await build_claims(claims, constraint, progress, keep_shared=keep_shared))
     return reports
 
 
-class _Progress:
-    """A line on standard error, now and then."""
+def _progress(what: str) -> Callable[[int], None]:
+    """Return what tells on standard error, now and then, how many aggregates were looked at."""
+    next_note = _NOTE_EVERY
 
-    def __init__(self, what: str) -> None:
-        self._what = what
-        self._next = _TOLD_EVERY
+    def progress(aggregates: int) -> None:
+        nonlocal next_note
+        if aggregates >= next_note:
+            next_note += _NOTE_EVERY
+            note(f"{what}: {aggregates:,} looked at")
 
-    def told(self, aggregates: int) -> None:
-        if aggregates >= self._next:
-            self._next += _TOLD_EVERY
-            note(f"{self._what}: {aggregates:,} looked at")
+    return progress
 
 
 def _constrained(app: App, aggregate: str | None, name: str | None) -> list[tuple[Any, str, str]]:
-    """(class, name, constraint) of what is meant; raises `UsageError` for what the app does not have."""
+    """Return (class, name, constraint) of what is meant; raises `UsageError` for what the app does not have."""
     if aggregate is not None:
         cls, info = aggregate_of(app, aggregate)
-        known = [one.name for one in info.unique]
+        known = [constraint.name for constraint in info.unique]
         if not known or (name is not None and name not in known):
             has = f"It has {listed(known)}." if known else "It has none; declare one with `@unique`."
             near = meant(name or "", known)
             raise UsageError(f"The aggregate {aggregate!r} has no unique {name or 'values'}. {near}{has}")
-        return [(cls, aggregate, one) for one in known if name in (None, one)]
-    return [(cls, info.name, one.name) for cls, info in app.aggregates.items() for one in info.unique]
+        return [(cls, aggregate, constraint) for constraint in known if name in (None, constraint)]
+    return [(cls, info.name, constraint.name) for cls, info in app.aggregates.items() for constraint in info.unique]
 
 
-def _print(reports: Sequence[ClaimReport], *, mends: bool) -> None:
+def _lines(reports: Sequence[ClaimReport], *, mends: bool) -> Iterator[str]:
     if not reports:
-        say("No aggregate of the app has unique values.")
-    for one in reports:
-        _print_one(one, mends=mends)
+        yield "No aggregate of the app has unique values."
+    for report in reports:
+        what = f"{report.aggregate} {report.constraint}"
+        kept = "is kept" if report.built else "is NOT kept yet"
+        there = f"{counted(report.aggregates, 'aggregate')} with {counted(report.values, 'value')}"
+        yield f"{what} {kept}: {there}"
+        done = ("claimed now", "released now") if mends else ("not claimed", "claimed and not had")
+        yield from _mismatches("value", done[0], report.missing)
+        yield from _mismatches("value", done[1], report.stale)
+        yield from _mismatches("value", "that more than one has", report.shared)
+        yield from _mismatches("aggregate", "that cannot be read", report.unreadable)
+        build = f"`eventjet unique build {what}`"
+        if report.unreadable.count:
+            yield "`eventjet audit` says what is wrong with them."
+        if report.shared.count:
+            end = "." if report.built else ", or begin with `--keep-shared`: then no third one may take it."
+            yield f"Give all but one another value and run {build} again{end}"
+        elif not mends and not report.sound:
+            yield f"{build} puts it right."
 
 
-def _print_one(report: ClaimReport, *, mends: bool) -> None:
-    what = f"{report.aggregate} {report.constraint}"
-    kept = "is kept" if report.built else "is NOT kept yet"
-    there = f"{counted(report.aggregates, 'aggregate')} with {counted(report.values, 'value')}"
-    say(f"{what} {kept}: {there}")
-    done = ("claimed now", "released now") if mends else ("not claimed", "claimed and not had")
-    _print_found(f"{counted(report.missing.count, 'value')} {done[0]}", report.missing)
-    _print_found(f"{counted(report.stale.count, 'value')} {done[1]}", report.stale)
-    _print_found(f"{counted(report.shared.count, 'value')} that more than one has", report.shared)
-    _print_found(f"{counted(report.unreadable.count, 'aggregate')} that cannot be read", report.unreadable)
-    build = f"`eventjet unique build {what}`"
-    if report.unreadable.count:
-        say("`eventjet audit` says what is wrong with them.")
-    if report.shared.count:
-        say(
-            f"Give all but one another value and run {build} again"
-            + ("." if report.built else ", or begin with `--keep-shared`: then no third one may take it.")
-        )
-    elif not mends and not report.sound:
-        say(f"{build} puts it right.")
-
-
-def _print_found(what: str, found: Mismatches) -> None:
-    if not found.count:
-        return
-    say(f"{what}:")
-    for one in found.examples:
-        say(f"  - {one}")
-    if found.count > len(found.examples):
-        say(f"  - and {found.count - len(found.examples):,} more")
+def _mismatches(noun: str, what: str, found: Mismatches) -> Iterator[str]:
+    if found.count:
+        yield f"{counted(found.count, noun)} {what}:"
+        yield from (f"  - {example}" for example in found.examples)
+        if found.count > len(found.examples):
+            yield f"  - and {found.count - len(found.examples):,} more"

@@ -10,10 +10,10 @@ from eventjet.archive.reading import folder_of
 from eventjet.console.actions import POSITIONS_MAX, Action, ActionContext, ActionRequest, Preview
 from eventjet.console.jobs import BulkJob, Kind
 from eventjet.errors import UsageError
-from eventjet.operations import pausing, promotion, rebuilding
-from eventjet.operations.actions import Begun
-from eventjet.operations.parked import parked_events
-from eventjet.operations.quarantines import Quarantine, quarantine_of
+from eventjet.operations import actions
+from eventjet.operations.actions import ActionRecord
+from eventjet.operations.quarantine import Quarantine, quarantine_page
+from eventjet.operations.reports import preview_lines
 from eventjet.projections.app_ref import projections_of
 from eventjet.rebuild import EngineOptions, preview
 from eventjet.rebuild.job import STOP_TIMEOUT_S
@@ -122,16 +122,16 @@ async def _preview_resume(context: ActionContext, wanted: ActionRequest) -> Prev
     return Preview(says, _facts(found), "" if paused else "It is not paused.", fault)
 
 
-async def _pause(context: ActionContext, wanted: ActionRequest, _begun: Begun) -> str:
+async def _pause(context: ActionContext, wanted: ActionRequest, _begun: ActionRecord) -> str:
     app, settings = context.sources.app, context.sources.settings
-    done = await pausing.pause(app, settings, wanted.names, wanted.revision)
-    return "\n".join(pausing.paused_told(app, one) for one in done)
+    done = await actions.pause(app, settings, wanted.names, wanted.revision)
+    return "\n".join(actions.paused_text(app, one) for one in done)
 
 
-async def _resume(context: ActionContext, wanted: ActionRequest, _begun: Begun) -> str:
+async def _resume(context: ActionContext, wanted: ActionRequest, _begun: ActionRecord) -> str:
     app, settings = context.sources.app, context.sources.settings
-    done = await pausing.resume(app, settings, wanted.names, wanted.revision)
-    return "\n".join(pausing.resumed_told(app, one) for one in done)
+    done = await actions.resume(app, settings, wanted.names, wanted.revision)
+    return "\n".join(actions.resumed_text(app, one) for one in done)
 
 
 async def _preview_verdict(
@@ -139,9 +139,9 @@ async def _preview_verdict(
 ) -> Preview:
     (name,) = wanted.names
     seen = await context.sources.see(
-        "The quarantine", partial(parked_events, context.sources, name, limit=POSITIONS_MAX, after=0)
+        "The quarantine", partial(quarantine_page, context.sources, name, limit=POSITIONS_MAX, after=0)
     )
-    quarantine = quarantine_of(context.sources.app, context.sources.settings, name)
+    quarantine = Quarantine(context.sources.app, context.sources.settings, name)
     if seen.value is None:
         return Preview(says(quarantine, 0), [("events", _positions(wanted.positions))], fault=seen.fault)
     parked = {one.position: one for one in seen.value.events if one.revision == seen.value.revision}
@@ -167,23 +167,23 @@ def _retry_says(_quarantine: Quarantine, behind: int) -> list[str]:
 def _drop_says(quarantine: Quarantine, behind: int) -> list[str]:
     goes = "1 event that waits behind them goes" if behind == 1 else f"{behind:,} events that wait behind them go"
     return [
-        f"These events are given up for good: they are never taken. {quarantine.what_dropping_means}",
+        f"These events are given up for good: they are never taken. {quarantine.drop_effect}",
         f"{goes} on.",
         "This cannot be taken back. The events stay in the log.",
     ]
 
 
-async def _retry(context: ActionContext, wanted: ActionRequest, _begun: Begun) -> str:
+async def _retry(context: ActionContext, wanted: ActionRequest, _begun: ActionRecord) -> str:
     return await _decided(context, wanted, lambda quarantine: quarantine.retry(wanted.positions))
 
 
-async def _drop(context: ActionContext, wanted: ActionRequest, _begun: Begun) -> str:
+async def _drop(context: ActionContext, wanted: ActionRequest, _begun: ActionRecord) -> str:
     return await _decided(context, wanted, lambda quarantine: quarantine.drop(wanted.positions))
 
 
 async def _decided(context: ActionContext, wanted: ActionRequest, decide: Callable[[Quarantine], list[int]]) -> str:
     (name,) = wanted.names
-    quarantine = quarantine_of(context.sources.app, context.sources.settings, name)
+    quarantine = Quarantine(context.sources.app, context.sources.settings, name)
     done = await asyncio.to_thread(decide, quarantine)
     return f"The verdict on {_positions(done)} is given."
 
@@ -213,7 +213,7 @@ async def _preview_rebuild(context: ActionContext, wanted: ActionRequest) -> Pre
     ]
     if seen.value is None:
         return Preview(says, fault=seen.fault)
-    told = list(rebuilding.preview_told(seen.value))[:-1]
+    told = list(preview_lines(seen.value))[:-1]
     facts = [("plan", line) for line in told if not line.startswith("Refused: ")]
     return Preview(says, facts, "\n".join(seen.value.refusals))
 
@@ -228,7 +228,7 @@ async def _preview_verify(_context: ActionContext, wanted: ActionRequest) -> Pre
     )
 
 
-async def _job(kind: Kind, context: ActionContext, wanted: ActionRequest, begun: Begun) -> str:
+async def _job(kind: Kind, context: ActionContext, wanted: ActionRequest, begun: ActionRecord) -> str:
     job = BulkJob(begun.id, kind, wanted.names, wanted.engine, wanted.from_archive, begun.actor)
     return await context.jobs.run(job)
 
@@ -253,10 +253,10 @@ async def _preview_promote(context: ActionContext, wanted: ActionRequest) -> Pre
     return Preview(says, facts, refusal, fault)
 
 
-async def _promote(context: ActionContext, wanted: ActionRequest, _begun: Begun) -> str:
+async def _promote(context: ActionContext, wanted: ActionRequest, _begun: ActionRecord) -> str:
     (resolved,) = projections_of(context.sources.app, wanted.names)
-    done = await asyncio.to_thread(promotion.promote, context.sources.settings, resolved)
-    return promotion.promoted_told(resolved, done)
+    done = await asyncio.to_thread(actions.promote, context.sources.settings, resolved)
+    return actions.promoted_text(resolved, done)
 
 
 async def _preview_cancel(context: ActionContext, wanted: ActionRequest) -> Preview:
@@ -272,7 +272,7 @@ async def _preview_cancel(context: ActionContext, wanted: ActionRequest) -> Prev
 _NOT_RUNNING = "It does not run in this console: it has ended, or another console runs it."
 
 
-async def _cancel(context: ActionContext, wanted: ActionRequest, _begun: Begun) -> str:
+async def _cancel(context: ActionContext, wanted: ActionRequest, _begun: ActionRecord) -> str:
     job = context.jobs.get(wanted.job)
     if job is None or not job.is_running or not context.cancel(wanted.job):
         raise UsageError(_NOT_RUNNING)

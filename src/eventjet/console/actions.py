@@ -21,7 +21,7 @@ from eventjet.console.jobs import Jobs
 from eventjet.console.sources import Sources
 from eventjet.errors import EventjetError, PromotionRefused, UsageError
 from eventjet.operations import actions
-from eventjet.operations.actions import Begun, Outcome
+from eventjet.operations.actions import ActionRecord, Outcome
 from eventjet.rebuild.plan import CHOICES, EngineChoice
 from eventjet.shown import counted
 
@@ -131,7 +131,7 @@ class Action:
     check: Callable[[ActionContext, ActionRequest], None]
     """Raises `UsageError` or `HTTPException` for a request that makes no sense."""
     preview: Callable[[ActionContext, ActionRequest], Awaitable[Preview]]
-    run: Callable[[ActionContext, ActionRequest, Begun], Awaitable[str]]
+    run: Callable[[ActionContext, ActionRequest, ActionRecord], Awaitable[str]]
     """Carries it out, with the code of the command line, and returns the result."""
     is_harm: bool = False
     """Whether it cannot be taken back."""
@@ -176,7 +176,9 @@ class Actions:
         if len(self._running) >= _RUNNING_MAX:
             raise HTTPException(503, f"{_RUNNING_MAX} actions are being carried out. Wait for one of them.")
         targets = wanted.names or (wanted.job,)
-        begun = Begun(form, self.context.sources.app.name, visitor.actor, wanted.action, targets, wanted.details())
+        begun = ActionRecord(
+            form, self.context.sources.app.name, visitor.actor, wanted.action, targets, wanted.details()
+        )
         if await self._recorded(begun):
             task = asyncio.create_task(self._carry_out(found, wanted, begun))
             self._running[form] = task
@@ -204,7 +206,7 @@ class Actions:
             task.cancel()
         return True
 
-    async def _recorded(self, begun: Begun) -> bool:
+    async def _recorded(self, begun: ActionRecord) -> bool:
         """Record the beginning; return whether the action must be carried out now."""
         writing = asyncio.ensure_future(actions.begin(self.context.sources.database, begun))
         done, _ = await asyncio.wait({writing}, timeout=_RECORDED_S)
@@ -227,18 +229,18 @@ class Actions:
             "" if self.context.sources.app.projections else "As this app has no read models, run `eventjet db upgrade`."
         )
 
-    async def _end_late(self, writing: asyncio.Future[bool], begun: Begun) -> None:
+    async def _end_late(self, writing: asyncio.Future[bool], begun: ActionRecord) -> None:
         try:
             if await writing:
                 await self._ended(begun, "refused", "It was not recorded in time, so nothing was done.")
         except EventjetError:
             return  # it never was recorded
 
-    async def _carry_out(self, action: Action, wanted: ActionRequest, begun: Begun) -> None:
+    async def _carry_out(self, action: Action, wanted: ActionRequest, begun: ActionRecord) -> None:
         outcome, result = await _outcome(action, self.context, wanted, begun)
         await self._ended(begun, outcome, result)
 
-    async def _ended(self, begun: Begun, outcome: Outcome, result: str) -> None:
+    async def _ended(self, begun: ActionRecord, outcome: Outcome, result: str) -> None:
         """Record the end, and try again where the database does not answer."""
         for left in reversed(range(_END_TRIES)):
             try:
@@ -254,7 +256,9 @@ class Actions:
             return
 
 
-async def _outcome(action: Action, context: ActionContext, wanted: ActionRequest, begun: Begun) -> tuple[Outcome, str]:
+async def _outcome(
+    action: Action, context: ActionContext, wanted: ActionRequest, begun: ActionRecord
+) -> tuple[Outcome, str]:
     """Carry it out and return outcome and result, whatever it raises."""
     try:
         return "done", await called(action.run(context, wanted, begun), "What the action did")

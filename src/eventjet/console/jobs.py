@@ -14,8 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from eventjet.console.sources import Sources
 from eventjet.errors import EventjetError, UsageError
-from eventjet.operations.rebuilding import rebuilt_told
-from eventjet.operations.verification import compared, differing, shown_key
+from eventjet.operations.reports import difference_text, differing_columns, key_text, rebuild_lines
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import EngineOptions, Progress, VerifyReport, rebuild, verify
@@ -170,7 +169,7 @@ class Jobs:
         job.begin_projection(", ".join(job.names))
         app, settings = self._sources.app, self._sources.settings
         report = await rebuild(app, job.names, settings, **_how(job))
-        job.results = list(rebuilt_told(report))
+        job.results = list(rebuild_lines(report))
 
     async def _verified(self, job: BulkJob) -> None:
         app, settings = self._sources.app, self._sources.settings
@@ -195,10 +194,12 @@ def _differing(report: VerifyReport, resolved: AnyResolved) -> list[DifferingRow
     return [
         DifferingRow(
             projection=report.projection,
-            key=shown_key(one.key),
+            key=key_text(one.key),
             as_json=json.dumps(list(one.key), default=str) if is_fold else "",
-            said=compared(one, private=private) if one.live is None or one.expected is None else "",
-            columns=differing(one, private=private) if one.live is not None and one.expected is not None else (),
+            said=difference_text(one, private=private) if one.live is None or one.expected is None else "",
+            columns=differing_columns(one, private=private)
+            if one.live is not None and one.expected is not None
+            else (),
             since=one.since,
             position=one.position,
         )

@@ -27,7 +27,7 @@ from eventjet.console.screens import ENDPOINTS, POSTED
 from eventjet.console.screens.read_models import Searches
 from eventjet.console.sources import Sources
 from eventjet.console.status_poller import StatusPoller
-from eventjet.doctor.monitoring import monitoring_url
+from eventjet.doctor.server import monitoring_url
 from eventjet.errors import EventjetError
 from eventjet.settings import Settings
 

@@ -20,7 +20,7 @@ from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.errors import EventjetError, Unreachable
 from eventjet.jet import Jet
 from eventjet.jetstream.client import Client
-from eventjet.operations.time_travel import TimeTravel
+from eventjet.operations.aggregates import TimeTravel
 from eventjet.settings import Settings
 from eventjet.sql.database import PAGE, READ_ONLY, Database
 

@@ -15,12 +15,12 @@ from typing import Any, Generic, TypeVar
 
 from eventjet.calls import called
 from eventjet.console.sources import ANSWER_S, Sources, in_thread
-from eventjet.doctor.diagnosis import Diagnoses, Installation
-from eventjet.doctor.monitoring import greetings, look_at_monitoring
+from eventjet.doctor.report import Installation, Report
+from eventjet.doctor.server import check_monitoring, greetings
 from eventjet.errors import EventjetError
 from eventjet.findings import Finding
 from eventjet.nats.endpoint import Endpoint
-from eventjet.operations.standing import DeadlineCounts, Following, LogNow, deadline_counts, log_now
+from eventjet.operations.log import DeadlineCounts, Following, LogNow, deadline_counts, log_now
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import (
     SeenCheckpoints,
@@ -224,10 +224,10 @@ class StatusPoller:
 
     async def _look_at_monitoring(self) -> list[Finding]:
         """Ask the monitoring endpoints, as `eventjet doctor` does."""
-        settings, told = self._sources.settings, Diagnoses("monitoring")
+        settings, told = self._sources.settings, Report("monitoring")
         asked = Installation(self._app, settings, self.monitoring, 2 * ANSWER_S, time.time)
         if self.monitoring:
-            await in_thread(lambda: look_at_monitoring(asked, told, lambda: greetings(Endpoint.of(settings), ANSWER_S)))
+            await in_thread(lambda: check_monitoring(asked, told, lambda: greetings(Endpoint.of(settings), ANSWER_S)))
         return told.found
 
 

@@ -1,35 +1,47 @@
-"""The servers: which there are, their versions, JetStream, the limits of the account."""
+"""The servers: which there are, their versions, JetStream and the limits of the account; whether they sync what they
+acknowledge, and how full they are, which only their monitoring endpoints tell.
+
+Measured on 2.15.1: `/varz` has `jetstream.config.sync_always` where `sync_interval: always` is set, else
+`sync_interval` in nanoseconds. No answer over NATS has either.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import http.client
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import urlsplit
 
-from eventjet.doctor.diagnosis import Diagnoses, Installation, named
-from eventjet.doctor.monitoring import Greeting, greetings
-from eventjet.errors import LogUnusable, NoResponders, StoreUnavailable, Unreachable
+from eventjet.doctor.report import Installation, Report, check_clock, named
+from eventjet.errors import LogUnusable, NoResponders, StoreError, StoreUnavailable, Unreachable, UsageError
 from eventjet.findings import Level
+from eventjet.jetstream.api import nanoseconds
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.requirements import RECOMMENDED_SERVER, check_server, shown_version, version_of
+from eventjet.nats.dial import dial_at, fault_of, tls_context
 from eventjet.nats.endpoint import Endpoint
-from eventjet.operations.inspection import AccountLimits, Limit, account_limits
+from eventjet.operations.log import AccountLimits, Limit, account_limits
+from eventjet.urls import parse
 
 _NEAR, _FULL = 0.8, 0.95
 """Shares of a limit from which it is a warning, and a fault."""
 
 
-def look_at_server(installation: Installation, told: Diagnoses) -> Sequence[Greeting]:
+def check_servers(installation: Installation, report: Report) -> Sequence[Greeting]:
     """Returns what every server of the cluster said of itself, as far as they are known."""
     endpoint = Endpoint.of(installation.settings).with_name("eventjet doctor")
     with NatsConnection.open(endpoint) as link:
         greeted = _greeted(endpoint.with_discovered(link.info.get("connect_urls") or ()), installation.timeout_s / 3)
-        tell_greetings(told, greeted)
-        with told.guarded("account"):
+        check_greetings(report, greeted)
+        with report.guarded("account"):
             try:
-                tell_limits(told, link.ask(account_limits()))
+                check_limits(report, link.ask(account_limits()))
             except (NoResponders, LogUnusable):
-                told.add(
+                report.fault(
                     "jetstream",
-                    Level.FAULT,
                     "JetStream is switched off, on the server or for this account",
                     "there is nowhere to store an event",
                     "jetstream { store_dir: …, sync_interval: always }  and `jetstream: enabled` in the account",
@@ -37,7 +49,7 @@ def look_at_server(installation: Installation, told: Diagnoses) -> Sequence[Gree
             except StoreUnavailable as error:
                 cost = "nothing is stored while no server leads"
                 fix = "Start the servers that are down, and look at their logs."
-                told.add("jetstream", Level.UNREACHABLE, f"JetStream: {error.reason}", cost, fix)
+                report.unreachable("jetstream", f"JetStream: {error.reason}", cost, fix)
     return greeted
 
 
@@ -49,14 +61,13 @@ def _greeted(endpoint: Endpoint, timeout_s: float) -> list[Greeting]:
     return list(known.values())
 
 
-def tell_greetings(told: Diagnoses, greeted: Sequence[Greeting]) -> None:
+def check_greetings(report: Report, greeted: Sequence[Greeting]) -> None:
     """Of each server: does it answer, and is it new enough?"""
     there = [one for one in greeted if one.info]
     for one in greeted:
         if not one.info:
-            told.add(
+            report.warning(
                 "servers",
-                Level.WARNING,
                 f"the server at {one.peer} {one.fault}",
                 "who connects tries it in vain first, and one less may fail",
                 "Start it, or take it out of EVENTJET_SERVERS.",
@@ -66,54 +77,229 @@ def tell_greetings(told: Diagnoses, greeted: Sequence[Greeting]) -> None:
         try:
             check_server(where, one.info)
         except Unreachable as error:
-            told.add("version", Level.FAULT, f"{where}: {error.reason}", "every connection is refused", error.remedy)
+            report.fault("version", f"{where}: {error.reason}", "every connection is refused", error.remedy)
             continue
         if version_of(one.info) < RECOMMENDED_SERVER:
-            told.add(
+            report.warning(
                 "version",
-                Level.WARNING,
                 f"{where} is {one.info['version']}, and eventjet is tested on {shown_version(RECOMMENDED_SERVER)}",
                 "three replicas that sync always store about a seventh under load of what they do from 2.15 on",
                 f"Upgrade it to {shown_version(RECOMMENDED_SERVER)} or newer.",
             )
     versions = {str(one.info.get("version")): one.peer for one in there}
-    told.ok("version", f"nats-server {named(versions)} at {named(one.peer for one in there)}")
+    report.ok("version", f"nats-server {named(versions)} at {named(one.peer for one in there)}")
     if len(versions) > 1:
-        told.add(
+        report.note(
             "version",
-            Level.NOTE,
             "the servers of the cluster are of different versions",
             "what the newer ones can do is not there when an older one leads",
             "Upgrade the others too.",
         )
 
 
-def tell_limits(told: Diagnoses, account: AccountLimits) -> None:
+def check_limits(report: Report, account: AccountLimits) -> None:
     """How close the account has come to what it may have."""
     for limit in account.limits:
-        _tell_limit(told, limit)
+        _check_limit(report, limit)
     if account.needs_max_bytes:
-        told.add(
+        report.fault(
             "account",
-            Level.FAULT,
             "the account demands `max_bytes` of every stream, and eventjet declares none",
             "`eventjet init` is refused, and a log that has one loses room for its next event",
             "max_bytes_required: false  in the account's JetStream limits",
         )
     if not account.limits and not account.needs_max_bytes:
-        told.ok("account", "the account has no limits but the disk")
+        report.ok("account", "the account has no limits but the disk")
 
 
-def _tell_limit(told: Diagnoses, limit: Limit) -> None:
+def _check_limit(report: Report, limit: Limit) -> None:
     share = limit.used / limit.most
     said = f"the account has {limit.used:,} of {limit.most:,} {limit.of} ({share:.0%})"
     is_storage = limit.of.startswith("bytes")
     if share < _NEAR:
         cost = "a save of several events that meets the limit may be torn" if is_storage else "more are refused"
-        told.add("account", Level.NOTE, said, cost, "Let nothing but the disk limit the account of a log.")
+        report.note("account", said, cost, "Let nothing but the disk limit the account of a log.")
         return
     torn = "saves are refused, and one of several events may be torn: the server keeps only a part of it"
     cost = torn if is_storage else "workers, rebuilds and `eventjet init` cannot make what they need"
     fix = "Raise `max_file` (or `max_store`)" if is_storage else f"Raise `max_{limit.of.split()[0]}`"
     level = Level.FAULT if share >= _FULL else Level.WARNING
-    told.add("account", level, said, cost, f"{fix} of the account, or take the limit away.")
+    report.add(level, "account", said, cost, f"{fix} of the account, or take the limit away.")
+
+
+_BODY_MAX = 4_000_000
+_REQUEST_S = 5.0
+_SERVERS_MAX = 20
+_ALWAYS = "jetstream { sync_interval: always }"
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """What one server says of itself, or why it says nothing."""
+
+    peer: str
+    info: dict[str, Any]
+    """Its INFO; empty where there was none."""
+    fault: str = ""
+
+
+def greetings(endpoint: Endpoint, timeout_s: float) -> list[Greeting]:
+    """Of every server that is named or known, one after the other; each is connected to and left. Never raises."""
+    deadline = time.monotonic() + timeout_s
+    addresses = endpoint.addresses()
+    greeted: list[Greeting] = []
+    for index, address in enumerate(addresses):
+        share_s = (deadline - time.monotonic()) / (len(addresses) - index)
+        try:
+            dialled = dial_at(endpoint, address, time.monotonic() + max(share_s, 0.0))
+        except (OSError, ValueError, StoreError) as error:
+            greeted.append(Greeting(address.peer, {}, fault_of(error)))
+        else:
+            dialled.sock.close()
+            greeted.append(Greeting(address.peer, dialled.info))
+    return greeted
+
+
+def monitoring_url(text: str) -> str:
+    """`http://host:8222` as it may be shown; raises `UsageError` for anything else."""
+    found = parse(text)
+    plain = found is not None and found.user is None and not found.options and found.path in ("", "/")
+    if found is None or not plain or found.scheme not in ("http", "https") or not found.host:
+        raise UsageError(
+            "What --monitoring names is not a monitoring endpoint. Write it as http://host:8222, without a user; it is "
+            "not shown here, for it may hold a password."
+        )
+    return f"{found.scheme}://{found.host}:{found.port or 8222}"
+
+
+def check_monitoring(
+    installation: Installation, report: Report, servers: Callable[[], Sequence[Greeting] | None]
+) -> None:
+    """Every endpoint that was named; `servers` gives what the servers said of themselves."""
+    seen: set[str] = set()
+    for url in installation.monitoring[:_SERVERS_MAX]:
+        try:
+            before = installation.clock()
+            varz = _fetched(url, installation)
+            after = installation.clock()
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            report.unreachable(
+                "monitoring",
+                f"{url} did not tell: {str(error) or type(error).__name__}",
+                "whether that server syncs what it acknowledges is not known",
+                "http: HOST:8222  in its configuration, or another --monitoring",
+            )
+            continue
+        domain = installation.settings.jetstream_domain
+        if domain is not None and (has := _domain_of(varz)) != domain:
+            what = f"the server of {url} has {f'the JetStream domain {has}' if has else 'no JetStream domain'}"
+            fix = f"Name the endpoints of the servers that have {domain}."
+            report.note("monitoring", f"{what}, and the log is in {domain}", "it keeps no events of it", fix)
+            continue
+        seen.add(str(varz.get("server_id")))
+        check_monitored(report, url, varz)
+        if varz.get("now"):
+            there = nanoseconds(str(varz["now"]).encode()) / 1e9
+            check_clock(report, "server", f"the server of {url}", (before, there, after))
+    if Endpoint.of(installation.settings).is_elsewhere:
+        _check_elsewhere(report, installation, seen)
+    else:
+        _check_unseen(report, servers() or (), seen, asked=bool(installation.monitoring))
+
+
+def check_monitored(report: Report, url: str, varz: Mapping[str, Any]) -> None:
+    """What one server's `/varz` says."""
+    jetstream: Mapping[str, Any] = varz.get("jetstream") or {}
+    config: Mapping[str, Any] = jetstream.get("config") or {}
+    stats: Mapping[str, Any] = jetstream.get("stats") or {}
+    if not config:
+        report.note("sync_interval", f"the server of {url} has no JetStream, so it keeps no events")
+        return
+    if config.get("sync_always"):
+        report.ok("sync_interval", f"the server of {url} syncs what it acknowledges")
+    else:
+        every_s = float(config.get("sync_interval") or 0) / 1e9
+        report.fault(
+            "sync_interval",
+            f"the server of {url} syncs every {_spoken(every_s)}",
+            "a power cut takes back what was acknowledged since: a young log all of it, and three replicas do not "
+            "help where all lose their power, or one that did and one that was behind decide",
+            f"{_ALWAYS}  and restart it; under load three replicas are the fast setting",
+        )
+    used, most = int(stats.get("storage") or 0), int(config.get("max_storage") or 0)
+    if most and used / most >= _NEAR:
+        report.warning(
+            "storage",
+            f"JetStream of {url} has used {used:,} of {most:,} bytes ({used / most:.0%})",
+            "saves are refused when it is full, and after a full disk the server has to be started again",
+            "jetstream { max_file: … }  above, and a larger disk",
+        )
+
+
+def _check_unseen(report: Report, greeted: Sequence[Greeting], seen: set[str], *, asked: bool) -> None:
+    there = {str(one.info["server_id"]): one.peer for one in greeted if one.info.get("server_id")}
+    strange = seen - there.keys()
+    if there and strange:
+        report.warning(
+            "monitoring",
+            f"{len(strange)} of the monitoring endpoints are of servers that EVENTJET_SERVERS does not lead to",
+            "what they tell may be about another cluster",
+            "Name the endpoints of the servers that the app uses.",
+        )
+    unseen = [peer for server, peer in there.items() if server not in seen]
+    if unseen or not asked:
+        report.unknown(
+            "sync_interval",
+            f"whether {named(unseen) or 'the server'} syncs what it acknowledges cannot be known over NATS",
+            "with the server's own default of two minutes a power cut takes back acknowledged events",
+            f"`eventjet doctor --monitoring http://HOST:8222` for each server; {_ALWAYS}",
+        )
+
+
+def _check_elsewhere(report: Report, installation: Installation, seen: set[str]) -> None:
+    """Of a log that is not in the JetStream of the servers that the app is connected to."""
+    prefix = Endpoint.of(installation.settings).jetstream_prefix
+    if not seen or installation.settings.jetstream_domain is None:
+        report.unknown(
+            "sync_interval",
+            f"whether the servers of the JetStream below {prefix} sync what they acknowledge cannot be known over NATS",
+            "with the server's own default of two minutes a power cut takes back acknowledged events",
+            f"`eventjet doctor --monitoring http://HOST:8222` for each of those servers; {_ALWAYS}",
+        )
+
+
+def _domain_of(varz: Mapping[str, Any]) -> str:
+    jetstream: Mapping[str, Any] = varz.get("jetstream") or {}
+    config: Mapping[str, Any] = jetstream.get("config") or {}
+    return str(config.get("domain") or "")
+
+
+def _spoken(seconds: float) -> str:
+    """With the unit that a person would have written; `1m` without quotes is a million seconds to nats-server."""
+    if seconds < 120:
+        return f"{seconds:g} s"
+    return f"{seconds / 60:g} minutes" if seconds < 7_200 else f"{seconds:,.0f} s ({seconds / 86_400:.1f} days)"
+
+
+def _fetched(url: str, installation: Installation) -> Mapping[str, Any]:
+    """What `/varz` tells; redirects are not followed. Raises `OSError`, `ValueError` and `HTTPException`."""
+    where = urlsplit(url)
+    # A share of the time, so that one that hangs does not hide the others.
+    timeout_s = min(_REQUEST_S, installation.timeout_s / (len(installation.monitoring) + 1))
+    if where.scheme == "https":
+        context = tls_context(Endpoint.of(installation.settings))
+        link = http.client.HTTPSConnection(where.netloc, timeout=timeout_s, context=context)
+    else:
+        link = http.client.HTTPConnection(where.netloc, timeout=timeout_s)
+    try:
+        link.request("GET", "/varz")
+        answer = link.getresponse()
+        body = answer.read(_BODY_MAX + 1)
+    finally:
+        link.close()
+    if answer.status != http.client.OK or len(body) > _BODY_MAX:
+        raise ValueError(f"it answered with status {answer.status} and {len(body):,} bytes")
+    varz = json.loads(body)
+    if not isinstance(varz, dict) or "server_id" not in varz:
+        raise ValueError("what answers there is no monitoring endpoint of a nats-server")
+    return cast("Mapping[str, Any]", varz)

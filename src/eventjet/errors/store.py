@@ -378,7 +378,7 @@ class UndecodableEvent(CodecError):
         self.reason = reason
         super().__init__(
             f"The event at position {position} ({type_name!r}, {len(data)} bytes) cannot be decoded: {reason}. "
-            "Inspect it with `eventjet tail`; upcast it, or have everybody pass over it with `eventjet void`."
+            "Inspect it with `eventjet tail`; upcast it, or have everybody pass over it with `eventjet skip`."
         )
 
 

@@ -1,12 +1,13 @@
-"""What people did in the console: recorded before it is carried out, and again when it has ended.
+"""Pause, resume and promote; and the audit entries of what people did in the console.
 
-Everything here raises `Unreachable` where the database cannot be used.
+An audit entry is written before its action is carried out, and completed when that has ended. What reads or writes one
+raises `Unreachable` where the database cannot be used.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -15,20 +16,103 @@ from sqlalchemy import Connection, Row, insert, literal, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from eventjet.app import App
+from eventjet.errors import UsageError
+from eventjet.jetstream.client import connected
+from eventjet.projections.sql_projection import AnyResolved
+from eventjet.settings import Settings
 from eventjet.shown import cut, printable
+from eventjet.sql import revisions
 from eventjet.sql.database import COMMAND, Database
 from eventjet.sql.own_tables import Clock, actions
+from eventjet.sql.revisions import Paused, Promoted
+from eventjet.subscriptions import cursor_control
+from eventjet.subscriptions.cursor_control import PausedCursor
+from eventjet.subscriptions.cursor_store import Cursors
+from eventjet.subscriptions.supervisor import chosen_of
 
+Changed: TypeAlias = Paused | PausedCursor
 Outcome: TypeAlias = Literal["begun", "done", "refused", "failed", "cancelled"]
 
 RESULT_MAX = 2_000
-"""Characters of what an action came to that are kept."""
-_BETWEEN = ","
+"""Characters of an action's result that are kept."""
+_SEPARATOR = ","
 _a = actions.c
 
 
+async def pause(app: App, settings: Settings, names: Sequence[str], revision: int | None = None) -> list[Changed]:
+    """Pause the named subscriptions, all or none. Raises `UsageError` for what cannot be paused, and `Unreachable`.
+
+    `revision` is another one than the app declares, of the one projection that is named then.
+    """
+    return await _change(app, settings, names, revision, revisions.pause, cursor_control.pause)
+
+
+async def resume(app: App, settings: Settings, names: Sequence[str], revision: int | None = None) -> list[Changed]:
+    """Resume the named subscriptions, all or none. Raises `UsageError` for what is not paused, and `Unreachable`."""
+    return await _change(app, settings, names, revision, revisions.resume, cursor_control.resume)
+
+
+def paused_text(app: App, change: Changed) -> str:
+    """`balances revision 1 is paused at position 12`."""
+    done = "is paused" if change.changed else "was paused already"
+    return f"{_name_of(app, change)} {done} at position {change.position:,}"
+
+
+def resumed_text(app: App, change: Changed) -> str:
+    """`balances revision 1 goes on from position 12`."""
+    return f"{_name_of(app, change)} goes on from position {change.position:,}"
+
+
+def _name_of(app: App, change: Changed) -> str:
+    return f"{change.name} revision {change.revision}" if change.name in app.projections else change.name
+
+
+async def _change(
+    app: App,
+    settings: Settings,
+    names: Sequence[str],
+    revision: int | None,
+    projections: Callable[..., Coroutine[Any, Any, list[Paused]]],
+    followers: Callable[[Cursors, Sequence[str]], Coroutine[Any, Any, list[PausedCursor]]],
+) -> list[Changed]:
+    """Change checkpoints first, since they may refuse, then cursors."""
+    chosen = chosen_of(app, names)
+    if revision is not None and (len(chosen.projections) != 1 or chosen.followers):
+        raise UsageError("A revision is about one projection. Name one.")
+    pairs = [(resolved.name, revision or resolved.revision) for resolved in chosen.projections]
+    done: list[Changed] = []
+    if pairs:
+        done += await projections(settings.database, pairs, app=app.name, declared=revision is None)
+    if chosen.followers:
+        async with connected(settings) as client:
+            done += await followers(Cursors(client, app.name), [follower.name for follower in chosen.followers])
+    return done
+
+
+def promote(settings: Settings, resolved: AnyResolved) -> Promoted | None:
+    """Give a revision the declared tables, for readers to see; None where it has them already.
+
+    Blocks. Raises `PromotionRefused` and `Unreachable`.
+    """
+    database = Database(settings.database)
+    with database.reaching_sync():
+        return revisions.promote(database, resolved)
+
+
+def promoted_text(resolved: AnyResolved, promoted: Promoted | None) -> str:
+    """Return what came of a promotion, as a line."""
+    names = ", ".join(table.name for table in resolved.tables)
+    tables = f"the table {names}" if len(resolved.tables) == 1 else f"the tables {names}"
+    has = f"{resolved.name} revision {resolved.revision} has {tables}"
+    if promoted is None:
+        return f"{has} already"
+    inactive = ", ".join(f"revision {revision}" for revision in promoted.left) or "no revision"
+    return f"{has}; {inactive} went aside"
+
+
 @dataclass(frozen=True, slots=True)
-class Begun:
+class ActionRecord:
     """An action that somebody asked for; `id` is of the form that they sent."""
 
     id: str
@@ -41,30 +125,30 @@ class Begun:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedAction:
+class AuditEntry:
     """An action as it is recorded."""
 
-    begun: Begun
+    record: ActionRecord
     at: float
     """Seconds since 1970 by the database's clock."""
     outcome: Outcome
     result: str
-    """What it came to, in words."""
+    """In words."""
     ended_at: float | None
     age_s: float
     """Since it was begun."""
 
 
-async def begin(database: Database, action: Begun) -> bool:
-    """Note it before it is carried out; False where it was noted before, so that it must not be carried out again."""
+async def begin(database: Database, record: ActionRecord) -> bool:
+    """Record an action before it is carried out; False where it was recorded before, and must not be carried out."""
     values = {
-        "id": action.id,
-        "app": action.app,
-        "actor": action.actor,
+        "id": record.id,
+        "app": record.app,
+        "actor": record.actor,
         "at": Clock(),
-        "action": action.action,
-        "target": _BETWEEN.join(action.targets),
-        "details": json.dumps(action.details),
+        "action": record.action,
+        "target": _SEPARATOR.join(record.targets),
+        "details": json.dumps(record.details),
         "outcome": "begun",
     }
     try:
@@ -76,36 +160,36 @@ async def begin(database: Database, action: Begun) -> bool:
 
 
 async def end(database: Database, action_id: str, outcome: Outcome, result: str) -> None:
-    """Note what became of one that was begun; of one that has ended nothing is changed."""
+    """Record what became of an action that was begun; one that has ended is left as it is."""
     shown = "\n".join(map(printable, cut(result, RESULT_MAX).split("\n")))
     values = {"outcome": outcome, "result": shown, "ended_at": Clock()}
     async with _writing(database) as connection:
         await connection.execute(update(actions).where(_a.id == action_id, _a.outcome == "begun").values(values))
 
 
-def recorded(
+def audit_entries(
     connection: Connection, app: str, *, limit: int, skip: int = 0, target: str | None = None
-) -> list[RecordedAction]:
-    """Those of an app, newest first; of one `target`, where it is named."""
+) -> list[AuditEntry]:
+    """Return the entries of an app, newest first; those about one `target`, where it is named."""
     query = select(*_a, Clock()).where(_a.app == app)
     if target is not None:
-        among = literal(_BETWEEN) + _a.target + _BETWEEN
-        query = query.where(among.contains(f"{_BETWEEN}{target}{_BETWEEN}", autoescape=True))
+        targets = literal(_SEPARATOR) + _a.target + _SEPARATOR
+        query = query.where(targets.contains(f"{_SEPARATOR}{target}{_SEPARATOR}", autoescape=True))
     rows = connection.execute(query.order_by(_a.at.desc(), _a.id).offset(skip).limit(limit))
-    return [_read(row) for row in rows]
+    return [_entry(row) for row in rows]
 
 
-def recorded_as(connection: Connection, app: str, action_id: str) -> RecordedAction | None:
-    """The one of this id; None where the app has none."""
+def audit_entry(connection: Connection, app: str, action_id: str) -> AuditEntry | None:
+    """Return the entry with this id; None where the app has none."""
     row = connection.execute(select(*_a, Clock()).where(_a.app == app, _a.id == action_id)).one_or_none()
-    return None if row is None else _read(row)
+    return None if row is None else _entry(row)
 
 
-def _read(row: Row[Any]) -> RecordedAction:
+def _entry(row: Row[Any]) -> AuditEntry:
     values: Any = tuple(row)
     action_id, app, actor, at, action, target, details, outcome, result, ended_at, now = values
-    begun = Begun(action_id, app, actor, action, tuple(target.split(_BETWEEN)), json.loads(details))
-    return RecordedAction(begun, at, outcome, result, ended_at, max(0.0, now - at))
+    record = ActionRecord(action_id, app, actor, action, tuple(target.split(_SEPARATOR)), json.loads(details))
+    return AuditEntry(record, at, outcome, result, ended_at, max(0.0, now - at))
 
 
 @asynccontextmanager

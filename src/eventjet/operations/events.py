@@ -1,15 +1,21 @@
-"""A record of the log as it may be shown, whatever is in it."""
+"""Records of the log as they may be shown: one record, what led to it, what it led to, and the rows it touched."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
 from typing import Any
+from uuid import UUID
 
+from pydantic_core import to_json
+
+from eventjet.app import App
 from eventjet.codec.headers import (
+    COMMAND,
     MSG_ID,
     SCHEMA,
     TYPE,
@@ -21,20 +27,27 @@ from eventjet.codec.headers import (
     metadata_of,
     number_of,
     recorded_at,
+    save_of,
     stored_at,
     voided_by,
 )
 from eventjet.codec.json import read_json
+from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_of
-from eventjet.errors import CodecError
+from eventjet.domain.personal import field_hint, is_private
+from eventjet.domain.recorded import Recorded
+from eventjet.errors import CodecError, UnexpectedExit
 from eventjet.jet import Jet
+from eventjet.log.store import BATCH_MAX, EventStore
+from eventjet.projections.projection import Entries
+from eventjet.projections.resolve import ResolvedProjection
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DEPTH_SURE = 100
 """So many brackets can be printed however they are nested."""
 
 
-def shown(
+def event_view(
     jet: Jet, record: RawRecord, voids: Mapping[int, str] = MappingProxyType({}), *, personal: bool = False
 ) -> dict[str, Any]:
     """What can be said of a record, with the names of the vocabulary; never raises for what is in it.
@@ -55,8 +68,8 @@ def shown(
     return event | {name: optional[name] for name in order if optional.get(name) is not None}
 
 
-def headed(record: RawRecord, voids: Mapping[int, str] = MappingProxyType({})) -> dict[str, Any]:
-    """As `shown`, of what subject and headers say: quick, however large the body is."""
+def header_view(record: RawRecord, voids: Mapping[int, str] = MappingProxyType({})) -> dict[str, Any]:
+    """As `event_view`, of what subject and headers say: quick, however large the body is."""
     event, optional = _told(record, voids)
     return event | {name: value for name, value in optional.items() if value is not None}
 
@@ -99,7 +112,7 @@ def _told(record: RawRecord, voids: Mapping[int, str]) -> tuple[dict[str, Any], 
     return event, optional | {"void": void}
 
 
-def logged(record: RawRecord) -> str | None:
+def import_time(record: RawRecord) -> str | None:
     """When the log got an event that was recorded elsewhere, as ISO text; None for all others."""
     if not is_imported(record[3]):
         return None
@@ -124,3 +137,212 @@ def stored_json(body: bytes) -> Any:
     except (ValueError, RecursionError):
         return body.decode("utf-8", "backslashreplace")
     return value
+
+
+NEAR = 200
+"""Records on each side of an event that are looked at first: causes, and the rest of its command, are mostly there."""
+AROUND = 1_000
+"""Records about the time in a cause's id."""
+FORWARD = 2_000
+"""Records that one look for effects reads."""
+EFFECTS_MAX = 100
+KEYS_MAX = 20
+"""Rows of one read model that are named."""
+_CHUNK = 200
+_BYTES_MAX = 8_000_000
+"""Of the records that one look reads: they may be of 900,000 each."""
+_LOOK_S = 1.2
+_SKEW = timedelta(seconds=2)
+"""The clock of whoever made an id may be ahead of the server's by so much."""
+
+
+@dataclass(slots=True)
+class Node:
+    """One event of the tree, with what it led to."""
+
+    record: RawRecord
+    effects: list[Node] = field(default_factory=list["Node"])
+
+
+@dataclass(frozen=True, slots=True)
+class Effects:
+    """What followed from an event, as far as was looked."""
+
+    nodes: Sequence[Node]
+    looked_from: int
+    looked_to: int
+    """The last position that was read."""
+    is_end: bool
+    """Whether that is the end of the log."""
+    cut: bool
+    """Whether there are more than are listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CauseFound:
+    """What an event names as its cause."""
+
+    id: str
+    record: RawRecord | None
+    """Of the event with this id, or the last one of the command with it; None where it was not found."""
+    looked: str = ""
+    """Where it was looked for, in words, when it was not found."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsTouched:
+    """What one read model takes of an event."""
+
+    model: str
+    keys: Sequence[str] = ()
+    """Each as a JSON list."""
+    more: int = 0
+    said: str = ""
+    """Why its keys are not here."""
+
+
+async def neighbours(store: EventStore, record: RawRecord) -> list[RawRecord]:
+    """The other events of the same save, or of the same command next to it, in the order of the log."""
+    position, block = record[0], record[3]
+    batch, command = save_of(block), header(block, COMMAND)
+    if batch is None and command is None:
+        return []
+    start = max(position - NEAR, 1)
+    found = await _read(store, start, position + NEAR)
+
+    def is_same(one: RawRecord) -> bool:
+        told = save_of(one[3])
+        return told == batch if batch is not None else told is None and header(one[3], COMMAND) == command
+
+    same = {one[0] for one in found if is_same(one)}
+    first = last = position
+    while first - 1 in same:
+        first -= 1
+    while last + 1 in same:
+        last += 1
+    return [one for one in found if first <= one[0] <= last and one[0] != position][:BATCH_MAX]
+
+
+async def cause_of(store: EventStore, record: RawRecord, cause: str) -> CauseFound:
+    """The event with this id, or of the command with it, before another one. Raises what `EventStore` does."""
+    position = record[0]
+    near = await _read(store, max(position - NEAR, 1), position - 1)
+    found = _named(near, cause)
+    if found is not None:
+        return CauseFound(cause, found)
+    made = made_at(cause)
+    if made is None:
+        return CauseFound(cause, None, f"among the {len(near):,} records before it; its id tells no time")
+    about = await store.position_at(made - _SKEW)
+    wanted = await store.position_at(made)
+    spans = {(max(wanted - AROUND, 1), wanted + AROUND), (about, about + AROUND)}
+    for start, end in sorted(spans, reverse=True):
+        found = _named(await _read(store, start, min(end, position - 1)), cause)
+        if found is not None:
+            return CauseFound(cause, found)
+    return CauseFound(
+        cause, None, f"among the {len(near):,} records before it, and about {made.isoformat(timespec='seconds')}"
+    )
+
+
+async def effects_of(store: EventStore, record: RawRecord, after: int = 0) -> Effects:
+    """What names this event, its command or one of its effects as cause, in the next records above `after`."""
+    begin = max(after, record[0]) + 1
+    root = Node(record)
+    known = dict.fromkeys(_ids(record), root)
+    position, size, count, until = begin, 0, 0, time.monotonic() + _LOOK_S
+    is_end = False
+    while position < begin + FORWARD and size < _BYTES_MAX and time.monotonic() < until and not is_end:
+        records = await store.some(position, min(_CHUNK, begin + FORWARD - position))
+        is_end = not records
+        for one in records:
+            size += len(one[4])
+            position = one[0] + 1
+            _, metadata = metadata_of(one[3])
+            parent = known.get(metadata.causation or "")
+            if parent is None or count >= EFFECTS_MAX:
+                count += parent is not None
+                continue
+            node = Node(one)
+            parent.effects.append(node)
+            count += 1
+            known |= {header(one[3], MSG_ID) or f"at {one[0]}": node}
+    return Effects(root.effects, begin, position - 1, is_end, count > EFFECTS_MAX)
+
+
+def rows_touched(app: App, recorded: Recorded[Any]) -> list[RowsTouched]:
+    """The keys that each read model takes from an event. Runs the application's functions; what they raise is said."""
+    found: list[RowsTouched] = []
+    for name, resolved in app.projections.items():
+        if type(recorded.data) not in resolved.events:
+            continue
+        if not isinstance(resolved, ResolvedProjection):
+            found.append(RowsTouched(name, said="Its SQL is written by hand: which rows it changed is not known."))
+            continue
+        if any(is_private(field_hint(resolved.row_type, key)) for key in resolved.key_columns):
+            found.append(RowsTouched(name, said="Its key is personal, and not shown."))
+            continue
+        try:
+            keys = _keys(resolved, recorded)
+            told = [json.dumps(list(key), default=str, ensure_ascii=False) for key in keys[:KEYS_MAX]]
+        except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the application's
+            error = UnexpectedExit.instead_of(raised)
+            reason = reason_of(error, private=app.catalog.is_private)
+            found.append(RowsTouched(name, said=f"Its key could not be told: {reason}"))
+            continue
+        found.append(RowsTouched(name, told, len(keys) - len(told)))
+    return found
+
+
+def made_at(event_id: str) -> datetime | None:
+    """When an id was made; None for one that is no UUIDv7 (RFC 9562, section 5.7)."""
+    try:
+        told = UUID(event_id)
+    except ValueError:
+        return None
+    if told.version != 7 or str(told) != event_id:
+        return None
+    try:
+        return datetime.fromtimestamp((told.int >> 80) / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+async def _read(store: EventStore, start: int, end: int) -> list[RawRecord]:
+    """The records of some positions, as far as their size allows."""
+    found: list[RawRecord] = []
+    size = 0
+    while start <= end and size < _BYTES_MAX:
+        records = [one for one in await store.some(start, min(_CHUNK, end - start + 1)) if one[0] <= end]
+        if not records:
+            break
+        found += records
+        size += sum([len(one[4]) for one in records])
+        start = records[-1][0] + 1
+    return found
+
+
+def _named(records: Sequence[RawRecord], name: str) -> RawRecord | None:
+    by_id = next((one for one in records if header(one[3], MSG_ID) == name), None)
+    return by_id or next((one for one in reversed(records) if metadata_of(one[3])[0] == name), None)
+
+
+def _ids(record: RawRecord) -> list[str]:
+    """What others may name it by."""
+    command, _ = metadata_of(record[3])
+    return [name for name in (header(record[3], MSG_ID), command) if name]
+
+
+def _keys(resolved: ResolvedProjection, recorded: Recorded[Any]) -> Sequence[tuple[Any, ...]]:
+    if not isinstance(resolved.declared, Entries):
+        return resolved.keys_of(recorded)
+    rows = resolved.entries(recorded)
+    return [tuple(getattr(row, key) for key in resolved.key_columns) for row in rows]
+
+
+def plain_json(value: Any) -> Any:
+    """Return a value as JSON has it: times and decimals as text; a state is an object."""
+    try:
+        return read_json(to_json(value, fallback=str, inf_nan_mode="strings", bytes_mode="base64"))
+    except ValueError:
+        return str(value)

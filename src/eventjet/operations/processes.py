@@ -1,4 +1,4 @@
-"""What processes are, do next and wait for, and how they are woken."""
+"""What processes are, did, do next and wait for, and how they are woken."""
 
 from __future__ import annotations
 
@@ -9,23 +9,33 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from pydantic_core import to_json
-
 from eventjet.app import App
 from eventjet.calls import called
-from eventjet.codec.headers import VERSION, number_of, recorded_at
-from eventjet.codec.json import read_json
+from eventjet.codec.headers import VERSION, RawRecord, metadata_of, number_of, recorded_at
 from eventjet.codec.reasons import reason_of
-from eventjet.codec.subjects import entity_shown
+from eventjet.codec.subjects import entity_shown, subject_of
 from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.domain.aggregate import aggregate_info
+from eventjet.domain.history import evolved
 from eventjet.domain.parked import BLOCKED
 from eventjet.domain.personal import argument_hints, masked
 from eventjet.domain.process import Call, ProcessInfo, Step, deadlines_of
 from eventjet.domain.state import own_copy
-from eventjet.errors import DefinitionError, Forbidden, StoreUnavailable, UnexpectedExit, Unreachable, UsageError
+from eventjet.errors import (
+    CodecError,
+    DefinitionError,
+    Forbidden,
+    StoreUnavailable,
+    UnexpectedExit,
+    Unreachable,
+    UsageError,
+)
+from eventjet.jet import Jet
+from eventjet.jetstream.api import message_at
 from eventjet.jetstream.client import Client
 from eventjet.log.timers import JetStreamTimers, TimerSet, timers_due, timers_set
+from eventjet.operations.events import event_view, plain_json
+from eventjet.operations.log import page_of_log
 from eventjet.settings import Settings
 from eventjet.shown import cut_values
 from eventjet.spelling import listed, meant
@@ -41,7 +51,7 @@ EXAMPLES_MAX = 20
 
 
 @dataclass(slots=True)
-class ProcessShown:
+class ProcessView:
     """One process, as far as its own functions tell."""
 
     process: str
@@ -132,10 +142,10 @@ async def deadlines_waiting(
     return sorted(found, key=lambda one: (one[1].at, one[0], one[1].process_id))
 
 
-async def process_shown(running: Running, process_id: str) -> ProcessShown:
+async def process_view(running: Running, process_id: str) -> ProcessView:
     """What one process is, does next and waits for. Raises `StoreUnavailable` and `Forbidden`."""
     name = running.runner.name
-    found, faults = ProcessShown(name, process_id), list[str]()
+    found, faults = ProcessView(name, process_id), list[str]()
     private = running.is_private
     runner = running.runner
     last = await runner.store.tail(name, process_id)
@@ -152,27 +162,27 @@ async def process_shown(running: Running, process_id: str) -> ProcessShown:
     except DefinitionError as error:  # of the application's `evolve`
         found.faults = [f"its state: {fault}" for fault in error.faults]
         return found
-    found.state = masked(plain(state), type(state))
-    step = asked_of("step", own_copy(state).step, faults, private=private)
-    found.step = None if step is None else step_shown(step)
-    due = asked_of(
+    found.state = masked(plain_json(state), type(state))
+    step = answer_of("step", own_copy(state).step, faults, private=private)
+    found.step = None if step is None else step_text(step)
+    due = answer_of(
         "deadline",
         lambda: [(one.due_at(recorded_at(last)), one.call.name) for one in deadlines_of(state)],
         faults,
         private=private,
     )
-    found.deadlines = [{"at": shown_time(when), "decision": decision} for when, decision in sorted(due or [])]
+    found.deadlines = [{"at": time_text(when), "decision": decision} for when, decision in sorted(due or [])]
     found.faults = faults
     return found
 
 
-def asked_of(what: str, ask: Callable[[], T], faults: list[str], *, private: bool) -> T | None:
+def answer_of(what: str, ask: Callable[[], T], faults: list[str], *, private: bool) -> T | None:
     """What a function of the application's says; what it raises is noted."""
     try:
         return ask()
     except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the application's
         error = UnexpectedExit.instead_of(raised)
-        faults.append(f"its {what}: {_reason(error, private=private)}")
+        faults.append(f"its {what}: {reason_of(error, private=private)}")
         return None
 
 
@@ -191,7 +201,7 @@ async def wake_processes(running: Running, ids: Sequence[str]) -> Woken:
         except (StoreUnavailable, Unreachable, Forbidden):
             raise  # no other would fare better
         except Exception as error:  # noqa: BLE001 - of this one alone, and mostly the application's
-            reason = _reason(error, private=running.is_private)
+            reason = reason_of(error, private=running.is_private)
         done.woken += not reason
         done.failed += bool(reason)
         if reason and len(examples) < EXAMPLES_MAX:
@@ -206,17 +216,17 @@ async def _all_of(runner: ProcessRunner) -> list[str]:
     return sorted(process_id for process_id in found if process_id is not None)
 
 
-def step_shown(step: Step[Any, Any]) -> str:
+def step_text(step: Step[Any, Any]) -> str:
     """`account ada: withdraw("4", transfer="t-1")`."""
     asked = step.asked
-    return f"{aggregate_info(asked.aggregate).name} {asked.aggregate_id}: {_call_shown(asked.call)}"
+    return f"{aggregate_info(asked.aggregate).name} {asked.aggregate_id}: {_call_text(asked.call)}"
 
 
-def _call_shown(call: Call) -> str:
+def _call_text(call: Call) -> str:
     """Each argument as the decision's annotations and its own type let it be shown."""
 
     def text(hint: Any, value: Any) -> str:
-        return json.dumps(cut_values(masked(plain(value), hint, type(value))), ensure_ascii=False)
+        return json.dumps(cut_values(masked(plain_json(value), hint, type(value))), ensure_ascii=False)
 
     kwargs = dict(call.kwargs)
     placed, named = argument_hints(call.decide, call.args, kwargs)
@@ -225,18 +235,123 @@ def _call_shown(call: Call) -> str:
     return f"{call.name}({', '.join(told)})"
 
 
-def plain(value: Any) -> Any:
-    """As JSON has it: times and decimals as text; a state is an object."""
-    try:
-        return read_json(to_json(value, fallback=str, inf_nan_mode="strings", bytes_mode="base64"))
-    except ValueError:
-        return str(value)
-
-
-def _reason(error: Exception, *, private: bool) -> str:
-    return reason_of(error, private=private)
-
-
-def shown_time(at: datetime) -> str:
+def time_text(at: datetime) -> str:
     """`2026-01-31T12:00:00Z`."""
     return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+HISTORY_MAX = 200
+"""Of one process that are shown, the first ones: a process is short, or it does not come to an end."""
+OTHERS_MAX = 20
+"""Events of another aggregate that are shown of one step."""
+
+HEARD, STEP, DUE, ASKED = "heard", "step", "deadline", "asked"
+
+
+@dataclass(slots=True)
+class Moment:
+    """One event of a process."""
+
+    event: dict[str, Any]
+    """As `operations.events.event_view` has it."""
+    kind: str
+    """What led to it: an event that it heard, its own step, a deadline that fired, or a decision that somebody asked
+    for."""
+    cause: int | None = None
+    """Position of the event that it heard."""
+    heard: dict[str, Any] | None = None
+    """That event; None where there is none, or it is gone."""
+    sent: str | None = None
+    """The command that its step sent, as its own functions say now."""
+    others: Sequence[dict[str, Any]] = ()
+    """What the other aggregate recorded in the same save."""
+    deadlines: Sequence[dict[str, str]] = ()
+    """`at` and `decision` of what it waits for after it; the timer is set for the earliest."""
+    faults: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The moments of one process, oldest first."""
+
+    moments: Sequence[Moment]
+    more: bool
+    """Whether there are later ones."""
+
+
+async def process_history(jet: Jet, client: Client, running: Running, process_id: str) -> History:
+    """What one process did, from its first event on. Raises `StoreUnavailable`, `Forbidden` and `Refused`."""
+    runner = running.runner
+    await jet.voids()
+    subject = subject_of(jet.name, runner.name, process_id)
+    records, left = await page_of_log(client, jet.name, 1, subject, HISTORY_MAX)
+    moments = [_moment(jet, runner.name, process_id, record) for record in records]
+    for record, moment in zip(records, moments, strict=True):
+        if moment.kind == STEP:
+            moment.others = await _others(jet, client, record)
+        elif moment.cause is not None:
+            heard = await client.ask(message_at(jet.name, moment.cause))
+            moment.heard = None if heard is None else event_view(jet, heard)
+    _tell_states(jet, running, records, moments)
+    return History(moments, left > 0)
+
+
+def _moment(jet: Jet, name: str, process_id: str, record: RawRecord) -> Moment:
+    event = event_view(jet, record)
+    command = str(event.get("command_id") or "")
+    heard, own = f"{name}.heard.", f"{name}/{process_id}/"
+    if command.startswith(heard) and command[len(heard) :].isdecimal() and len(command) < len(heard) + 20:
+        return Moment(event, HEARD, cause=int(command[len(heard) :]))
+    if command.startswith(own) and command.endswith("/due"):
+        return Moment(event, DUE)
+    return Moment(event, STEP if command.startswith(own) else ASKED)
+
+
+async def _others(jet: Jet, client: Client, record: RawRecord) -> list[dict[str, Any]]:
+    """The other aggregate's events of a step: stored right before the process's own, by the same command."""
+    found: list[dict[str, Any]] = []
+    command, position = _command_of(record), record[0] - 1
+    while position > 0 and len(found) < OTHERS_MAX:
+        other = await client.ask(message_at(jet.name, position))
+        if other is None or _command_of(other) != command:
+            break
+        if other[2] != record[2]:
+            found.append(event_view(jet, other))
+        position -= 1
+    return found[::-1]
+
+
+def _command_of(record: RawRecord) -> str | None:
+    try:
+        return metadata_of(record[3])[0]
+    except ValueError:
+        return None
+
+
+def _tell_states(jet: Jet, running: Running, records: Sequence[RawRecord], moments: Sequence[Moment]) -> None:
+    """Add what each state asked for, and until when it waited, as far as its functions can say."""
+    state: Any = running.initial
+    private = running.is_private
+    asked: str | None = None
+    for record, moment in zip(records, moments, strict=True):
+        faults: list[str] = []
+        if moment.kind == STEP:
+            moment.sent = asked
+        try:
+            recorded = jet.decode(record)
+            state = state if recorded is None else evolved(own_copy(state), recorded.data)
+            at = recorded_at(record)
+        except (CodecError, DefinitionError) as error:
+            moment.faults = [*getattr(error, "faults", [str(error)]), "What comes after it is not folded any more."]
+            return
+        step = answer_of("step", own_copy(state).step, faults, private=private)
+        asked = None if step is None else step_text(step)
+        if step is None:
+            due = answer_of(
+                "deadline",
+                lambda now=state, when=at: sorted((one.due_at(when), one.call.name) for one in deadlines_of(now)),
+                faults,
+                private=private,
+            )
+            moment.deadlines = [{"at": time_text(when), "decision": decision} for when, decision in due or []]
+        moment.faults = faults

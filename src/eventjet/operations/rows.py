@@ -23,11 +23,12 @@ from eventjet.domain.personal import masked_row
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, HandlerFailed, Refused, StoreUnavailable, UsageError
 from eventjet.jet import Jet
-from eventjet.jetstream.api import direct_page, direct_record, is_status, message_at, next_message
+from eventjet.jetstream.api import message_at, next_message
 from eventjet.jetstream.client import Client
 from eventjet.log.earlier import EarlierRecords
 from eventjet.nats.endpoint import Endpoint
-from eventjet.operations.processes import plain
+from eventjet.operations.events import plain_json
+from eventjet.operations.log import page_of_log
 from eventjet.operations.tables import key_of, row_query
 from eventjet.projections.fold import reader
 from eventjet.projections.resolve import ResolvedProjection
@@ -266,7 +267,7 @@ class RowSearch:
         except Refused:
             self.done = True  # no aggregate can be called so, so the log says nothing of it
             return []
-        found, _ = await page_of_log(self.client, self.app.name, self.read_to + 1, subject, count)
+        found, _ = await page_of_log(self.client, self.app.name, self.read_to + 1, subject, count, _BATCH_BYTES)
         found = [record for record in found if record[0] <= end]
         if not found:
             ahead = await self.client.ask(next_message(self.app.name, self.read_to + 1, subject or ">"))
@@ -316,30 +317,6 @@ class RowSearch:
         return self.at is None or step.position <= self.at
 
 
-async def page_of_log(
-    client: Client, stream: str, start: int, subject: str | None, count: int
-) -> tuple[list[RawRecord], int]:
-    """Records from a position on, so many at the most and some megabytes, in order; and how many come after them.
-
-    From any replica, which may lag behind.
-    """
-    request = direct_page(stream, start, subject, count=count, size=_BATCH_BYTES)
-    found, left = list[RawRecord](), 0
-    parts = client.stream(request)
-    try:
-        async for frames in parts:
-            final = frames.pop() if is_status(frames[-1]) else None
-            found += [direct_record(frame, stream=stream) for frame in frames]
-            if final is not None:
-                last, left = request.parse(final) or (0, 0)
-                if last and (not found or found[-1][0] != last):
-                    raise StoreUnavailable(request.what, f"records up to position {last} were lost on the way")
-                break
-    finally:
-        await parts.aclose()
-    return found, left
-
-
 def compared(before: Any, after: Any) -> list[RowField]:
     """Two rows field by field, cut, and with what is personal hidden."""
     given = next((one for one in (after, before) if one is not None and not isinstance(one, _Strange)), None)
@@ -355,7 +332,7 @@ def compared(before: Any, after: Any) -> list[RowField]:
 
 
 def _told(value: Any) -> str:
-    value = plain(value) if isinstance(value, dict | list | tuple) else value
+    value = plain_json(value) if isinstance(value, dict | list | tuple) else value
     return "NULL" if value is None else cut(str(getattr(value, "value", value)), _VALUE_MAX)
 
 

@@ -123,7 +123,7 @@ EXPLAINED: Mapping[Kind, Finding] = {
         cost="`load` and `execute` of these aggregates raise HistoryBroken, so nothing can be decided on them, and a "
         "projection that takes such an event stops there, unless it quarantines it.",
         fix="Where events are gone, too, that is the cause: bring them back. Otherwise another program wrote here: "
-        "`eventjet history AGGREGATE ID` shows what, its right to publish has to go, and `eventjet void POSITION "
+        "`eventjet history AGGREGATE ID` shows what, its right to publish has to go, and `eventjet skip POSITION "
         "--reason …` has everybody pass over the first one of each aggregate.",
     ),
     Kind.FOREIGN: _explained(
@@ -139,7 +139,7 @@ EXPLAINED: Mapping[Kind, Finding] = {
         what="Events cannot be decoded",
         cost="Their aggregates cannot be loaded, and a projection stops there, unless it quarantines them.",
         fix="`eventjet tail --from POSITION` shows one. If a newer version of the app wrote it, deploy that; "
-        "otherwise `eventjet void POSITION --reason …` has everybody pass over it.",
+        "otherwise `eventjet skip POSITION --reason …` has everybody pass over it.",
     ),
     Kind.UNKNOWN: _explained(
         Kind.UNKNOWN,
@@ -153,7 +153,7 @@ EXPLAINED: Mapping[Kind, Finding] = {
         Kind.VOID,
         Level.NOTE,
         what="Records are void",
-        cost="Every reader passes over them, as somebody declared with `eventjet void`.",
+        cost="Every reader passes over them, as somebody declared with `eventjet skip`.",
         fix="None is needed; `eventjet tail --from POSITION` shows one.",
     ),
     Kind.ID: _explained(

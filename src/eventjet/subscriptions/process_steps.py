@@ -112,7 +112,7 @@ class ProcessRunner:
             return events
 
         failpoints.reach("due.before")
-        command_id = f"{self._step_id(process_id, held)}/due"
+        command_id = f"{self._step_id(process_id, folded)}/due"
         metadata = self._metadata(process_id, folded.event_id)
         await self._repository.run(
             Planned(

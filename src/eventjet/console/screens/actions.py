@@ -18,9 +18,8 @@ from eventjet.console.jobs import KEPT_MAX, RUNNING_MAX
 from eventjet.console.live import stream_of
 from eventjet.console.pages import linker, page, rendered
 from eventjet.console.sources import Seen, Sources
-from eventjet.operations.actions import RecordedAction, recorded, recorded_as
-from eventjet.operations.parked import outcomes_now, parked_events
-from eventjet.operations.quarantines import not_yet, told
+from eventjet.operations.actions import AuditEntry, audit_entries, audit_entry
+from eventjet.operations.quarantine import outcome_text, outcomes_now, pending_text, quarantine_page
 from eventjet.rebuild.plan import CHOICES
 
 _PAGE = 50
@@ -57,7 +56,7 @@ async def _all_parked(request: Request, wanted: ActionRequest) -> tuple[ActionRe
     """The wanted about all that is parked now, as far as one may be."""
     sources: Sources = request.app.state.sources
     (name,) = wanted.names
-    seen = await sources.see("The quarantine", partial(parked_events, sources, name, limit=POSITIONS_MAX))
+    seen = await sources.see("The quarantine", partial(quarantine_page, sources, name, limit=POSITIONS_MAX))
     if seen.value is None:
         raise HTTPException(503, seen.fault)
     own = [one.position for one in seen.value.events if one.revision == seen.value.revision]
@@ -71,9 +70,9 @@ async def actions(request: Request) -> Response:
     number = _page_of(request)
     target = request.query_params.get("target", "")[:100]
 
-    async def look() -> list[RecordedAction]:
+    async def look() -> list[AuditEntry]:
         skip = (number - 1) * _PAGE
-        ask = partial(recorded, app=sources.app.name, limit=_PAGE + 1, skip=skip, target=target or None)
+        ask = partial(audit_entries, app=sources.app.name, limit=_PAGE + 1, skip=skip, target=target or None)
         return await sources.ask(ask)
 
     seen = await sources.see("The database", look)
@@ -112,14 +111,14 @@ async def action_live(request: Request) -> Response:
 class _Shown:
     """A recorded action as pages tell of it."""
 
-    def __init__(self, request: Request, one: RecordedAction) -> None:
+    def __init__(self, request: Request, one: AuditEntry) -> None:
         known: Actions = request.app.state.actions
         self.recorded = one
-        self.begun = one.begun
+        self.begun = one.record
         self.lines = one.result.splitlines()
-        self.is_job = one.begun.action in _JOBS
-        self.is_running = one.outcome == "begun" and known.is_running(one.begun.id)
-        self.unrecorded = known.unrecorded.get(one.begun.id, "")
+        self.is_job = one.record.action in _JOBS
+        self.is_running = one.outcome == "begun" and known.is_running(one.record.id)
+        self.unrecorded = known.unrecorded.get(one.record.id, "")
         self.is_lost = one.outcome == "begun" and not self.is_running and not self.unrecorded
 
 
@@ -129,8 +128,8 @@ async def _found(request: Request) -> dict[str, Any]:
     if not action_id:
         raise HTTPException(400, "An action is named by 32 hexadecimal digits.")
 
-    async def look() -> RecordedAction | None:
-        return await sources.ask(partial(recorded_as, app=sources.app.name, action_id=action_id))
+    async def look() -> AuditEntry | None:
+        return await sources.ask(partial(audit_entry, app=sources.app.name, action_id=action_id))
 
     seen = await sources.see("The database", look)
     if seen.value is None and not seen.fault:
@@ -140,16 +139,16 @@ async def _found(request: Request) -> dict[str, Any]:
     return {"id": action_id, "fault": seen.fault or fault, "one": shown, "lines": lines, "is_open": is_open}
 
 
-async def _verdicts(sources: Sources, seen: Seen[RecordedAction | None]) -> tuple[list[str], bool, str]:
+async def _verdicts(sources: Sources, seen: Seen[AuditEntry | None]) -> tuple[list[str], bool, str]:
     """What has become of the verdicts of an action, as the command tells it; whether a worker still has to do it."""
     one = seen.value
-    if one is None or one.begun.action not in _VERDICTS or one.outcome != "done":
+    if one is None or one.record.action not in _VERDICTS or one.outcome != "done":
         return [], False, ""
-    positions, (name, *_) = one.begun.details.get("positions", []), one.begun.targets
+    positions, (name, *_) = one.record.details.get("positions", []), one.record.targets
     found = await sources.see("The quarantine", partial(outcomes_now, sources, name, positions))
     outcomes = found.value or []
     is_open = any(each.is_open for each in outcomes)
-    return [*map(told, outcomes), *([not_yet(name)] if is_open else [])], is_open, found.fault
+    return [*map(outcome_text, outcomes), *([pending_text(name)] if is_open else [])], is_open, found.fault
 
 
 def _page_of(request: Request) -> int:

@@ -18,10 +18,20 @@ from eventjet.console.pages import ID_MAX, page, query_number, query_text
 from eventjet.console.sources import ANSWER_S, OpenLog, Seen, Sources
 from eventjet.domain.identity import decode_id
 from eventjet.errors import Refused
-from eventjet.operations.differences import Beside
-from eventjet.operations.events import headed, headers_of, logged, shown
-from eventjet.operations.finding import AggregateFound, IdsFound, changed_last, ids_beginning, looked_up
-from eventjet.operations.time_travel import EVENTS_MAX, Folded, SnapshotShown, TimeTravel, difference
+from eventjet.operations.aggregates import (
+    FOLDED_MAX,
+    AggregateFound,
+    Folded,
+    IdsFound,
+    SnapshotShown,
+    StateDifference,
+    TimeTravel,
+    changed_last,
+    difference,
+    ids_beginning,
+    looked_up,
+)
+from eventjet.operations.events import event_view, header_view, headers_of, import_time
 from eventjet.shown import cut, printable
 
 
@@ -92,7 +102,7 @@ class StateSeen:
     version: int
     other: int
     """The version it is compared with; the one before where nothing else was asked for."""
-    comparison: Beside | None
+    comparison: StateDifference | None
     faults: list[str]
     goes_on: bool
 
@@ -181,7 +191,7 @@ async def _head(sources: Sources, kind: str, aggregate_id: str) -> tuple[OpenLog
 async def _history_rows(log: OpenLog, kind: str, aggregate_id: str, upto: int, head: Head) -> list[dict[str, Any]]:
     voids = await log.jet.voids()
     found = await page_of(log.repositories.store, kind, aggregate_id, upto, head)
-    return [headed(record, voids) | {"logged_at": logged(record)} for record in found]
+    return [header_view(record, voids) | {"logged_at": import_time(record)} for record in found]
 
 
 async def _snapshot(log: OpenLog, kind: str, aggregate_id: str) -> SnapshotShown | None:
@@ -203,12 +213,12 @@ async def _state(
         return values
     if log.travel.knows(of[0]):
         other = version - 1 if asked[1] is None else min(asked[1], head.version)
-        most = EVENTS_MAX if asked[0] is not None else _UNASKED_MAX
+        most = FOLDED_MAX if asked[0] is not None else _UNASKED_MAX
         state, event = await asyncio.gather(
             sources.see("The server", lambda: _compared(log.travel, of, version, other, most), left),
             sources.see("The server", lambda: record_of(log.repositories.store, *of, version, head), left),
         )
-        values |= {"state": state, "folds": True, "folds_max": EVENTS_MAX, "snapshots": log.travel.snapshots(of[0])}
+        values |= {"state": state, "folds": True, "folds_max": FOLDED_MAX, "snapshots": log.travel.snapshots(of[0])}
     else:
         event = await sources.see("The server", lambda: record_of(log.repositories.store, *of, version, head), left)
     return values | _event(log, event)
@@ -217,7 +227,7 @@ async def _state(
 def _event(log: OpenLog, seen: Seen[RawRecord | None]) -> dict[str, Any]:
     if seen.value is None:
         return {"event": None, "headers": ()}
-    return {"event": shown(log.jet, seen.value), "headers": headers_of(seen.value)}
+    return {"event": event_view(log.jet, seen.value), "headers": headers_of(seen.value)}
 
 
 async def _compared(travel: TimeTravel, of: tuple[str, str], version: int, other: int, most: int) -> StateSeen:

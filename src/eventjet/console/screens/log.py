@@ -24,7 +24,7 @@ from eventjet.console.sources import ANSWER_S, OpenLog, Sources
 from eventjet.errors import CodecError, Refused
 from eventjet.jet import Jet
 from eventjet.jetstream.client import Client
-from eventjet.operations.causes import (
+from eventjet.operations.events import (
     NEAR,
     CauseFound,
     Effects,
@@ -32,11 +32,14 @@ from eventjet.operations.causes import (
     RowsTouched,
     cause_of,
     effects_of,
+    event_view,
+    header_view,
+    headers_of,
+    import_time,
     neighbours,
     rows_touched,
 )
-from eventjet.operations.events import headed, headers_of, logged, shown
-from eventjet.operations.log_pages import (
+from eventjet.operations.log import (
     ROWS,
     LogFilter,
     LogPage,
@@ -241,7 +244,7 @@ _STEP_MAX = 200
 async def rows_of(jet: Jet, client: Client, records: Sequence[RawRecord]) -> list[dict[str, Any]]:
     """What a page shows of records; never raises for what is in them."""
     voids = await voids_among(client, jet.name, records)
-    return [shown(jet, record, voids) for record in records]
+    return [event_view(jet, record, voids) for record in records]
 
 
 class Tail:
@@ -322,12 +325,12 @@ async def event(request: Request) -> Response:
         sources.see("The server", lambda: effects_of(store, record, after), left),
         sources.see("The app", lambda: _rows_touched(sources, log, record), left),
     )
-    told = shown(log.jet, record, log.repositories.catalog.voids)
+    told = event_view(log.jet, record, log.repositories.catalog.voids)
     trace = (metadata.traceparent or "").split("-")
     return page(
         request,
         "event.html",
-        event=told | {"logged_at": logged(record)},
+        event=told | {"logged_at": import_time(record)},
         headers=headers_of(record),
         command_id=command_id,
         metadata=metadata,
@@ -367,7 +370,7 @@ async def _rows_touched(sources: Sources, log: OpenLog, record: RawRecord) -> li
 
 
 def _line(log: OpenLog, record: RawRecord) -> dict[str, Any]:
-    return headed(record, log.repositories.catalog.voids)
+    return header_view(record, log.repositories.catalog.voids)
 
 
 def _tree(log: OpenLog, effects: Effects | None) -> list[dict[str, Any]]:

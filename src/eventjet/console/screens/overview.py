@@ -13,7 +13,7 @@ from starlette.responses import Response
 from eventjet.console.live import stream_of
 from eventjet.console.pages import number, page, rendered
 from eventjet.console.status_poller import KEPT_S, PolledStatus, StatusPoller
-from eventjet.operations.standing import TIMERS_MAX, age_s
+from eventjet.operations.log import TIMERS_MAX, age_s
 from eventjet.shown import duration
 from eventjet.subscriptions.status import PROJECTION, WorkStatus
 

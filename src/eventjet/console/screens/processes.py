@@ -15,8 +15,15 @@ from eventjet.console.sources import Seen, Sources
 from eventjet.domain.process import ProcessInfo
 from eventjet.errors import Refused
 from eventjet.log.timers import TimerSet
-from eventjet.operations.process_history import EVENTS_MAX, History, process_history
-from eventjet.operations.processes import ProcessShown, deadlines_waiting, process_shown, running_over
+from eventjet.operations.processes import (
+    HISTORY_MAX,
+    History,
+    ProcessView,
+    deadlines_waiting,
+    process_history,
+    process_view,
+    running_over,
+)
 
 _NAME_MAX = 63
 _TIMERS_MAX = 100
@@ -66,11 +73,11 @@ async def process(request: Request) -> Response:
     if not process_id:
         raise HTTPException(400, "Which one? The address needs the id of a process.")
 
-    async def now() -> ProcessShown:
+    async def now() -> ProcessView:
         log = await sources.log()
         await log.jet.voids()
         try:
-            return await process_shown(running_over(sources.app, log.repositories, log.client, name), process_id)
+            return await process_view(running_over(sources.app, log.repositories, log.client, name), process_id)
         except Refused as error:
             raise HTTPException(400, str(error)) from None
 
@@ -82,11 +89,11 @@ async def process(request: Request) -> Response:
         except Refused as error:
             raise HTTPException(400, str(error)) from None
 
-    looked: tuple[Seen[ProcessShown], Seen[History]] = await asyncio.gather(
+    looked: tuple[Seen[ProcessView], Seen[History]] = await asyncio.gather(
         sources.see("The server", now), sources.see("The log", history)
     )
     found, told = looked
-    values = {"name": name, "process_id": process_id, "found": found, "told": told, "most": EVENTS_MAX}
+    values = {"name": name, "process_id": process_id, "found": found, "told": told, "most": HISTORY_MAX}
     return page(request, "process.html", **values)
 
 

@@ -13,7 +13,7 @@ from eventjet.console.actions import ActionRequest
 from eventjet.console.pages import page
 from eventjet.console.sources import Seen, Sources
 from eventjet.errors import UsageError
-from eventjet.operations.parked import ParkedEvents, names_with_quarantine, parked_event, parked_events
+from eventjet.operations.quarantine import QuarantinePage, names_with_quarantine, quarantine_page, quarantined_event
 from eventjet.subscriptions.supervisor import chosen_of
 
 _EACH_MAX = 20
@@ -32,9 +32,9 @@ async def quarantine(request: Request) -> Response:
     _check(sources, names)
     limit, after = (_PAGE if wanted.names else _EACH_MAX), next(iter(wanted.positions), 0)
 
-    async def look(name: str) -> tuple[str, Seen[ParkedEvents]]:
+    async def look(name: str) -> tuple[str, Seen[QuarantinePage]]:
         return name, await sources.see(
-            f"The quarantine of {name}", partial(parked_events, sources, name, limit=limit, after=after)
+            f"The quarantine of {name}", partial(quarantine_page, sources, name, limit=limit, after=after)
         )
 
     found = await asyncio.gather(*map(look, names))
@@ -49,7 +49,7 @@ async def parked(request: Request) -> Response:
         raise HTTPException(400, "Name one quarantine and one position.")
     (name,), (position,) = wanted.names, wanted.positions
     _check(sources, [name])
-    seen = await sources.see("The quarantine", partial(parked_event, sources, name, position, limit=_WAITING_MAX))
+    seen = await sources.see("The quarantine", partial(quarantined_event, sources, name, position, limit=_WAITING_MAX))
     if seen.value is None and not seen.fault:
         raise HTTPException(404, f"The event at position {position:,} is not in the quarantine of {name}.")
     return page(request, "parked.html", name=name, position=position, seen=seen)

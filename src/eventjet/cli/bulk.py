@@ -1,0 +1,211 @@
+"""Bulk work over the log, on Spark or in this process: `eventjet rebuild`, `verify`, `snapshots build`, `archive`,
+`restore` and `audit`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from eventjet.cli.output import Answer
+from eventjet.cli.running import finished
+from eventjet.cli.target import (
+    AggregateArgument,
+    AppTarget,
+    ProjectionArgument,
+    argument,
+    on_app,
+    option,
+    switch,
+    without_token,
+)
+from eventjet.errors import UsageError
+
+if TYPE_CHECKING:
+    from eventjet.rebuild import EngineOptions
+    from eventjet.rebuild.plan import EngineChoice
+
+EngineOption = Annotated[
+    str,
+    option(
+        "--engine",
+        "auto|spark|local",
+        "Spark, or this process alone without a JVM; auto: Spark for a cluster or a large log.",
+    ),
+]
+MasterOption = Annotated[
+    str | None,
+    option("--master", "URL", "Spark's; else SPARK_REMOTE, else all cores of this machine.", callback=without_token),
+]
+FromArchiveOption = Annotated[
+    str | None, option("--from-archive", "URL", "Read the past from an archive, as far as that goes.")
+]
+NoShipOption = Annotated[bool, switch("--no-ship", "Do not send the app's package to Spark: it is installed there.")]
+ProcessesOption = Annotated[
+    int, option("--processes", "N", "How many fold, where it is the local engine.", min=1, max=64)
+]
+UrlArgument = Annotated[str, argument("URL", "A folder, or the URL of any Hadoop file system.")]
+
+snapshots = typer.Typer(name="snapshots", help="Folded states that are kept beside the log.", no_args_is_help=True)
+
+
+@on_app(jvm=True)
+def rebuild(
+    at: AppTarget,
+    projections: Annotated[list[str], argument("PROJECTION", "Which ones.", "projections")],
+    engine: EngineOption = "auto",
+    master: MasterOption = None,
+    from_archive: FromArchiveOption = None,
+    no_ship: NoShipOption = False,
+    processes: ProcessesOption = 1,
+    dry_run: Annotated[bool, switch("--dry-run", "Show the plan and what would refuse it; change nothing.")] = False,
+) -> Answer:
+    """Make read models again from the log while the live ones serve, and swap them in.
+
+    Ctrl-C, or a fault anywhere, leaves the live ones as they are.
+    """
+    from eventjet.operations.reports import preview_lines, preview_value, rebuild_lines
+    from eventjet.rebuild import preview
+    from eventjet.rebuild import rebuild as run
+
+    chosen, names = _engine_options(engine, master, no_ship, processes), at.chosen(projections)
+    if dry_run:
+        planned = asyncio.run(preview(at.ref, names, at.settings, engine=chosen, from_archive=from_archive))
+        return Answer(preview_value(planned), preview_lines(planned), ok=not planned.refusals)
+    work = partial(run, at.ref, names, at.settings, engine=chosen, from_archive=from_archive)
+    report = finished("No live read model was changed but by a swap that was complete.", work)
+    return Answer(report, rebuild_lines(report))
+
+
+@on_app(jvm=True)
+def verify(
+    at: AppTarget,
+    projection: ProjectionArgument,
+    engine: EngineOption = "auto",
+    master: MasterOption = None,
+    from_archive: FromArchiveOption = None,
+    no_ship: NoShipOption = False,
+    processes: ProcessesOption = 1,
+) -> Answer:
+    """Compare a read model with the log, row by row; exit status 1 when they differ.
+
+    Workers, commands and readers go on meanwhile. The first differences are named, with the position since which
+    the row is not what the log says.
+    """
+    from eventjet.operations.reports import verify_lines, verify_value
+    from eventjet.rebuild import verify as run
+
+    chosen = _engine_options(engine, master, no_ship, processes)
+    name = at.projection(projection).name
+    report = finished(
+        "Nothing was changed.", partial(run, at.ref, name, at.settings, engine=chosen, from_archive=from_archive)
+    )
+    private = at.app().projections[name].is_private
+    lines = verify_lines(report, private=private)
+    return Answer(verify_value(report, private=private), lines, ok=not report.differences)
+
+
+@snapshots.command()
+@on_app(database=False, jvm=True)
+def build(
+    at: AppTarget,
+    aggregate: AggregateArgument,
+    min_events: Annotated[
+        int | None, option("--min-events", "N", "Only aggregates with so many; default: its snapshot_every.")
+    ] = None,
+    engine: EngineOption = "auto",
+    master: MasterOption = None,
+) -> Answer:
+    """Write the snapshots of all aggregates of a type from one reading of the log.
+
+    Commands go on meanwhile, and no snapshot takes the place of a newer one. Exit status 1 when a history is broken.
+    """
+    from dataclasses import asdict
+
+    from eventjet.operations.reports import snapshot_lines
+    from eventjet.rebuild import build_snapshots
+
+    options = _engine_options(engine, master)
+    work = partial(build_snapshots, at.ref, aggregate, at.settings, engine=options, min_events=min_events)
+    report = finished("Snapshots written so far are kept; run it again for the others.", work)
+    value = asdict(report)
+    tally = value.pop("tally")
+    return Answer(value | tally, snapshot_lines(report), ok=not report.tally.broken)
+
+
+@on_app(database=False, jvm=True)
+def archive(
+    at: AppTarget,
+    url: UrlArgument,
+    to: Annotated[int | None, option("--to", "POSITION", "The last to archive; default: all there is.", min=1)] = None,
+    segment_events: Annotated[
+        int, option("--segment-events", "N", "Events a segment holds at most.", min=1)
+    ] = 1_000_000,
+    master: MasterOption = None,
+) -> Answer:
+    """Seal what the archive at URL does not have yet into Parquet files, each read back before it counts.
+
+    Stopped at any moment, the next run goes on after the last sealed segment. One run at a time.
+    """
+    from eventjet.operations.reports import archive_lines, archive_value
+    from eventjet.rebuild import EngineOptions
+    from eventjet.rebuild import archive as run
+
+    engine = EngineOptions(master=master)
+    work = partial(run, at.ref, url, at.settings, to=to, segment_events=segment_events, engine=engine)
+    report = finished("What was sealed stays sealed; the next run goes on after it.", work)
+    return Answer(archive_value(report), archive_lines(report))
+
+
+@on_app(database=False, jvm=True)
+def restore(at: AppTarget, url: UrlArgument, master: MasterOption = None) -> Answer:
+    """Publish an archive into an empty stream: the same events at the same positions, so that read models go on.
+
+    Stop what works on the app's log first. Run it again after Ctrl-C or a fault, and it goes on where it ended.
+    """
+    from eventjet.operations.reports import restore_lines
+    from eventjet.rebuild import EngineOptions
+    from eventjet.rebuild import restore as run
+
+    at.app()  # A fault in it is best told before anything starts.
+    work = partial(run, at.ref, url, at.settings, engine=EngineOptions(master=master))
+    report = finished("What was restored stays; run it again and it goes on there.", work)
+    return Answer(report, restore_lines(report))
+
+
+@on_app(database=False)
+def audit(
+    at: AppTarget,
+    archive: Annotated[
+        str | None, option("--archive", "URL", "Compare with an archive, and say what it has that is gone.")
+    ] = None,
+    examples: Annotated[int, option("--examples", "N", "Findings of each kind to show; all are counted.", min=0)] = 5,
+    master: MasterOption = None,
+) -> Answer:
+    """Walk the whole log, and tell what is missing, broken, unreadable or not where it belongs; then exit status 1.
+
+    Only reads, so everything else goes on meanwhile.
+    """
+    from eventjet.operations.reports import audit_lines, audit_value
+    from eventjet.rebuild import EngineOptions
+    from eventjet.rebuild import audit as run
+
+    has_claims = any(info.unique for info in at.app().aggregates.values())  # and a fault in the app is told first
+    work = partial(run, at.ref, at.settings, archive=archive, engine=EngineOptions(master=master), examples=examples)
+    report = finished("Nothing was changed.", work)
+    return Answer(audit_value(report), audit_lines(report, has_claims=has_claims), ok=report.sound)
+
+
+def _engine_options(name: str, master: str | None, no_ship: bool = False, processes: int = 1) -> EngineOptions:
+    """Return the engine of this name; raises `UsageError`."""
+    from eventjet.rebuild import EngineOptions
+    from eventjet.rebuild.job import options_of
+
+    if name == "local" and master is not None:
+        raise UsageError("--master is Spark's, and --engine local runs without it. Leave one of them out.")
+    if name == "spark" and processes != 1:
+        raise UsageError("--processes is the local engine's; Spark has its own, as --master says. Leave it out.")
+    return options_of(EngineOptions(cast("EngineChoice", name), master, ship=not no_ship, processes=processes))

@@ -1,0 +1,261 @@
+"""`eventjet dev` and `demo`: servers of their own on this machine, with workers and, if asked for, the console."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import socket
+import sys
+import time
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from eventjet.cli.output import Lines, LogFormat, LogFormatOption, Table, log_format, log_to_stderr, note, show
+from eventjet.cli.running import interruptible, progress, run_until_stopped, until_signalled
+from eventjet.cli.setup import prepare
+from eventjet.cli.target import AppTarget, on_app, switch
+from eventjet.cli.ui import HERE, PORT, check_installed
+from eventjet.dev.process import ServerProcess
+from eventjet.dev.supervisor import Program
+from eventjet.errors import Unreachable, UsageError
+
+if TYPE_CHECKING:
+    from eventjet.dev.stack import Stack
+
+_ENDED_S = 20.0
+"""How long servers of our own, and what works on them, may take to end after a signal."""
+_READY_S = 60.0
+_LOOK_S = 0.2
+_NAMED_MAX = 3
+
+
+@on_app(servers=False, database=False, jvm=True)
+def dev(
+    at: AppTarget,
+    postgres: Annotated[bool, switch("--postgres", "An embedded PostgreSQL instead of SQLite.")] = False,
+    temporary: Annotated[bool, switch("--temporary", "Keep nothing; else it stays in ./.eventjet.")] = False,
+    reload: Annotated[
+        bool, switch("--reload", "Start the workers again when a Python file of the app changes.")
+    ] = False,
+    ui: Annotated[bool, switch("--ui", "Serve the console as well.")] = False,
+    allow_actions: Annotated[
+        bool | None,
+        switch(
+            "--allow-actions/--no-allow-actions",
+            "Whether everybody on this machine may act in that console; else it asks, and only shows where "
+            "nobody can answer.",
+        ),
+    ] = None,
+    logs: LogFormatOption = LogFormat.TEXT,
+) -> None:
+    """Run NATS, a database and the app's workers here, until Ctrl-C.
+
+    Prints what another shell needs to reach them.
+    """
+    from eventjet.dev.stack import running_stack
+
+    log_to_stderr(logs)
+    if allow_actions is not None and not ui:
+        raise UsageError("--allow-actions is about the console. Give --ui as well.")
+    if ui:
+        check_installed()
+    at.app()  # A fault in it is best told before anything starts.
+    if ui and allow_actions is None:
+        is_asked = sys.stdin.isatty() and sys.stderr.isatty()
+        question = "May everybody on this machine pause, retry, drop and rebuild in the console?"
+        allow_actions = is_asked and typer.confirm(question, err=True)
+    folder = None if temporary else Path.cwd() / ".eventjet"
+    with interruptible(_ENDED_S) as interruption, running_stack(folder, postgres=postgres) as stack:
+        settings = replace(at.settings, servers=(stack.servers,), database=stack.database)
+        try:
+            at = replace(at, settings=settings)
+            interruption.run(_work(at, stack, reload=reload, ui=ui, allow_actions=bool(allow_actions)))
+        finally:
+            interruption.calm()
+        note("stopped")
+
+
+async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool, allow_actions: bool) -> None:
+    if not reload:
+        await prepare(at)
+    shown = at.settings.shown()
+    note(f"NATS at {shown['servers']}, {shown['database']}")
+    note("In another shell:")
+    # Not the variables themselves: one holds PostgreSQL's password.
+    file = stack.write_exports(at.reference, at.settings.jvm_cache)
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    print(f". {shlex.quote(str(shown))}", flush=True)
+    environ = {"EVENTJET_SERVERS": stack.servers, "EVENTJET_DATABASE": stack.database}
+    if (jvm_cache := at.settings.jvm_cache) is not None:
+        environ["EVENTJET_JVM_CACHE"] = str(jvm_cache.absolute())
+    environ |= {"EVENTJET_MONITORING": stack.monitoring, "EVENTJET_LOG_FORMAT": log_format()}
+    console = ConsoleProcess(at, environ, allow_actions=allow_actions) if ui else None
+    if reload:
+        await work_reloading(at, environ, console)
+        return
+    names = at.work([]).names
+    kept = ", ".join(names) or "nothing to work on"
+    try:
+        if console is not None:
+            await console.start()
+        await run_until_stopped(at, names, lambda: show(f"ready: {kept}; Ctrl-C stops everything"))
+    finally:
+        if console is not None:
+            await console.stop()
+
+
+async def work_reloading(at: AppTarget, environ: Mapping[str, str], console: ConsoleProcess | None) -> None:
+    """Keep a worker, and the console if there is to be one, at the app as its sources are, until a signal.
+
+    `environ` says where server and database are. A worker that ended, over an error in a source for one, has said why,
+    and the next change is waited for. It ends with this process, however that ends. Raises `Unreachable` without
+    watchfiles.
+    """
+    changes = _changes_of(at.folder)
+    # The first step begins to watch, so that nothing is missed from before the worker imports.
+    change = asyncio.ensure_future(anext(changes))
+    await asyncio.sleep(0)
+    stop = asyncio.ensure_future(until_signalled())
+    try:
+        while not stop.done():
+            worker = _started(at, environ)
+            ended = asyncio.ensure_future(_ended(worker))
+            try:
+                if console is not None:
+                    await _start(console)
+                await asyncio.wait({change, stop, ended}, return_when=asyncio.FIRST_COMPLETED)
+                if ended.done() and not change.done() and not stop.done():
+                    note("The worker has ended; it starts again when a source changes.")
+                    await asyncio.wait({change, stop}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                ended.cancel()
+                if console is not None:
+                    await console.stop()
+                await asyncio.to_thread(worker.stop)
+            if change.done():
+                note(f"changed: {_named(change.result(), at.folder)}; the worker starts again")
+                change = asyncio.ensure_future(anext(changes))
+    finally:
+        stop.cancel()
+        change.cancel()
+        await asyncio.wait({change, stop})
+        await changes.aclose()
+
+
+async def _start(console: ConsoleProcess) -> None:
+    """One that cannot start, over an error in a source for one, has said why."""
+    try:
+        await console.start()
+    except Unreachable as error:
+        note(f"{error} It starts again when a source changes.")
+
+
+def _started(at: AppTarget, environ: Mapping[str, str]) -> ServerProcess:
+    command = [sys.executable, "-m", "eventjet.cli", "worker", "--prepare"]
+    command += ["--app", at.reference, "--app-dir", str(at.folder)]
+    return ServerProcess("The worker", Program(command, grace_s=25.0), None, {**os.environ, **environ})
+
+
+async def _ended(worker: ServerProcess) -> None:
+    while worker.running:  # noqa: ASYNC110 - a process tells nobody of its end
+        await asyncio.sleep(_LOOK_S)
+
+
+async def _changes_of(folder: Path) -> AsyncGenerator[set[str]]:
+    """Paths of Python files that changed together; not those of environments, caches and our own data."""
+    try:
+        from watchfiles import PythonFilter, awatch  # pyright: ignore[reportUnknownVariableType]
+    except ImportError:
+        raise Unreachable("watchfiles", "it is not installed", 'Install it: `pip install "eventjet[dev]"`.') from None
+    ignored = [folder / ".eventjet", folder / ".venv", folder / "venv"]
+    async for found in awatch(folder, watch_filter=PythonFilter(ignore_paths=ignored), raise_interrupt=False):
+        yield {path for _, path in found}
+
+
+def _named(paths: set[str], folder: Path) -> str:
+    names = sorted(str(Path(path).relative_to(folder)) for path in paths if Path(path).is_relative_to(folder))
+    more = len(names) - _NAMED_MAX
+    return ", ".join(names[:_NAMED_MAX]) + (f" and {more:,} more" if more > 0 else "")
+
+
+class ConsoleProcess:
+    """At most one at a time, always on the same port."""
+
+    def __init__(self, at: AppTarget, environ: Mapping[str, str], *, allow_actions: bool) -> None:
+        """`environ` says where server and database are; `allow_actions` lets whoever is on this machine act."""
+        self._at = at
+        self._allow_actions = allow_actions
+        self._environ = environ
+        self._port = _free_port()
+        self._process: ServerProcess | None = None
+        self._is_told = False
+
+    async def start(self) -> None:
+        """Returns once it answers, and says where, the first time; raises `Unreachable` where it ends before."""
+        command = [sys.executable, "-P", "-m", "eventjet.cli", "ui", "--told"]
+        command += ["--allow-actions"] if self._allow_actions else []
+        command += ["--port", str(self._port), "--app", self._at.reference, "--app-dir", str(self._at.folder)]
+        process = ServerProcess("The console", Program(command), None, {**os.environ, **self._environ})
+        self._process = process
+        await asyncio.to_thread(process.await_ready, self._answers, _READY_S)
+        if not self._is_told:
+            self._is_told = True
+            show(f"console: http://{HERE}:{self._port}/")
+
+    async def stop(self) -> None:
+        """Any number of times."""
+        process, self._process = self._process, None
+        if process is not None:
+            await asyncio.to_thread(process.stop)
+
+    def _answers(self) -> bool:
+        try:
+            socket.create_connection((HERE, self._port), timeout=1.0).close()
+        except OSError:
+            return False
+        return True
+
+
+def _free_port() -> int:
+    """The usual one, or another where that is taken."""
+    for port in (PORT, 0):
+        try:
+            with socket.create_server((HERE, port)) as probe:
+                return probe.getsockname()[1]
+        except OSError:
+            continue
+    raise UsageError(f"No port of {HERE} is free for the console. Leave --ui out.")
+
+
+def demo(
+    accounts: Annotated[int, typer.Option("--accounts", min=1, hidden=True)] = 2_000,
+    commands: Annotated[int, typer.Option("--commands", min=0, hidden=True)] = 20_000,
+    imported: Annotated[int, typer.Option("--imported", min=1, hidden=True)] = 200_000,
+    engine: Annotated[str, typer.Option("--engine", hidden=True)] = "spark",
+) -> None:
+    """Show everything at work: servers, commands, an import, a worker, rebuilds on Spark, verification.
+
+    Takes one to three minutes and leaves nothing behind.
+    """
+    from eventjet.dev.demo import Demo
+
+    began = time.monotonic()
+    with interruptible(_ENDED_S) as interruption, progress() as shown:
+        run = Demo(accounts, commands, imported, engine, shown, show)
+        run.run(interruption.run)
+    _, _, differences = run.verified[-1]
+    show(
+        [
+            Lines([""]),
+            Table(("phase", "events", "seconds", "events/s"), run.figures),
+            Lines([""]),
+            Table(("verified", "rows", "differences"), run.verified),
+            Lines([""]),
+            f"Done in {time.monotonic() - began:.0f} s. The last verification: {differences} differences",
+        ]
+    )

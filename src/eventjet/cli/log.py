@@ -1,0 +1,186 @@
+"""`eventjet history`, `tail` and `skip`: the events of one aggregate, the log itself, and records nobody can read."""
+
+from __future__ import annotations
+
+import asyncio
+import json as jsonlib
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from eventjet.cli.output import Answer, Lines, Note, columns_of, confirm, filled, note, print_json, terminal_width
+from eventjet.cli.target import (
+    AggregateArgument,
+    AppTarget,
+    PersonalOption,
+    YesOption,
+    argument,
+    on_app,
+    option,
+    switch,
+)
+from eventjet.domain.unique import CLAIMS
+from eventjet.errors import Refused, UndecodableEvent, UnknownEvent, UsageError
+from eventjet.projections.app_ref import aggregate_of
+from eventjet.shown import cut, cut_values, printable
+
+if TYPE_CHECKING:
+    from eventjet.codec.headers import RawRecord
+
+_LAST = 10
+_INDENT = " " * 9
+_DATA_MAX = 2_000
+"""Characters of an event in a listing."""
+
+
+@on_app()
+def history(
+    at: AppTarget,
+    aggregate: AggregateArgument,
+    aggregate_id: Annotated[str, argument("ID", "Which one.")],
+    after: Annotated[int, option("--after", "VERSION", "Only what came after this version.", min=0)] = 0,
+    limit: Annotated[int | None, option("--limit", "N", "So many events at the most.", min=1)] = None,
+    newest_first: Annotated[bool, switch("--newest-first", "Begin with the last event.")] = False,
+    personal: PersonalOption = False,
+) -> Answer:
+    """Show what happened to one aggregate; exit status 1 when it has no events."""
+    from eventjet.commands.timeline import part_of
+    from eventjet.operations.events import event_view
+
+    async def read() -> list[dict[str, Any]]:
+        app = at.app()
+        if aggregate != CLAIMS:
+            aggregate_of(app, aggregate)
+        async with app.connect(at.settings) as jet:
+            await jet.log()  # says that `init` is missing, where it is
+            voids = await jet.voids()
+            records = await part_of(
+                jet.store, aggregate, aggregate_id, after=after, limit=limit, newest_first=newest_first
+            )
+            return [event_view(jet, record, voids, personal=personal) for record in records]
+
+    events = asyncio.run(read())
+    if not events:
+        since = f" after version {after}" if after else ""
+        return Answer([], Note(f"There are no events of {aggregate} {aggregate_id}{since}."), ok=False)
+    return Answer(events, Lines([row for event in events for row in line(event, named=False).splitlines()]))
+
+
+@on_app()
+def tail(
+    at: AppTarget,
+    json: Annotated[bool, switch("--json", "One JSON object a line, for programs.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is recorded from now on.")] = False,
+    start: Annotated[
+        int | None, option("--from", "N", f"Begin at this position; else with the last {_LAST} events.", min=1)
+    ] = None,
+    until: Annotated[int | None, option("--until", "N", "End behind this position, with --follow too.", min=1)] = None,
+    limit: Annotated[
+        int | None, option("--limit", "N", "End after so many events; without --from, the last ones.", min=1)
+    ] = None,
+    personal: PersonalOption = False,
+) -> None:
+    """Show the log's events in order: the last ones, or from a position on."""
+    from eventjet.operations.events import event_view
+
+    async def read() -> None:
+        async with at.app().connect(at.settings) as jet:
+            log = await jet.log()
+            voids = await jet.voids()
+            end = log.last if until is None else min(until, log.last)
+            first = start if start is not None else max(log.first, end - (limit or _LAST) + 1)
+            printed = 0
+            async for record in jet.store.records(start=first, until=until, follow=follow):
+                event = event_view(jet, record, voids, personal=personal)
+                if json:
+                    print_json(event, indent=None)
+                else:
+                    print(line(event, named=True), flush=True)
+                printed += 1
+                if printed == limit:
+                    return
+
+    asyncio.run(read())
+
+
+def line(event: Mapping[str, Any], *, named: bool) -> str:
+    """Return an event in one line, or more where the terminal asks for it; `named` says whose it is."""
+    when = datetime.fromisoformat(event["recorded_at"]).strftime("%Y-%m-%d %H:%M:%SZ")
+    owner = f"{event['aggregate']} {event['aggregate_id']}  " if named else ""
+    version = "v?" if event["version"] is None else f"v{event['version']}"
+    schema = "" if event["schema"] in (None, 1) else f" (schema {event['schema']})"
+    data = event["data"]
+    if not isinstance(data, str):
+        data = jsonlib.dumps(cut_values(data), ensure_ascii=False, separators=(",", ":"))
+    head = printable(f"{event['position']:>7}  {when}  {owner}{version}  {event['type']}{schema}")
+    skipped = f"  skipped: {event['void']}" if "void" in event else ""
+    rest = printable(cut(data, _DATA_MAX) + (f"  unreadable: {event['fault']}" if "fault" in event else skipped))
+    width = terminal_width()
+    if columns_of(f"{head}  {rest}") <= width:
+        return f"{head}  {rest}"
+    lines = [filled(head, width, indent=_INDENT), filled(rest, width, indent=_INDENT, first=_INDENT)]
+    return "\n".join(filter(None, lines))
+
+
+@on_app(database=False)
+def skip(
+    at: AppTarget,
+    position: Annotated[int, argument("POSITION", "Of the record that cannot be decoded.", min=1)],
+    reason: Annotated[str, option("--reason", "TEXT", "Why; it is kept in the log.")],
+    yes: YesOption = False,
+) -> Answer:
+    """Have every load, worker, rebuild and verification skip a record that cannot be decoded, for good."""
+    from eventjet.codec.headers import voided_by
+    from eventjet.jetstream.api import message_at
+    from eventjet.log.voids import record_void
+    from eventjet.operations.events import event_view
+
+    async def mark() -> bool:
+        """Whether the skip marker is new."""
+        async with at.app().connect(at.settings) as jet:
+            await jet.log()  # says that `init` is missing, where it is
+            assert jet.client is not None
+            voids = await jet.voids()
+            record = await jet.client.ask(message_at(jet.name, position))
+            if record is None:
+                raise UsageError(f"The log has nothing at position {position}. `eventjet tail` shows what it has.")
+            if position in voids:
+                return False
+            if voided_by(record[2]) is not None:
+                raise UsageError(f"The record at position {position} has another one skipped, and stays.")
+            await asyncio.to_thread(_check_unreadable, at, voids, record)
+            if not yes:
+                note(line(event_view(jet, record), named=True))
+            confirm("Have everybody pass over this for good?", yes=yes, otherwise="Nothing was recorded.")
+            return await record_void(jet.client, jet.name, position, reason)
+
+    is_new = asyncio.run(mark())
+    value = {"position": position, "void": True, "recorded": is_new}
+    if not is_new:
+        return Answer(value, f"Position {position} was skipped already.")
+    return Answer(
+        value,
+        f"Position {position} is skipped. Start the workers of projections that it stopped once more, and where it is "
+        f"quarantined, `eventjet quarantine retry PROJECTION {position}` frees what waits behind it.",
+    )
+
+
+def _check_unreadable(at: AppTarget, voids: Mapping[int, str], record: RawRecord) -> None:
+    """Raise `Refused` unless nobody can read the record. Blocks."""
+    from eventjet.codec.records import chained
+    from eventjet.log.earlier import EarlierRecords
+    from eventjet.nats.endpoint import Endpoint
+
+    app = at.app()
+    what = f"The skip marker of position {record[0]}"
+    try:
+        with EarlierRecords(Endpoint.of(at.settings), app.name) as earlier:
+            chained(app.catalog.of_log(voids), None, earlier)(record)
+    except UndecodableEvent:
+        return
+    except UnknownEvent as error:
+        fault = str(error).split(". ")[0]
+        raise Refused(what, fault, "A deploy that declares it reads it; that is no garbage.") from None
+    raise Refused(what, "it is an event that can be read", "Record another event that puts right what it says.")

@@ -1,0 +1,385 @@
+"""`eventjet init`, `db …` and `nats-config`: what the app needs on the server and in the database."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from eventjet.cli.output import Answer, Block, Table, note
+from eventjet.cli.subscriptions import undeclared_cursors
+from eventjet.cli.target import (
+    AppTarget,
+    DatabaseOption,
+    JsonOption,
+    ProjectionArgument,
+    on_app,
+    option,
+    safe_settings,
+    switch,
+)
+from eventjet.cli.unique import unbuilt
+from eventjet.errors import EventjetError, LogIncomplete, LogUnusable, UsageError
+
+if TYPE_CHECKING:
+    from eventjet.jetstream.api import StreamState
+    from eventjet.jetstream.connection import NatsConnection
+    from eventjet.log.topology import Topology
+    from eventjet.sql.checkpoint import Checkpoint
+    from eventjet.sql.database import Database
+    from eventjet.sql.revisions import Unused
+
+db = typer.Typer(name="db", help="eventjet's own tables, and the tables of revisions.", no_args_is_help=True)
+
+_NAMED = re.compile(r"([a-z][a-z0-9_]*):([0-9]{1,9})")
+
+
+@on_app()
+def init(
+    at: AppTarget,
+    reset: Annotated[
+        list[str] | None,
+        option("--reset", "NAME", "Let this projection begin anew, empty; may be given several times.", "projections"),
+    ] = None,
+    repair: Annotated[
+        bool, switch("--repair", "Give the stream the settings back that another program changed.")
+    ] = False,
+    accept_loss: Annotated[
+        bool, switch("--accept-loss", "With --repair: go on without the events that are gone from the log.")
+    ] = False,
+    log: Annotated[str | None, option("--log", "UUID", "With --repair: which log it is, if nothing tells.")] = None,
+) -> Answer:
+    """Create or check what the app has on the server and in the database: is it of this log, and is that whole?
+
+    Reactors, processes and whatever else follows the log get a cursor where they have none. Nothing that exists is
+    changed without --repair, or --reset: then the tables, the quarantine and the position of the projections that are
+    named are thrown away, and workers make them again from the first event. Exit status 1 when something is not as it
+    should be.
+    """
+    if (accept_loss or log is not None) and not repair:
+        raise UsageError("--accept-loss and --log say how to repair. Give --repair too.")
+    _refuse_lost_log(at, reset or [])
+    repaired = _repair(at, log, accept_loss=accept_loss) if repair else []
+    topology, tables = asyncio.run(prepare(at, reset or []))
+    app, drifts, others = at.app().name, [str(drift) for drift in topology.drifts], list(topology.others)
+    faults = [*map(str, (*topology.unknown, *topology.unusable)), *_faults(at)]
+    if not topology.unknown:
+        faults += asyncio.run(unbuilt(at))
+    undeclared = undeclared_cursors(at)
+    database = f", {at.settings.shown()['database']}" if at.app().projections else ""
+    lines = [f"repaired {each}" for each in repaired]
+    lines += [f"created  stream {name}" for name in topology.created] + [f"created  table {name}" for name in tables]
+    lines += [f"created  cursor {name}, which begins after position {start:,}" for name, start in topology.cursors]
+    lines.append(f"{app} {'is not ready' if faults else 'is ready'}: log {topology.identity}{database}")
+    lines += [f"unused   {cursor}" for cursor in undeclared]
+    lines += [f"wrong    {fault}" for fault in faults] + [f"differs  {drift}" for drift in drifts]
+    lines += [f"others   {other}" for other in others]
+    if others:
+        lines.append("Their answers are not believed, and saves take longer. `eventjet doctor` says how to end it.")
+    if drifts:
+        lines.append("What differs was changed by something else; `eventjet init --repair` changes it back.")
+    value = {
+        "app": app,
+        "log": topology.identity,
+        "created": [*topology.created, *tables],
+        "cursors": dict(topology.cursors),
+        "drifts": drifts,
+        "faults": faults,
+        "others": others,
+        "repaired": repaired,
+        "undeclared": undeclared,
+    }
+    return Answer(value, lines, ok=not drifts and not faults)
+
+
+async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, list[str]]:
+    """Make what is missing; return what is on the server, and the tables that were created.
+
+    Raises `Unreachable`, and `TableLost` for a projection that has lost its rows and is not among those to `reset`.
+    """
+    from eventjet.sql.database import Database
+    from eventjet.sql.locations import create_tables
+    from eventjet.sql.revisions import reset as begin_anew
+
+    app = at.app()
+    chosen = [at.projection(name) for name in dict.fromkeys(reset)]
+    database = Database(at.settings.database)
+    async with app.connect(at.settings) as jet:
+        topology = await jet.init()
+    if not app.projections or topology.unknown:
+        return topology, []  # without read models no database is needed, and those of another log would be wrong
+    await asyncio.to_thread(database.check_sessions)
+    with database.reaching_sync():
+        made = [table for each in chosen for table in begin_anew(database, each, topology.identity)]
+        engine, log = database.sync_engine("eventjet init"), topology.identity
+        return topology, made + create_tables(engine, app.projections.values(), log=log)
+
+
+def _faults(at: AppTarget) -> list[str]:
+    """Return why projections cannot go on over the log, what is gone from it, and what this app cannot read of it."""
+    from eventjet.jetstream.connection import NatsConnection
+    from eventjet.log.strangers import strangers
+    from eventjet.log.stream_check import log_fault, state_of_log
+    from eventjet.log.wholeness import loss
+    from eventjet.nats.endpoint import Endpoint
+    from eventjet.sql.checkpoint import RETIRED
+    from eventjet.subscriptions.status import cursor_fault, cursors_of
+
+    checkpoints = [each for each in _checkpoints(at) if each.state != RETIRED] if at.app().projections else []
+    with NatsConnection.open(Endpoint.of(at.settings)) as link:
+        identity, state = state_of_log(link, at.app().name)
+        missing = loss(state)
+        found = [log_fault(link, identity, state, checkpoint) for checkpoint in checkpoints]
+        unread = strangers(link, state, at.app().catalog)
+        found += [cursor_fault(link, identity, state, cursor) for cursor in cursors_of(link, at.app())]
+    lost = [LogIncomplete(f"The log {state.name!r}", missing)] if missing else []
+    return list(dict.fromkeys(map(str, [*lost, *filter(None, found), *unread])))
+
+
+def _refuse_lost_log(at: AppTarget, reset: Collection[str]) -> None:
+    """Raise `LogUnusable` where the stream is gone that the database's read models, but those to `reset`, stand on.
+
+    An empty one in its place would take commands, and to them every aggregate would be new.
+    """
+    from eventjet.jetstream.connection import NatsConnection
+    from eventjet.log import repairing
+    from eventjet.nats.endpoint import Endpoint
+    from eventjet.sql.checkpoint import RETIRED
+
+    checkpoints = _checkpoints(at) if at.app().projections else []
+    known = [each for each in checkpoints if each.state != RETIRED and each.log and each.position]
+    known = [each for each in known if each.name not in reset]
+    if not known:
+        return
+    with NatsConnection.open(Endpoint.of(at.settings)) as link:
+        if repairing.found(link, at.app().name) is not None:
+            return
+    furthest = max(known, key=lambda each: each.position)
+    anew = " ".join(f"--reset {name}" for name in dict.fromkeys(each.name for each in known))
+    raise LogUnusable(
+        f"The stream {at.app().name!r}",
+        f"it does not exist on this server, and the database has read models of the log {furthest.log}, up to position "
+        f"{furthest.position}",
+        f"If it was lost, `eventjet restore` brings it back; if this is the wrong server or database, name the right "
+        f"one. To begin with an empty log, throw these tables away: `eventjet init {anew}`.",
+    )
+
+
+def _repair(at: AppTarget, log: str | None, *, accept_loss: bool) -> list[str]:
+    """Give the stream and the bucket the settings that are declared, and the log its identity; return what was done.
+
+    Raises `UsageError` where the identity cannot be found for certain, and `Unreachable`.
+    """
+    from eventjet.jetstream.connection import NatsConnection
+    from eventjet.log import repairing
+    from eventjet.log.topology import IDENTITY
+    from eventjet.nats.endpoint import Endpoint
+
+    app, done = at.app().name, list[str]()
+    with NatsConnection.open(Endpoint.of(at.settings)) as link:
+        state = repairing.found(link, app)
+        if state is None:
+            return done  # `init` makes it
+        identity = state.metadata.get(IDENTITY, "")
+        if log is not None and identity not in ("", log):
+            raise UsageError(f"The stream {app!r} is the log {identity}, and --log names another. Leave it out.")
+        if not identity:
+            identity = log or _identity_of(link, state, _checkpoints(at))
+            done.append(f"{app}: it is the log {identity} again")
+        done += repairing.repair(link, app, at.settings.replicas, identity, accept_loss=accept_loss)
+    return done
+
+
+def _checkpoints(at: AppTarget) -> list[Checkpoint]:
+    from eventjet.sql import migrations
+    from eventjet.sql.checkpoint import read_all
+    from eventjet.sql.database import Database
+
+    database = Database(at.settings.database)
+    with database.reaching_sync(), database.sync_engine("eventjet init").connect() as connection:
+        if migrations.version(connection) != migrations.HEAD:
+            return []
+        return [checkpoint for checkpoint, _ in read_all(connection) if checkpoint.app in ("", at.app().name)]
+
+
+def _identity_of(link: NatsConnection, state: StreamState, checkpoints: list[Checkpoint]) -> str:
+    """Return the log of every checkpoint, if the stream holds the very event at which each of them stands."""
+    from eventjet.codec.headers import MSG_ID, header
+    from eventjet.jetstream.api import message_at
+
+    known = [checkpoint for checkpoint in checkpoints if checkpoint.log and checkpoint.position]
+    logs = {checkpoint.log for checkpoint in known}
+    why = f"the checkpoints are of {len(logs)} logs" if logs else "no checkpoint of this database says which log it is"
+    if len(logs) == 1:
+        for checkpoint in known:
+            record = link.ask(message_at(state.name, checkpoint.position))
+            if record is None or header(record[3], MSG_ID) != checkpoint.event_id:
+                why = f"the event at position {checkpoint.position} is not the one that {checkpoint.name!r} stands at"
+                break
+        else:
+            return logs.pop()
+    raise UsageError(
+        f"The identity of the stream {state.name!r} cannot be found: {why}. If you know that it is eventjet's log, "
+        "name its identity with --log: the manifest of an archive has it as `log`, and old answers of `init --json`."
+    )
+
+
+@db.command()
+def upgrade(json: JsonOption = False, database: DatabaseOption = None) -> None:
+    """Bring eventjet's own tables to what this version needs; an application's tables are not looked at."""
+    from eventjet.sql.database import Database
+    from eventjet.sql.migrations import upgrade as migrate
+
+    where = Database(safe_settings(None, database).database)
+    with where.reaching_sync(), where.sync_engine("eventjet db").begin() as connection:
+        done = migrate(connection)
+    was = "was there already" if done.before == done.after else f"before: {done.before or 'none'}"
+    lines = [f"created  table {name}" for name in done.tables]
+    lines += [f"added    column {name}" for name in done.columns]
+    lines.append(f"eventjet's tables in {where.shown} are at revision {done.after} ({was})")
+    Answer({"database": where.shown, **asdict(done)}, lines).give(as_json=json)
+
+
+@db.command()
+@on_app()
+def promote(at: AppTarget, projection: ProjectionArgument) -> Answer:
+    """Give the revision that the app declares the declared table, for readers to see: to go back to an older one.
+
+    The other revision's table goes aside and is kept. Refused while the app's revision lacks events the other has.
+    """
+    from eventjet.operations import actions
+
+    resolved = at.projection(projection)
+    done = actions.promote(at.settings, resolved)
+    left = list(done.left) if done else []
+    value = {"projection": projection, "revision": resolved.revision, "promoted": done is not None, "left": left}
+    return Answer(value, actions.promoted_text(resolved, done))
+
+
+@db.command()
+@on_app()
+def unused(
+    at: AppTarget,
+    drop: Annotated[
+        list[str] | None,
+        option("--drop", "NAME:REVISION", "Drop the tables of this one; may be given several times."),
+    ] = None,
+    drop_runs: Annotated[bool, switch("--drop-runs", "Remove what killed rebuilds left behind.")] = False,
+) -> Answer:
+    """List the tables of revisions that the app no longer declares, and what killed rebuilds left; drop what is named.
+
+    Nothing that a worker keeps or that readers see is dropped.
+    """
+    from eventjet.rebuild.workspace import leftovers, remove_leftovers
+    from eventjet.sql.database import Database
+    from eventjet.sql.revisions import unused as look
+
+    wanted = [_name_and_revision(text) for text in drop or []]
+    database = Database(at.settings.database)
+    with database.reaching_sync():
+        dropped = [_drop(at, database, *each) for each in wanted]
+        cleared = remove_leftovers(database) if drop_runs else []
+        with database.sync_engine("eventjet db").begin() as connection:
+            revisions = look(connection, list(at.app().projections.values()), at.app().name)
+            runs = leftovers(connection, database)
+    value = {"revisions": revisions, "runs": runs, "dropped": dropped, "dropped_runs": cleared}
+    return Answer(value, unused_blocks(dropped, cleared, revisions, runs))
+
+
+def _name_and_revision(text: str) -> tuple[str, int]:
+    named = _NAMED.fullmatch(text)
+    if named is None:
+        raise UsageError(f"{text!r} is not NAME:REVISION, as in balances:1.")
+    return named[1], int(named[2])
+
+
+def _drop(at: AppTarget, database: Database, name: str, revision: int) -> Unused:
+    from eventjet.jetstream.api import delete_consumer
+    from eventjet.jetstream.connection import NatsConnection
+    from eventjet.nats.endpoint import Endpoint
+    from eventjet.sql.revisions import retire
+
+    with database.sync_engine("eventjet db").begin() as connection:
+        dropped = retire(connection, name, revision, list(at.app().projections.values()), at.app().name)
+    try:
+        with NatsConnection.open(Endpoint.of(at.settings).with_name("eventjet db")) as link:
+            link.ask(delete_consumer(at.app().name, f"{name}-r{revision}"))
+    except (EventjetError, OSError) as error:
+        note(f"The durable {name}-r{revision} stays on the server, where it costs next to nothing: {error}")
+    return dropped
+
+
+def unused_blocks(
+    dropped: list[Unused], cleared: list[str], revisions: list[Unused], runs: list[str]
+) -> Iterator[Block]:
+    """What people are shown of unused tables and runs."""
+    for gone in dropped:
+        yield f"dropped  {gone.projection}:{gone.revision}: {', '.join(gone.tables) or 'it had no table'}"
+    yield from (f"dropped  {name}, of a rebuild that was killed" for name in cleared)
+    if revisions:
+        rows = [
+            (
+                f"{each.projection}:{each.revision}",
+                each.state,
+                ", ".join(each.tables),
+                each.rows,
+                each.position,
+                each.owner,
+            )
+            for each in revisions
+        ]
+        yield Table(("unused", "state", "table", "rows", "position", "worker"), rows)
+    for each in revisions:
+        if each.in_use:
+            yield f"{each.projection}:{each.revision} cannot be dropped: {each.in_use}"
+    for name in runs:
+        yield f"unused   {name}, of a rebuild that was killed; the next rebuild removes it, and --drop-runs does"
+    if not revisions and not runs:
+        yield "There is nothing unused."
+
+
+@on_app(servers=False, database=False)
+def nats_config(
+    at: AppTarget,
+    accounts: Annotated[
+        bool, switch("--accounts", "Only the accounts, for a configuration of your own to include.")
+    ] = False,
+    postgres: Annotated[bool, switch("--postgres", "The GRANTs of PostgreSQL instead.")] = False,
+) -> None:
+    """Print a nats-server configuration with a user for each role of the app, or PostgreSQL's GRANTs.
+
+    It holds no password: the server takes them from its environment. Make it again when the app has a new aggregate,
+    projection or revision. With EVENTJET_JETSTREAM_DOMAIN it is the accounts of a leaf node, whose hub has the log.
+    """
+    from eventjet.nats.endpoint import CALLER_INBOX, Endpoint
+    from eventjet.operations import roles
+    from eventjet.sql.database import grants
+    from eventjet.subscriptions.declarations import declarations_of
+
+    app = at.app()
+    if postgres:
+        tables = [table for each in app.projections.values() for table in each.tables]
+        print(grants((table.schema, table.name) for table in tables), end="")
+        return
+    # The next revision too, so that a deploy need not wait for the server's configuration.
+    durables = [f"{each.name}-r{each.revision + more}" for each in app.projections.values() for more in (0, 1)]
+    every = roles.roles_of(
+        app.name,
+        [info.name for info in app.aggregates.values()],
+        durables,
+        list(declarations_of(app)),
+        published=[(each.stream, each.name) for each in app.publications.values()],
+        received=[(each.stream, f"{app.name}-{each.name}") for each in app.inboxes.values()],
+        unique=[info.name for info in app.aggregates.values() if info.unique],
+    )
+    if app.served:
+        every += roles.serving_roles(app.name, every, at.settings.caller_inboxes or (CALLER_INBOX,))
+    routed, domain = Endpoint.of(at.settings).routed, at.settings.jetstream_domain
+    if domain is not None:
+        print(roles.leaf_accounts(app.name, every, routed, domain), end="")
+    else:
+        print((roles.accounts if accounts else roles.server_config)(app.name, every, routed), end="")

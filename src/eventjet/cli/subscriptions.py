@@ -1,0 +1,298 @@
+"""`eventjet process`, `deadlines` and `cursor`: what follows the log, what it waits for, and where it goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from eventjet.cli.output import Answer, Fields, Note, Table, confirm, note, show
+from eventjet.cli.target import AppTarget, YesOption, argument, on_app
+from eventjet.codec.subjects import declared_name
+from eventjet.errors import CursorFenced, EventjetError, UsageError
+from eventjet.shown import counted, cut_values
+from eventjet.spelling import listed, meant
+
+if TYPE_CHECKING:
+    from eventjet.log.timers import TimerSet
+    from eventjet.operations.processes import ProcessView
+    from eventjet.subscriptions.declarations import Declaration
+    from eventjet.subscriptions.status import CursorSeen
+
+process = typer.Typer(name="process", help="What a process waits for; wake processes.", no_args_is_help=True)
+deadlines = typer.Typer(name="deadlines", help="The timers that will wake processes.", no_args_is_help=True)
+cursor = typer.Typer(name="cursor", help="How far reactors and processes have come.", no_args_is_help=True)
+
+ProcessArgument = Annotated[str, argument("PROCESS", "The name of the process type.", "processes")]
+
+
+@process.command("show")
+@on_app(database=False)
+def show_process(
+    at: AppTarget, name: ProcessArgument, process_id: Annotated[str, argument("ID", "Which one.")]
+) -> Answer:
+    """Show what a process is, what it does next, and until when it waits; exit status 1 when it has no events."""
+    from eventjet.operations.processes import process_view, running
+
+    async def look() -> ProcessView:
+        async with running(at.app(), at.settings, name) as processes:
+            return await process_view(processes, process_id)
+
+    view = asyncio.run(look())
+    if not view.version:
+        return Answer(view, Note(f"There are no events of {name} {process_id}."), ok=False)
+    return Answer(view, Fields(list(process_fields(view))), ok=not view.faults)
+
+
+def process_fields(view: ProcessView) -> Iterator[tuple[str, str]]:
+    """What people are shown of one process."""
+    yield "process", f"{view.process} {view.id}"
+    yield "version", str(view.version)
+    state: Any = view.state
+    fields = cast("dict[str, Any]", state) if isinstance(state, dict) else {"value": state}
+    for number, (key, value) in enumerate(fields.items()):
+        yield "" if number else "state", f"{key}: {_text(value)}"
+    yield "next", view.step or "–"
+    if not view.deadlines:
+        yield "deadline", "–"
+    yield from (("deadline", f"{each['at']}  {each['decision']}") for each in view.deadlines)
+    if view.parked is not None:
+        position, reason = view.parked["position"], view.parked["reason"]
+        see = f"eventjet quarantine show {view.process} {position}"
+        yield "waits", f"behind the quarantined event at position {position}: {reason}; see `{see}`"
+    if view.paused:
+        yield "paused", f"nothing of {view.process} goes on until `eventjet resume {view.process}`"
+    yield from (("fault", f"{view.process} {view.id!r}, {fault}") for fault in view.faults)
+
+
+def _text(value: Any) -> str:
+    from eventjet.operations.events import plain_json
+
+    return json.dumps(cut_values(plain_json(value)), ensure_ascii=False)
+
+
+@process.command()
+@on_app(database=False)
+def sync(
+    at: AppTarget,
+    name: ProcessArgument,
+    ids: Annotated[list[str] | None, argument("ID", "Which ones; default: all there are.")] = None,
+) -> Answer:
+    """Wake processes: have them take the steps they should have taken, and set their timers.
+
+    Safe at any time, beside workers too: what a process does follows from its state. For after a restore, and for lost
+    timers. Those that cannot be woken are named, the others are; then the exit status is 1.
+    """
+    from eventjet.operations.processes import Woken, running, wake_processes
+
+    async def wake() -> Woken:
+        async with running(at.app(), at.settings, name) as processes:
+            return await wake_processes(processes, ids or [])
+
+    done = asyncio.run(wake())
+    woke = f"woke {done.woken:,}, which took {done.steps:,} steps"
+    lines = [f"{woke}; {done.failed:,} could not be woken" if done.failed else woke]
+    lines += [f"{name} {each['id']!r}: {each['reason']}" for each in done.examples]
+    if done.failed > len(done.examples):
+        lines.append(f"and {done.failed - len(done.examples):,} more")
+    return Answer(done, lines, ok=not done.failed)
+
+
+@deadlines.command("list")
+@on_app(database=False)
+def list_deadlines(
+    at: AppTarget,
+    name: Annotated[str | None, argument("PROCESS", "Default: all of the app.", "processes")] = None,
+) -> Answer:
+    """List the timers that are set, the earliest first, and those that are due and wait for a worker."""
+    from eventjet.operations.processes import deadlines_waiting, time_text
+
+    async def read() -> list[tuple[str, TimerSet]]:
+        async with at.client() as client:
+            return await deadlines_waiting(client, at.app(), name)
+
+    rows = [
+        {"process": each, "id": timer.process_id, "until": time_text(timer.at), "due": timer.due}
+        for each, timer in asyncio.run(read())
+    ]
+    return Answer(rows, deadline_table(rows) if rows else "No process waits for a deadline.")
+
+
+def deadline_table(rows: Sequence[dict[str, Any]]) -> Table:
+    """What people are shown of deadlines."""
+    late = "due since {}, no worker has dealt with it"
+    return Table(
+        ("process", "id", "until"),
+        [(row["process"], row["id"], late.format(row["until"]) if row["due"] else row["until"]) for row in rows],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class UndeclaredCursor:
+    """Cursors of a name that the app does not declare."""
+
+    name: str
+    position: int
+    """Where the one that is furthest behind stands."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name} is no longer declared and stands at {self.position}: `eventjet cursor set NEW "
+            f"{self.position}` lets another go on there, `eventjet cursor drop {self.name}` removes it"
+        )
+
+
+@cursor.command("set")
+@on_app(database=False)
+def set_cursor(
+    at: AppTarget,
+    name: Annotated[str, argument("NAME", "Of a reactor or a process.", "work")],
+    position: Annotated[int, argument("POSITION", "The last that counts as done.", min=0)],
+    yes: YesOption = False,
+) -> Answer:
+    """Put a cursor at a position of the log: after a restore, or to have effects again, or to leave some out."""
+    declared = at.work([name]).followers
+    if not declared:
+        raise UsageError(f"{name!r} is a projection, and has a checkpoint. Rebuild it instead.")
+    before, _ = asyncio.run(_set(at, declared, position, write=False))
+    question = f"Put {name} at position {position:,}? Now {_effect(before, position)}."
+    confirm(question, yes=yes, otherwise="Nothing was changed.")
+    _, lost = asyncio.run(_set(at, declared, position, write=True))
+    if lost:
+        events = counted(len(lost), "quarantined event")
+        show(f"{events} of a log that is gone: given up (`quarantine list {name} --all`).")
+    if declared[0].kind == "process":
+        show(f"Run `eventjet process sync {name}`, too: it wakes the processes that are there.")
+    value = {"name": name, "position": position, "before": before and before[0], "dropped": lost}
+    return Answer(value, f"{name} goes on after position {position:,}")
+
+
+async def _set(
+    at: AppTarget, declared: Sequence[Declaration], position: int, *, write: bool
+) -> tuple[tuple[int, int] | None, list[int]]:
+    """Return between where its partitions stood, and what was quarantined of another log."""
+    from eventjet.commands.repository import open_repositories
+    from eventjet.subscriptions.cursor_control import cursor_at, put, records_of, where
+    from eventjet.subscriptions.cursor_store import Cursors
+
+    async with open_repositories(at.app(), at.settings) as (repositories, client):
+        wanted = await cursor_at(repositories.store, client, declared[0], position)
+        cursors = Cursors(client, at.app().name)
+        before = await where(cursors, declared)
+        record_at = records_of(repositories.store, client, declared[0])
+        return before, await put(cursors, client, declared, wanted, record_at) if write else []
+
+
+def _effect(before: tuple[int, int] | None, position: int) -> str:
+    """Return what putting a cursor at a position means."""
+    if before is None:
+        return "it has no cursor yet"
+    behind, ahead = before
+    stands = f"at {behind:,}" if behind == ahead else f"between {behind:,} and {ahead:,}"
+    means = ["what was handled after it is handled again"] if position < ahead else []
+    means += ["what was not handled before it is left out"] if position > behind else []
+    return f"it stands {stands}; {' and '.join(means) or 'nothing changes'}"
+
+
+@cursor.command("drop")
+@on_app(database=False)
+def drop_cursor(
+    at: AppTarget,
+    name: Annotated[str, argument("NAME", "Of what the app no longer declares.")],
+    yes: YesOption = False,
+) -> Answer:
+    """Remove the cursor of what the app no longer declares, and its quarantine; nothing leads on from it.
+
+    Refused for what is declared, and while a worker of another release is at it.
+    """
+    if _is_declared(at, name):
+        raise UsageError(f"The app declares {name!r}. Take it out of the App, end its workers, then drop its cursor.")
+    cursors = [seen for seen in _cursors(at) if name in (seen.cursor.name, declared_name(seen.cursor.name))]
+    if not cursors:
+        left = [undeclared.name for undeclared in undeclared_cursors(at)]
+        raise UsageError(
+            f"There is no cursor {name!r}. {meant(name, left)}Those that the app no longer declares: {listed(left)}."
+        )
+    for seen in cursors:
+        if seen.cursor.owner is not None and not seen.has_lost_owner:
+            raise UsageError(
+                f"The worker {seen.cursor.owner} is at {seen.cursor.name!r}, and was seen {seen.silent_s:.0f} s ago. "
+                "End it, then try again."
+            )
+    position = min(seen.cursor.position for seen in cursors)
+    question = f"Remove the cursor of {name}, which stands at position {position:,}, and what is quarantined there?"
+    confirm(question, yes=yes, otherwise="Nothing was removed.")
+    parked = asyncio.run(_drop(at, cursors))
+    _delete_durables(at, cursors)
+    events = counted(parked, "quarantined event")
+    done = f"removed the cursor of {name}, which stood at position {position:,}, and {events}"
+    return Answer({"name": name, "position": position, "parked": parked}, done)
+
+
+def undeclared_cursors(at: AppTarget) -> list[UndeclaredCursor]:
+    """Return what has a cursor and is declared no more, by name."""
+    positions: dict[str, int] = {}
+    for seen in _cursors(at):
+        name, position = declared_name(seen.cursor.name), seen.cursor.position
+        if not _is_declared(at, name):
+            positions[name] = min(position, positions.get(name, position))
+    return [UndeclaredCursor(name, position) for name, position in sorted(positions.items())]
+
+
+async def _drop(at: AppTarget, cursors: Sequence[CursorSeen]) -> int:
+    """Return how many quarantined events went with them; raises `UsageError` where somebody was quicker."""
+    from eventjet.subscriptions.cursor_store import HeldCursor
+
+    parked = 0
+    async with at.cursors() as store:
+        for seen in cursors:
+            entries = await store.parked(seen.cursor.name, resolved=True)
+            try:
+                await store.drop(HeldCursor(seen.cursor, seen.sequence), entries)
+            except CursorFenced:
+                raise UsageError(
+                    f"Somebody wrote the cursor {seen.cursor.name!r} just now. Look, and try again."
+                ) from None
+            parked += sum(entry.is_open for entry in entries)
+    return parked
+
+
+def _delete_durables(at: AppTarget, cursors: Sequence[CursorSeen]) -> None:
+    """Delete their consumers of the log; nothing names the stream any more that an inbox followed."""
+    from eventjet.jetstream.api import delete_consumer
+    from eventjet.jetstream.connection import NatsConnection
+    from eventjet.nats.endpoint import Endpoint
+    from eventjet.subscriptions.declarations import INBOX
+
+    for seen in cursors:
+        if seen.cursor.kind == INBOX:
+            durable = f"{at.app().name}-{seen.cursor.name}"
+            note(f"Its durable {durable} stays in the stream that it followed; delete it there.")
+    names = [seen.cursor.name for seen in cursors if seen.cursor.kind != INBOX]
+    if not names:
+        return
+    try:
+        with NatsConnection.open(Endpoint.of(at.settings).with_name("eventjet cursor")) as link:
+            for name in names:
+                link.ask(delete_consumer(at.app().name, name))
+    except (EventjetError, OSError) as error:
+        note(f"The durable {', '.join(names)} may stay on the server, where it costs next to nothing: {error}")
+
+
+def _cursors(at: AppTarget) -> list[CursorSeen]:
+    from eventjet.jetstream.connection import NatsConnection
+    from eventjet.nats.endpoint import Endpoint
+    from eventjet.subscriptions.status import cursors_seen
+
+    with NatsConnection.open(Endpoint.of(at.settings).with_name("eventjet cursor")) as link:
+        return cursors_seen(link, at.app())
+
+
+def _is_declared(at: AppTarget, name: str) -> bool:
+    from eventjet.subscriptions.declarations import declarations_of
+
+    return any(each.declared_as == declared_name(name) for each in declarations_of(at.app()).values())

@@ -1,0 +1,169 @@
+"""`examine`: every part in a thread of its own, all bounded by one time, so that what hangs hides nothing else."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any, Generic, TypeVar
+
+from eventjet.doctor.database import check_database
+from eventjet.doctor.report import Installation, Report
+from eventjet.doctor.server import check_monitoring, check_servers
+from eventjet.doctor.streams import check_streams
+from eventjet.doctor.subscriptions import check_reactions, check_read_models
+from eventjet.errors import EventjetError, Forbidden, LogUnusable, StoreError, Unauthorized, Unreachable
+from eventjet.findings import Finding, Level
+from eventjet.spark.jvm import find_java
+from eventjet.urls import shown_master
+
+T = TypeVar("T")
+
+_SAY_S = 0.3
+"""How long before the end one that waits for another gives up."""
+_UNSEEN = "what rests on it was not looked at"
+_LOCAL = "`--engine local` rebuilds in one process, without Spark and Java"
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """Everything that was found."""
+
+    app: str
+    found: tuple[Finding, ...]
+    """By part, in the order in which they were looked at."""
+    left_out: int
+    """Findings beyond what one part may have."""
+    own_fault: Exception | None = None
+    """What is wrong with eventjet itself, or with the app's own code."""
+
+    @property
+    def counts(self) -> Mapping[Level, int]:
+        """How many of each level."""
+        counts = Counter(finding.level for finding in self.found)
+        return {level: counts[level] for level in Level}
+
+
+def examine(installation: Installation) -> Examined:
+    """Look at all of it, and change nothing. Blocks for `timeout_s` at the most, and some seconds of the machine's."""
+    deadline = time.monotonic() + installation.timeout_s
+
+    def part(name: str, check: Callable[..., T], *after: _Part[Any]) -> _Part[T]:
+        """Check after others, whose outcomes are given as functions."""
+        outcomes = [each.outcome for each in after]
+        return _Part(name, lambda report: check(installation, report, *outcomes), deadline)
+
+    server = part("server", check_servers)
+    database = part("database", check_database)
+    parts: list[_Part[Any]] = [
+        server,
+        part("monitoring", check_monitoring, server),
+        part("streams", check_streams, server),
+        database,
+        part("read models", check_read_models, server, database),
+        part("reactions", check_reactions, server),
+        part("environment", check_environment),
+    ]
+    for each in parts:
+        each.start()
+    for each in parts:
+        each.join()
+    return Examined(
+        installation.app.name,
+        tuple(finding for each in parts for finding in each.found()),
+        sum(each.report.left_out for each in parts),
+        next((each.own_fault for each in parts if each.own_fault is not None), None),
+    )
+
+
+class _Part(Generic[T]):
+    """One part; its thread is left alone when its time is over."""
+
+    def __init__(self, name: str, check: Callable[[Report], T], deadline: float) -> None:
+        self.report = Report(name)
+        self.own_fault: Exception | None = None
+        self._check = check
+        self._deadline = deadline
+        self._result: Future[T] = Future()
+        self._thread = threading.Thread(target=self._run, name=f"eventjet doctor {name}", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def outcome(self) -> T | None:
+        """Return what its check returned, once it has; None where it came to nothing, or takes too long.
+
+        Whoever asks must have time left to say so.
+        """
+        try:
+            return self._result.result(max(0.0, self._deadline - _SAY_S - time.monotonic()))
+        except Exception:  # noqa: BLE001 - the part reports it itself, of a time that was too short too
+            return None
+
+    def join(self) -> None:
+        self._thread.join(max(0.0, self._deadline - time.monotonic()))
+
+    def found(self) -> list[Finding]:
+        """Return its findings so far; one that still runs is unreachable."""
+        found = list(self.report.found)
+        if self._thread.is_alive():
+            what = "it did not answer in time, so the rest of it was not looked at"
+            fix = "Look at its load, or allow more with `--timeout SECONDS`."
+            found.append(Finding(self.report.part, "time", Level.UNREACHABLE, what, _UNSEEN, fix))
+        return found
+
+    def _run(self) -> None:
+        try:
+            result = self._check(self.report)
+        except Exception as error:  # noqa: BLE001 - one part must not hide what the others find
+            self._add(error)
+            self._result.set_exception(error)
+        else:
+            self._result.set_result(result)
+
+    def _add(self, error: Exception) -> None:
+        report = self.report
+        match error:
+            case Unauthorized():
+                fix = "Set EVENTJET_USER and EVENTJET_PASSWORD, EVENTJET_CREDENTIALS, EVENTJET_NKEY or EVENTJET_TOKEN."
+                report.unreachable("access", f"it refused the credentials ({error.reason})", _UNSEEN, fix)
+            case Forbidden():
+                report.forbidden("access", error)
+            case LogUnusable():
+                report.unusable("log", error)
+            case Unreachable():
+                report.unreachable("reach", f"{error.component}: {error.reason}", _UNSEEN, error.remedy)
+            case StoreError() | OSError():
+                report.unreachable("reach", str(error), _UNSEEN, "Look at the server's log, then try again.")
+            case EventjetError():
+                report.fault("use", str(error), _UNSEEN)
+            case _:
+                self.own_fault = error
+
+
+def check_environment(_installation: Installation | None, report: Report) -> None:
+    """Look at eventjet, Python, and what rebuilds on Spark take. Nothing is imported that is not light."""
+    report.ok("python", f"eventjet {version('eventjet')} on Python {platform.python_version()}")
+    if importlib.util.find_spec("pyspark") is None:
+        cost = f"no rebuild on several cores; {_LOCAL}"
+        report.note("spark", "Spark is not installed", cost, 'pip install "eventjet[spark]"')
+        return
+    spark = f"PySpark {version('pyspark')}"
+    remote = os.environ.get("SPARK_REMOTE")
+    if remote:
+        report.ok("spark", f"{spark}, which works on {shown_master(remote)}")
+        return
+    try:
+        java = find_java()
+    except Unreachable as error:
+        cost = f"rebuilds on Spark on this machine fail; {_LOCAL}"
+        report.warning("java", f"{spark} has no Java: {error.reason}", cost, error.remedy)
+        return
+    report.ok("spark", f"{spark} with Java {java.version} of {java.origin}")

@@ -1,0 +1,181 @@
+"""Read models, reactors, processes, publications, inboxes: where each stands, who works on it, what is quarantined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+from eventjet.doctor.database import SeenDatabase
+from eventjet.doctor.report import Installation, Report
+from eventjet.doctor.server import Greeting
+from eventjet.errors import Forbidden, LogUnusable
+from eventjet.findings import Level
+from eventjet.jetstream.api import next_message
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.stream_check import state_of_log
+from eventjet.nats.endpoint import Endpoint
+from eventjet.sql.checkpoint import FAILED, NEW, PAUSED, RETIRED
+from eventjet.subscriptions.declarations import declarations_of, filters_of
+from eventjet.subscriptions.status import PROJECTION, WorkStatus, look_at_followers, look_at_projections
+
+
+def check_read_models(
+    installation: Installation,
+    report: Report,
+    servers: Callable[[], Sequence[Greeting] | None],
+    database: Callable[[], SeenDatabase | None],
+) -> None:
+    """Every projection that the app declares; what others are there of, the database's part says."""
+    app = installation.app
+    if not app.projections:
+        return
+    if servers() is None:
+        report.no_server()
+        return
+    seen = database()
+    if seen is None:
+        report.unknown("checkpoint", "not looked at: their checkpoints could not be read (see database)")
+        return
+    declared = {(one.name, one.revision) for one in app.projections.values()}
+    endpoint = Endpoint.of(installation.settings).with_name("eventjet doctor read models")
+    with NatsConnection.open(endpoint) as link, report.guarded("log", reported_by="streams"):
+        statuses, _ = look_at_projections(link, app.name, seen.checkpoints, declared)
+        for one in statuses:
+            if one.declared:
+                check_work(report, one)
+                _check_code(installation, report, one, seen)
+                _check_empty(installation, report, link, one, seen)
+
+
+def _check_code(installation: Installation, report: Report, one: WorkStatus, seen: SeenDatabase) -> None:
+    """Rows that were made by other code than that of the app at hand, under the same revision."""
+    code = installation.app.projections[one.name].code
+    for held, _ in seen.checkpoints.held:
+        if (held.name, held.revision) == (one.name, one.revision) and held.has_rows_of_other_code(code):
+            report.warning(
+                "code",
+                f"rows of {one.name} revision {one.revision} were made by other code than this app has under it",
+                "readers see rows of both where they differ",
+                f"`eventjet verify {one.name}` says whether any differ, and ends this warning where none does; else "
+                f"`eventjet rebuild {one.name}`, or declare revision={one.revision + 1}",
+            )
+
+
+def _check_empty(
+    installation: Installation, report: Report, link: NatsConnection, one: WorkStatus, seen: SeenDatabase
+) -> None:
+    """A table without rows under a checkpoint that has passed events which it takes."""
+    if one.name not in seen.empty or not one.position:
+        return
+    resolved = installation.app.projections[one.name]
+    for subject in filters_of(installation.app, resolved.events):
+        first = link.ask(next_message(installation.app.name, 1, subject))
+        if first is not None and first[0] <= one.position:
+            report.warning(
+                "rows",
+                f"{one.name} has no rows, and its checkpoint has passed events from position {first[0]:,} on",
+                "if somebody emptied it, what was in it does not come back by itself",
+                f"`eventjet verify {one.name}` says whether that is right; `eventjet rebuild {one.name}` makes it so",
+            )
+            return
+
+
+def check_reactions(
+    installation: Installation, report: Report, servers: Callable[[], Sequence[Greeting] | None]
+) -> None:
+    """Every cursor of the app, those of what it no longer declares too."""
+    declared = declarations_of(installation.app)
+    if servers() is None:
+        if declared:
+            report.no_server()
+        return
+    endpoint = Endpoint.of(installation.settings).with_name("eventjet doctor reactions")
+    nothing = () if declared else (LogUnusable, Forbidden)  # Nobody misses what is not declared.
+    with (
+        NatsConnection.open(endpoint) as link,
+        report.guarded("cursor", reported_by="streams"),
+        suppress(*nothing),
+    ):
+        _, state = state_of_log(link, installation.app.name)
+        for one in look_at_followers(link, installation.app, declared, state.last):
+            check_work(report, one)
+
+
+LAG_MAX_S = 60.0
+"""From here on it is told how far behind it is, though somebody works on it."""
+
+
+def check_work(report: Report, one: WorkStatus) -> None:
+    """At least one thing."""
+    name, is_projection = one.name, one.kind == PROJECTION
+    called = name if is_projection else f"{one.kind} {name}"
+    stale = "readers see what was true then" if is_projection else "what events lead to does not happen"
+    if not one.declared:
+        report.note(
+            "cursor",
+            f"{called} has a cursor at position {one.position:,}, and the app does not declare it",
+            "its events are handled by nobody; a reactor under a new name can go on there",
+            f"`eventjet cursor set NEW {one.position}`, or `eventjet cursor drop {name}`",
+        )
+        return
+    before = len(report.found)
+    if one.state == FAILED:
+        fix = "`eventjet status` shows it again; a worker tries it when it starts"
+        report.fault("log", f"{called}: {one.reason or 'it failed'}", stale, fix)
+    elif one.state == RETIRED:
+        report.fault("checkpoint", f"{called} revision {one.revision} was retired", stale, "`eventjet init`")
+    elif not is_projection and one.state == NEW:
+        report.fault("cursor", f"{called} has no cursor", stale, "`eventjet init`")
+    elif one.state == PAUSED:
+        bad = Level.WARNING if one.lag_events else Level.NOTE
+        fix = f"`eventjet resume {name}`"
+        report.add(bad, "paused", f"{called} is paused, {one.lag_events:,} events behind", stale, fix)
+    else:
+        _check_worker(report, called, one, stale)
+    if one.location:
+        report.warning(
+            "revision",
+            f"{called} revision {one.revision} is not what readers see: its rows are aside{_because(one)}",
+            "they see an earlier revision until this one has caught up and taken over",
+            f"`eventjet worker`, or `eventjet rebuild {name}`; then `eventjet db promote {name}` if it still stands "
+            "aside",
+        )
+    if one.parked:
+        report.warning(
+            "quarantine",
+            f"{called} has {one.parked:,} quarantined",
+            "they are in no read model, and later events of their aggregates wait behind them",
+            f"`eventjet quarantine list {name}`",
+        )
+    if len(report.found) == before:
+        report.ok("work", f"{called} stands at position {one.position:,}, kept by {one.owner}")
+
+
+def _because(one: WorkStatus) -> str:
+    """Why a revision could not take over, where its worker has noted that."""
+    return f" ({one.reason.rstrip('.')})" if one.reason and one.owner else ""
+
+
+def _check_worker(report: Report, called: str, one: WorkStatus, stale: str) -> None:
+    if one.lost_owner:
+        since = "since the database's clock was set back" if one.lost_s is None else f"for {one.lost_s:,.0f} s"
+        report.warning(
+            "lease",
+            f"{called}: its worker {one.lost_owner} has not been seen {since}, and none has taken over",
+            stale,
+            f"`eventjet worker {one.name}`; a second one beside it takes over within seconds",
+        )
+    elif one.reason and (one.owner is None or not one.location):
+        where = f"at position {one.position:,}, {one.lag_events:,} events behind"
+        what = f"{called} waits {where}: {one.reason}"
+        fix = f"Do what the reason says; a worker that runs tries again by itself, else `eventjet worker {one.name}`"
+        report.warning("waits", what, stale, fix)
+    elif one.owner is None:
+        bad = Level.WARNING if one.lag_events else Level.NOTE
+        what = f"nobody works on {called}, {one.lag_events:,} events behind"
+        report.add(bad, "worker", what, stale, f"`eventjet worker {one.name}`")
+    elif one.lag_s is not None and one.lag_s > LAG_MAX_S:
+        what = f"{called} is {one.lag_events:,} events and {one.lag_s:,.0f} s behind"
+        fix = "`eventjet status --watch` shows its pace"
+        fix += f"; `eventjet rebuild {one.name}` is faster for many" if one.kind == PROJECTION else ""
+        report.warning("lag", what, stale, fix)

@@ -1,0 +1,454 @@
+"""Aggregates: found by the beginning of an id or by their last change, their state at a version, and what changed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from itertools import islice
+from typing import Any, Literal, TypeAlias, cast
+
+from sqlalchemy import Connection
+
+from eventjet.app import App
+from eventjet.codec.headers import MSG_ID, RawRecord, header, stored_at
+from eventjet.codec.json import read_json
+from eventjet.codec.records import Decoder
+from eventjet.codec.subjects import entity_shown, snapshot_bucket
+from eventjet.commands.histories import fold_records
+from eventjet.commands.repository import Repositories
+from eventjet.commands.timeline import version_in
+from eventjet.domain.aggregate import aggregate_info
+from eventjet.domain.history import FoldedState
+from eventjet.domain.personal import MASK, masked
+from eventjet.errors import CodecError, DefinitionError, HistoryBroken, Refused, StoreError, Unreachable
+from eventjet.jetstream.client import Client
+from eventjet.log.snapshot import SnapshotCodec
+from eventjet.log.snapshot_store import KeyValueSnapshots
+from eventjet.log.store import EventStore
+from eventjet.operations.events import plain_json
+from eventjet.projections.resolve import ResolvedProjection
+from eventjet.sql import checkpoint
+from eventjet.sql.dialect import dialect_of
+from eventjet.sql.locations import located
+from eventjet.sql.statements import keys_from
+
+FOUND_MAX = 50
+"""Aggregates of one page."""
+_LAST_RECORDS = 200
+_CHUNK = 50
+_BYTES_MAX = 4_000_000
+"""Of the last records: they may be of 900,000 each."""
+
+
+@dataclass(frozen=True, slots=True)
+class AggregateFound:
+    """One aggregate that is in the log."""
+
+    aggregate: str
+    id: str
+    version: int | None
+    """Of its last event; None where that tells none."""
+    position: int
+    at: datetime
+    """When the log got it."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdsFound:
+    """What an index knows."""
+
+    ids: Sequence[str]
+    model: str = ""
+    """The read model whose index it is."""
+    more_after: str = ""
+    """The id after which there are more; empty where these are all."""
+    fault: str = ""
+    """Why only whole ids can be found."""
+
+
+def ids_beginning(app: App, connection: Connection, aggregate: str, prefix: str, after: str = "") -> IdsFound:
+    """Ids that have a row in a read model whose key is the aggregate's id, by that key's own index, in its order.
+
+    Never a scan: where no index of the database is in the order of code points it says which one to declare.
+    """
+    remedy = ""
+    for resolved in _keyed(app, aggregate):
+        dialect = dialect_of(connection)
+        held = checkpoint.read(connection, resolved.name, resolved.revision)
+        if held is None or not held.has_begun or held.app != app.name:
+            continue
+        table = located(resolved.table, held.location, dialect)
+        there = dialect.find_table(connection, (resolved.table.schema, resolved.table.name), held.location)
+        if there is None:
+            continue
+        (key,) = resolved.key_columns
+        column = resolved.table.c[key].name
+        order = dialect.text_order(connection, there, column)
+        if order is None:
+            remedy = remedy or _remedy(resolved, column)
+            continue
+        found = list(connection.scalars(keys_from(table, key, order, prefix, after, FOUND_MAX + 1)))
+        more = found[FOUND_MAX - 1] if len(found) > FOUND_MAX else ""
+        return IdsFound(found[:FOUND_MAX], resolved.name, more)
+    return IdsFound((), fault=remedy or _no_index(app, aggregate))
+
+
+async def looked_up(store: EventStore, aggregate: str, ids: Sequence[str]) -> list[AggregateFound]:
+    """Those of these ids that have a history of this type. Raises what `EventStore` does."""
+
+    async def one(aggregate_id: str) -> AggregateFound | None:
+        try:
+            record = await store.newest(aggregate, aggregate_id)
+        except Refused:
+            return None  # a key of a table that cannot be an id
+        return None if record is None else _found(aggregate, aggregate_id, record)
+
+    return [found for found in await asyncio.gather(*map(one, ids)) if found is not None]
+
+
+async def changed_last(store: EventStore) -> list[AggregateFound]:
+    """The aggregates of the log's last 200 records, or fewer where they are large, the newest first."""
+    state = await store.state()
+    found: dict[tuple[str, str], AggregateFound] = {}
+    end, size = state.last, 0
+    while end >= max(state.first, state.last - _LAST_RECORDS + 1) and size < _BYTES_MAX:
+        start = max(end - _CHUNK + 1, state.first)
+        records = [record for record in await store.some(start, end - start + 1) if record[0] <= end]
+        for record in reversed(records):
+            size += len(record[4])
+            aggregate, aggregate_id = entity_shown(record[2])
+            if aggregate is not None and aggregate_id is not None:
+                found.setdefault((aggregate, aggregate_id), _found(aggregate, aggregate_id, record))
+        end = start - 1
+    return list(found.values())[:FOUND_MAX]
+
+
+def _found(aggregate: str, aggregate_id: str, record: RawRecord) -> AggregateFound:
+    return AggregateFound(aggregate, aggregate_id, version_in(record), record[0], stored_at(record))
+
+
+def _keyed(app: App, aggregate: str) -> list[ResolvedProjection]:
+    """Read models with a row for each aggregate of a type, those of this type alone first."""
+
+    def owners(resolved: ResolvedProjection) -> set[str | None]:
+        return {kind.aggregate for kind in app.catalog.kinds() if kind.event_type in resolved.events}
+
+    keyed = [
+        resolved
+        for resolved in app.projections.values()
+        if isinstance(resolved, ResolvedProjection)
+        and resolved.keyed_by_aggregate
+        and len(resolved.key_columns) == 1
+        and aggregate in owners(resolved)
+    ]
+    return sorted(keyed, key=lambda resolved: len(owners(resolved)))
+
+
+def _remedy(resolved: ResolvedProjection, column: str) -> str:
+    table = resolved.table.name
+    return (
+        f"Only whole ids can be found: the order of {table}.{column} in this database is not that of code points. "
+        f'Declare Index("{table}_{column}_prefix", "{column}", postgresql_ops='
+        f'{{"{column}": "text_pattern_ops"}}) in its Table and rebuild {resolved.name}.'
+    )
+
+
+def _no_index(app: App, aggregate: str) -> str:
+    begun = [resolved.name for resolved in _keyed(app, aggregate)]
+    if begun:
+        return f"Only whole ids can be found until the read model {begun[0]} has begun: start its worker."
+    return (
+        f"Only whole ids can be found: no read model of the app has the id of {aggregate} as its key. "
+        "One with @projection and no `key` would be such an index."
+    )
+
+
+FOLDED_MAX = 20_000
+"""Events that are folded for one look."""
+FOLD_S = 1.5
+"""How long one look folds."""
+_EVERY = 500
+"""Events between two states that are kept."""
+_KEPT_MAX = 64
+"""States of one aggregate."""
+_AGGREGATES_MAX = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What a look came to."""
+
+    held: FoldedState[Any]
+    """As far as it came."""
+    wanted: int
+    """The version that was asked for."""
+    fault: str = ""
+    """Why it did not come that far."""
+    goes_on: bool = False
+    """Whether the next look would come farther: only its bound ended this one."""
+
+    @property
+    def is_there(self) -> bool:
+        return self.held.version == self.wanted
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotShown:
+    """The snapshot of an aggregate."""
+
+    position: int
+    version: int
+    written_s: float
+    """When, in seconds since 1970."""
+    size: int
+    """Bytes."""
+    unused: str
+    """Why it is not used; empty where it is."""
+
+
+@dataclass(slots=True)
+class _Known:
+    """States of one aggregate by version."""
+
+    states: dict[int, FoldedState[Any]] = field(default_factory=dict[int, FoldedState[Any]])
+
+    def nearest(self, version: int) -> FoldedState[Any] | None:
+        below = [one for one in self.states if one <= version]
+        return self.states[max(below)] if below else None
+
+    def keep(self, held: FoldedState[Any]) -> None:
+        self.states[held.version] = held
+        while len(self.states) > _KEPT_MAX:
+            # Thinned out, so that what is left still spans all of it.
+            ordered = sorted(self.states)
+            for version in ordered[1:-1:2]:
+                del self.states[version]
+
+
+class TimeTravel:
+    """Of one connection; for any number of tasks of its loop."""
+
+    def __init__(self, repositories: Repositories, client: Client | None) -> None:
+        self._repositories = repositories
+        self._store = repositories.store
+        self._snapshots = None if client is None else KeyValueSnapshots(snapshot_bucket(repositories.app.name), client)
+        self._classes = {info.name: cls for cls, info in repositories.app.aggregates.items()}
+        self._codecs: dict[str, SnapshotCodec[Any]] = {}
+        self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
+        self._log = ("", 0)
+
+    def knows(self, aggregate: str) -> bool:
+        """Whether the app says how events of this type fold."""
+        return aggregate in self._classes
+
+    def snapshots(self, aggregate: str) -> bool:
+        """Whether the app keeps snapshots of this type."""
+        return aggregate_info(self._classes[aggregate]).snapshot_every is not None
+
+    async def at(self, aggregate: str, aggregate_id: str, version: int, most: int = FOLDED_MAX) -> Folded:
+        """The state at a version, from the nearest known one or the snapshot at or below it; 0 is the initial state.
+
+        `most` events are folded for it, and not more than what is read in 1.5 s.
+        Raises what `EventStore` does; what application code raises is a fault of the answer.
+        """
+        known = self._of(aggregate, aggregate_id)
+        held = known.nearest(version) or FoldedState(self._classes[aggregate](), 0, 0)
+        if version - held.version > _EVERY:
+            snapshot = await self._believable(aggregate, aggregate_id, version)
+            held = snapshot if snapshot is not None and snapshot.version > held.version else held
+        return await self._fold(known, held, (aggregate, aggregate_id), version, most)
+
+    async def snapshot(self, aggregate: str, aggregate_id: str) -> SnapshotShown | None:
+        """What is kept beside the log, whatever it is worth; None for nothing. Raises `StoreError`."""
+        if self._snapshots is None:
+            return None
+        entry = await self._snapshots.entry(aggregate, aggregate_id)
+        if entry is None:
+            return None
+        held = self._decoded(aggregate, entry[4])
+        version, position = (held.version, held.position) if held is not None else _told(entry[4])
+        unused = ""
+        if not self.snapshots(aggregate):
+            unused = "the aggregate has no `snapshot_every`"
+        elif held is None:
+            unused = "it was written by another revision, or with other fields or schemas; the next one replaces it"
+        elif not await self._stands(held):
+            unused = "its last event is not at its position of this log"
+        return SnapshotShown(position, version, entry[1] / 1e9, len(entry[4]), unused)
+
+    def _of(self, aggregate: str, aggregate_id: str) -> _Known:
+        log = (self._store.identity, len(self._repositories.catalog.voids))
+        if log != self._log:
+            self._known.clear()
+            self._log = log
+        known = self._known.setdefault((aggregate, aggregate_id), _Known())
+        self._known.move_to_end((aggregate, aggregate_id))
+        if len(self._known) > _AGGREGATES_MAX:
+            self._known.popitem(last=False)
+        return known
+
+    async def _fold(
+        self, known: _Known, held: FoldedState[Any], of: tuple[str, str], version: int, events: int
+    ) -> Folded:
+        begin, until = held.version, time.monotonic() + FOLD_S
+        decoder = Decoder(self._repositories.catalog)
+        while held.version < version:
+            left = events - (held.version - begin)
+            if left <= 0 or time.monotonic() > until:
+                why = f"It is {version - begin:,} events from the nearest known state, at version {begin:,}"
+                return Folded(held, version, f"{why}; this look came to version {held.version:,}.", goes_on=True)
+            most = min(_EVERY, left, version - held.version)
+            found = await self._store.history(*of, after=held.position, most=most)
+            records = [record for record in found if (version_in(record) or 0) <= version]
+            if not records:
+                return Folded(held, version, f"The log tells no version {held.version + 1:,} of it here.")
+            # In a thread: it is the application's code, and pages are served meanwhile.
+            before = held
+            held, fault = await asyncio.to_thread(_folded, held, records, decoder)
+            if held.version > before.version:
+                known.keep(held)
+            if fault:
+                return Folded(held, version, fault)
+            if held.position <= before.position:
+                return Folded(held, version, "Its records do not follow one another.")
+        return Folded(held, version)
+
+    async def _believable(self, aggregate: str, aggregate_id: str, version: int) -> FoldedState[Any] | None:
+        """The snapshot, where it is of this log and not above the version."""
+        if self._snapshots is None:
+            return None
+        try:
+            value = await self._snapshots.get(aggregate, aggregate_id)
+            held = None if value is None else self._decoded(aggregate, value)
+            if held is None or held.version > version or not await self._stands(held):
+                return None
+        except (StoreError, Unreachable):
+            return None  # it only makes folding shorter
+        return held
+
+    async def _stands(self, held: FoldedState[Any]) -> bool:
+        record = await self._store.at(held.position)
+        return record is not None and (header(record[3], MSG_ID) or "") == held.event_id
+
+    def _decoded(self, aggregate: str, value: bytes) -> FoldedState[Any] | None:
+        if aggregate not in self._codecs:
+            try:
+                self._codecs[aggregate] = SnapshotCodec[Any](self._classes[aggregate])
+            except DefinitionError:
+                return None  # a state that cannot be a snapshot, and need not be
+        return self._codecs[aggregate].decode(value)
+
+
+def difference(before: FoldedState[Any], after: FoldedState[Any]) -> StateDifference:
+    """What differs between two states of an aggregate, with what is personal hidden."""
+    states = [plain_json(one.state) for one in (before, after)]
+    shown = [masked(told, type(one.state)) for told, one in zip(states, (before, after), strict=True)]
+    return compare_states(states[0], states[1], shown[0], shown[1])
+
+
+def _folded(held: FoldedState[Any], records: Sequence[RawRecord], decoder: Decoder) -> tuple[FoldedState[Any], str]:
+    """As far as they can be folded, and why not farther."""
+    try:
+        return fold_records(held, records, decoder), ""
+    except (DefinitionError, CodecError, HistoryBroken):
+        pass
+    for record in records:  # one by one, to know which
+        try:
+            held = fold_records(held, [record], decoder)
+        except DefinitionError as error:
+            return held, f"Version {held.version + 1:,}, at position {record[0]:,}: {'; '.join(error.faults)}"
+        except (CodecError, HistoryBroken) as error:
+            return held, f"Position {record[0]:,}: {error}"
+    return held, ""
+
+
+def _told(value: bytes) -> tuple[int, int]:
+    """Version and position that a snapshot tells which this app cannot use; zeros for what tells none."""
+    try:
+        inner = read_json(value)["snapshot"]
+        return int(inner["version"]), int(inner["position"])
+    except (ValueError, KeyError, TypeError):
+        return 0, 0
+
+
+Change: TypeAlias = Literal["same", "changed", "added", "removed"]
+
+ROWS_MAX = 200
+"""Fields of one comparison."""
+_LOOKED_MAX = 20_000
+_DEPTH_MAX = 8
+_ABSENT = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field, or what a field holds, on both sides."""
+
+    path: str
+    """`lines[2].amount`."""
+    before: Any
+    after: Any
+    change: Change
+
+
+@dataclass(frozen=True, slots=True)
+class StateDifference:
+    """Two states side by side."""
+
+    fields: Sequence[Field]
+    cut: int
+    """How many more there are."""
+
+    @property
+    def changed(self) -> int:
+        """How many of those here are not the same."""
+        return sum(field.change != "same" for field in self.fields)
+
+
+def compare_states(before: Any, after: Any, shown_before: Any, shown_after: Any) -> StateDifference:
+    """Two states as JSON, and the same as they may be shown; what is hidden is told to have changed and no more."""
+    found = list(islice(_fields("", (before, after), (shown_before, shown_after), 0), _LOOKED_MAX))
+    # What changed is not lost among what did not.
+    kept = found if len(found) <= ROWS_MAX else [one for one in found if one.change != "same"][:ROWS_MAX]
+    return StateDifference(kept, len(found) - len(kept))
+
+
+def _fields(path: str, real: tuple[Any, Any], shown: tuple[Any, Any], depth: int) -> Iterator[Field]:
+    change = _change(*real)
+    is_whole = MASK in (shown[0], shown[1]) if all(isinstance(one, str) or one is _ABSENT for one in shown) else False
+    nested = all(isinstance(one, dict) for one in (*real, *shown)) or all(
+        isinstance(one, list) for one in (*real, *shown)
+    )
+    if nested and not is_whole and depth < _DEPTH_MAX and (change == "changed" or depth == 0):
+        for name, inner, told in _parts(path, real, shown):
+            yield from _fields(name, inner, told, depth + 1)
+        return
+    before, after = (None if one is _ABSENT else one for one in shown)
+    yield Field(path, before, after, change)
+
+
+def _parts(
+    path: str, real: tuple[Any, Any], shown: tuple[Any, Any]
+) -> Iterator[tuple[str, tuple[Any, Any], tuple[Any, Any]]]:
+    if isinstance(real[0], list):
+        sides = [cast("list[Any]", one) for one in (*real, *shown)]
+        for index in range(max(len(sides[0]), len(sides[1]))):
+            each = [one[index] if index < len(one) else _ABSENT for one in sides]
+            yield f"{path}[{index}]", (each[0], each[1]), (each[2], each[3])
+        return
+    named = [cast("dict[str, Any]", one) for one in (*real, *shown)]
+    for name in dict.fromkeys([*named[0], *named[1]]):
+        each = [one.get(name, _ABSENT) for one in named]
+        yield f"{path}.{name}" if path else name, (each[0], each[1]), (each[2], each[3])
+
+
+def _change(before: Any, after: Any) -> Change:
+    if before is _ABSENT:
+        return "added"
+    if after is _ABSENT:
+        return "removed"
+    return "same" if type(before) is type(after) and before == after else "changed"

@@ -1,0 +1,447 @@
+"""The log as operators look at it: pages of it, where it stands, its replicas, consumers and limits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+from eventjet.app import App
+from eventjet.codec.headers import ACTOR, COMMAND, CORRELATION, TYPE, RawRecord, header, reason_in, void_subject
+from eventjet.codec.subjects import stream_subjects, subject_of, type_subjects
+from eventjet.errors import StoreUnavailable, StreamMissing
+from eventjet.jetstream import api
+from eventjet.jetstream.api import Request, StreamState, call, last_message, stream_info
+from eventjet.jetstream.client import Client
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.timers import timers_due, timers_set
+from eventjet.log.topology import identity_of, missing
+from eventjet.log.wholeness import loss
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.protocol import Frame
+from eventjet.settings import Settings
+from eventjet.sql.checkpoint import Checkpoint
+from eventjet.subscriptions.declarations import declarations_of
+from eventjet.subscriptions.status import SeenLog, WorkStatus, look_at_followers, see_log
+
+ROWS = 50
+"""Events of one page."""
+RECORDS_MAX = 20_000
+"""Records that are looked at for one page."""
+LOOK_S = 0.2
+"""How long one page may look for what the server cannot find by itself; one window is always looked at."""
+BYTES_MAX = 8_000_000
+"""Bytes of a window; one with more in it is made smaller, to a single record if need be."""
+_REQUEST = 1_000
+_SCAN = 2_000
+"""Positions of a window where each record has to be looked at."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogFilter:
+    """Which events are looked for; what is None is not asked."""
+
+    types: tuple[str, ...] = ()
+    """Names of one event, of which one is written."""
+    aggregate: str | None = None
+    aggregate_id: str | None = None
+    actor: str | None = None
+    correlation: str | None = None
+    command_id: str | None = None
+
+    def subject(self, app: str) -> str | None:
+        """What the server selects by; None where it is to give everything. Raises `Refused` for an id that is none."""
+        if self.aggregate is None:
+            return None
+        if self.aggregate_id is None:
+            return type_subjects(app, self.aggregate)
+        return subject_of(app, self.aggregate, self.aggregate_id)
+
+    @property
+    def scans(self) -> bool:
+        """Whether records have to be looked at one by one."""
+        return bool(self.types or self.actor or self.correlation or self.command_id)
+
+    def takes(self, record: RawRecord) -> bool:
+        """Whether a record of the subject is looked for."""
+        block = record[3]
+        if self.types and header(block, TYPE) not in self.types:
+            return False
+        wanted = ((ACTOR, self.actor), (CORRELATION, self.correlation), (COMMAND, self.command_id))
+        return all(value is None or unquote(header(block, name) or "") == value for name, value in wanted)
+
+
+@dataclass(slots=True)
+class LogPage:
+    """Events of one page, in the order of the log, and which positions were looked at for it."""
+
+    records: list[RawRecord] = field(default_factory=list[RawRecord])
+    start: int = 0
+    """The first position that was looked at."""
+    end: int = 0
+    """One beyond the last that was looked at."""
+    looked: int = 0
+    """Records that were looked at."""
+
+
+async def page_before(client: Client, app: str, end: int, first: int, wanted: LogFilter) -> LogPage:
+    """The newest events before position `end`, `ROWS` at the most, not before `first`.
+
+    Where it looked for them and found less, `start` says how far it came. Raises `StoreUnavailable` and `Forbidden`.
+    """
+    subject, page = wanted.subject(app), LogPage(start=end, end=end)
+    deadline = time.monotonic() + LOOK_S
+    size = ROWS if subject is None and not wanted.scans else _SCAN
+    while page.start > first and len(page.records) < ROWS:
+        if page.end > page.start and (time.monotonic() > deadline or page.looked >= RECORDS_MAX):
+            break
+        begin = max(first, page.start - size)
+        window = await _window(client, app, subject, begin, page.start)
+        if window is None and page.start - begin > 1:
+            size = max(1, (page.start - begin) // 8)
+            continue
+        window = window or []
+        page.looked += len(window)
+        found = [record for record in window if wanted.takes(record)]
+        missing = ROWS - len(page.records)
+        page.records[:0] = found[-missing:]
+        # What lies before the oldest event that is shown belongs to the next page.
+        page.start = found[-missing][0] if len(found) > missing else begin
+        # The server passes over what is of other subjects; what it gives is looked at record by record.
+        grows = 8 if not window else 2
+        size = size if subject is None else size * grows
+    return page
+
+
+async def page_from(client: Client, app: str, start: int, last: int, wanted: LogFilter) -> LogPage:
+    """The oldest events from position `start` on, `ROWS` at the most, not after `last`.
+
+    Where it looked for them and found less, `end` says how far it came. Raises `StoreUnavailable` and `Forbidden`.
+    """
+    subject, page = wanted.subject(app), LogPage(start=start, end=start)
+    deadline = time.monotonic() + LOOK_S
+    while page.end <= last and len(page.records) < ROWS:
+        if page.end > start and (time.monotonic() > deadline or page.looked >= RECORDS_MAX):
+            break
+        count = ROWS - len(page.records) if not wanted.scans else _REQUEST
+        records, left = await page_of_log(client, app, page.end, subject, count)
+        if not records:
+            page.end = last + 1
+            break
+        for record in records:
+            if record[0] > last:
+                page.end = last + 1
+                break
+            page.end, page.looked = record[0] + 1, page.looked + 1
+            if wanted.takes(record):
+                page.records.append(record)
+                if len(page.records) == ROWS:
+                    break
+        if not left and len(page.records) < ROWS:
+            page.end = last + 1
+    return page
+
+
+async def ends_of(client: Client, app: str) -> tuple[int, int]:
+    """Positions of the first and the last record, (1, 0) for none. Raises `LogUnusable` where `init` is missing."""
+    try:
+        state = await client.ask(api.stream_info(app))
+    except StreamMissing:
+        raise missing(app) from None
+    return max(1, state.first), state.last
+
+
+async def news_since(client: Client, app: str, start: int, wanted: LogFilter, most: int) -> tuple[list[RawRecord], int]:
+    """(records from a position on as the server selects them, `most` at the most, and how many it has beyond them)."""
+    return await page_of_log(client, app, start, wanted.subject(app), most)
+
+
+async def voids_among(client: Client, app: str, records: Sequence[RawRecord]) -> dict[int, str]:
+    """Position → reason of those that the log declares void: a request for each."""
+    found = await asyncio.gather(*(client.ask(api.direct_last(app, void_subject(app, one[0]))) for one in records))
+    return {one[0]: reason_in(void[4]) for one, void in zip(records, found, strict=True) if void is not None}
+
+
+def names_of(known: Collection[Sequence[str]], name: str) -> tuple[str, ...]:
+    """All names of the event that has this one; itself alone where no event has it."""
+    return next((tuple(names) for names in known if name in names), (name,))
+
+
+async def _window(client: Client, app: str, subject: str | None, start: int, end: int) -> list[RawRecord] | None:
+    """The records at `start` <= position < `end`; None where that is more than a window may hold."""
+    found: list[RawRecord] = []
+    position, size = start, 0
+    while position < end:
+        records, left = await page_of_log(client, app, position, subject, min(_REQUEST, end - position))
+        for record in records:
+            if record[0] >= end:
+                return found
+            found.append(record)
+            size += len(record[3]) + len(record[4])
+        if not left or not records:
+            return found
+        if len(found) > RECORDS_MAX // 4 or size > BYTES_MAX:
+            return None
+        position = records[-1][0] + 1
+    return found
+
+
+async def page_of_log(
+    client: Client, stream: str, start: int, subject: str | None, count: int, size: int = BYTES_MAX
+) -> tuple[list[RawRecord], int]:
+    """Return records from a position on, in order, and how many the server has beyond them.
+
+    `count` and `size` bytes at the most. From any replica, which may lag behind. Raises `StoreUnavailable`.
+    """
+    request = api.direct_page(stream, start, subject, count=count, size=size)
+    parts: AsyncGenerator[list[Frame]] = client.stream(request)
+    records: list[RawRecord] = []
+    try:
+        async for frames in parts:
+            final = frames.pop() if api.is_status(frames[-1]) else None
+            records += [api.direct_record(frame, stream=stream) for frame in frames]
+            if final is not None:
+                last, left = request.parse(final) or (0, 0)
+                if last != (records[-1][0] if records else 0):
+                    raise StoreUnavailable(request.what, f"records up to position {last} were lost on the way")
+                return records, left
+    finally:
+        await parts.aclose()
+    raise StoreUnavailable(request.what, "its end was lost on the way")
+
+
+TIMERS_MAX = 100
+"""Deadlines of one kind that are counted: each is a request."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogNow:
+    """A log as its leader told of it."""
+
+    identity: str
+    first: int
+    last: int
+    messages: int
+    bytes: int
+    replicas: int
+    """Copies that its stream is to have."""
+    others: tuple[Replica, ...]
+    """The copies besides the leader's."""
+    last_at: float | None
+    """Seconds since 1970 when the server stored the last event; None for a log without any."""
+    max_bytes: int | None
+    """None where nothing but the disk limits it."""
+    max_messages: int | None
+    loss: str
+    """What is gone from it, in words; empty for a whole one."""
+
+
+async def log_now(client: Client, app: str, known: LogNow | None, timeout_s: float) -> LogNow:
+    """Look at it; `known` is what the look before found. Raises `Unreachable`, `StoreUnavailable` and `Forbidden`."""
+    try:
+        state, others = await asyncio.gather(
+            client.ask(stream_info(app), timeout_s), client.ask(replicas_of(app), timeout_s)
+        )
+    except StreamMissing:
+        raise missing(app) from None
+    if known is not None and (known.last, known.identity) == (state.last, identity_of(state)):
+        last_at = known.last_at
+    else:
+        record = await client.ask(last_message(app, stream_subjects(app)), timeout_s)
+        last_at = None if record is None else record[1] / 1e9
+    return LogNow(
+        identity=identity_of(state),
+        first=state.first,
+        last=state.last,
+        messages=state.messages,
+        bytes=state.bytes,
+        replicas=int(state.config.get("num_replicas") or 1),
+        others=tuple(others),
+        last_at=last_at,
+        max_bytes=_limit(state, "max_bytes"),
+        max_messages=_limit(state, "max_msgs"),
+        loss=loss(state),
+    )
+
+
+def _limit(state: StreamState, name: str) -> int | None:
+    value = int(state.config.get(name) or -1)
+    return value if value > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineCounts:
+    """The deadlines of one process type; `TIMERS_MAX` may stand for more."""
+
+    process: str
+    waiting: int
+    due: int
+    """Of them have come, and no worker has dealt with that yet."""
+
+
+async def deadline_counts(client: Client, app: App) -> list[DeadlineCounts]:
+    """Of every process type that has deadlines. Raises `StoreUnavailable` and `Forbidden`."""
+    found: list[DeadlineCounts] = []
+    for process in app.processes.values():
+        if process.has_deadlines:
+            waiting = await timers_set(client, app.name, process.name, TIMERS_MAX)
+            due = await timers_due(client, app.name, process.name, TIMERS_MAX)
+            found.append(DeadlineCounts(process.name, len(waiting), len(due)))
+    return found
+
+
+class Following:
+    """What a log has for checkpoints and cursors, over one connection that a fault drops. For one thread; blocks."""
+
+    def __init__(self, app: App, settings: Settings, timeout_s: float) -> None:
+        self._app = app
+        self._endpoint = Endpoint.of(settings).with_name("eventjet ui")
+        self._timeout_s = timeout_s
+        self._followers = declarations_of(app)
+        self._connection: NatsConnection | None = None
+        self._is_over = False
+
+    def look(self, held: Sequence[Checkpoint]) -> tuple[SeenLog, list[WorkStatus]]:
+        """Raises `Unreachable` and `StoreError`."""
+        try:
+            if self._connection is None:
+                self._connection = NatsConnection.open(self._endpoint, timeout_s=self._timeout_s)
+            if self._is_over:
+                raise StoreUnavailable("The log", "the console has ended")
+            seen = see_log(self._connection, self._app.name, held)
+            return seen, look_at_followers(self._connection, self._app, self._followers, seen.last)
+        except BaseException:
+            self._let_go()
+            raise
+
+    def close(self) -> None:
+        """Let go of the connection for good, from any thread: a look that is under way ends."""
+        self._is_over = True
+        self._let_go()
+
+    def _let_go(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def age_s(at: float | None) -> float | None:
+    """How long ago a time was, by this machine's clock."""
+    return None if at is None else max(0.0, time.time() - at)
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A server that keeps a copy of a stream, other than its leader."""
+
+    name: str
+    is_current: bool
+    is_offline: bool
+    silent_s: float | None
+    """How long ago the leader heard of it, None where it never has; it is called offline only much later."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedConsumer:
+    """A consumer that is there."""
+
+    name: str
+    is_durable: bool
+    """Whether it stays while nobody uses it."""
+    waiting: int
+    """Pulls that wait at it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much an account may have of something, and has."""
+
+    of: str
+    used: int
+    most: int
+
+
+@dataclass(frozen=True, slots=True)
+class AccountLimits:
+    """What JetStream lets an account have; what is not limited is not told."""
+
+    limits: tuple[Limit, ...]
+    needs_max_bytes: bool
+    """Whether every stream has to declare how large it may become."""
+
+
+_LIMITED = (
+    ("bytes of storage", "storage", "max_storage"),
+    ("streams", "streams", "max_streams"),
+    ("consumers", "consumers", "max_consumers"),
+)
+
+
+def account_limits() -> Request[AccountLimits]:
+    """Of the account that asks."""
+    return _read("INFO", None, _limits_in)
+
+
+def replicas_of(stream: str) -> Request[list[Replica]]:
+    """As the stream's leader knows them; none where there is one copy. Raises `StreamMissing`."""
+
+    def read(info: dict[str, Any]) -> list[Replica]:
+        cluster: dict[str, Any] = info.get("cluster") or {}
+        copies: list[dict[str, Any]] = cluster.get("replicas") or []
+        return [
+            Replica(
+                str(one["name"]),
+                bool(one.get("current")),
+                bool(one.get("offline")),
+                int(one["active"]) / 1e9 if one.get("active") else None,
+            )
+            for one in copies
+        ]
+
+    return _read(f"STREAM.INFO.{stream}", None, read)
+
+
+def list_consumers(stream: str, offset: int) -> Request[tuple[list[ListedConsumer], int]]:
+    """A page of the stream's consumers, and how many there are in all."""
+
+    def read(found: dict[str, Any]) -> tuple[list[ListedConsumer], int]:
+        consumers: list[dict[str, Any]] = found.get("consumers") or []
+        listed = [
+            ListedConsumer(
+                str(one["name"]), not one["config"].get("inactive_threshold"), int(one.get("num_waiting") or 0)
+            )
+            for one in consumers
+        ]
+        return listed, int(found.get("total", 0))
+
+    return _read(f"CONSUMER.LIST.{stream}", {"offset": offset}, read)
+
+
+def _read(subject: str, body: object, read: Callable[[dict[str, Any]], T]) -> Request[T]:
+    asked = call(subject, body)
+
+    def parse(frame: Frame) -> T:
+        return read(asked.parse(frame))
+
+    return Request(asked.what, asked.subject, asked.payload, parse)
+
+
+def _limits_in(info: Mapping[str, Any]) -> AccountLimits:
+    """An account may have one set of limits, or one for each number of replicas."""
+    tiers: Mapping[str, Mapping[str, Any]] = info.get("tiers") or {}
+    found = [
+        Limit(what if not tier else f"{what} of {tier}", int(part.get(used) or 0), int(part["limits"].get(most) or 0))
+        for tier, part in (tiers or {"": info}).items()
+        for what, used, most in _LIMITED
+    ]
+    parts = tiers.values() if tiers else (info,)
+    return AccountLimits(
+        tuple(limit for limit in found if limit.most > 0),
+        any(bool(part["limits"].get("max_bytes_required")) for part in parts),
+    )

@@ -1,0 +1,383 @@
+"""Quarantines: that of a projection in SQL, that of a reactor or a process beside its cursor.
+
+`Quarantine` opens connections of its own and blocks: for the command line and for actions. The functions that take a
+`Connections` are for pages: bounded, over connections that are open already, with personal data masked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
+
+from sqlalchemy import Connection
+
+from eventjet.app import App
+from eventjet.codec.headers import SCHEMA, number_of
+from eventjet.codec.json import read_json
+from eventjet.codec.subjects import declared_name
+from eventjet.domain.parked import BLOCKED, PARKED, RETRY
+from eventjet.errors import Forbidden, StreamMissing, UsageError
+from eventjet.jetstream.api import message_at, stream_info
+from eventjet.jetstream.client import Client, connected
+from eventjet.operations.events import stored_json
+from eventjet.projections.fold import is_of
+from eventjet.settings import Settings
+from eventjet.shown import cut
+from eventjet.sql import quarantine as rows
+from eventjet.sql.database import COMMAND, READ_ONLY, Database
+from eventjet.sql.locations import check_owner
+from eventjet.sql.quarantine import Listed, Shown, VerdictOutcome
+from eventjet.subscriptions import cursor_control
+from eventjet.subscriptions.cursor_store import Cursors
+from eventjet.subscriptions.supervisor import chosen_of
+
+T = TypeVar("T")
+
+ENTRIES_MAX = 1_000
+"""Entries that a page reads from the quarantine of a cursor: each costs a request to the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredEvent:
+    """What is stored of a quarantined event."""
+
+    body: bytes | None
+    type: str
+    """Its wire name, a CloudEvent's type, or `message` of an inbox; empty where nothing says it."""
+    schema: int | None = None
+    """Of its shape; 0 where it is not known, which no event has."""
+    missing: str = ""
+    """Why there is no body where one should be."""
+
+
+class Quarantine:
+    """The quarantine of one name of the app. Methods block, and raise `UsageError` and `Unreachable`."""
+
+    def __init__(self, app: App, settings: Settings, name: str) -> None:
+        """Raise `UsageError` for a name that the app does not have."""
+        chosen = chosen_of(app, [name])
+        self._app = app
+        self._settings = settings
+        self._projection = chosen.projections[0] if chosen.projections else None
+        self._cursors = [follower.name for follower in chosen.followers]
+        """The cursor of a reactor or a process, or those of all its partitions: an event is in one of them."""
+
+    @property
+    def drop_effect(self) -> str:
+        """What dropping an event means, as a sentence."""
+        if self._projection is not None:
+            return "A rebuild will leave it out too."
+        return "What it leads to will not happen, and what waits behind it goes on."
+
+    def listed(self, *, resolved: bool) -> Sequence[Listed]:
+        """Return the events of all revisions; with `resolved` also those that were retried or dropped."""
+        if self._projection is not None:
+            return self._in_rows(lambda link, name, _: rows.listed(link, [name], resolved=resolved), read_only=True)
+        kind = default_type(self._app, self._cursors[0])
+        found = self._in_cursors(lambda cursors, name: cursor_control.listed(cursors, name, resolved=resolved))
+        events = [replace(event, event_type=event.event_type or kind) for each in found for event in each]
+        return sorted(events, key=lambda event: event.position)
+
+    def shown(self, position: int) -> Shown | None:
+        """Return one event with its traceback; None where it is not in the quarantine."""
+        if self._projection is not None:
+            return self._in_rows(
+                lambda link, name, revision: rows.shown(link, name, revision, position), read_only=True
+            )
+        found = self._in_cursors(lambda cursors, name: cursor_control.shown(cursors, name, position))
+        return next((event for event in found if event is not None), None)
+
+    def stored(self, event: Shown) -> StoredEvent:
+        """Return what is stored of an event; that of a cursor is read from the log, or from the inbox's stream."""
+        if self._projection is not None:
+            return stored_by_projection(self._app, event)
+
+        async def read() -> StoredEvent:
+            async with connected(self._settings) as client:
+                return await stored_in_log(client, self._app, self._cursors[0], event)
+
+        return asyncio.run(read())
+
+    def retry(self, positions: Sequence[int] | None) -> list[int]:
+        """Have a worker try these events again, or all of them; return their positions."""
+        if self._projection is not None:
+            return self._in_rows(lambda link, name, revision: rows.retry(link, name, revision, positions))
+        if positions is not None:
+            return self._resolve(positions, cursor_control.retry)
+        found = self._in_cursors(lambda cursors, name: cursor_control.retry(cursors, name, None))
+        return [position for each in found for position in each]
+
+    def drop(self, positions: Sequence[int]) -> list[int]:
+        """Give these events up for good; return their positions."""
+        if self._projection is not None:
+            return self._in_rows(lambda link, name, revision: rows.drop(link, name, revision, positions))
+        return self._resolve(positions, cursor_control.drop)
+
+    def outcomes(self, positions: Sequence[int]) -> list[VerdictOutcome]:
+        """Return what has become of decisions about these events."""
+        if self._projection is not None:
+            return self._in_rows(
+                lambda link, name, revision: rows.outcomes(link, name, revision, positions), read_only=True
+            )
+        found = self._in_cursors(lambda cursors, name: cursor_control.outcomes(cursors, name, positions))
+        return [outcome for each in found for outcome in each]
+
+    def _in_rows(self, ask: Callable[[Connection, str, int], T], *, read_only: bool = False) -> T:
+        """Ask about the projection's name and revision over a connection to its database."""
+        assert self._projection is not None
+        with self._connected(self._projection.name, read_only=read_only) as connection:
+            return ask(connection, self._projection.name, self._projection.revision)
+
+    @contextmanager
+    def _connected(self, projection: str, *, read_only: bool) -> Generator[Connection]:
+        database = Database(self._settings.database)
+        with (
+            database.reaching_sync(),
+            database.sync_engine("eventjet quarantine", COMMAND).connect() as connection,
+            connection.execution_options(**{READ_ONLY: read_only}).begin(),
+        ):
+            check_owner(connection, projection, self._app.name)
+            yield connection
+
+    def _in_cursors(self, ask: Callable[[Cursors, str], Coroutine[Any, Any, T]]) -> list[T]:
+        """Ask about each cursor over one connection to the server."""
+
+        async def each(cursors: Cursors) -> list[T]:
+            return [await ask(cursors, name) for name in self._cursors]
+
+        return self._run(each)
+
+    def _run(self, ask: Callable[[Cursors], Coroutine[Any, Any, T]]) -> T:
+        async def run() -> T:
+            async with connected(self._settings) as client:
+                return await ask(Cursors(client, self._app.name))
+
+        return asyncio.run(run())
+
+    def _resolve(
+        self, positions: Sequence[int], decide: Callable[[Cursors, str, Sequence[int]], Coroutine[Any, Any, list[int]]]
+    ) -> list[int]:
+        """Decide in the partition that has each event; the last one refuses what none has."""
+
+        async def resolve(cursors: Cursors) -> list[int]:
+            await self._check(cursors, positions)
+            left, chosen = list(dict.fromkeys(positions)), dict[str, list[int]]()
+            for name in self._cursors[:-1]:
+                there = {event.position for event in await cursor_control.listed(cursors, name)}
+                chosen[name] = [position for position in left if position in there]
+                left = [position for position in left if position not in there]
+            done: list[int] = []
+            for name, own in [(self._cursors[-1], left), *chosen.items()]:
+                done += await decide(cursors, name, own) if own else []
+            return done
+
+        return self._run(resolve)
+
+    async def _check(self, cursors: Cursors, positions: Sequence[int]) -> None:
+        """Raise `UsageError` for an event about which nothing can be decided, with the reason."""
+        each = [entry for name in self._cursors for entry in await cursors.parked(name, resolved=True)]
+        known = {entry.position: entry for entry in each}
+        for position in positions:
+            entry = known.get(position)
+            if entry is None:
+                reason = "is not in the quarantine"
+            elif entry.parked.resolution in (PARKED, RETRY):
+                continue
+            elif entry.parked.resolution == BLOCKED:
+                reason = "waits behind a quarantined one of the same; decide about that one"
+            else:
+                reason = f"was {entry.parked.resolution} already, and is not quarantined any more"
+            name = declared_name(self._cursors[0])
+            raise UsageError(
+                f"The event at position {position} of {name!r} {reason}. "
+                f"Look at `eventjet quarantine list {name} --all`."
+            )
+
+
+def outcome_text(outcome: VerdictOutcome) -> str:
+    """Return what became of a decision, as a line."""
+    position, behind = outcome.position, f"position {outcome.next}, which it blocked,"
+    if outcome.resolution == "parked":
+        return f"{position}: failed again: {cut(outcome.reason)}"
+    if outcome.resolution == "retry":
+        return f"{position}: to be tried again"
+    done = {"retried": "taken", "dropped": "dropped"}.get(outcome.resolution, outcome.resolution)
+    if outcome.next is None:
+        return f"{position}: {done}, and it blocks nothing any more"
+    if outcome.next_resolution == "retry":
+        return f"{position}: {done}; {behind} is to be tried"
+    return f"{position}: {done}; {behind} failed: {cut(outcome.next_reason)}"
+
+
+def pending_text(name: str) -> str:
+    """Return what to say of a decision that no worker has carried out."""
+    return (
+        f"No worker has carried it out yet. One of {name} will: as soon as it runs, or gets to it, and not "
+        "while it is paused."
+    )
+
+
+def default_type(app: App, name: str) -> str:
+    """Return what an event of a cursor's quarantine is called where nothing says its type."""
+    return "message" if name in app.inboxes else ""
+
+
+def stored_by_projection(app: App, event: Shown) -> StoredEvent:
+    """Return what the quarantine keeps; its schema is known of an event that has one shape only."""
+    kind = app.catalog.named(event.event.event_type)
+    schema = kind.info.schema if kind is not None and kind.info.schema == 1 else 0
+    return StoredEvent(event.payload, event.event.event_type, schema)
+
+
+async def stored_in_log(client: Client, app: App, name: str, shown: Shown) -> StoredEvent:
+    """Read an event from the log, or from the inbox's stream, where it still is the one that was quarantined."""
+    event, inbox = shown.event, app.inboxes.get(name)
+    stream = app.name if inbox is None else inbox.stream
+    where = "the log" if inbox is None else f"the stream {stream!r}"
+    try:
+        record = await client.ask(message_at(stream, event.position))
+        is_same = is_of(event.event_id, record)
+        if is_same and inbox is not None:
+            held = await Cursors(client, app.name).read(event.projection)
+            is_same = (await client.ask(stream_info(stream))).created == held.cursor.log
+    except StreamMissing:
+        return StoredEvent(None, event.event_type, missing=f"{where} does not exist")
+    except Forbidden as error:
+        return StoredEvent(None, event.event_type, missing=str(error))
+    if record is not None and is_same:
+        kind = event.event_type or _cloud_type(record[4]) or default_type(app, name)
+        return StoredEvent(record[4], kind, number_of(record[3], SCHEMA))
+    there = "nothing is there" if record is None else "another one is there"
+    missing = f"{where} no longer has this event at position {event.position}: {there}"
+    return StoredEvent(None, event.event_type, missing=missing)
+
+
+def _cloud_type(body: bytes) -> str:
+    """Return the type of a CloudEvent in structured mode; empty for any other message."""
+    try:
+        value: Any = read_json(body)
+    except ValueError:
+        return ""
+    kind = cast("dict[str, Any]", value).get("type") if isinstance(value, dict) and "specversion" in value else None
+    return kind if isinstance(kind, str) else ""
+
+
+class _Log(Protocol):
+    @property
+    def client(self) -> Client: ...
+
+
+class Connections(Protocol):
+    """Open connections to the database and the server."""
+
+    @property
+    def app(self) -> App: ...
+
+    async def ask(self, question: Callable[[Connection], T]) -> T: ...
+
+    async def log(self) -> _Log: ...
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinePage:
+    """Some events of one quarantine."""
+
+    name: str
+    revision: int
+    """That the app declares: an event of another one is shown, retried and dropped with that one's code."""
+    events: Sequence[Listed]
+    is_cut: bool
+    """Whether there may be more."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedEvent:
+    """One event of a quarantine, as far as it may be shown."""
+
+    found: Shown
+    event_type: str
+    body: Any
+    """As JSON, with personal data masked; None where `missing` says why there is none."""
+    missing: str
+    waiting: Sequence[Listed]
+    """The first of those that wait behind it."""
+
+
+def names_with_quarantine(app: App) -> list[str]:
+    """Return the names of all that may quarantine an event."""
+    chosen = chosen_of(app, [])
+    names = [*(each.name for each in chosen.projections), *(each.declared_as for each in chosen.followers)]
+    return list(dict.fromkeys(names))
+
+
+async def quarantine_page(links: Connections, name: str, *, limit: int, after: int = 0) -> QuarantinePage:
+    """Return the first events after a position; raises `UsageError` and `Unreachable`."""
+    chosen = chosen_of(links.app, [name])
+    if chosen.projections:
+        ask = partial(rows.listed, names=[name], after=after, limit=limit + 1)
+        found = await links.ask(_owned(links.app, name, ask))
+        return QuarantinePage(name, chosen.projections[0].revision, found[:limit], len(found) > limit)
+    cursors = Cursors((await links.log()).client, links.app.name)
+    found, is_cut, kind = list[Listed](), False, default_type(links.app, name)
+    for follower in chosen.followers:
+        entries, may_be_more = await cursor_control.first_listed(cursors, follower.name, ENTRIES_MAX)
+        is_cut = is_cut or may_be_more
+        found += [replace(entry, event_type=entry.event_type or kind) for entry in entries]
+    found = sorted((event for event in found if event.position > after), key=lambda event: event.position)
+    return QuarantinePage(name, chosen.followers[0].revision, found[:limit], is_cut or len(found) > limit)
+
+
+async def quarantined_event(links: Connections, name: str, position: int, *, limit: int) -> QuarantinedEvent | None:
+    """Return one event with what is stored of it, and `limit` of those that wait behind it; None for no event."""
+    app, chosen = links.app, chosen_of(links.app, [name])
+    if chosen.projections:
+        revision = chosen.projections[0].revision
+
+        def ask(connection: Connection) -> tuple[Shown, list[Listed]] | None:
+            event = rows.shown(connection, name, revision, position)
+            return None if event is None else (event, rows.waiting(connection, event.event, limit))
+
+        seen = await links.ask(_owned(app, name, ask))
+        if seen is None:
+            return None
+        event, waiting = seen
+        stored = stored_by_projection(app, event)
+    else:
+        client = (await links.log()).client
+        cursors = Cursors(client, app.name)
+        each = [await cursor_control.shown(cursors, follower.name, position) for follower in chosen.followers]
+        event = next((shown for shown in each if shown is not None), None)
+        if event is None:
+            return None
+        waiting = (await cursor_control.waiting(cursors, event.event))[:limit] if event.event.blocked else []
+        stored = await stored_in_log(client, app, name, event)
+    body = None if stored.body is None else app.catalog.masked(stored.type, stored.schema, stored_json(stored.body))
+    return QuarantinedEvent(event, stored.type, body, stored.missing, waiting)
+
+
+async def outcomes_now(links: Connections, name: str, positions: Sequence[int]) -> list[VerdictOutcome]:
+    """Return what has become of decisions about these events."""
+    chosen = chosen_of(links.app, [name])
+    if chosen.projections:
+        ask = partial(rows.outcomes, name=name, revision=chosen.projections[0].revision, positions=positions)
+        return await links.ask(_owned(links.app, name, ask))
+    cursors = Cursors((await links.log()).client, links.app.name)
+    return [
+        outcome
+        for follower in chosen.followers
+        for outcome in await cursor_control.outcomes(cursors, follower.name, positions)
+    ]
+
+
+def _owned(app: App, name: str, question: Callable[[Connection], T]) -> Callable[[Connection], T]:
+    """Ask where the read model is seen to be this app's; raises as `check_owner` where it is not."""
+
+    def ask(connection: Connection) -> T:
+        check_owner(connection, name, app.name)
+        return question(connection)
+
+    return ask
