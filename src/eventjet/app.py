@@ -27,15 +27,14 @@ from eventjet.domain.unique import CLAIMS, unique_faults
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.jet import Jet, open_jet
 from eventjet.log.snapshot import SnapshotCodec
-from eventjet.loop_guard import GuardedBlock, LoopGuard
 from eventjet.nats.client import NatsClient
 from eventjet.projections.app_ref import AppRef, Declared
 from eventjet.projections.projection import Entries, Projection
 from eventjet.projections.resolve import resolve
 from eventjet.projections.sql_projection import AnyResolved, SqlProjection, resolve_sql
+from eventjet.runtime import GuardedBlock, LoopGuard
 from eventjet.serving.remote import RemoteApp, open_remote
 from eventjet.settings import Settings, SettingsOverrides
-from eventjet.shown import shown
 from eventjet.sql.sqlite import make_readable
 from eventjet.subscriptions.declarations import (
     checked_inboxes,
@@ -45,6 +44,7 @@ from eventjet.subscriptions.declarations import (
     resolved_processes,
     shared_names,
 )
+from eventjet.text import shown
 
 D = TypeVar("D")
 T = TypeVar("T")

@@ -13,8 +13,8 @@ from eventjet.codec.headers import RawRecord
 from eventjet.codec.records import Decoder
 from eventjet.commands import Committed, Imported, ImportReport, Planned, Repository
 from eventjet.commands.execute import transact
+from eventjet.commands.history import LogTail
 from eventjet.commands.importing import Importer
-from eventjet.commands.log_tail import LogTail
 from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.recorded import Recorded
@@ -26,17 +26,17 @@ from eventjet.log.public_stream import check_public_stream
 from eventjet.log.store import EventStore, LogState
 from eventjet.log.strangers import LIST_S, unknown_aggregates
 from eventjet.log.topology import Topology, declare, note_aggregates, others_answering
-from eventjet.loop_guard import GuardedBlock, GuardedIterator
 from eventjet.nats.client import NatsClient
 from eventjet.projections.app_ref import Application, Declared, projections_of
 from eventjet.projections.sql_projection import AnyResolved
+from eventjet.runtime import GuardedBlock, GuardedIterator
 from eventjet.serving.service import Service
 from eventjet.settings import Settings
-from eventjet.shown import shown
 from eventjet.sql.waiting import Checkpoints, Waiting
 from eventjet.subscriptions.cursor_control import begin
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import declarations_of, has_timers, probes_of
+from eventjet.text import shown
 
 _TOKEN = re.compile(r"([a-z][a-z0-9_]{0,62}):(0|[1-9][0-9]{0,18})(?:@([A-Za-z0-9_-]{1,64}))?", re.ASCII)
 _POSITION_MAX = 2**63 - 1

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 from eventjet.errors import UsageError
-from eventjet.spelling import meant
+from eventjet.text import meant
 from eventjet.urls import database_url, server_url, shown_database
 
 _PREFIX = "EVENTJET_"

@@ -84,7 +84,7 @@ def books(bank: Program) -> Books:
 
 
 def test_parked_events_are_listed_shown_retried_and_dropped(bank: Program, books: Books) -> None:
-    assert bank("quarantine", "list").out == "Nothing is parked.\n"
+    assert bank("quarantine", "list").out == "Nothing is quarantined.\n"
     books.deposit("a-1", 1, 666, 2, 3)
     last = books.deposit("a-2", 666, 5)
     with books.working(last):
@@ -102,7 +102,7 @@ def test_parked_events_are_listed_shown_retried_and_dropped(bank: Program, books
     assert (told["resolution"], told["blocked_by"], told["payload"]) == ("blocked", 3, None)
     status = json.loads(bank("status", "--json").out)
     assert [one["parked"] for one in status if one["name"] == "balances"] == [2]
-    assert "2 events parked" in bank("status").out
+    assert "2 events quarantined" in bank("status").out
 
     with books.working(last):
         again = bank("quarantine", "retry", "balances", "3", *PATIENTLY)
@@ -115,8 +115,8 @@ def test_parked_events_are_listed_shown_retried_and_dropped(bank: Program, books
         retried = json.loads(bank("quarantine", "retry", "balances", "--all", "--json", *PATIENTLY).out)
         assert [(one["position"], one["resolution"], one["next"]) for one in retried] == [(7, "retried", None)]
     assert books.resolutions() == {3: "dropped", 7: "retried"}
-    assert bank("quarantine", "list").out == "Nothing is parked.\n"
-    assert bank("quarantine", "retry", "balances", "--all").out == "Nothing is parked.\n"
+    assert bank("quarantine", "list").out == "Nothing is quarantined.\n"
+    assert bank("quarantine", "retry", "balances", "--all").out == "Nothing is quarantined.\n"
     assert bank("verify", "balances").status == 0
 
 
@@ -134,7 +134,7 @@ def test_without_a_worker_it_is_said_who_will_do_it(bank: Program, books: Books)
     books.mend()
     with books.working(last):
         done = bank("quarantine", "retry", "balances", "--all", *PATIENTLY)
-    assert done.out in ("Nothing is parked.\n", "2: taken, and it blocks nothing any more\n")
+    assert done.out in ("Nothing is quarantined.\n", "2: taken, and it blocks nothing any more\n")
     assert books.resolutions() == {2: "retried"}
 
 

@@ -47,7 +47,7 @@ def test_a_retry_that_fails_again_ends_at_once_though_others_wait_behind(office:
         again = office("quarantine", "retry", "letters", str(first), "--timeout", "3000")
         assert (again.status, again.out) == (1, f"{first}: failed again: ValueError: no stamp\n")
         blocked = office("quarantine", "retry", "letters", str(second))
-        assert (blocked.status, "waits behind a parked one of the same" in blocked.said()) == (2, True)
+        assert (blocked.status, "waits behind a quarantined one of the same" in blocked.said()) == (2, True)
         dropped = office("quarantine", "drop", "letters", str(first), "--yes", *PATIENTLY)
         assert (dropped.status, "position 2, which it blocked, failed" in dropped.out) == (1, True)
     gone = office("quarantine", "retry", "letters", str(first))
@@ -70,7 +70,7 @@ def test_a_retry_that_is_not_over_in_time_says_so_and_is_listed_as_to_be_tried(o
     assert "see `eventjet quarantine list letters`" in flat(waiting.out)
     assert office("quarantine", "retry", "letters", "1", "--timeout", "0").status == 0
     assert "to be tried again; it failed with" in flat(office("quarantine", "list").out)
-    assert "resolution  to be tried again, parked" in office("quarantine", "show", "letters", "1").out
+    assert "resolution  to be tried again, quarantined" in office("quarantine", "show", "letters", "1").out
     office.mends()
     with office.working():
         done = office("quarantine", "retry", "letters", "--all", *PATIENTLY)
@@ -191,9 +191,8 @@ def test_a_process_that_is_parked_or_paused_says_so(office: Office) -> None:
     assert shown["step"] == 'box b: take("2.50")'
     assert shown["parked"] == {"position": position, "reason": "LookupError: no box"}
     lines = flat(office("process", "show", "trip", "step").out)
-    assert (
-        f"parked at position {position}: LookupError: no box; see `eventjet quarantine show trip {position}`" in lines
-    )
+    see = f"see `eventjet quarantine show trip {position}`"
+    assert f"waits behind the quarantined event at position {position}: LookupError: no box; {see}" in lines
     assert "paused nothing of trip goes on until `eventjet resume trip`" in lines
 
 

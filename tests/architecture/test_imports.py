@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.architecture.sources import ROOT, Source, sources
 
-OF_EXTRAS = re.compile(r"src/eventjet/(dev|examples|observability/(command_span|otel)|spark|starter|testing|console)\b")
+OF_EXTRAS = re.compile(r"src/eventjet/(dev|examples|observability/otel|spark|starter|testing|console)\b")
 """Where an extra may be imported when the module is; elsewhere only within a function that needs it."""
 WITH_CORE = {"pydantic_core": "pydantic"}
 """Packages that come with one that the core requires."""

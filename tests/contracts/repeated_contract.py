@@ -10,7 +10,7 @@ import pytest
 
 from eventjet.commands import Committed, Planned, Repository
 from eventjet.commands.execute import transact
-from eventjet.commands.histories import Snapshots
+from eventjet.commands.loading import Snapshots
 from eventjet.domain.recorded import Metadata
 from eventjet.errors import CommandReused, OutcomeUnknown, Refused, UsageError
 from eventjet.examples.bank.account import Account, AccountEvent, Deposited, InsufficientFunds, Opened

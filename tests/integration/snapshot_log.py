@@ -12,7 +12,7 @@ from typing import Any
 
 from eventjet import Imported, Jet, Settings
 from eventjet.codec.subjects import snapshot_bucket
-from eventjet.commands.histories import Histories
+from eventjet.commands.loading import Histories
 from eventjet.domain.history import FoldedState
 from eventjet.log.snapshot import SnapshotCodec
 from eventjet.log.snapshot_store import KeyValueSnapshots

@@ -37,7 +37,7 @@ def test_of_several_revisions_each_remark_names_one_and_says_whose_rows_are_asid
     first = WorkStatus("stock", 1, "active", 7, 7, 0, 0.0, "a", 1, None, declared=False, location="__r1", parked=2)
     second = replace(first, revision=2, declared=True, location="ej_stock_r2", parked=0, reason="it waits")
     assert remarks_on([first, second]) == [
-        "stock revision 1: 2 events parked; see `eventjet quarantine list stock`",
+        "stock revision 1: 2 events quarantined; see `eventjet quarantine list stock`",
         "stock revision 1: its rows are aside, in tables whose names end in __r1, and not what readers see",
         (
             "stock revision 1: the app does not declare it, so only workers with other code advance it; "

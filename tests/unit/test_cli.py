@@ -35,7 +35,7 @@ from eventjet.errors import (
 from eventjet.operations.events import event_view
 from eventjet.operations.reports import difference_text, key_text
 from eventjet.rebuild import Difference
-from eventjet.shown import counted
+from eventjet.text import counted
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from eventjet.cli.main import EXAMPLES, app, commands_of, main
-from eventjet.spelling import NAMED_MAX, listed, meant
+from eventjet.text import NAMED_MAX, listed, meant
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from eventjet import App, Imported
-from eventjet.collecting import settled, uncollected
 from eventjet.commands.importing import NEVER, Place, Places
 from eventjet.examples.bank.account import Account, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
+from eventjet.runtime import settled, uncollected
 
 EVENTS = 3_000
 

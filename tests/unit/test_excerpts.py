@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.headers import header_block
 from eventjet.codec.records import Decoder
-from eventjet.commands.excerpts import Excerpt, Excerpts
-from eventjet.commands.timeline import version_in
+from eventjet.commands.history import Excerpt, Excerpts, version_in
 from eventjet.errors import HistoryBroken, UndecodableEvent
 from eventjet.log.memory import MemoryStore
 from tests.unit.test_timeline import Counting

@@ -15,7 +15,6 @@ import pytest
 from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine, delete
 
 from eventjet import App, Recorded, Settings, aggregate, event, projection, unique
-from eventjet.calls import called
 from eventjet.codec.catalog import Catalog
 from eventjet.commands.repository import Repositories
 from eventjet.dev.nats import NatsServer
@@ -27,6 +26,7 @@ from eventjet.projections.fold import Fold
 from eventjet.projections.resolve import resolve
 from eventjet.projections.row_codec import RowCodec
 from eventjet.rebuild.runs import open_run, renewed
+from eventjet.runtime import called
 from eventjet.sql.own_tables import rebuilds
 from eventjet.subscriptions.declarations import opened_deps
 from eventjet.subscriptions.keyed_executor import KeyedExecutor

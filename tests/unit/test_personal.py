@@ -19,7 +19,7 @@ from eventjet.errors import RowRefused, UnencodableEvent
 from eventjet.operations.processes import _call_text
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.row_type import row_faults
-from eventjet.shown import cut, cut_values, shown
+from eventjet.text import cut, cut_values, shown
 
 if TYPE_CHECKING:
     Email = Personal[str]

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from eventjet import App, aggregate, event
 from eventjet.codec.catalog import Catalog
 from eventjet.commands import Repository
-from eventjet.commands.histories import Snapshots
+from eventjet.commands.loading import Snapshots
 from eventjet.domain.history import Commands, FoldedState
 from eventjet.errors import StoreUnavailable
 from eventjet.log.memory import MemoryStore

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from eventjet.codec.headers import RawRecord, header_block
-from eventjet.commands.timeline import PAGE_MAX, head_of, page_of, record_of, version_in
+from eventjet.commands.history import PAGE_MAX, head_of, page_of, record_of, version_in
 from eventjet.log.memory import MemoryStore
 from eventjet.testing.store_contract import new, write
 

@@ -23,7 +23,7 @@ from eventjet.domain.unique import CLAIMS, VALUES_MAX, claim_id, claims_of, uniq
 from eventjet.errors import DefinitionError, NotUnique, UniqueNotBuilt, UsageError
 from eventjet.log.memory import MemoryStore
 from eventjet.log.store import Append
-from eventjet.serving.problems import problem
+from eventjet.serving.service import problem
 from eventjet.testing import world
 from eventjet.testing.store_contract import write
 from tests.contracts.unique_contract import User, called, repository

@@ -42,7 +42,7 @@ from eventjet.log.topology import IDENTITY, compare, not_created, stream_config
 from eventjet.log.wholeness import FIRST, MISSING
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame
-from eventjet.shown import cut
+from eventjet.text import cut
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from eventjet.cli.target import (
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import Refused, UndecodableEvent, UnknownEvent, UsageError
 from eventjet.projections.app_ref import aggregate_of
-from eventjet.shown import cut, cut_values, printable
+from eventjet.text import cut, cut_values, printable
 
 if TYPE_CHECKING:
     from eventjet.codec.headers import RawRecord
@@ -46,7 +46,7 @@ def history(
     personal: PersonalOption = False,
 ) -> Answer:
     """Show what happened to one aggregate; exit status 1 when it has no events."""
-    from eventjet.commands.timeline import part_of
+    from eventjet.commands.history import part_of
     from eventjet.operations.events import event_view
 
     async def read() -> list[dict[str, Any]]:

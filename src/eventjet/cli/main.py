@@ -31,7 +31,7 @@ from eventjet.cli.subscriptions import cursor, deadlines, process
 from eventjet.cli.ui import ui
 from eventjet.cli.unique import unique
 from eventjet.cli.worker import pause, resume, serve, worker
-from eventjet.spelling import meant
+from eventjet.text import meant
 
 DONE = 0
 WRONG_USAGE = 2

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from eventjet.observability import logs
-from eventjet.shown import printable
+from eventjet.text import printable
 
 if TYPE_CHECKING:
     from rich.table import Table as RichTable

@@ -14,7 +14,7 @@ import typer
 from eventjet.cli.output import Answer, Block, Fields, Lines, Table, confirm
 from eventjet.cli.target import AppTarget, PersonalOption, YesOption, argument, on_app, option, switch
 from eventjet.errors import UsageError
-from eventjet.shown import cut, cut_values
+from eventjet.text import cut, cut_values
 
 if TYPE_CHECKING:
     from eventjet.operations.quarantine import Quarantine, StoredEvent

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from eventjet.cli.output import INTERRUPTED, note
 from eventjet.cli.target import AppTarget
-from eventjet.collecting import settle_process
 from eventjet.errors import UnexpectedExit
+from eventjet.runtime import settle_process
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress

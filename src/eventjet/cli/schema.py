@@ -20,7 +20,7 @@ import typer
 from eventjet.cli.output import Answer, Block, Lines, show
 from eventjet.cli.target import AppTarget, on_app, option, switch
 from eventjet.errors import UsageError
-from eventjet.shown import counted
+from eventjet.text import counted
 
 if TYPE_CHECKING:
     from eventjet.commands.log_check import LogCheck

@@ -31,7 +31,7 @@ from eventjet.cli.output import (
     terminal_width,
 )
 from eventjet.cli.target import AppTarget, JsonOption, MonitoringOption, on_app, option, switch
-from eventjet.shown import counted, duration, in_location
+from eventjet.text import counted, duration, in_location
 
 if TYPE_CHECKING:
     from eventjet.doctor.examine import Examined

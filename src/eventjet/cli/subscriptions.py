@@ -14,8 +14,7 @@ from eventjet.cli.output import Answer, Fields, Note, Table, confirm, note, show
 from eventjet.cli.target import AppTarget, YesOption, argument, on_app
 from eventjet.codec.subjects import declared_name
 from eventjet.errors import CursorFenced, EventjetError, UsageError
-from eventjet.shown import counted, cut_values
-from eventjet.spelling import listed, meant
+from eventjet.text import counted, cut_values, listed, meant
 
 if TYPE_CHECKING:
     from eventjet.log.timers import TimerSet

@@ -12,8 +12,7 @@ from eventjet.cli.output import Answer, note
 from eventjet.cli.target import AggregateArgument, AppTarget, argument, on_app, switch
 from eventjet.errors import UsageError
 from eventjet.projections.app_ref import aggregate_of
-from eventjet.shown import counted
-from eventjet.spelling import listed, meant
+from eventjet.text import counted, listed, meant
 
 if TYPE_CHECKING:
     from eventjet.app import App

@@ -44,7 +44,7 @@ from eventjet.codec.structs import struct_decoder
 from eventjet.domain.aggregate import complete, is_event
 from eventjet.domain.personal import is_private
 from eventjet.errors import DefinitionError, UnencodableEvent
-from eventjet.shown import cut, shown
+from eventjet.text import cut, shown
 
 
 class BodyCodec:

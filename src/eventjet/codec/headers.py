@@ -24,7 +24,7 @@ import orjson
 
 from eventjet.domain.recorded import NO_METADATA, Metadata, check_metadata
 from eventjet.errors import Refused, UndecodableEvent
-from eventjet.shown import TEXT_MAX, cut, shown
+from eventjet.text import TEXT_MAX, cut, shown
 
 RawRecord: TypeAlias = tuple[int, int, bytes, bytes, bytes]
 """(position, time in ns since 1970, subject, header block `NATS/1.0␍␊…␍␊␍␊` or empty, body)."""

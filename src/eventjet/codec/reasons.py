@@ -15,7 +15,7 @@ from typing import Any
 from pydantic_core import ValidationError
 
 from eventjet.errors import DefinitionError, EventjetError
-from eventjet.shown import cut
+from eventjet.text import cut
 
 FIELDS_MAX = 5
 """Fields that are named; of the rest it is said how many they are."""

@@ -25,7 +25,7 @@ from eventjet.codec.headers import MSG_ID, TRACEPARENT, RawRecord, context_heade
 from eventjet.codec.subjects import subject_of
 from eventjet.commands.cache import NEWEST, OLD, Cache
 from eventjet.commands.contention import STALENESS_MAX, STALENESS_MAX_IN_TRANSACTION, ContentionBackoff
-from eventjet.commands.histories import LAG_PAUSES_S, Histories, Snapshots
+from eventjet.commands.loading import LAG_PAUSES_S, Histories, Snapshots
 from eventjet.domain.decision import Committed
 from eventjet.domain.history import FoldedState, evolved
 from eventjet.domain.identity import new_event_id
@@ -44,10 +44,9 @@ from eventjet.errors import (
     UsageError,
 )
 from eventjet.log.store import BATCH_MAX, Append, EventStore, NewEvent
-from eventjet.observability import spans, tracing
-from eventjet.observability.spans import APPEND_SECONDS
-from eventjet.observability.tracing import active, current_traceparent
-from eventjet.spelling import listed
+from eventjet.observability import tracing
+from eventjet.observability.tracing import APPEND_SECONDS, active, current_traceparent
+from eventjet.text import listed
 
 S = TypeVar("S")
 E = TypeVar("E")
@@ -304,7 +303,7 @@ class Executor(Generic[S, E]):
     async def newest(self, aggregate_id: str) -> FoldedState[S]:
         """Read the newest state from the log, and cache it."""
         cached = self.cache.get(aggregate_id)
-        with tracing.span(spans.LOAD, labels={"eventjet.aggregate": self.info.name}) as attributes:
+        with tracing.span(tracing.LOAD, labels={"eventjet.aggregate": self.info.name}) as attributes:
             newest = await self.histories.load(aggregate_id, cached)
             attributes["eventjet.version"] = newest.version
         if cached is not None:

@@ -17,7 +17,6 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from typing import Any, NamedTuple, TypeAlias, cast
 
-from eventjet.calls import exceptions_only
 from eventjet.codec.catalog import Catalog, EncodedEvent
 from eventjet.codec.headers import (
     CAUSATION,
@@ -37,7 +36,6 @@ from eventjet.codec.headers import (
 )
 from eventjet.codec.json import dump_json, read_json
 from eventjet.codec.records import Decoder
-from eventjet.collecting import settled
 from eventjet.commands.execute import CONFLICTS_MAX, Conflict, retry
 from eventjet.commands.repository import Repositories
 from eventjet.domain.aggregate import aggregate_info
@@ -47,8 +45,8 @@ from eventjet.domain.recorded import NO_METADATA, Metadata
 from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.errors import CodecError, ConcurrencyConflict, Refused, UsageError
 from eventjet.log.store import BATCH_MAX, Append, NewEvent
-from eventjet.shown import shown
-from eventjet.spelling import listed
+from eventjet.runtime import exceptions_only, settled
+from eventjet.text import listed, shown
 
 Key: TypeAlias = tuple[str, str]
 """Aggregate and id."""

@@ -14,9 +14,9 @@ from eventjet.codec.catalog import Catalog
 from eventjet.codec.commands import request_of
 from eventjet.codec.headers import context_headers
 from eventjet.codec.subjects import snapshot_bucket
-from eventjet.commands.excerpts import Excerpt
 from eventjet.commands.execute import Executor, Planned, execute
-from eventjet.commands.histories import Snapshots
+from eventjet.commands.history import Excerpt
+from eventjet.commands.loading import Snapshots
 from eventjet.commands.unique import UniqueValues
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.decision import Committed, check_decision, decided_on
@@ -30,10 +30,10 @@ from eventjet.log.jetstream import JetStreamStore
 from eventjet.log.snapshot import SnapshotCodec
 from eventjet.log.snapshot_store import KeyValueSnapshots
 from eventjet.log.store import EventStore
-from eventjet.loop_guard import LoopGuard
 from eventjet.nats.client import NatsClient
 from eventjet.observability import logs, tracing
 from eventjet.projections.app_ref import Application
+from eventjet.runtime import LoopGuard
 from eventjet.settings import Settings
 
 _log = logging.getLogger(__name__)

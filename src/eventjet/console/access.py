@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from eventjet.shown import cut, printable
+from eventjet.text import cut, printable
 
 Level: TypeAlias = Literal["all", "read_only", "forbidden"]
 """`all`: look and act; `read_only`: look; `forbidden`: neither."""

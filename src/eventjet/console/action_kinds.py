@@ -17,9 +17,9 @@ from eventjet.operations.reports import preview_lines
 from eventjet.projections.app_ref import projections_of
 from eventjet.rebuild import EngineOptions, preview
 from eventjet.rebuild.job import STOP_TIMEOUT_S
-from eventjet.shown import counted, cut
 from eventjet.subscriptions.status import PROJECTION, WorkStatus, status
 from eventjet.subscriptions.supervisor import chosen_of
+from eventjet.text import counted, cut
 
 _NAMED_MAX = 20
 """Positions that are written out."""

@@ -15,7 +15,6 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 
-from eventjet.calls import called
 from eventjet.console.access import Visitor
 from eventjet.console.jobs import Jobs
 from eventjet.console.sources import Sources
@@ -23,7 +22,8 @@ from eventjet.errors import EventjetError, PromotionRefused, UsageError
 from eventjet.operations import actions
 from eventjet.operations.actions import ActionRecord, Outcome
 from eventjet.rebuild.plan import CHOICES, EngineChoice
-from eventjet.shown import counted
+from eventjet.runtime import called
+from eventjet.text import counted
 
 POSITIONS_MAX = 1_000
 """Events that one resolution may name."""

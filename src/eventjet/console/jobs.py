@@ -20,7 +20,7 @@ from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import EngineOptions, Progress, VerifyReport, rebuild, verify
 from eventjet.rebuild.job import options_of
 from eventjet.rebuild.plan import EngineChoice
-from eventjet.shown import counted, spent
+from eventjet.text import counted, spent
 
 Kind: TypeAlias = Literal["rebuild", "verify"]
 

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse
 
 from eventjet.console.access import TOKEN, visitor_of
-from eventjet.shown import VALUE_MAX, counted, cut, cut_values, duration, printable
+from eventjet.text import VALUE_MAX, counted, cut, cut_values, duration, printable
 
 BODY_MAX = 20_000
 """Characters of one event's body on a page of its own."""

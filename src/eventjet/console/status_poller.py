@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
-from eventjet.calls import called
 from eventjet.console.sources import ANSWER_S, Sources, in_thread
 from eventjet.doctor.report import Installation, Report
 from eventjet.doctor.server import check_monitoring, greetings
@@ -21,6 +20,7 @@ from eventjet.errors import EventjetError
 from eventjet.findings import Finding
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.log import DeadlineCounts, Following, LogNow, deadline_counts, log_now
+from eventjet.runtime import called
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import (
     SeenCheckpoints,

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar, cast, dataclass_transform
 
 from eventjet.domain.unique import Unique, uniques_of
 from eventjet.errors import DefinitionError
-from eventjet.spelling import listed, meant
+from eventjet.text import listed, meant
 
 T = TypeVar("T")
 S = TypeVar("S")

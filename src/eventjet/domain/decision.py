@@ -12,8 +12,7 @@ from eventjet.domain.aggregate import AggregateType, aggregate_info, is_event
 from eventjet.domain.state import own_copy
 from eventjet.domain.subscription import shown_name
 from eventjet.errors import DefinitionError, UsageError
-from eventjet.shown import shown
-from eventjet.spelling import listed
+from eventjet.text import listed, shown
 
 S = TypeVar("S")
 E = TypeVar("E")

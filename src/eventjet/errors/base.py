@@ -66,7 +66,7 @@ class UnexpectedExit(EventjetError):
     def instead_of(cls, raised: BaseException, whose: str = "The application's code") -> Exception:
         """What was raised, where it is an `Exception`, or this error of it. Raises Ctrl-C again.
 
-        It cannot tell who cancelled an `await`: see `eventjet.calls`.
+        It cannot tell who cancelled an `await`: see `eventjet.runtime`.
         """
         if isinstance(raised, Exception):
             return raised

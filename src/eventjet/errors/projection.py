@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from eventjet.errors.base import EventjetError
-from eventjet.shown import cut, shown
+from eventjet.text import cut, shown
 
 HALF_WRITTEN = "may hold half of a batch"
 """In the reason that a checkpoint keeps: such tables are not read on, only rebuilt."""

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from eventjet.calls import is_cancelled
 from eventjet.codec.headers import EXPECTED, MSG_ID, RawRecord, header, header_block
 from eventjet.codec.subjects import entity_key
 from eventjet.domain.history import FoldedState
@@ -34,7 +33,8 @@ from eventjet.jetstream.connection import NatsConnection, ask_once
 from eventjet.log.topology import bucket_config, explained_by
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
-from eventjet.observability import spans, tracing
+from eventjet.observability import tracing
+from eventjet.runtime import is_cancelled
 
 VALUE_MAX = 890_000
 """Bytes of one value; larger states are not kept."""
@@ -146,7 +146,7 @@ class KeyValueSnapshots:
                 if value is None:
                     self.dropped += 1
                 else:
-                    with tracing.span(spans.SNAPSHOT, labels={"eventjet.aggregate": aggregate}):
+                    with tracing.span(tracing.SNAPSHOT, labels={"eventjet.aggregate": aggregate}):
                         await self.put(aggregate, aggregate_id, value)
                     self.written += 1
             except BaseException as raised:

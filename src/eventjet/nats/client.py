@@ -32,13 +32,13 @@ from eventjet.errors import (
     Unreachable,
     UsageError,
 )
-from eventjet.loop_guard import LoopGuard
 from eventjet.nats.dial import dial, login, tls_context
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.exchange import LOOK_S, STILL_S, Exchange, Exchanges
 from eventjet.nats.protocol import Frame, server_fault
 from eventjet.nats.tap import PAUSE_S, REQUESTS_MAX, Tap, Watcher, send
 from eventjet.observability import logs
+from eventjet.runtime import LoopGuard
 from eventjet.settings import Settings
 from eventjet.urls import WEBSOCKET
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from eventjet.shown import cut, printable
+from eventjet.text import cut, printable
 
 FIELD_MAX = 1_000
 """Characters of a field."""

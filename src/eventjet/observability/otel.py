@@ -1,24 +1,157 @@
 """What is told to OpenTelemetry, imported only where an application uses it (extra `otel`).
 
 Spans carry types of errors, never what they say, and no value of an event. Where a trace is not sampled, and the
-sampler would not record what is beneath, no span is made: what it would lead to is beneath its parent.
+sampler would not record what is beneath, no span is made: what it would lead to is beneath its parent. A command's span
+is completed late, while the server is at work: its caller waits only for the span's id. See ADR 0033.
 """
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 import time
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import Token
 from importlib.metadata import version
 from typing import Any
 
 from opentelemetry import context, metrics, trace
-from opentelemetry.trace import Link, NonRecordingSpan, SpanContext, SpanKind, Status, StatusCode, TraceFlags
+from opentelemetry.metrics import Counter, Histogram
+from opentelemetry.trace import (
+    Link,
+    NonRecordingSpan,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceFlags,
+    set_span_in_context,
+)
 
-from eventjet.observability import spans
-from eventjet.observability.command_span import CommandSpan, Told
-from eventjet.observability.spans import BUCKETS, COMMAND, ERROR, LINKS_MAX, SPANS, SpanType
+from eventjet.errors import EventjetError, UnexpectedExit
+from eventjet.observability import tracing
+from eventjet.observability.tracing import BUCKETS, COMMAND, ERROR, LINKS_MAX, LOST, OUTCOME, SPANS, SpanType
+
+BATCH = 16
+DELAY_S = 0.1
+_FAULT = Status(StatusCode.ERROR)
+_NOWHERE = context.Context()
+
+
+class Told(threading.local):
+    """Commands of this thread's loop that have ended and are not told yet: `BATCH` at most, or those of one turn more.
+
+    Many one after the other take half the processor time of each on its own, whose code is in no cache.
+    """
+
+    def __init__(self, durations: Histogram, conflicts: Counter) -> None:
+        self.durations = durations
+        self.conflicts = conflicts
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._waiting: list[CommandSpan] = []
+
+    def soon(self, ended: CommandSpan) -> None:
+        """Tell it once there are `BATCH`, after `DELAY_S`, or when the connection is closed."""
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            self.now()  # of a loop that ended first
+            self._loop, self._timer = loop, None
+        self._waiting.append(ended)
+        if self._timer is None:
+            self._timer = loop.call_later(DELAY_S, self._due)
+        if len(self._waiting) == BATCH:
+            # In its next turn the loop sends what tasks have written in this one; in the one after, the server works.
+            loop.call_soon(loop.call_soon, self.now)
+
+    def now(self) -> None:
+        """Tell all that has ended."""
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:
+            try:
+                one.tell()
+            except BaseException as raised:  # noqa: BLE001 - of the application's processors or readers; the others go on
+                assert self._loop is not None
+                error = UnexpectedExit.instead_of(raised)
+                self._loop.call_exception_handler({"message": "a command could not be told", "exception": error})
+
+    def _due(self) -> None:
+        self._timer = None
+        self.now()
+
+
+class CommandSpan:
+    """Used by one task."""
+
+    __slots__ = (
+        "_began",
+        "_ended_ns",
+        "_labels",
+        "_made",
+        "_outcome",
+        "_seconds",
+        "_token",
+        "_told",
+        "attributes",
+        "conflicts",
+    )
+
+    def __init__(
+        self, told: Told, made: Span | None, token: Token[context.Context] | None, labels: tuple[str, str] | None
+    ) -> None:
+        self._told = told
+        self._made = made
+        self._token = token
+        self._labels = labels
+        """Aggregate and decision; None where nothing is measured."""
+        self.conflicts = 0
+        """Races lost."""
+        self.attributes: dict[str, Any] = {}
+        """Attributes of the span."""
+        self._began = time.perf_counter()
+
+    def ended(self, events: int, error: BaseException | None = None) -> None:
+        """Tell what came of it, when there is time."""
+        if self._token is not None:
+            context.detach(self._token)
+        if self._made is None and self._labels is None:
+            return
+        self._seconds = time.perf_counter() - self._began
+        self._ended_ns = time.time_ns()
+        if error is None:
+            self._outcome = "done" if events else "nothing"
+            if events != 1:
+                self.attributes["eventjet.events"] = events
+        else:
+            is_ours = isinstance(error, EventjetError) or not isinstance(error, Exception)
+            self._outcome = "failed" if is_ours else "refused"
+            self.attributes[ERROR] = type(error).__qualname__
+        self._told.soon(self)
+
+    def tell(self) -> None:
+        """Complete the span, whose name says aggregate and decision, and record the metrics."""
+        made, attributes, outcome = self._made, self.attributes, self._outcome
+        if made is not None:
+            if outcome != "done":
+                attributes[OUTCOME] = outcome
+            if self.conflicts:
+                attributes[LOST] = self.conflicts
+            made.set_attributes(attributes)
+            if outcome == "failed":
+                made.set_status(_FAULT)
+            made.end(self._ended_ns)
+        if self._labels is not None:
+            aggregate, decision = self._labels
+            labels = {"eventjet.aggregate": aggregate, "eventjet.decision": decision, OUTCOME: outcome}
+            # The context is for exemplars, which name the span: its own, and not that of whoever is current now.
+            within = _NOWHERE if made is None else set_span_in_context(made, _NOWHERE)
+            self._told.durations.record(self._seconds, labels, within)
+            if self.conflicts:
+                self._told.conflicts.add(self.conflicts, {"eventjet.aggregate": aggregate}, within)
+
 
 _SCOPE = "eventjet"
 _LOOK_S = 1.0
@@ -57,7 +190,7 @@ class Telemetry:
             )
             for each in SPANS
         }
-        conflicts = meter.create_counter(spans.CONFLICTS, unit="{conflict}", description=spans.CONFLICTS_HELP)
+        conflicts = meter.create_counter(tracing.CONFLICTS, unit="{conflict}", description=tracing.CONFLICTS_HELP)
         self._told = Told(self._durations[COMMAND.name], conflicts)
 
     @classmethod
@@ -111,7 +244,7 @@ class Telemetry:
         """A span linked to the traces that these headers are of; a part of the one where there is one only."""
         links = list(dict.fromkeys(parents))
         of_one = len({one[3:35] for one in links}) == 1
-        return self.span(spans.BATCH, name, labels, links[0] if of_one else None, links[:LINKS_MAX], more=more)
+        return self.span(tracing.BATCH, name, labels, links[0] if of_one else None, links[:LINKS_MAX], more=more)
 
     def tell(self) -> None:
         """Complete the commands of this thread that have ended."""
@@ -150,9 +283,6 @@ class Telemetry:
         if not self._is_measured and (now := time.monotonic()) - self._looked_at >= _LOOK_S:
             self._looked_at, self._is_measured = now, _has_meter()
         return self._is_measured
-
-
-_FAULT = Status(StatusCode.ERROR)
 
 
 def _beneath(parent: str | None) -> context.Context | None:

@@ -21,7 +21,6 @@ from eventjet.errors import UsageError
 from eventjet.jetstream.client import connected
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.settings import Settings
-from eventjet.shown import cut, printable
 from eventjet.sql import revisions
 from eventjet.sql.database import COMMAND, Database
 from eventjet.sql.own_tables import Clock, actions
@@ -30,6 +29,7 @@ from eventjet.subscriptions import cursor_control
 from eventjet.subscriptions.cursor_control import PausedCursor
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.supervisor import chosen_of
+from eventjet.text import cut, printable
 
 Changed: TypeAlias = Paused | PausedCursor
 Outcome: TypeAlias = Literal["begun", "done", "refused", "failed", "cancelled"]

@@ -18,9 +18,9 @@ from eventjet.codec.headers import MSG_ID, RawRecord, header, stored_at
 from eventjet.codec.json import read_json
 from eventjet.codec.records import Decoder
 from eventjet.codec.subjects import entity_shown, snapshot_bucket
-from eventjet.commands.histories import fold_records
+from eventjet.commands.history import version_in
+from eventjet.commands.loading import fold_records
 from eventjet.commands.repository import Repositories
-from eventjet.commands.timeline import version_in
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState
 from eventjet.domain.personal import MASK, masked

@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 from eventjet.app import App
-from eventjet.calls import called
 from eventjet.codec.headers import VERSION, RawRecord, metadata_of, number_of, recorded_at
 from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_shown, subject_of
@@ -36,13 +35,13 @@ from eventjet.jetstream.client import Client
 from eventjet.log.timers import JetStreamTimers, TimerSet, timers_due, timers_set
 from eventjet.operations.events import event_view, plain_json
 from eventjet.operations.log import page_of_log
+from eventjet.runtime import called
 from eventjet.settings import Settings
-from eventjet.shown import cut_values
-from eventjet.spelling import listed, meant
 from eventjet.subscriptions.cursor import PAUSED
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.handlers import wake
 from eventjet.subscriptions.process_steps import ProcessRunner
+from eventjet.text import cut_values, listed, meant
 
 T = TypeVar("T")
 

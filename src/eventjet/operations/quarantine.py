@@ -26,7 +26,6 @@ from eventjet.jetstream.client import Client, connected
 from eventjet.operations.events import stored_json
 from eventjet.projections.fold import is_of
 from eventjet.settings import Settings
-from eventjet.shown import cut
 from eventjet.sql import quarantine as rows
 from eventjet.sql.database import COMMAND, READ_ONLY, Database
 from eventjet.sql.locations import check_owner
@@ -34,6 +33,7 @@ from eventjet.sql.quarantine import Listed, Shown, VerdictOutcome
 from eventjet.subscriptions import cursor_control
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.supervisor import chosen_of
+from eventjet.text import cut
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
 from eventjet.domain.personal import masked_row, masked_whole
-from eventjet.shown import counted, cut, in_location, spent
+from eventjet.text import counted, cut, in_location, spent
 
 if TYPE_CHECKING:
     from eventjet.archive.reading import Segment

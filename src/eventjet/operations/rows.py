@@ -34,7 +34,6 @@ from eventjet.projections.fold import reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.rebuild.verifying import DriftProbe, are_equal
-from eventjet.shown import cut
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import Database
@@ -42,6 +41,7 @@ from eventjet.sql.dialect import dialect_of
 from eventjet.sql.locations import check_owner, located
 from eventjet.sql.own_tables import quarantine
 from eventjet.sql.quarantine import of
+from eventjet.text import cut
 
 STEPS_MAX = 200
 """Events of a row that are shown at once."""

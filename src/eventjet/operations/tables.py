@@ -25,12 +25,12 @@ from eventjet.errors import UsageError
 from eventjet.projections.columns import labels, normaliser, plain, unsupported
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.shown import cut
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import Checkpoint, names_of
 from eventjet.sql.database import unusable
 from eventjet.sql.dialect import Dialect, dialect_of
 from eventjet.sql.locations import check_owner, located_tables
+from eventjet.text import cut
 
 PAGE_ROWS = 50
 KEY_MAX = 5_000

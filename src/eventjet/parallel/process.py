@@ -20,9 +20,9 @@ from typing import Any, NoReturn, Protocol
 
 from eventjet import failpoints
 from eventjet.codec.headers import RawRecord
-from eventjet.collecting import settle_process
 from eventjet.parallel.link import BEGUN, CUT, DONE, FAILED, RECORDS, FoldLink, LinkClosed
-from eventjet.shown import cut
+from eventjet.runtime import settle_process
+from eventjet.text import cut
 
 _ORPHANED = 1
 

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from eventjet.errors import EventjetError, UnexpectedExit, UsageError
-from eventjet.spelling import listed, meant
+from eventjet.text import listed, meant
 
 if TYPE_CHECKING:
     # Only for checkers: a command line is parsed without SQLAlchemy.

@@ -26,7 +26,7 @@ from eventjet.errors import CodecError, HandlerFailed, StoreError, UndecodableEv
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.shown import TEXT_MAX, cut, shown
+from eventjet.text import TEXT_MAX, cut, shown
 
 RowKey: TypeAlias = tuple[Any, ...]
 Rows: TypeAlias = dict[RowKey, Any]

@@ -18,7 +18,7 @@ from eventjet.domain.state import is_fixed
 from eventjet.errors import RowRefused, RowUnreadable
 from eventjet.projections.columns import Convert, Unread, dumps, normaliser
 from eventjet.projections.row_type import annotated
-from eventjet.shown import shown
+from eventjet.text import shown
 
 Normalise: TypeAlias = Callable[..., Any]
 """(row, row before or None) → the row in its normal form."""

@@ -9,7 +9,6 @@ from itertools import chain
 
 from eventjet.archive.reading import ArchiveReader
 from eventjet.codec.headers import RawRecord
-from eventjet.collecting import uncollected
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import ask_once
 from eventjet.jetstream.ranges import read_range
@@ -21,6 +20,7 @@ from eventjet.rebuild.log_audit import MISSING, NOTES, LogAudit, LogFinding, sid
 from eventjet.rebuild.plan import EngineName
 from eventjet.rebuild.progress import Report
 from eventjet.rebuild.replay_source import check_archive_is_of, read_ahead
+from eventjet.runtime import uncollected
 from eventjet.settings import Settings
 
 EXAMPLES = 5

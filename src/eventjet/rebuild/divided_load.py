@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 from eventjet import failpoints
 from eventjet.codec.headers import RawRecord
-from eventjet.collecting import uncollected
 from eventjet.domain.parked import Parked
 from eventjet.errors import FoldProcessLost, RebuildError, RowsRefused
 from eventjet.log.earlier import EarlierRecords
@@ -25,6 +24,7 @@ from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.replay_source import read_ahead
 from eventjet.rebuild.runs import Part, Target, redacted
+from eventjet.runtime import uncollected
 
 _BOUND_S = 600.0
 """How long a fold process may take for what it has been given, and to start."""

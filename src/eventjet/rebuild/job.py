@@ -29,7 +29,7 @@ from eventjet.log.earlier import EarlierRecords
 from eventjet.log.stream_check import state_of_log
 from eventjet.log.voids import voids_in
 from eventjet.nats.endpoint import Endpoint
-from eventjet.observability import spans, tracing
+from eventjet.observability import tracing
 from eventjet.parallel.fork_server import ForkServer
 from eventjet.projections.app_ref import Application, AppRef, loaded
 from eventjet.projections.sql_projection import AnyResolved
@@ -262,7 +262,7 @@ async def in_thread(settings: Settings, report: Report | None, work: Callable[[W
     watch = Watch(report)
 
     def run() -> T:
-        with tracing.span(spans.REBUILD), _translated(Database(settings.database)):
+        with tracing.span(tracing.REBUILD), _translated(Database(settings.database)):
             return work(watch)
 
     future = asyncio.get_running_loop().run_in_executor(None, copy_context().run, run)

@@ -8,7 +8,6 @@ from typing import Literal
 
 from eventjet import failpoints
 from eventjet.archive.reading import FolderFiles, Segment
-from eventjet.collecting import uncollected
 from eventjet.errors import UsageError
 from eventjet.jetstream.ranges import read_range
 from eventjet.rebuild.divided_load import load_divided, undivided
@@ -19,6 +18,7 @@ from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.replay_source import read_ahead
 from eventjet.rebuild.runs import Part, Target
 from eventjet.rebuild.snapshots import SnapshotFold, Tally, by_subject
+from eventjet.runtime import uncollected
 
 
 def local_engine(options: EngineOptions, watch: Watch) -> AbstractContextManager[LocalEngine]:

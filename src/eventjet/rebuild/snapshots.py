@@ -14,7 +14,7 @@ from eventjet.codec.headers import RawRecord
 from eventjet.codec.reasons import faults_of
 from eventjet.codec.records import Decoder
 from eventjet.codec.subjects import entity_of, snapshot_bucket
-from eventjet.commands.histories import fold_records
+from eventjet.commands.loading import fold_records
 from eventjet.domain.aggregate import AggregateInfo
 from eventjet.domain.history import FoldedState
 from eventjet.errors import DefinitionError, EventjetError, StreamMissing, Unreachable, UsageError

@@ -33,11 +33,11 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 
 from eventjet import failpoints
 from eventjet.errors import RebuildOvertaken
-from eventjet.file_locks import try_lock
 from eventjet.observability import logs
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import runs
 from eventjet.rebuild.runs import PURPOSE, RUN, Target, columns_in_words, refusals
+from eventjet.runtime import try_lock
 from eventjet.sql.checkpoint import DECLARED, names_of
 from eventjet.sql.database import BULK, READ_ONLY, Database
 from eventjet.sql.dialect import comments, creation, listed, qualified, verbatim

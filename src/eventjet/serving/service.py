@@ -1,7 +1,8 @@
 """`Service`: chosen decisions as endpoints of a NATS micro-service (ADR-32), each request a task of its own.
 
 `cmd.<app>.<aggregate>.<command>.<encoded id>`, so that permissions can name command and id; a queue group shares them
-among instances. The body has the decision's parameters by name, the headers an id that makes it idempotent.
+among instances. The body has the decision's parameters by name, the headers an id that makes it idempotent. `problem`
+says what a caller is told of an error, over NATS or HTTP.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from uuid import uuid4
 
 import orjson
 
-from eventjet.calls import is_cancelled
 from eventjet.codec.commands import Arguments, arguments_of
 from eventjet.codec.headers import TRACEPARENT, header, header_block, metadata_of
 from eventjet.codec.reasons import faults_of, reason_of, traceback_of
@@ -26,13 +26,69 @@ from eventjet.commands.repository import Repositories
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.decision import Served
 from eventjet.domain.identity import decode_id
-from eventjet.errors import EventjetError, Forbidden, OutcomeUnknown, UnexpectedExit
+from eventjet.errors import (
+    CommandReused,
+    ConcurrencyConflict,
+    EventjetError,
+    Forbidden,
+    NotUnique,
+    OutcomeUnknown,
+    Refused,
+    StoreUnavailable,
+    UnexpectedExit,
+    UsageError,
+)
 from eventjet.jetstream.client import Client
 from eventjet.nats.client import Listening
 from eventjet.nats.protocol import Frame
-from eventjet.observability import logs, spans, tracing
-from eventjet.serving.problems import INTERNAL, INVALID, Problem, problem
-from eventjet.shown import cut
+from eventjet.observability import logs, tracing
+from eventjet.runtime import is_cancelled
+from eventjet.text import cut
+
+_DETAIL_MAX = 500
+DOMAIN, INVALID, CONFLICT, UNAVAILABLE, UNKNOWN, INTERNAL = 422, 400, 409, 503, 504, 500
+
+REUSED = ("command_id", "where", "version", "recorded", "asked")
+"""What a `CommandReused` says, and is made of again."""
+TAKEN = ("aggregate", "constraint", "aggregate_id")
+"""What a caller is told of a `NotUnique`: not who has the value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One error, as others may know it (RFC 9457 has the same fields)."""
+
+    status: int
+    type: str
+    detail: str
+    more: dict[str, Any] = field(default_factory=dict[str, Any])
+    """Its facts, by name: members beside these (RFC 9457, section 3.2)."""
+
+
+def problem(error: BaseException, errors: Sequence[type[Exception]] = ()) -> Problem:
+    """Status, type and detail; `errors` are those of the domain that a caller may know, and of others nothing is told.
+
+    For any framework: `raise HTTPException(problem(error).status, problem(error).detail)`.
+    """
+    if isinstance(error, NotUnique):
+        facts = {name: getattr(error, name) for name in TAKEN}
+        return Problem(CONFLICT, NotUnique.__name__, str(NotUnique(**facts, holder=None))[:_DETAIL_MAX], facts)
+    kind = next((kind for kind in errors if isinstance(error, kind)), None)
+    if kind is not None:
+        return Problem(DOMAIN, kind.__name__, str(error)[:_DETAIL_MAX])
+    if isinstance(error, CommandReused):
+        facts = {name: getattr(error, name) for name in REUSED}
+        return Problem(INVALID, CommandReused.__name__, str(error)[:_DETAIL_MAX], facts)
+    if isinstance(error, Refused | UsageError):
+        return Problem(INVALID, "Refused", str(error)[:_DETAIL_MAX])
+    if isinstance(error, OutcomeUnknown):
+        return Problem(UNKNOWN, "OutcomeUnknown", "It may be stored. Send it again with the same id.")
+    if isinstance(error, ConcurrencyConflict):
+        return Problem(CONFLICT, "ConcurrencyConflict", "Others were quicker, a hundred times. Try again.")
+    if isinstance(error, StoreUnavailable):
+        return Problem(UNAVAILABLE, "StoreUnavailable", "The log does not answer. Try again.")
+    return Problem(INTERNAL, "Internal", "The service's log says what went wrong.")
+
 
 _log = logging.getLogger(__name__)
 
@@ -160,7 +216,7 @@ class Service:
             labels = {"eventjet.aggregate": endpoint.aggregate, "eventjet.decision": endpoint.served.name}
             parent = header(frame[3], TRACEPARENT)
             with tracing.span(
-                spans.SERVE, f"{endpoint.aggregate}.{endpoint.served.name}", labels, parent=parent
+                tracing.SERVE, f"{endpoint.aggregate}.{endpoint.served.name}", labels, parent=parent
             ) as told:
                 answer = await self._executed(endpoint, frame)
                 told["eventjet.status"] = answer.status if isinstance(answer, Problem) else 200

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from eventjet.file_locks import try_lock
+from eventjet.runtime import try_lock
 
 InterruptedBy: TypeAlias = Callable[[Callable[[], None]], AbstractContextManager[None]]
 """Within its context the given function may be called, from any thread, to end what is being waited for."""

@@ -20,7 +20,6 @@ from sqlalchemy import URL, make_url
 
 from eventjet import failpoints
 from eventjet.archive.reading import folder_of
-from eventjet.collecting import uncollected
 from eventjet.domain.parked import Parked
 from eventjet.errors import CodecError, ProjectionError, RebuildError, RowsRefused
 from eventjet.jetstream.ranges import Range
@@ -32,6 +31,7 @@ from eventjet.rebuild.job import Job
 from eventjet.rebuild.plan import Pass, Plan, Route
 from eventjet.rebuild.runs import Part, Target, redacted
 from eventjet.rebuild.workspace import CHUNK, load_part
+from eventjet.runtime import uncollected
 from eventjet.spark.archiving import archived_frame, reading
 from eventjet.spark.columns import arrow_schema, pack_rows, pyarrow, unpack_rows
 from eventjet.spark.options import LogOptions, is_sealed, seal, unseal

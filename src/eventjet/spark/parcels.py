@@ -20,13 +20,13 @@ from pyspark.sql import DataFrame, SparkSession
 from eventjet.archive.reading import ArchiveReader
 from eventjet.codec.headers import RawRecord
 from eventjet.codec.records import chained
-from eventjet.collecting import uncollected
 from eventjet.errors import CodecError, ProjectionError
 from eventjet.jetstream.ranges import Range, read_range
 from eventjet.log.earlier import EarlierRecords
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.row_codec import ColumnValues
 from eventjet.rebuild.folding import Tokens, fold_of
+from eventjet.runtime import uncollected
 from eventjet.spark.columns import arrow_schema, pyarrow, records_of
 from eventjet.spark.options import LogOptions
 from eventjet.spark.source import BATCH

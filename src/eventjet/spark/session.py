@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from eventjet.errors import Unreachable, UsageError
-from eventjet.file_locks import try_lock
+from eventjet.runtime import try_lock
 from eventjet.spark.class_archive import InterruptedBy, JvmCache
 from eventjet.spark.jvm import LOG4J2, end_jvm, find_java, make_java_home, running_gateway
 from eventjet.urls import shown_master

@@ -33,8 +33,8 @@ from eventjet.domain.parked import Parked
 from eventjet.errors import UsageError
 from eventjet.projections.columns import Convert, element, labels, plain, stored
 from eventjet.projections.row_codec import ColumnValues, RowCodec
-from eventjet.shown import cut
 from eventjet.sql.statements import Statements, TextOrder
+from eventjet.text import cut
 
 T = TypeVar("T")
 

@@ -11,7 +11,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass
 from typing import Any, cast
 
-from eventjet.calls import exceptions_only
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.cloud_events import IncomingDecoder
 from eventjet.codec.commands import arguments_of
@@ -34,6 +33,7 @@ from eventjet.domain.subscription import events_of, folded_events, resolved_hint
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import DefinitionError, DepsUnusable, LogUnusable
 from eventjet.projections.app_ref import Application
+from eventjet.runtime import exceptions_only
 from eventjet.subscriptions.cursor import PROCESS
 
 REACTOR, PUBLICATION, INBOX = "reactor", "publication", "inbox"

@@ -13,9 +13,9 @@ import math
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 
-from eventjet.calls import called
 from eventjet.errors import EventjetError
 from eventjet.observability import logs
+from eventjet.runtime import called
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.retry import pause
 

@@ -17,7 +17,6 @@ from operator import itemgetter
 from typing import Any, Protocol, TypeAlias, cast
 
 from eventjet import failpoints
-from eventjet.calls import called
 from eventjet.codec.headers import RawRecord, is_imported
 from eventjet.codec.reasons import reason_of
 from eventjet.commands.repository import Repositories
@@ -45,6 +44,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.observability.metrics import FollowerMeter
 from eventjet.projections.fold import Offered, Reader, blocked_by, is_of, parked_for
+from eventjet.runtime import called
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, ParkedEntry, StoredCursor, parked_now

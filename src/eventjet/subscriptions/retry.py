@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from eventjet.calls import called
 from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.errors import CheckpointFenced, CursorFenced, EventjetError, UnexpectedExit
 from eventjet.observability import logs
+from eventjet.runtime import called
 from eventjet.subscriptions.context import WorkerOptions
 
 _log = logging.getLogger(__name__)

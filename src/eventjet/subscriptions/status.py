@@ -37,7 +37,6 @@ from eventjet.log.topology import standstill as standstill_of
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application
 from eventjet.settings import Settings
-from eventjet.shown import cut
 from eventjet.sql import locations
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, Checkpoint, read_all
 from eventjet.sql.database import COMMAND, READ_ONLY, Database
@@ -47,6 +46,7 @@ from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import PROCESS, Cursor
 from eventjet.subscriptions.cursor_store import ParkedEntry, values_among
 from eventjet.subscriptions.declarations import INBOX, REACTOR, Declaration, declarations_of, filters_of, has_timers
+from eventjet.text import cut
 
 _CLOCK_S = 1.0
 """How far the clocks of two servers of a cluster may be apart."""

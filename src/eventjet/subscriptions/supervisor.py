@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from eventjet.calls import called
 from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.errors import EventjetError, UnexpectedExit, Unreachable, UsageError
@@ -26,8 +25,8 @@ from eventjet.observability import logs
 from eventjet.observability.metrics import FollowerMeter, Meter
 from eventjet.projections.app_ref import Application, projections_of
 from eventjet.projections.sql_projection import AnyResolved
+from eventjet.runtime import called
 from eventjet.settings import Settings
-from eventjet.spelling import listed, meant
 from eventjet.sql import locations
 from eventjet.sql.database import Database
 from eventjet.subscriptions.among import Among
@@ -51,6 +50,7 @@ from eventjet.subscriptions.projection_runner import ProjectionRunner
 from eventjet.subscriptions.reaction_runner import ReactionContext, ReactionRunner
 from eventjet.subscriptions.retry import Backoff, end
 from eventjet.subscriptions.status import StatusReader
+from eventjet.text import listed, meant
 
 _log = logging.getLogger(__name__)
 

@@ -22,12 +22,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.sql.dml import UpdateBase
 
 from eventjet import failpoints
-from eventjet.calls import is_cancelled
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CheckpointFenced, HandlerFailed, TransactionEnded, UnexpectedExit
 from eventjet.observability import logs
 from eventjet.projections.sql_projection import ResolvedHandler, ResolvedSql
+from eventjet.runtime import is_cancelled
 from eventjet.sql.checkpoint import Checkpoint, advance, renew
 from eventjet.sql.dialect import dialect_named, is_transient, listed
 from eventjet.writers.batch import Batch

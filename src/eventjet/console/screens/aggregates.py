@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from eventjet.codec.headers import RawRecord, stored_at
 from eventjet.codec.subjects import entity_key, is_name
-from eventjet.commands.timeline import PAGE_MAX, Head, head_of, page_of, record_of
+from eventjet.commands.history import PAGE_MAX, Head, head_of, page_of, record_of
 from eventjet.console.pages import ID_MAX, page, query_number, query_text
 from eventjet.console.sources import ANSWER_S, OpenLog, Seen, Sources
 from eventjet.domain.identity import decode_id
@@ -32,7 +32,7 @@ from eventjet.operations.aggregates import (
     looked_up,
 )
 from eventjet.operations.events import event_view, header_view, headers_of, import_time
-from eventjet.shown import cut, printable
+from eventjet.text import cut, printable
 
 
 async def aggregates(request: Request) -> Response:

@@ -50,7 +50,7 @@ from eventjet.operations.log import (
     page_from,
     voids_among,
 )
-from eventjet.shown import cut, cut_values
+from eventjet.text import cut, cut_values
 
 _EVERY_S = 0.5
 _TEXT_MAX = 1_000

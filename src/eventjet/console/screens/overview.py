@@ -14,8 +14,8 @@ from eventjet.console.live import stream_of
 from eventjet.console.pages import number, page, rendered
 from eventjet.console.status_poller import KEPT_S, PolledStatus, StatusPoller
 from eventjet.operations.log import TIMERS_MAX, age_s
-from eventjet.shown import duration
 from eventjet.subscriptions.status import PROJECTION, WorkStatus
+from eventjet.text import duration
 
 _EVERY_S = 0.4
 _WIDTH, _HEIGHT = 120, 32

@@ -1,4 +1,4 @@
-"""A part of one aggregate's history: between two versions, up to a position, from either end, so many events of it.
+"""Parts of a history: one aggregate's events by version, position or number, from either end; and the log in its order.
 
 Only what is asked for is read and decoded. A version is found by bisection. What is read from there must follow one
 another, as the fold would have it, and the first of it must follow the record before it; where it does not, the whole
@@ -7,18 +7,140 @@ history is read, which answers or raises as loading it does, and cut.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from eventjet.codec.headers import EXPECTED, RawRecord, number_of
+from eventjet.codec.headers import EXPECTED, VERSION, RawRecord, number_of
 from eventjet.codec.records import Decoder
-from eventjet.commands.timeline import Head, head_of, record_of, version_in
 from eventjet.domain.history import FoldedState, fold_history
+from eventjet.domain.moment import check_moment
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import UsageError
-from eventjet.log.store import EventStore
-from eventjet.shown import shown
+from eventjet.log.store import EventStore, LogState
+from eventjet.text import shown
+
+PAGE_MAX = 50
+"""Events of one page."""
+_UNVERSIONED_MAX = 50
+"""Records without a version, one after the other, that are passed over; others wrote them."""
+_LOOKS_MAX = 160
+"""Twice the bits of a position, and then some: a bound, not a cost. A dense history takes two."""
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """Both ends of one history."""
+
+    first: RawRecord
+    last: RawRecord
+    """The last record that tells a version; the last of all where none does."""
+    version: int
+    """Of the last one; 0 where no record tells one."""
+    end: int
+    """Position of the last record of all."""
+
+
+def version_in(record: RawRecord) -> int | None:
+    """Return the version of a record; None where it has none, or one that cannot be at its position."""
+    version = number_of(record[3], VERSION)
+    return version if version is not None and 0 < version <= record[0] else None
+
+
+async def head_of(store: EventStore, aggregate: str, aggregate_id: str) -> Head | None:
+    """Return both ends of a history, None for an empty one; raises as `EventStore`, and `Refused` for what is no id."""
+    newest = await store.newest(aggregate, aggregate_id)
+    first = await store.history(aggregate, aggregate_id, most=1)
+    if newest is None or not first:
+        return None
+    last, back = newest, 1
+    while version_in(last) is None:
+        # Others wrote behind it: in steps that double, back to what has a version.
+        after = max(first[0][0] - 1, newest[0] - 1 - back)
+        near = await store.history(aggregate, aggregate_id, after=after, most=_UNVERSIONED_MAX)
+        last = next((one for one in reversed(near) if version_in(one) is not None), newest)
+        if after < first[0][0]:
+            break
+        back *= 2
+    return Head(first[0], last, version_in(last) or 0, newest[0])
+
+
+async def record_of(store: EventStore, aggregate: str, aggregate_id: str, version: int, head: Head) -> RawRecord | None:
+    """Return the record of a version, or the first one above it where it is missing; None beyond the end.
+
+    Some log2(positions) requests at the most, and two where its events are evenly spread.
+    """
+    if version > head.version:
+        return None
+    if version == head.version:
+        return head.last
+    low, high = head.first[0], head.last[0]
+    low_version, high_version, found = 1, head.version, head.last
+    for look in range(_LOOKS_MAX):
+        if low >= high:
+            break
+        share = (version - low_version) / max(high_version - low_version, 1) if look % 2 == 0 else 0.5
+        middle = min(max(low + int((high - low) * min(max(share, 0.0), 1.0)), low), high - 1)
+        record = await _next_told(store, aggregate, aggregate_id, middle)
+        told = None if record is None else version_in(record)
+        if record is None or told is None:
+            high = middle
+        elif told == version:
+            return record
+        elif told > version:
+            high, high_version, found = middle, told, record
+        else:
+            low, low_version = record[0] + 1, told
+    return found
+
+
+async def _next_told(store: EventStore, aggregate: str, aggregate_id: str, start: int) -> RawRecord | None:
+    """The first record at or after a position that tells a version."""
+    found = await store.history(aggregate, aggregate_id, after=start - 1, most=1)
+    if found and version_in(found[0]) is None:
+        found = await store.history(aggregate, aggregate_id, after=start - 1, most=_UNVERSIONED_MAX)
+    return next((one for one in found if version_in(one) is not None), None)
+
+
+async def page_of(store: EventStore, aggregate: str, aggregate_id: str, upto: int, head: Head) -> Sequence[RawRecord]:
+    """Return the last `PAGE_MAX` versions up to one, newest first, with what others wrote between and behind them."""
+    lowest = max(upto - PAGE_MAX + 1, 1)
+    begin = head.first if lowest == 1 else await record_of(store, aggregate, aggregate_id, lowest, head)
+    if begin is None:
+        return ()
+    kept: list[RawRecord] = []
+    after, told = begin[0] - 1, 0
+    for most in (PAGE_MAX, _UNVERSIONED_MAX):  # the second where some of the first tell no version of their own
+        found = await store.history(aggregate, aggregate_id, after=after, most=most)
+        for record in found:
+            told = max(version_in(record) or 0, told)
+            if told > upto:
+                break
+            kept.append(record)
+        if told >= upto or len(found) < most:
+            break
+        after = found[-1][0]
+    return kept[::-1]
+
+
+async def part_of(
+    store: EventStore, aggregate: str, aggregate_id: str, *, after: int, newest_first: bool, limit: int | None
+) -> Sequence[RawRecord]:
+    """Return the records behind a version, at most `limit` of them, from either end, without decoding them."""
+    head = await head_of(store, aggregate, aggregate_id)
+    lowest = after + 1
+    if head is not None and newest_first and limit is not None:
+        lowest = max(lowest, head.version - limit + 1)
+    if head is None or lowest <= 1:
+        begin = None if head is None else head.first
+    else:
+        begin = await record_of(store, aggregate, aggregate_id, lowest, head)
+    if begin is None:
+        return ()
+    found = await store.history(aggregate, aggregate_id, after=begin[0] - 1, most=None if newest_first else limit)
+    return found[::-1][:limit] if newest_first else found
+
 
 _PAGE = 1_000
 """Records that are asked for at once."""
@@ -26,7 +148,7 @@ _PAGE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Which events."""
+    """Bounds of the events that are asked for."""
 
     after: int = 0
     """Those of later versions."""
@@ -54,7 +176,7 @@ class Excerpt:
         return self.after == 0 and self.version is None and self.position is None and self.limit is None
 
     def cut(self, events: list[Recorded[Any]]) -> list[Recorded[Any]]:
-        """Its part of all events of a history."""
+        """Return the events of a whole history that are within the bounds."""
         found = [
             one
             for one in events
@@ -88,7 +210,7 @@ class Excerpts:
 
     async def _whole(self, aggregate_id: str) -> list[Recorded[Any]]:
         records = await self._store.history(self._aggregate, aggregate_id)
-        line, follows = _Line(self._voids), True
+        line, follows = _ChainCheck(self._voids), True
         decoded: list[Recorded[Any] | None] = []
         for record in records:
             decoded.append(self._decoder(record))
@@ -122,7 +244,7 @@ class Excerpts:
 
         None, too, where the record is of a later version than the first one wanted, or does not follow the one before.
         """
-        line = _Line(self._voids)
+        line = _ChainCheck(self._voids)
         if first is not None and not line.begins_before(first, wanted.after + 1):
             return None
         found, begin = list[Recorded[Any]](), max(line.position - 1, 0)
@@ -196,7 +318,7 @@ class Excerpts:
         return await self._from(aggregate_id, record, Excerpt(version - 1, version), end=record[0])
 
     async def _last(self, aggregate_id: str, wanted: Excerpt, head: Head) -> RawRecord | None:
-        """The last record within the bounds; None where that is not certain."""
+        """Return the last record within the bounds; None where that is not certain."""
         if not self._is_last(head):
             return None
         last: RawRecord | None = head.last
@@ -210,7 +332,7 @@ class Excerpts:
         return await self._before(aggregate_id, later[0], (version_in(later[0]) or 0) - 1, head)
 
     def _is_last(self, head: Head) -> bool:
-        """Whether the version at the end is the newest: a void record may tell any, and what others wrote none."""
+        """True if the version at the end is the newest: a skipped record may tell any, and what others wrote none."""
         return head.end == head.last[0] and head.end not in self._voids
 
     async def _before(self, aggregate_id: str, record: RawRecord, version: int, head: Head) -> RawRecord | None:
@@ -222,8 +344,8 @@ class Excerpts:
         return found if following and following[0][0] == record[0] else None
 
 
-class _Line:
-    """What a history has told so far, by its headers alone: `fold_history` says what follows."""
+class _ChainCheck:
+    """Checks by headers alone that records follow one another, as `fold_history` would have it."""
 
     __slots__ = ("_is_known", "_voids", "position", "version")
 
@@ -247,7 +369,7 @@ class _Line:
         return version == 1 or 0 < self.position < record[0]
 
     def takes(self, record: RawRecord) -> bool:
-        """Whether a record comes next; what is void and does not is passed over."""
+        """True if a record comes next; a skipped record that does not is passed over."""
         position, is_void = record[0], record[0] in self._voids
         is_next = version_in(record) == self.version + 1
         if not is_next and not is_void:
@@ -258,3 +380,63 @@ class _Line:
         self.version += is_next
         self.position, self._is_known = position, True
         return True
+
+
+_DELIVER = ("all", "last", "new")
+_WINDOW_MAX = 1_000
+"""Records that are asked for on account of a limit."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogTail:
+    """As `Jet.tail` has it."""
+
+    deliver: str = "all"
+    position: int | None = None
+    since: datetime | None = None
+    until: int | None = None
+    limit: int | None = None
+    follow: bool = False
+
+    def check(self) -> None:
+        """Raise `UsageError` for what is no beginning and no end."""
+        if self.deliver not in _DELIVER:
+            raise UsageError(f"`tail` cannot deliver {shown(self.deliver, 60)}. Give one of {', '.join(_DELIVER)}.")
+        for given in (self.position, self.until):
+            if given is not None and not isinstance(given, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise UsageError(
+                    f"{shown(given, 60)} is not a position. Give a whole number, such as `Recorded.position`."
+                )
+        if self.limit is not None and (not isinstance(self.limit, int) or self.limit < 0):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise UsageError(f"{shown(self.limit, 60)} is no limit of events. Give a whole number, 0 or more.")
+        if self.since is not None:
+            check_moment("`since` is", self.since, to_come=True)
+
+    async def read(self, store: EventStore, decoder: Decoder) -> AsyncIterator[Recorded[Any]]:
+        """The events; see `Jet.tail` for what it raises."""
+        state = await store.state()
+        start = await self._start(store, state)
+        left = self.limit
+        # With a limit the log is read in windows: what is void or retired does not count.
+        window = _WINDOW_MAX if left is None else min(left, _WINDOW_MAX)
+        while left != 0:
+            end = self.until if left is None else start + window - 1
+            if end is not None and self.until is not None:
+                end = min(end, self.until)
+            async for record in store.records(start=start, until=end, follow=self.follow):
+                recorded = decoder(record)
+                if recorded is not None:
+                    yield recorded
+                    left = None if left is None else left - 1
+                    if left == 0:
+                        return
+            if end is None or end == self.until or (not self.follow and end >= state.last):
+                return
+            start, window = end + 1, min(2 * window, _WINDOW_MAX)
+
+    async def _start(self, store: EventStore, state: LogState) -> int:
+        if self.position is not None:
+            return max(self.position, 1)
+        if self.since is not None:
+            return await store.position_at(self.since)
+        return {"all": 1, "last": max(state.last, 1), "new": state.last + 1}[self.deliver]

@@ -1,8 +1,9 @@
-"""PURE: how much is shown of a value or a text that others wrote: in listings, logs, spans and reasons of errors."""
+"""How values and texts of others are shown: cut, counted, listed, and names that are not there answered. PURE."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
 from typing import Any, cast
 
 TEXT_MAX = 500
@@ -73,3 +74,20 @@ def duration(seconds: float | None) -> str:
         return f"{seconds / _YEAR_S:,.0f}y"
     size, unit, part, part_unit = next(one for one in _UNITS if seconds >= one[0])
     return f"{int(seconds // size):,}{unit}{int(seconds % size) // part:02d}{part_unit}"
+
+
+NAMED_MAX = 10
+"""Names that a message lists; the others are counted."""
+
+
+def listed(names: Iterable[str]) -> str:
+    """`balances, postings and 3 more`; `none` where there are none."""
+    found = list(dict.fromkeys(names))
+    more = len(found) - NAMED_MAX
+    return (", ".join(found[:NAMED_MAX]) or "none") + (f" and {more:,} more" if more > 0 else "")
+
+
+def meant(name: str, known: Iterable[str]) -> str:
+    """The sentence `Did you mean 'balances'? ` with a blank after it; empty where nothing is near."""
+    near = get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
+    return f"Did you mean {near[0]!r}? " if near else ""

@@ -26,7 +26,7 @@ from eventjet.codec.headers import (
     save_of,
 )
 from eventjet.codec.records import Decoder
-from eventjet.commands.excerpts import Excerpt, Excerpts
+from eventjet.commands.history import Excerpt, Excerpts
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState, fold_history
 from eventjet.domain.moment import check_moment
@@ -43,7 +43,7 @@ from eventjet.errors import (
 from eventjet.log.snapshot import SnapshotCodec
 from eventjet.log.snapshot_store import KeyValueSnapshots
 from eventjet.log.store import EventStore
-from eventjet.shown import shown
+from eventjet.text import shown
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -76,18 +76,18 @@ class FirstOutcome(Generic[S]):
     """The save it is of, by its atomic batch; None for an event alone, empty where a restored log does not tell."""
 
 
-def fold_records(held: FoldedState[S], records: Sequence[RawRecord], decoder: Decoder) -> FoldedState[S]:
+def fold_records(folded: FoldedState[S], records: Sequence[RawRecord], decoder: Decoder) -> FoldedState[S]:
     """Fold the next records of one aggregate; raises `HistoryBroken`, `CodecError` and `DefinitionError`."""
     if not records:
-        return held
+        return folded
     _, _, subject, last_block, _ = records[-1]
     last_id = header(last_block, MSG_ID) or ""
     links = map(decoder.link, records)
-    return fold_history(held, links, subject.decode("utf-8", "replace"), last_id)
+    return fold_history(folded, links, subject.decode("utf-8", "replace"), last_id)
 
 
 class Histories(Generic[S]):
-    """Reads and folds. Holds nothing between calls."""
+    """Reads and folds the histories of one aggregate type. Keeps nothing between calls but skip markers."""
 
     def __init__(
         self, store: EventStore, catalog: Catalog, initial: Callable[[], S], snapshots: Snapshots[S] | None = None
@@ -101,7 +101,7 @@ class Histories(Generic[S]):
         self._excerpts = Excerpts(store, self.info.name, self._decoder, self._voids)
 
     async def load(self, aggregate_id: str, known: FoldedState[S] | None) -> FoldedState[S]:
-        """The newest state: what is known, or a snapshot, and the events after it. Raises `HistoryBroken`."""
+        """Return the newest state: what is known, or a snapshot, and the events after it. Raises `HistoryBroken`."""
         try:
             return await (self._after(aggregate_id, known) if known else self._from_snapshot(aggregate_id))
         except (HistoryBroken, CodecError) as error:
@@ -110,17 +110,17 @@ class Histories(Generic[S]):
                 raise
             return await self._fold(aggregate_id, self._start())
 
-    def followed(self, held: FoldedState[S], record: RawRecord) -> FoldedState[S] | None:
-        """A state and the one event that follows it; None where that has to be looked into, which reading does."""
+    def followed(self, folded: FoldedState[S], record: RawRecord) -> FoldedState[S] | None:
+        """Return a state with the one event that follows it; None where it does not follow, which a read explains."""
         try:
-            return self._fold_page(held, [record])
+            return self._fold_page(folded, [record])
         except EventjetError:
             return None
 
     async def load_until(
         self, aggregate_id: str, *, version: int | None, position: int | None, at: datetime | None
     ) -> FoldedState[S]:
-        """The state as it was; exactly one bound. Raises `UsageError` for a bound that is not past."""
+        """Return the state as it was at exactly one bound; raises `UsageError` for a bound that is not past."""
         await self._check_bound(version, position, at)
         return await self._obeying(lambda: self._load_until(aggregate_id, version, position, at))
 
@@ -140,7 +140,7 @@ class Histories(Generic[S]):
         return self._fold_page(self._start(), records)
 
     async def outcome(self, aggregate_id: str, first: int, last: int, command_id: str) -> FirstOutcome[S] | None:
-        """What a command recorded as versions `first` to `last`.
+        """Return what a command recorded as versions `first` to `last`.
 
         None when the log holds no such events of the command: what was known of it is of another log. Raises `SaveTorn`
         where these are not all that the command was to record.
@@ -150,7 +150,7 @@ class Histories(Generic[S]):
     async def _outcome(self, aggregate_id: str, first: int, last: int, command_id: str) -> FirstOutcome[S] | None:
         known = await self._read_until(aggregate_id, lambda record: (number_of(record[3], VERSION) or 0) >= last)
         records = known[:last]
-        if len(records) < last or header(records[first - 1][3], COMMAND) != _told(command_id):
+        if len(records) < last or header(records[first - 1][3], COMMAND) != _header_of(command_id):
             return None
         await self._check_ended(records[first - 1 :])
         decoded = map(self._decoder, records[first - 1 :])
@@ -171,47 +171,51 @@ class Histories(Generic[S]):
             raise SaveTorn([subject.decode()], [header(record[3], MSG_ID) or "" for record in records])
 
     async def events(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]]:
-        """Recorded events of one aggregate, without retired ones; raises as `Repository.history`."""
+        """Return recorded events of one aggregate, without retired ones; raises as `Repository.history`."""
         wanted.check()
         return await self._obeying(lambda: self._excerpts.read(aggregate_id, wanted))
 
     async def find_command(
-        self, aggregate_id: str, held: FoldedState[S], command_id: str, since: int | None = None
+        self, aggregate_id: str, folded: FoldedState[S], command_id: str, since: int | None = None
     ) -> tuple[int, int] | None:
-        """First and last version that a command recorded.
+        """Return the first and the last version that a command recorded.
 
         The newest 1,024 commands are known. Of older ones the state has marks, and the whole history is searched only
         for an id that has one. It is not searched with a snapshot policy, where a state may lack older marks.
-        Where it is known `since` what position the command may have been recorded, what came after that is searched.
+        With `since`, a position before which it cannot have been recorded, only what came after that is searched.
         """
-        found = held.commands.find(command_id)
-        if found is not None or not held.commands.may_have(command_id):
+        found = folded.commands.find(command_id)
+        if found is not None or not folded.commands.may_have(command_id):
             return found
         if since is not None:
-            named = {_told(command_id)}
-            return next(iter((await self.commands_since(aggregate_id, held, since, named.__contains__)).values()), None)
+            named = {_header_of(command_id)}
+            return next(
+                iter((await self.commands_since(aggregate_id, folded, since, named.__contains__)).values()), None
+            )
         if self._snapshots is not None:
             return None
         # By the headers alone: what the events were, retired ones for instance, does not matter.
-        records = await self._obeying(lambda: self._read_until(aggregate_id, lambda record: record[0] >= held.position))
-        told = _told(command_id)
-        versions = [index for index, record in enumerate(records, 1) if header(record[3], COMMAND) == told]
+        records = await self._obeying(
+            lambda: self._read_until(aggregate_id, lambda record: record[0] >= folded.position)
+        )
+        escaped_id = _header_of(command_id)
+        versions = [index for index, record in enumerate(records, 1) if header(record[3], COMMAND) == escaped_id]
         return (versions[0], versions[-1]) if versions else None
 
     async def commands_since(
-        self, aggregate_id: str, held: FoldedState[S], since: int, wanted: Callable[[str], bool]
+        self, aggregate_id: str, folded: FoldedState[S], since: int, wanted: Callable[[str], bool]
     ) -> dict[str, tuple[int, int]]:
-        """Of the commands recorded after a position, those whose id as its header has it is wanted: their versions."""
-        records = await self._after_position(aggregate_id, since, held.position)
+        """Return the versions that commands recorded after a position, by the `wanted` ids in their headers."""
+        records = await self._after_position(aggregate_id, since, folded.position)
         versions: dict[str, tuple[int, int]] = {}
         for record in records:
-            told, version = header(record[3], COMMAND), number_of(record[3], VERSION)
-            if told is not None and version is not None and wanted(told):
-                versions[told] = (min(versions.get(told, (version, 0))[0], version), version)
+            escaped_id, version = header(record[3], COMMAND), number_of(record[3], VERSION)
+            if escaped_id is not None and version is not None and wanted(escaped_id):
+                versions[escaped_id] = (min(versions.get(escaped_id, (version, 0))[0], version), version)
         return versions
 
     async def _after_position(self, aggregate_id: str, after: int, until: int) -> list[RawRecord]:
-        """The records after a position, with that at `until`; raises `StoreUnavailable` when a replica lags behind."""
+        """Return the records after a position up to `until`; raises `StoreUnavailable` when a replica lags behind."""
         name = self.info.name
         for pause_s in LAG_PAUSES_S:
             records = await self.store.history(name, aggregate_id, after=after)
@@ -220,40 +224,40 @@ class Histories(Generic[S]):
             await asyncio.sleep(pause_s)
         raise StoreUnavailable(f"The history of {name} {aggregate_id!r}", "the replica that was asked lags behind")
 
-    def keep(self, aggregate_id: str, before: int, held: FoldedState[S]) -> None:
+    def keep(self, aggregate_id: str, before: int, folded: FoldedState[S]) -> None:
         """Queue a snapshot when the policy asks for one between version `before` and now."""
-        if self._snapshots is None or held.version // self._snapshots.every == before // self._snapshots.every:
+        if self._snapshots is None or folded.version // self._snapshots.every == before // self._snapshots.every:
             return
         codec = self._snapshots.codec
-        self._snapshots.store.keep(self.info.name, aggregate_id, lambda: codec.encode(held))
+        self._snapshots.store.keep(self.info.name, aggregate_id, lambda: codec.encode(folded))
 
     def _start(self) -> FoldedState[S]:
         return FoldedState(self._initial(), 0, 0)
 
     async def _after(self, aggregate_id: str, known: FoldedState[S]) -> FoldedState[S]:
-        """What is known and the events after it, or all of them when the log does not hold what is known."""
-        held = await self._continued(aggregate_id, known) if known.position else None
-        if held is None:
+        """Fold the events after what is known, or all of them when the log does not hold what is known."""
+        folded = await self._continued(aggregate_id, known) if known.position else None
+        if folded is None:
             await self._check_not_deleted(aggregate_id, known)
             known = self._start()
-            held = await self._fold(aggregate_id, known)
-        self.keep(aggregate_id, known.version, held)
-        return held
+            folded = await self._fold(aggregate_id, known)
+        self.keep(aggregate_id, known.version, folded)
+        return folded
 
     async def _continued(self, aggregate_id: str, known: FoldedState[S]) -> FoldedState[S] | None:
         """Read on from the last event known; None when the log holds another one in its place, or none."""
-        held: FoldedState[S] | None = None
+        folded: FoldedState[S] | None = None
         async for page in self.store.pages(self.info.name, aggregate_id, after=known.position - 1):
-            if held is None:
+            if folded is None:
                 if not page:
                     continue
                 if page[0][0] != known.position or (header(page[0][3], MSG_ID) or "") != known.event_id:
                     return None
-                held, page = known, page[1:]
-            held = self._fold_page(held, page)
-        if held is None and await self.store.last(self.info.name, aggregate_id) >= known.position:
+                folded, page = known, page[1:]
+            folded = self._fold_page(folded, page)
+        if folded is None and await self.store.last(self.info.name, aggregate_id) >= known.position:
             return known  # a replica that lags
-        return held
+        return folded
 
     async def _from_snapshot(self, aggregate_id: str) -> FoldedState[S]:
         if self._snapshots is None:
@@ -265,11 +269,11 @@ class Histories(Generic[S]):
             value = await travelling
         finally:
             travelling.cancel()
-        held = None if value is None else self._snapshots.codec.decode(value)
-        if held is None or newest is None or newest[0] < held.position:
+        folded = None if value is None else self._snapshots.codec.decode(value)
+        if folded is None or newest is None or newest[0] < folded.position:
             # None, not to be believed, or beyond the log: replay.
-            if held is not None:
-                await self._check_not_deleted(aggregate_id, held)
+            if folded is not None:
+                await self._check_not_deleted(aggregate_id, folded)
             if newest is None:
                 return self._start()
             if number_of(newest[3], VERSION) != 1:
@@ -277,9 +281,9 @@ class Histories(Generic[S]):
             folded = self._fold_page(self._start(), [newest])  # its first event is all its history
             self.keep(aggregate_id, 0, folded)
             return folded
-        if newest[0] == held.position and (header(newest[3], MSG_ID) or "") == held.event_id:
-            return held
-        return await self._after(aggregate_id, held)
+        if newest[0] == folded.position and (header(newest[3], MSG_ID) or "") == folded.event_id:
+            return folded
+        return await self._after(aggregate_id, folded)
 
     async def _check_not_deleted(self, aggregate_id: str, known: FoldedState[S]) -> None:
         """Raise `LogIncomplete` when the last event known was deleted from the log.
@@ -292,14 +296,14 @@ class Histories(Generic[S]):
             where = f"The history of {self.info.name} {aggregate_id!r}"
             raise LogIncomplete(where, f"its event {known.version} was at position {known.position} and is gone")
 
-    async def _fold(self, aggregate_id: str, held: FoldedState[S]) -> FoldedState[S]:
+    async def _fold(self, aggregate_id: str, folded: FoldedState[S]) -> FoldedState[S]:
         """Fold each page while the next one travels."""
-        async for page in self.store.pages(self.info.name, aggregate_id, after=held.position):
-            held = self._fold_page(held, page)
-        return held
+        async for page in self.store.pages(self.info.name, aggregate_id, after=folded.position):
+            folded = self._fold_page(folded, page)
+        return folded
 
     async def _reaching(self, aggregate_id: str, version: int) -> list[RawRecord]:
-        """The history up to a version at the least; raises `UsageError` when there is no such version."""
+        """Return the history up to a version at least; raises `UsageError` when there is no such version."""
         records = await self._read_until(aggregate_id, lambda record: (number_of(record[3], VERSION) or 0) >= version)
         if version > len(records):
             raise UsageError(
@@ -309,7 +313,7 @@ class Histories(Generic[S]):
         return records
 
     async def _read_until(self, aggregate_id: str, enough: Callable[[RawRecord], bool]) -> list[RawRecord]:
-        """The history up to a record that is enough, or to what the leader calls its end; without gaps.
+        """Return the history up to a record that is `enough`, or to what the leader calls its end; without gaps.
 
         Raises `StoreUnavailable` when a replica stays behind, and `HistoryBroken`.
         """
@@ -324,7 +328,7 @@ class Histories(Generic[S]):
         raise StoreUnavailable(f"The history of {name} {aggregate_id!r}", "the replica that was asked lags behind")
 
     def _versions(self, records: Sequence[RawRecord]) -> list[RawRecord]:
-        """One record for each version; raises `HistoryBroken`."""
+        """Return one record for each version; raises `HistoryBroken`."""
         kept: list[RawRecord] = []
         for record in records:
             if number_of(record[3], VERSION) == len(kept) + 1:
@@ -335,7 +339,7 @@ class Histories(Generic[S]):
         return kept
 
     async def _obeying(self, read: Callable[[], Awaitable[T]]) -> T:
-        """What `read` gives; once more where the log declares something void that was not known, or does not follow.
+        """Return what `read` gives; read again where the log has new skip markers, or a version does not follow.
 
         A reply lost on the way looks the same as a broken history; only what is broken twice is broken.
         """
@@ -347,13 +351,13 @@ class Histories(Generic[S]):
         return await read()
 
     async def _learn_voids(self) -> bool:
-        """Whether there are more than were known."""
+        """Read the skip markers; True if there are more than were known."""
         known = len(self._voids)
         self._voids.update(await self.store.voids())
         return len(self._voids) > known
 
-    def _fold_page(self, held: FoldedState[S], records: Sequence[RawRecord]) -> FoldedState[S]:
-        return fold_records(held, records, self._decoder)
+    def _fold_page(self, folded: FoldedState[S], records: Sequence[RawRecord]) -> FoldedState[S]:
+        return fold_records(folded, records, self._decoder)
 
     async def _check_bound(self, version: int | None, position: int | None, at: datetime | None) -> None:
         if sum(resolved is not None for resolved in (version, position, at)) != 1:
@@ -369,7 +373,7 @@ class Histories(Generic[S]):
             raise UsageError(f"The log ends at position {last}; {position} is not in it. Give one that is.")
 
 
-def _told(command_id: str) -> str:
-    """A command id as its header says it."""
-    ((_, told),) = context_headers(command_id, NO_METADATA)
-    return told
+def _header_of(command_id: str) -> str:
+    """Return a command id as its header has it, escaped."""
+    ((_, value),) = context_headers(command_id, NO_METADATA)
+    return value
