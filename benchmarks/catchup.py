@@ -32,10 +32,9 @@ from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
 
 WORKER = "eventjet worker"
-WORKER_OF_TWO = "eventjet worker --processes 2"
 WRITES = "eventjet worker, SQL by hand that only writes"
 ASKS = "eventjet worker, SQL by hand that asks"
-OURS = (WORKER, WORKER_OF_TWO, WRITES, ASKS)
+OURS = (WORKER, WRITES, ASKS)
 FLOOR = "floor by hand: nats-py, eventjet's decoder, SQL"
 LIMIT = "limit by hand: nats-py, bodies alone, SQL"
 PYEVENTSOURCING = "pyeventsourcing, a commit an event"
@@ -135,11 +134,8 @@ class Job:
         others = [one.name for one in self.subjects if one.name not in OURS]
         targets = TARGETS[self.database]
         return [
-            Comparison(self.rate, WORKER_OF_TWO, WORKER, 1.4),
             *[Comparison(self.rate, WORKER, name, targets.get(name)) for name in others],
-            *[Comparison(self.rate, WORKER_OF_TWO, name) for name in others],
             Comparison(self.rate, WRITES, ASKS),
-            Comparison(self.cpu, WORKER_OF_TWO, WORKER),
             *[Comparison(self.cpu, WORKER, name) for name in others],
             Comparison(self.cpu, WRITES, ASKS),
         ]
@@ -150,11 +146,11 @@ def _truth(count: int) -> dict[str, tuple[Decimal, int]]:
     return balances(count)
 
 
-def _worker(nats: str, count: int, processes: int, url: str, app: App = bank, place: str = APP) -> Lap:
+def _worker(nats: str, count: int, url: str, app: App = bank, place: str = APP) -> Lap:
     engine = Database(url).sync_engine()
     create_tables(engine, app.projections.values())
     engine.dispose()
-    return worker_lap(nats, url, count, processes, place)
+    return worker_lap(nats, url, count, place)
 
 
 def _by_hand(nats: str, name: str, app: App, count: int) -> Subject:
@@ -233,10 +229,7 @@ def main(sizes: argparse.Namespace) -> int:
         by_hand = {FLOOR: "records", LIMIT: "bodies"}
         jobs: list[Job] = []
         for kind in sizes.databases.split(","):
-            ours = [
-                Subject(name, sizes.events, partial(_worker, nats.url, sizes.events, processes), in_cents=False)
-                for name, processes in ((WORKER, 1), (WORKER_OF_TWO, 2))
-            ]
+            ours = [Subject(WORKER, sizes.events, partial(_worker, nats.url, sizes.events), in_cents=False)]
             floors = [
                 Subject(
                     name,
@@ -264,16 +257,13 @@ def _memory(databases: Databases, count: int) -> Figures:
     figures = Figures("memory of a worker", "MB", higher_is_better=False)
     with NatsServer(sync_interval="2m") as nats:
         fill(nats.url, count)
-        for name, processes in ((WORKER, 1), (WORKER_OF_TWO, 2)):
-            url = databases.new("PostgreSQL")
-            done = _worker(nats.url, count, processes, url)
-            check(url, _truth(count), in_cents=False)
-            assert done.memory_mb is not None
-            figures.add(f"{name}, {count:,} events into PostgreSQL", done.memory_mb)
-            if processes > 1:
-                figures.add(f"{name}: each fold process, at most", done.fold_mb)
-            if max(done.memory_mb, done.fold_mb) >= MEMORY_MAX_MB:
-                raise RuntimeError(f"{name} came to {done.memory_mb:.0f} MB, and {MEMORY_MAX_MB} are allowed")
+        url = databases.new("PostgreSQL")
+        done = _worker(nats.url, count, url)
+        check(url, _truth(count), in_cents=False)
+        assert done.memory_mb is not None
+        figures.add(f"{WORKER}, {count:,} events into PostgreSQL", done.memory_mb)
+        if done.memory_mb >= MEMORY_MAX_MB:
+            raise RuntimeError(f"{WORKER} came to {done.memory_mb:.0f} MB, and {MEMORY_MAX_MB} are allowed")
     return figures
 
 

@@ -40,8 +40,6 @@ class Lap:
     """Before that: interpreter, imports, connections."""
     memory_mb: float | None = None
     """The client's most, where it was looked at."""
-    fold_mb: float = 0.0
-    """The most of one of its fold processes; 0 where it has none."""
 
 
 def lap(command: list[str]) -> Lap:
@@ -64,31 +62,26 @@ def last_line(command: list[str]) -> str:
     return _run(command).splitlines()[-1]
 
 
-def worker_lap(server: str, database: str, count: int, processes: int = 1, app: str = APP) -> Lap:
-    """`eventjet worker`, from the first look at its position once it says it is ready until the last is committed.
-
-    What its fold processes take, their start included, is the client's.
-    """
+def worker_lap(server: str, database: str, count: int, app: str = APP) -> Lap:
+    """`eventjet worker`, from the first look at its position once it says it is ready until the last is committed."""
     started = time.monotonic()
-    with running_worker(server, database, processes, app) as process, _position(database) as position:
+    with running_worker(server, database, app) as process, _position(database) as position:
         first, ready, ready_cpu_s = position(), time.monotonic(), _cpu_s(process.pid)
-        fold_mb = 0.0
         deadline = time.monotonic() + _LIMIT_S
         while (at := position()) < count:
             if process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the worker stopped at position {at} of {count}")
-            fold_mb = max([fold_mb, *map(_memory_mb, _started_by(process.pid))])
             time.sleep(_POLL_S)
         ended = time.monotonic()
         cpu_s = _cpu_s(process.pid) - ready_cpu_s
-        return Lap(at, at - first, ended - ready, cpu_s, ready - started, _memory_mb(process.pid), fold_mb)
+        return Lap(at, at - first, ended - ready, cpu_s, ready - started, _memory_mb(process.pid))
 
 
 @contextmanager
-def running_worker(server: str, database: str, processes: int = 1, app: str = APP) -> Generator[subprocess.Popen[str]]:
+def running_worker(server: str, database: str, app: str = APP) -> Generator[subprocess.Popen[str]]:
     """`eventjet worker`, from when it says it is ready."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "eventjet.cli", "worker", "--processes", str(processes)],
+        [sys.executable, "-m", "eventjet.cli", "worker"],
         stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
@@ -158,10 +151,6 @@ def _cpu_s(pid: int) -> float:
     except OSError:
         return 0.0  # it has ended, and its parent's figures have it
     return sum(map(int, fields[11:15])) / _TICKS + sum(map(_cpu_s, _children_of(pid)))
-
-
-def _started_by(pid: int) -> list[int]:
-    return [each for child in _children_of(pid) for each in (child, *_started_by(child))]
 
 
 def _children_of(pid: int) -> list[int]:

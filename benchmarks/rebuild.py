@@ -39,18 +39,14 @@ FRAMES = "limit: bytes into frames, one core"
 RECORDS = "limit: frames into records, one core"
 LOAD = "limit: COPY of the finished rows"
 LOCAL = "local engine"
-LOCAL_OF_TWO = "local engine, 2 processes"
 SPARK = "Spark from JetStream"
 ARCHIVE = "Spark from an archive"
 LOCAL_PROGRAM = "eventjet rebuild --engine local, from nothing"
-LOCAL_OF_TWO_PROGRAM = "eventjet rebuild --engine local --processes 2, from nothing"
 SPARK_PROGRAM = "eventjet rebuild --engine spark, from nothing"
 SPARK_CACHED = "eventjet rebuild --engine spark --jvm-cache, from nothing"
 PEER = "pyeventsourcing, catch-up"
 
 TARGETS = (
-    (LOCAL_OF_TWO, LOCAL, 1.4),
-    (LOCAL_OF_TWO_PROGRAM, LOCAL_PROGRAM, None),
     (LOCAL, FRAMES, 0.4),
     (LOCAL, RECORDS, None),
     (SPARK, LOCAL, 0.8),
@@ -59,7 +55,6 @@ TARGETS = (
 PEER_TARGETS = (
     (LOCAL, None),
     (LOCAL_PROGRAM, None),
-    (LOCAL_OF_TWO_PROGRAM, 100.0),
     (SPARK, None),
     (SPARK_PROGRAM, 50.0),
 )
@@ -145,21 +140,20 @@ def main(sizes: argparse.Namespace) -> int:
         tables = Tables(sizes.events)
         limits = _limits(nats, postgres, sizes.events, truth, tables)
         laps = [*limits, *_programs(nats, postgres, sizes, truth, tables, folder)]
-        roads: tuple[tuple[str, str, Path | None, int], ...] = (
-            (LOCAL, "local", None, 1),
-            (LOCAL_OF_TWO, "local", None, 2),
-            (SPARK, "spark", None, 1),
-            (ARCHIVE, "spark", archive, 1),
+        roads: tuple[tuple[str, str, Path | None], ...] = (
+            (LOCAL, "local", None),
+            (SPARK, "spark", None),
+            (ARCHIVE, "spark", archive),
         )
         url = new_database(postgres, "warm")
         rebuilders = {
             engine: stack.enter_context(Rebuilder(nats, postgres, url, sizes.events, sizes.master))
             for engine in ("local", "spark")
         }
-        for name, engine, source, processes in roads:
+        for name, engine, source in roads:
             # The first of each road finds nothing warm and does not count.
-            rebuilders[engine].rebuild(engine, source, processes)
-            warm = partial(_warm, partial(rebuilders[engine].warm, engine, source, processes), url, truth)
+            rebuilders[engine].rebuild(engine, source)
+            warm = partial(_warm, partial(rebuilders[engine].warm, engine, source), url, truth)
             laps.append(lambda name=name, warm=warm: tables.made(name, warm()))
         laps += _peer(postgres, sizes, tables)
         for _ in range(sizes.runs):
@@ -219,7 +213,6 @@ def _programs(
     run_program(nats, url, "--engine", "spark", *cached)
     return [
         partial(program, LOCAL_PROGRAM, "--engine", "local"),
-        partial(program, LOCAL_OF_TWO_PROGRAM, "--engine", "local", "--processes", "2"),
         partial(program, SPARK_PROGRAM, "--engine", "spark", "--master", sizes.master),
         partial(program, SPARK_CACHED, "--engine", "spark", *cached),
     ]

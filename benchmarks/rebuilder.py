@@ -80,16 +80,16 @@ class Rebuilder:
             self._process.kill()
             self._process.communicate()
 
-    def warm(self, engine: str, archive: Path | None = None, processes: int = 1) -> Made:
+    def warm(self, engine: str, archive: Path | None = None) -> Made:
         """As `rebuild`, after one that does not count where the last was long ago: Spark ends Python workers that idle.
 
         They have a minute, of which the rebuild itself takes some.
         """
         if time.monotonic() - self._used_at > _IDLE_MAX_S:
-            self.rebuild(engine, archive, processes)
-        return self.rebuild(engine, archive, processes)
+            self.rebuild(engine, archive)
+        return self.rebuild(engine, archive)
 
-    def rebuild(self, engine: str, archive: Path | None = None, processes: int = 1) -> Made:
+    def rebuild(self, engine: str, archive: Path | None = None) -> Made:
         """Raises `RuntimeError` when the process ends instead, having written why, and when it takes far too long."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -97,7 +97,7 @@ class Rebuilder:
         before = self._parts.cpu_s()
         with peak_of(self._parts) as peak:
             limit.start()
-            self._process.stdin.write(f"{engine} {processes} {archive or ''}\n")
+            self._process.stdin.write(f"{engine} {archive or ''}\n")
             self._process.stdin.flush()
             answer = self._process.stdout.readline()
             limit.cancel()

@@ -11,8 +11,8 @@ from uuid import uuid4
 from eventjet.codec.headers import EXPECTED, VERSION, RawRecord, header, header_block, number_of
 from eventjet.jetstream.api import last_message, stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
-from eventjet.jetstream.ranges import read_range
-from eventjet.log.earlier import EarlierRecords
+from eventjet.jetstream.reader import read_range
+from eventjet.log.predecessors import PredecessorReader
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame
 
@@ -69,7 +69,7 @@ class _Histories:
     """The last record of each subject that is written to, as position and version; for their only writer."""
 
     def __init__(self, endpoint: Endpoint, name: str) -> None:
-        self._earlier = EarlierRecords(endpoint, name)
+        self._earlier = PredecessorReader(endpoint, name)
         self._link = NatsConnection.open(endpoint)
         self._name = name
         self._versions: dict[str, int] = {}

@@ -9,19 +9,18 @@ from contextlib import asynccontextmanager
 from eventjet.codec.headers import header_block
 from eventjet.errors import StoreUnavailable
 from eventjet.jetstream.client import Client, connect
-from eventjet.log.jetstream import JetStreamStore
-from eventjet.log.patience import Patience
+from eventjet.log.jetstream import JetStreamStore, RetryPolicy
 from eventjet.log.topology import declare
 from eventjet.settings import Settings
 from tests.logs import fresh_name
 
 
-def patience(timeout_s: float) -> Callable[[], Patience]:
-    """Of reads outside a store: they ask for so long, whoever listens."""
+def retry_for(timeout_s: float) -> Callable[[], RetryPolicy]:
+    """Retry reads outside a store for this long, whoever listens."""
 
-    async def is_there() -> None: ...
+    async def exists() -> None: ...
 
-    return lambda: Patience(timeout_s, is_there)
+    return lambda: RetryPolicy(timeout_s, exists)
 
 
 async def declared(client: Client, name: str, replicas: int) -> None:

@@ -16,8 +16,7 @@ from eventjet.codec.headers import RawRecord
 from eventjet.codec.records import Decoder
 from eventjet.jetstream.api import create_consumer
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.jetstream.consumer import Deliveries
-from eventjet.jetstream.ranges import read_range
+from eventjet.jetstream.reader import Deliveries, read_range
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.fold import Fold
 from eventjet.projections.row_codec import RowCodec

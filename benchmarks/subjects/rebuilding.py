@@ -27,7 +27,7 @@ def main(master: str) -> None:
     with ExitStack() as stack:
         has_session = False
         for line in sys.stdin:
-            engine, processes, *archive = line.split()
+            engine, *archive = line.split()
             started = time.monotonic()
             if engine == "spark" and not has_session:
                 from eventjet.spark.session import spark_session
@@ -36,7 +36,7 @@ def main(master: str) -> None:
                 has_session = True
             session_s = time.monotonic() - started
             started = time.monotonic()
-            chosen = EngineOptions("spark" if engine == "spark" else "local", processes=int(processes))
+            chosen = EngineOptions("spark" if engine == "spark" else "local")
             options: dict[str, Any] = {"engine": chosen, **({"from_archive": archive[0]} if archive else {})}
             report = asyncio.run(rebuild(APP, [balances.name], settings, **options))
             told = {

@@ -26,7 +26,7 @@ from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.domain.unique import CLAIMS, unique_faults
 from eventjet.errors import DefinitionError, UsageError
 from eventjet.jet import Jet, open_jet
-from eventjet.log.snapshot import SnapshotCodec
+from eventjet.log.snapshots import SnapshotCodec
 from eventjet.nats.client import NatsClient
 from eventjet.projections.app_ref import AppRef, Declared
 from eventjet.projections.projection import Entries, Projection

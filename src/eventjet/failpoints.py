@@ -28,15 +28,14 @@ _REACHED = {
     "takeover": "moved committed",
     "rebuild": "planned claimed announced shadow_made engine_started batch_read part_begun rows_copied part_loaded "
     "loaded keys_made indexed caught_up before_swap inside_swap after_swap dropped",
-    "fold": "begun taken folded answered",
     "verify": "copied loaded compared",
     "task": "begun folded",
     "archive": "written read_back sealed",
     "restore": "batch_sent batch_stored",
 }
-"""In the order in which a worker's term reaches them, that of a reactor or a process, a revision that takes over from
-another one, a rebuild, a process that folds a share of a worker's or a rebuild's events, a verification, a task of
-either on Spark, which loads its parts itself, the making of an archive, and a restore."""
+"""In the order in which a worker's term reaches them, that of a reactor or a process, a revision that takes over
+from another one, a rebuild, a verification, a task of either on Spark, which loads its parts itself, the making of an
+archive, and a restore."""
 NAMES = tuple(f"{where}.{step}" for where, steps in _REACHED.items() for step in steps.split())
 ACTIONS = ("kill", "stop", "interrupt", "raise", "tell")
 

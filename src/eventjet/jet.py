@@ -24,8 +24,8 @@ from eventjet.errors.projection import ANOTHER_LOG
 from eventjet.jetstream.client import Client
 from eventjet.log.public_stream import check_public_stream
 from eventjet.log.store import EventStore, LogState
-from eventjet.log.strangers import LIST_S, unknown_aggregates
 from eventjet.log.topology import Topology, declare, note_aggregates, others_answering
+from eventjet.log.unknown_events import LIST_S, unknown_aggregates
 from eventjet.nats.client import NatsClient
 from eventjet.projections.app_ref import Application, Declared, projections_of
 from eventjet.projections.sql_projection import AnyResolved
@@ -365,7 +365,7 @@ class Jet:
     async def voids(self) -> Mapping[int, str]:
         """Position → reason of what the log declares void, and what `decode` passes over from now on."""
         self._guard.check()
-        self._catalog.voids.update(await self.store.voids())
+        self._catalog.voids.update(await self.store.skip_markers())
         return self._catalog.voids
 
     async def log(self) -> LogState:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eventjet import Metadata
-from eventjet.log.voids import record_void
+from eventjet.log.skip_markers import record_skip_marker
 from tests import javascript
 from tests.clients.bells import BELLS, Bell, Town
 from tests.docs.pages import blocks_of
@@ -83,7 +83,7 @@ async def test_what_is_void_is_passed_over_and_what_is_strange_stops_it(town: To
     assert status != 0
     assert "the chain is broken at position 4" in said
     assert len(found) == 3
-    assert await record_void(town.jet.client, town.log, 4, "a stray message")
+    assert await record_skip_marker(town.jet.client, town.log, 4, "a stray message")
     await town.jet.voids()
     await town.jet.repository(Bell).execute("hall", Bell.ring, 5)
     status, found, said = await read(town, tmp_path)

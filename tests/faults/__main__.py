@@ -9,7 +9,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from tests.among import AMONG
 from tests.faults.trials import report
 from tests.faults.trials.machine import apart
 from tests.faults.trials.report import Outcome
@@ -45,8 +44,7 @@ def main() -> int:
     seed = given.seed if given.seed is not None else random.SystemRandom().randrange(1_000_000)
     options = Options(seed, given.rounds, given.seconds, given.minutes)
     outcomes: list[Outcome] = []
-    trials = [(each, among) for each in chosen for among in (AMONG if each.folds else (1,))]
-    for outcome in outcomes_of(trials, options, given.jobs):
+    for outcome in outcomes_of(chosen, options, given.jobs):
         outcomes.append(outcome)
         sys.stdout.write(f"{outcome.line()}\n")
         sys.stdout.flush()

@@ -29,22 +29,18 @@ WRITES_S = 0.3
 class Chain:
     """Runs a plan of faults; `done` counts them."""
 
-    def __init__(self, stage: Scene, processes: ExitStack, events: int, among: int = 1) -> None:
-        """`among` are the processes that fold for a worker that is far behind."""
+    def __init__(self, stage: Scene, processes: ExitStack, events: int) -> None:
         self.done: Counter[Fault] = Counter()
         self.under_load = 0
         self.held = 0
         """Times that a stopped worker held SQLite, so that nobody could take over."""
         self.refused = 0
         """Revived workers that were told that they were deposed."""
-        self.divided = 0
-        """Workers that had divided their work when their fault came."""
         self.takeovers_s: list[float] = []
         """Of leases of stopped workers, by one that stood by."""
         self._stage = stage
         self._processes = processes
         self._events = events
-        self._among = among
         self._rivals: dict[WorkerProcess, float] = {}
         """Who was revived, or stands in, and since when."""
         self._leaving: list[WorkerProcess] = []
@@ -66,7 +62,6 @@ class Chain:
             assert struck.fault is not None
             self.done[Fault(struck.fault.name, struck.fault.action)] += 1
             self.under_load += feed.busy
-            self.divided += struck.has_divided
             self._succeed(struck, armed)
             self._stage.check()
             # So that events arrive to the end.
@@ -77,29 +72,25 @@ class Chain:
 
     def _start(self, fault: Fault | None) -> WorkerProcess:
         return self._processes.enter_context(
-            WorkerProcess(self._stage.ledger, self._stage.folder, fault, lease_s=LEASE_S, among=self._among)
+            WorkerProcess(self._stage.ledger, self._stage.folder, fault, lease_s=LEASE_S)
         )
 
     def _drive(self, armed: Sequence[WorkerProcess]) -> WorkerProcess:
         """Bring a worker to where its fault is: the one that owns a projection, so usually the first."""
         began = arranged = time.monotonic()
-        most = 0
         while True:
             for one in armed:
                 if one.reached():
                     return one
             self._dismiss_rivals()
             now = time.monotonic()
-            position = sum(place.position for place in self._stage.places().values())
-            if self._among > 1 and position > most:
-                began, most = now, position  # slow alone, it may still be far behind
             shown = "\n".join(f"{one.fault}: {one.logged()}" for one in armed)
             assert now - began < FIRES_S, f"no fault was reached: {self._stage.places()}\n{shown}"
             owner = next((one for one in armed if self._stage.owned_by(one.pid)), None)
             if owner is not None and owner.fault is not None:
                 if self._load(owner, owner.fault):
                     return owner
-                if now - arranged > ARRANGES_S and (self._among == 1 or self._caught_up()):
+                if now - arranged > ARRANGES_S:
                     arranged = now
                     self._arrange(owner, owner.fault)
             time.sleep(0.02)
@@ -107,9 +98,6 @@ class Chain:
     def _load(self, owner: WorkerProcess, fault: Fault) -> bool:
         """Let events arrive, or not, as the fault needs it; True when the worker has been struck from outside."""
         feed = self._stage.feed
-        if fault.name in SETTLES and self._among > 1 and not self._caught_up():
-            feed.pause()  # only one that catches up settles, and this one may be slower than what arrives
-            return False
         if fault.name not in QUIET:
             feed.go_on()
             if not feed.left:

@@ -10,7 +10,6 @@ import pytest
 
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
-from tests.among import AMONG
 from tests.faults.scene import Scene, scene
 
 
@@ -34,13 +33,6 @@ def new_database(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[],
         return server.create_database(name)
 
     return make
-
-
-@pytest.fixture(params=AMONG)
-def among(request: pytest.FixtureRequest) -> int:
-    """How many processes fold: for a worker that is far behind, or for a rebuild."""
-    found: int = request.param
-    return found
 
 
 @pytest.fixture

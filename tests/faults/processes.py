@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from tests.faults.among import BATCH_MAX, FOLDING, divisions
-from tests.fold_processes import MARK
 from tests.forked import ROOT, Forked
 from tests.integration.ledger_log import Ledger
 
@@ -42,21 +40,17 @@ class WorkerProcess:
         folder: Path,
         fault: Fault | None = None,
         *,
-        batch_max: int | None = None,
+        batch_max: int = 25,
         lease_s: float = 0.8,
         names: tuple[str, ...] = (),
         module: str = "tests.faults.worker",
-        among: int = 1,
     ) -> None:
-        """`among` are the processes that fold when it is far behind."""
-        if batch_max is None:
-            batch_max = 25 if among == 1 else BATCH_MAX
         self.fault = fault
         self._asked = False
         stem = folder / f"worker-{ledger.name}-{time.monotonic_ns()}"
         self._log, self._fired = stem.with_suffix(".log"), stem.with_suffix(".fired")
         place = (",".join(ledger.settings.servers), ledger.settings.database, ledger.name, str(batch_max), str(lease_s))
-        environ = {**os.environ, "EVENTJET_FAILPOINT_LOG": str(self._fired), MARK: ledger.name, FOLDING: str(among)}
+        environ = {**os.environ, "EVENTJET_FAILPOINT_LOG": str(self._fired)}
         if fault is not None and fault.name != "idle":
             environ["EVENTJET_FAILPOINT"] = f"{fault.name}:{fault.action}:{fault.count}"
         self.process = Forked(
@@ -138,11 +132,6 @@ class WorkerProcess:
 
     def logged(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
-
-    @property
-    def has_divided(self) -> bool:
-        """Whether it has said that fold processes of its are at work."""
-        return bool(divisions(self.logged()))
 
     def peak_mb(self) -> float:
         """The most memory it has had."""

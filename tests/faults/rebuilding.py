@@ -17,10 +17,9 @@ from typing import Self
 from sqlalchemy import text
 from sqlalchemy.exc import DBAPIError
 
-from eventjet import failpoints
 from eventjet.errors import Unreachable
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.rebuild import AppRef, EngineOptions, rebuild, verify
+from eventjet.rebuild import AppRef, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.sql.database import READ_ONLY, Database
 from tests.faults.feed import Feed
@@ -33,10 +32,8 @@ from tests.integration.projecting import made
 from tests.integration.rebuild_log import remains
 from tests.logs import fresh_name
 
-FOLD_PLACES = tuple(name for name in failpoints.NAMES if name.startswith("fold."))
-WHERE_IT_FOLDS = ("rebuild.part_begun", "rebuild.rows_copied", "rebuild.part_loaded", *FOLD_PLACES)
 """Places that a rebuild's fold processes reach, where it has some."""
-LOST = "A fold process"
+
 _COUNTS = {"totals": "coalesce(sum(additions), 0)", "journal": "count(*)"}
 _PACE_S = 0.002
 _REST, _REST_MAX_S = 3, 0.2
@@ -116,9 +113,9 @@ class RebuildProcess:
     def __init__(
         self, stage: Stage, *arguments: str, at: str = "", action: str = "kill", command: str = "rebuild"
     ) -> None:
-        """`at`: `failpoint` or `failpoint:count`, which a fold process of its may reach as well.
+        """`at`: `failpoint` or `failpoint:count`.
 
-        By default it is the local engine, with the fold processes of the stage.
+        By default it is the local engine.
         """
         stem = stage.folder / f"run-{time.monotonic_ns()}"
         self.log, self.fired = stem.with_suffix(".log"), stem.with_suffix(".fired")
@@ -133,11 +130,11 @@ class RebuildProcess:
         if at:
             name, _, count = at.partition(":")
             environ["EVENTJET_FAILPOINT"] = f"{name}:{action}:{count or 1}"
-        names = stage.names if command == "rebuild" else NAMES[:1]
-        program = [command, *names, *(arguments or ("--engine", "local", "--processes", str(stage.among)))]
+        names = NAMES if command == "rebuild" else NAMES[:1]
+        program = [command, *names, *(arguments or ("--engine", "local"))]
         where = ["--app", f"{stage.ref.module}:app", "--app-dir", stage.ref.path[0]]
         self.process = Forked(
-            "tests.faults.rebuilder",
+            "eventjet.cli",
             [*program, *where],
             folder=stage.folder,
             environ=environ,
@@ -184,26 +181,11 @@ class RebuildProcess:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it did not end within {timeout_s} s:\n{self.logged()}") from None
 
-    def killed(self, at: str, among: int) -> str:
-        """Who was, once it is over: the `run`, or a `fold process` of it, which ends the run in good order."""
-        status = self.ended()
+    def killed(self) -> None:
+        """Once its fault has killed it."""
+        assert self.ended() == -signal.SIGKILL, self.logged()
         assert self.fired.exists(), self.logged()
-        if status == -signal.SIGKILL:
-            who = "run"
-        else:
-            who = "fold process"
-            assert among > 1, self.logged()
-            assert at in WHERE_IT_FOLDS, self.logged()
-            self.failed_over_a_fold_process()
-        # Those whose run was killed end by themselves.
         await_it(lambda: self.others() == {}, lambda: f"{self.others()}\n{self.logged()}")
-        return who
-
-    def failed_over_a_fold_process(self) -> None:
-        """It has said so, in good order."""
-        assert self.ended() == 1, self.logged()
-        assert LOST in self.logged(), self.logged()
-        assert "Traceback" not in self.logged(), self.logged()
 
     def logged(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
@@ -218,8 +200,6 @@ class Stage:
     feed: Feed
     ref: AppRef
     readers: list[Reader]
-    among: int = 1
-    """The processes that fold for a rebuild, and for the worker when it is far behind."""
     verified: int = 0
     """Rows that verifications compared and found no difference in."""
     settled: int = 0
@@ -229,31 +209,15 @@ class Stage:
     def is_sqlite(self) -> bool:
         return self.ledger.settings.database.startswith("sqlite")
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """What is rebuilt: with fold processes on SQLite, which has one writer, no entries."""
-        return NAMES[:1] if self.among > 1 and self.is_sqlite else NAMES
-
-    @property
-    def engine(self) -> EngineOptions:
-        return EngineOptions("local", processes=self.among)
-
-    def divides(self) -> None:
-        """See a rebuild through whose events fold processes fold, as they do in all others here."""
-        with RebuildProcess(self, at="fold.answered", action="tell") as run:
-            assert run.ended() == 0, run.logged()
-            assert run.fired.exists(), run.logged()
-
     async def settle(self) -> None:
         """After a fault: the next rebuild succeeds, a verification finds nothing, and nothing is left behind."""
-        await rebuild(self.ref, self.names, self.ledger.settings, engine=self.engine)
+        await rebuild(self.ref, NAMES, self.ledger.settings, engine="local")
         await self.check()
 
     async def check(self) -> None:
         """The same without another rebuild."""
         for name in NAMES:
-            engine = self.engine if name in self.names else EngineOptions("local")
-            report = await verify(self.ref, name, self.ledger.settings, engine=engine)
+            report = await verify(self.ref, name, self.ledger.settings, engine="local")
             assert report.differences == 0, report.examples[:3]
             self.verified += report.rows
         assert remains(Database(self.ledger.settings.database)) == []
@@ -300,13 +264,8 @@ class Stage:
 
 
 @contextmanager
-def stage(
-    server: str, database: str, folder: Path, *, events: int = 2_000, rate: float = 100.0, among: int = 1
-) -> Generator[Stage]:
-    """A log that grows at a rate, its live read models with a worker, and a reader of each.
-
-    With several processes `among` which it is divided, the worker's is, too, where it falls behind.
-    """
+def stage(server: str, database: str, folder: Path, *, events: int = 2_000, rate: float = 100.0) -> Generator[Stage]:
+    """A log that grows at a rate, its live read models with a worker, and a reader of each."""
     app = tally_app(fresh_name("tally"))
     (folder / f"{app.name}.py").write_text(
         f"from tests.faults.tally import tally_app\n\napp = tally_app({app.name!r})\n"
@@ -318,17 +277,12 @@ def stage(
         feed = stack.enter_context(Feed(ledger, entities=200))
         feed.allow(events)
         feed.finish()
-        started = WorkerProcess(
-            ledger, folder, lease_s=2.0, batch_max=200 if among == 1 else 10, names=NAMES, among=among
-        )
+        started = WorkerProcess(ledger, folder, lease_s=2.0, batch_max=200, names=NAMES)
         worker = stack.enter_context(started).ready()
         feed.rate = rate
         feed.allow(10_000_000)
         readers = [stack.enter_context(Reader(database, feed, name)) for name in NAMES]
-        found = Stage(ledger, folder, feed, AppRef.parse(f"{app.name}:app", folder), readers, among)
-        if among > 1:
-            found.divides()
-            found.said.append(f"{among} processes fold")
+        found = Stage(ledger, folder, feed, AppRef.parse(f"{app.name}:app", folder), readers)
         yield found
         feed.end()
         assert worker.process.poll() is None, worker.logged()

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.among import divided
-from tests.faults.audit import Audit, install
+from tests.faults.audit import install
 from tests.faults.bad_events import Mixture, position_of, state_of, wary_log
 from tests.faults.processes import Fault, WorkerProcess, await_it
 from tests.integration.ledger_log import Ledger
@@ -37,7 +36,7 @@ def stored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Ledger, M
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 2 * CATCH_UP_S)
 def test_bad_events_are_parked_once_and_all_others_applied(
-    stored: tuple[Ledger, Mixture], database: str, tmp_path: Path, processes: ExitStack, among: int
+    stored: tuple[Ledger, Mixture], database: str, tmp_path: Path, processes: ExitStack
 ) -> None:
     ledger, mixture = stored
     made(database, *ledger.projections.values())
@@ -45,13 +44,11 @@ def test_bad_events_are_parked_once_and_all_others_applied(
     ledger = replace(ledger, settings=replace(ledger.settings, database=database))
 
     def start(fault: Fault | None = None) -> WorkerProcess:
-        # With fold processes the last batch is folded alone, and slowly.
-        batch_max = 1_000 if among == 1 else 100
-        started = WorkerProcess(ledger, tmp_path, fault, batch_max=batch_max, lease_s=2.0, names=("wary",), among=among)
+        started = WorkerProcess(ledger, tmp_path, fault, batch_max=1_000, lease_s=2.0, names=("wary",))
         return processes.enter_context(started).ready()
 
     began = time.monotonic()
-    doomed = start(Fault("worker.after_commit", "stop", 4 if among == 1 else 30))
+    doomed = start(Fault("worker.after_commit", "stop", 4))
     await_it(doomed.reached, doomed.logged, CATCH_UP_S)
     assert 0 < position_of(database) < EVENTS
     peaks = [doomed.peak_mb()]
@@ -70,9 +67,8 @@ def test_bad_events_are_parked_once_and_all_others_applied(
         f"\n{database.partition(':')[0]}: {EVENTS:,} events, {BAD:,} of them bad ({kinds}): "
         f"{sum(one == 'parked' for one in resolutions.values()):,} parked, {len(kept) - len(resolutions)} twice, "
         f"{len(mixture.behind):,} behind them, {len(mixture.rows):,} rows right; in {seconds:.0f} s with one worker "
-        f"killed on the way, folded by {among}; memory at most {max(peaks):.0f} MB\n"
+        f"killed on the way; memory at most {max(peaks):.0f} MB\n"
     )
-    assert among == 1 or divided([doomed, worker], Audit.read(database)) > 0
     assert len(kept) == len(resolutions)
     assert resolutions == dict.fromkeys(mixture.parked, "parked") | dict.fromkeys(mixture.behind, "blocked")
     assert all(one.reason for one in kept if one.resolution == "parked")

@@ -15,16 +15,12 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import Unreachable
 from eventjet.settings import Settings
 from eventjet.subscriptions.context import WorkerOptions
-from eventjet.subscriptions.division import FAR
 from eventjet.subscriptions.status import status
-from tests.integration.divided import stage_of
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Opened, folded, made, rows_of
 from tests.tables import reading
 
 SIZES = (1, 7, 1_000)
-EVENTS, ALONE_S = 300, 0.03
-"""With fold processes: so many, and so slowly that a worker does not arrive alone while they start."""
 LARGEST = Decimal("9999999999.99")
 MISFITS: dict[str, list[tuple[str, Any]]] = {
     "nothing": [],
@@ -38,7 +34,7 @@ MISFITS: dict[str, list[tuple[str, Any]]] = {
 """Events of which the last one cannot be taken."""
 
 
-async def worked(ledger: Ledger, size: int, last: int, among: int) -> tuple[Any, ...]:
+async def worked(ledger: Ledger, size: int, last: int) -> tuple[Any, ...]:
     """Let a worker take the log in such batches, to its end or to where it stops; what there is then."""
 
     async def is_over() -> bool:
@@ -48,22 +44,11 @@ async def worked(ledger: Ledger, size: int, last: int, among: int) -> tuple[Any,
             return False
         return found is not None and (found.state == "failed" or (found.state, found.position) == ("active", last))
 
-    options = WorkerOptions(batch_max=size, lease_s=2.0, poll_s=0.1, processes=among)
+    options = WorkerOptions(batch_max=size, lease_s=2.0, poll_s=0.1)
     async with ledger.working("balances", options=options):
         await eventually(is_over, f"the end of the log in batches of {size}")
     found = next(one for one in await status(ledger, ledger.settings) if one.name == "balances")
     return found.state, found.position, found.reason, await asyncio.to_thread(rows, ledger)
-
-
-async def worked_by_several(
-    ledger: Ledger, size: int, last: int, among: int, patch: pytest.MonkeyPatch
-) -> tuple[Any, ...]:
-    """The same by an app that fold processes can import; smaller batches than the largest they really fold."""
-    is_far = size * FAR < EVENTS / 2
-    with stage_of(ledger, "plain", patch, ALONE_S if is_far else 0.0) as stage:
-        found = await worked(stage.ledger, size, last, among)
-        assert bool(stage.divisions) == is_far
-    return found
 
 
 def rows(ledger: Ledger) -> list[Any]:
@@ -76,12 +61,10 @@ async def test_batches_of_any_size_end_alike(
     misfit: str,
     eventjet_nats: NatsServer,
     new_database: Callable[[], str],
-    among: int,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ledger = Ledger(Settings(servers=(eventjet_nats.url,)))
     ledger.create()
-    ledger.append(history(150 if among == 1 else EVENTS, accounts=10))
+    ledger.append(history(150, accounts=10))
     # A position is stored with its event's id, so events that nobody takes right before a bad one are not counted.
     last = bad = ledger.append([("a-1", Added(amount=Decimal(1))), *MISFITS[misfit]])
     if not MISFITS[misfit]:
@@ -95,10 +78,7 @@ async def test_batches_of_any_size_end_alike(
             connection.execute(text("create unique index one_u on balances (owner) where owner = 'u'"))
         engine.dispose()
         own = replace(ledger, settings=replace(ledger.settings, database=url))
-        if among == 1:
-            found.append(await worked(own, size, last, among))
-        else:
-            found.append(await worked_by_several(own, size, last, among, monkeypatch))
+        found.append(await worked(own, size, last))
     assert found[0] == found[1] == found[2]
     state, position, reason, table = found[0]
     if misfit == "nothing":

@@ -69,7 +69,6 @@ async def test_what_ten_writers_append_is_applied_once(
     eventjet_nats: NatsServer,
     tmp_path: Path,
     processes: ExitStack,
-    among: int,
 ) -> None:
     app = tally_app(fresh_name("tally"))
     live, later = databases(kind, request, tmp_path)
@@ -80,18 +79,14 @@ async def test_what_ten_writers_append_is_applied_once(
     # The stream must exist before its workers.
     async with tally_app(ledger.name).connect(servers=settings.servers[0]) as jet:
         await jet.init()
-    worker = processes.enter_context(
-        WorkerProcess(ledger, tmp_path, batch_max=1_000 if among == 1 else None, among=among).ready()
-    )
+    worker = processes.enter_context(WorkerProcess(ledger, tmp_path, batch_max=1_000).ready())
     await written(ledger)
     await asyncio.to_thread(check, ledger, f"{kind}: with a live worker")
     worker.ask_to_end()
     worker.ended_well()
     # Only now: a projection has one durable at the server, whatever its database.
     other = Ledger(replace(settings, database=later), app.name, app.catalog, ledger.projections)
-    processes.enter_context(
-        WorkerProcess(other, tmp_path, batch_max=1_000 if among == 1 else None, among=among).ready()
-    )
+    processes.enter_context(WorkerProcess(other, tmp_path, batch_max=1_000).ready())
     await asyncio.to_thread(check, other, f"{kind}: by a later catch-up")
 
 

@@ -16,16 +16,14 @@ import pytest
 from eventjet.dev.nats import NatsServer
 from eventjet.dev.postgres import PostgresServer
 from eventjet.sql.sqlite_connections import BUSY_TIMEOUT_S
-from tests.faults.among import divided
 from tests.faults.audit import Audit
 from tests.faults.processes import WorkerProcess, await_it
 from tests.faults.scene import Scene, scene
 
 OUTAGES = int(os.environ.get("EVENTJET_TEST_OUTAGES", "2"))
 """Of each kind, on each database."""
-RATE, RATE_OF_SEVERAL = 200.0, 60.0
-RECOVERS_S, RECOVERS_SEVERAL_S = 40.0, 120.0
-"""With fold processes a worker is slow alone, and takes alone what it has read before it divides its work."""
+RATE = 200.0
+RECOVERS_S = 40.0
 LEASE_S = 1.0
 
 
@@ -75,19 +73,18 @@ class Weather:
 @pytest.mark.slow
 @pytest.mark.timeout(200 + 240 * OUTAGES)
 @pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
-def test_killed_servers_are_waited_out(kind: str, tmp_path: Path, processes: ExitStack, among: int) -> None:
+def test_killed_servers_are_waited_out(kind: str, tmp_path: Path, processes: ExitStack) -> None:
     chance = random.Random(9)
     with (
         servers(kind, tmp_path) as (nats, postgres, database),
         scene(nats.url, database, tmp_path) as stage,
     ):
-        recovers_s = RECOVERS_S if among == 1 else RECOVERS_SEVERAL_S
+        recovers_s = RECOVERS_S
         weather = Weather(stage, recovers_s)
-        stage.feed.rate = RATE if among == 1 else RATE_OF_SEVERAL
+        stage.feed.rate = RATE
         stage.feed.allow(1_000_000)
         workers = [
-            processes.enter_context(WorkerProcess(stage.ledger, tmp_path, lease_s=LEASE_S, among=among)).ready()
-            for _ in range(2)
+            processes.enter_context(WorkerProcess(stage.ledger, tmp_path, lease_s=LEASE_S)).ready() for _ in range(2)
         ]
 
         def killed(server: NatsServer | PostgresServer) -> Callable[[], None]:
@@ -116,11 +113,8 @@ def test_killed_servers_are_waited_out(kind: str, tmp_path: Path, processes: Exi
                 f"middle, {max(times):.1f} s at most"
             )
         stage.say(f"{verdict}; {audit}; rows right at each of {stage.checks} looks; {stage.feed.resent} appends resent")
-        if among > 1:
-            stage.say(f"{among} processes folded in {divided(workers, audit)} terms")
         for worker in workers:
             assert worker.process.poll() is None, worker.logged()
-        assert among == 1 or divided(workers, audit) >= OUTAGES
         assert verdict.right
         assert not audit.zombies
         assert not audit.breaks

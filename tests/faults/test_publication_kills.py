@@ -14,7 +14,7 @@ import pytest
 from eventjet.dev.nats import NatsServer
 from eventjet.jetstream.api import create_stream, stream_info
 from eventjet.jetstream.client import Client
-from eventjet.jetstream.ranges import read_range
+from eventjet.jetstream.reader import read_range
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from tests.faults.acting.bells import Bell

@@ -15,7 +15,7 @@ from eventjet import failpoints
 from eventjet.dev.nats import NatsServer
 from eventjet.sql.database import Database
 from tests.faults.processes import await_it
-from tests.faults.rebuilding import FOLD_PLACES, WHERE_IT_FOLDS, RebuildProcess, Stage, stage
+from tests.faults.rebuilding import RebuildProcess, Stage, stage
 from tests.integration.rebuild_log import remains
 
 EVERY = bool(os.environ.get("EVENTJET_TEST_REBUILD_KILLS"))
@@ -58,21 +58,14 @@ def interrupted(run: RebuildProcess, scene: Stage) -> tuple[float, float]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_ctrl_c_ends_a_run_at_any_step_within_a_second(
-    eventjet_nats: NatsServer, database: str, tmp_path: Path, among: int
+    eventjet_nats: NatsServer, database: str, tmp_path: Path
 ) -> None:
     took: dict[str, tuple[float, float]] = {}
-    with stage(eventjet_nats.url, database, tmp_path, among=among) as scene:
+    with stage(eventjet_nats.url, database, tmp_path) as scene:
         places = [name for name in PLACES if not (scene.is_sqlite and name == "rebuild.keys_made")]
-        if among > 1:
-            places += [name for name in FOLD_PLACES if name != "fold.answered"]  # nobody would wait for it
         for name in places if EVERY else places[1 + 2 * scene.is_sqlite :: 4]:
             command = "verify" if name.startswith("verify.") else "rebuild"
-            # A terminal sends it to fold processes as well, which leave it to whom they belong to; one is stopped here.
-            action = "stop" if among > 1 and name in WHERE_IT_FOLDS else "interrupt"
-            with RebuildProcess(scene, at=name, action=action, command=command) as run:
-                if action == "stop":
-                    run.await_stop()
-                    os.killpg(run.process.pid, signal.SIGINT)
+            with RebuildProcess(scene, at=name, action="interrupt", command=command) as run:
                 took[name] = interrupted(run, scene)
         await scene.settle()
         slowest = max(took, key=lambda name: took[name])
@@ -86,10 +79,10 @@ async def test_ctrl_c_ends_a_run_at_any_step_within_a_second(
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_ctrl_c_does_not_wait_for_a_silent_server(eventjet_database: str, tmp_path: Path, among: int) -> None:
+async def test_ctrl_c_does_not_wait_for_a_silent_server(eventjet_database: str, tmp_path: Path) -> None:
     with (
         NatsServer(sync_interval="1m") as nats,
-        stage(nats.url, eventjet_database, tmp_path, rate=1.0, among=among) as scene,
+        stage(nats.url, eventjet_database, tmp_path, rate=1.0) as scene,
     ):
         with RebuildProcess(scene, at="rebuild.batch_read", action="stop") as run:
             run.await_stop()

@@ -35,14 +35,14 @@ def coverage(killed: Counter[str]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(900 + 60 * KILLS * len(ALONE))
 async def test_a_run_killed_at_any_step_leaves_the_live_table_whole(
-    eventjet_nats: NatsServer, database: str, tmp_path: Path, among: int
+    eventjet_nats: NatsServer, database: str, tmp_path: Path
 ) -> None:
     killed: Counter[str] = Counter()
-    with stage(eventjet_nats.url, database, tmp_path, among=among) as scene:
+    with stage(eventjet_nats.url, database, tmp_path) as scene:
         for name in places(sqlite=scene.is_sqlite):
             command = name.partition(".")[0]
             with RebuildProcess(scene, at=name, command=command) as run:
-                run.killed(name, among)
+                run.killed()
             killed[name] += 1
             await scene.settle()
         scene.said += [f"{killed.total()} runs killed (SIGKILL) at {len(killed)} places", *coverage(killed)]
@@ -51,17 +51,17 @@ async def test_a_run_killed_at_any_step_leaves_the_live_table_whole(
 @pytest.mark.slow
 @pytest.mark.timeout(600 + 120 * PAIRS)
 async def test_of_two_rebuilds_at_once_one_may_be_killed_and_the_other_does_its_work(
-    eventjet_nats: NatsServer, database: str, tmp_path: Path, among: int
+    eventjet_nats: NatsServer, database: str, tmp_path: Path
 ) -> None:
     chance = random.Random(PAIRS)
     killed: Counter[str] = Counter()
-    with stage(eventjet_nats.url, database, tmp_path, among=among) as scene:
+    with stage(eventjet_nats.url, database, tmp_path) as scene:
         await both_done(scene)
         for _ in range(PAIRS):
             there = [name for name in ALONE if name.startswith("rebuild.")]
             name = chance.choice([name for name in there if not (scene.is_sqlite and name in NOT_ON_SQLITE)])
             with RebuildProcess(scene, at=name) as armed, RebuildProcess(scene) as other:
-                armed.killed(name, among)
+                armed.killed()
                 assert other.ended() == 0, other.logged()
             killed[name] += 1
             await scene.settle()

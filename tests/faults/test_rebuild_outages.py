@@ -28,13 +28,13 @@ STATUSES = (0, 1, 3)
 
 
 @contextmanager
-def own_stage(kind: str, folder: Path, among: int) -> Generator[tuple[Stage, NatsServer, PostgresServer | None]]:
+def own_stage(kind: str, folder: Path) -> Generator[tuple[Stage, NatsServer, PostgresServer | None]]:
     """On servers of its own, since they are killed."""
     with ExitStack() as stack:
         nats = stack.enter_context(NatsServer(sync_interval="1m"))
         postgres = stack.enter_context(PostgresServer()) if kind == "postgresql" else None
         database = f"sqlite:///{folder}/read.db" if postgres is None else postgres.url
-        yield stack.enter_context(stage(nats.url, database, folder, among=among)), nats, postgres
+        yield stack.enter_context(stage(nats.url, database, folder)), nats, postgres
 
 
 def some(names: tuple[str, ...], first: int = 1) -> list[str]:
@@ -61,10 +61,10 @@ def summed(what: str, ends: Counter[int]) -> str:
 @pytest.mark.timeout(150 + 60 * KILLS)
 @pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
 async def test_a_rebuild_outlives_a_killed_nats_server_or_leaves_the_live_table_whole(
-    kind: str, tmp_path: Path, among: int
+    kind: str, tmp_path: Path
 ) -> None:
     ends: Counter[int] = Counter()
-    with own_stage(kind, tmp_path, among) as (scene, nats, _):
+    with own_stage(kind, tmp_path) as (scene, nats, _):
         for name in some(READING, first=1 + (kind == "postgresql")):
             with RebuildProcess(scene, at=name, action="stop") as run:
                 run.await_stop()
@@ -78,9 +78,9 @@ async def test_a_rebuild_outlives_a_killed_nats_server_or_leaves_the_live_table_
 
 @pytest.mark.slow
 @pytest.mark.timeout(200 + 120 * KILLS)
-async def test_killed_postgresql_and_killed_backends_end_a_rebuild_and_nothing_else(tmp_path: Path, among: int) -> None:
+async def test_killed_postgresql_and_killed_backends_end_a_rebuild_and_nothing_else(tmp_path: Path) -> None:
     ends: dict[str, Counter[int]] = {"terminated": Counter(), "killed": Counter(), "server": Counter()}
-    with own_stage("postgresql", tmp_path, among) as (scene, _, postgres):
+    with own_stage("postgresql", tmp_path) as (scene, _, postgres):
         assert postgres is not None
         for how, seen in ends.items():
             for name in some(LOADING if how == "server" else IN_A_SESSION):

@@ -14,7 +14,7 @@ from sqlalchemy import text
 from eventjet.dev.nats import NatsServer
 from eventjet.rebuild import rebuild
 from eventjet.sql.database import Database
-from tests.faults.rebuilding import RebuildProcess, Stage, stage
+from tests.faults.rebuilding import NAMES, RebuildProcess, Stage, stage
 
 EVENTS = int(os.environ.get("EVENTJET_TEST_REBUILD_EVENTS", "5000"))
 """In the log when the rebuilds begin."""
@@ -31,9 +31,9 @@ READERS_WAIT_S = 20.0
 @pytest.mark.slow
 @pytest.mark.timeout(300 + 60 * REBUILDS)
 async def test_nobody_sees_a_swap_while_commands_keep_arriving(
-    eventjet_nats: NatsServer, database: str, tmp_path: Path, among: int
+    eventjet_nats: NatsServer, database: str, tmp_path: Path
 ) -> None:
-    with stage(eventjet_nats.url, database, tmp_path, events=EVENTS, rate=RATE, among=among) as scene:
+    with stage(eventjet_nats.url, database, tmp_path, events=EVENTS, rate=RATE) as scene:
         before, began = scene.feed.stored, time.monotonic()
         generations = [await asyncio.to_thread(rebuilt, scene) for _ in range(REBUILDS)]
         rate = (scene.feed.stored - before) / (time.monotonic() - began)
@@ -53,7 +53,7 @@ def rebuilt(scene: Stage) -> int:
     with Database(scene.ledger.settings.database).sync_engine("fault tests").connect() as connection:
         query = text("select name, generation from eventjet_projection")
         found = {row[0]: row[1] for row in connection.execute(query)}
-    return min(found[name] for name in scene.names)
+    return min(found[name] for name in NAMES)
 
 
 def caught_up(scene: Stage) -> None:
@@ -73,9 +73,9 @@ def caught_up(scene: Stage) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_while_a_swap_waits_for_an_idle_reader_other_readers_go_on(
-    eventjet_nats: NatsServer, eventjet_database: str, tmp_path: Path, among: int
+    eventjet_nats: NatsServer, eventjet_database: str, tmp_path: Path
 ) -> None:
-    with stage(eventjet_nats.url, eventjet_database, tmp_path, rate=20.0, among=among) as scene:
+    with stage(eventjet_nats.url, eventjet_database, tmp_path, rate=20.0) as scene:
         engine = Database(eventjet_database).sync_engine("idle reader")
         waiting = threading.Event()
         tries: list[float] = []
@@ -92,7 +92,7 @@ async def test_while_a_swap_waits_for_an_idle_reader_other_readers_go_on(
                     scene.ref,
                     ["totals"],
                     scene.ledger.settings,
-                    engine=scene.engine,
+                    engine="local",
                     progress=lambda one: told(one.phase),
                 )
             )

@@ -15,13 +15,11 @@ from tests.faults.trials.trial import SCENARIOS, Options, Trial
 
 
 @pytest.mark.parametrize("run", [processes.kill_single, limits.max_bytes])
-def test_a_trial_holds(run: Callable[[Trial], None], tmp_path: Path, among: int) -> None:
+def test_a_trial_holds(run: Callable[[Trial], None], tmp_path: Path) -> None:
     (one,) = [found for found in SCENARIOS.values() if found.run is run]
-    if not one.folds:
-        among = 1
     with ExitStack() as stack:
-        trial = Trial(tmp_path, Options(rounds=1, seconds=0.4 if among == 1 else 4.0), stack, random.Random(7), among)
+        trial = Trial(tmp_path, Options(rounds=1, seconds=0.4), stack, random.Random(7))
         one.run(trial)
-    outcome = Outcome(one, among, trial.figures, trial.notes)
+    outcome = Outcome(one, trial.figures, trial.notes)
     assert not outcome.failed, outcome.line()
     assert trial.figures.acked >= 20

@@ -11,7 +11,6 @@ from statistics import median
 
 import pytest
 
-from tests.faults.among import divided, divisions
 from tests.faults.audit import Audit
 from tests.faults.processes import Fault, WorkerProcess, await_it
 from tests.faults.scene import Scene
@@ -26,22 +25,19 @@ FACES_ITS_SUCCESSOR = 3
 class Duel:
     """Two workers on one projection, of which the one that owns it is stopped again and again."""
 
-    def __init__(self, stage: Scene, processes: ExitStack, among: int) -> None:
+    def __init__(self, stage: Scene, processes: ExitStack) -> None:
         self.takeovers_s: list[float] = []
         self.held = 0
         self.refused = 0
         self.face_to_face = 0
         self._stage = stage
         self._processes = processes
-        self._among = among
         self.all: list[WorkerProcess] = []
         self._chance = random.Random(5)
         self.workers: list[WorkerProcess] = []
 
     def start(self, fault: Fault | None = None) -> WorkerProcess:
-        made = WorkerProcess(
-            self._stage.ledger, self._stage.folder, fault, lease_s=LEASE_S, names=("totals",), among=self._among
-        )
+        made = WorkerProcess(self._stage.ledger, self._stage.folder, fault, lease_s=LEASE_S, names=("totals",))
         self.workers.append(self._processes.enter_context(made))
         self.all.append(made)
         return made
@@ -60,20 +56,12 @@ class Duel:
     def stop_at_random(self) -> None:
         """The owner is stopped wherever it is, and wakes once the other one has written."""
         owner = self.owner()
-        if self._among > 1:
-            await_it(lambda: self._is_divided(owner), owner.logged)
         time.sleep(self._chance.random() * 0.4)
         owner.stop()
         if self._take_over(owner):
             position = self._stage.places()["totals"].position
             await_it(lambda: self._stage.places()["totals"].position > position, lambda: "the successor to write")
         self._revive(owner)
-
-    def _is_divided(self, owner: WorkerProcess) -> bool:
-        """Whether fold processes have folded what it committed last, if it still owns the projection."""
-        began = divisions(owner.logged().rpartition("took the lease")[2])
-        place = self._stage.places()["totals"]
-        return place.pid != owner.pid or (bool(began) and place.position > began[-1][1])
 
     def face_successor(self) -> None:
         """The owner is stopped before a commit, its successor before its first one; the owner wakes first."""
@@ -83,8 +71,7 @@ class Duel:
             worker.ended_well()
         self.workers.clear()
         place = "worker.batch_folded" if self._stage.is_sqlite else "worker.before_commit"
-        # Alone a worker commits some 25 batches while its fold processes start.
-        often = self._chance.randrange(2, 6) if self._among == 1 else self._chance.randrange(2, 60)
+        often = self._chance.randrange(2, 6)
         owner = self.start(Fault(place, "stop", often)).ready()
         await_it(owner.reached, owner.logged)
         successor = self.start(Fault("worker.lease_taken", "stop"))
@@ -126,11 +113,11 @@ class Duel:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600 + 60 * TAKEOVERS)
-def test_revived_workers_write_nothing_and_starve_nobody(stage: Scene, processes: ExitStack, among: int) -> None:
+def test_revived_workers_write_nothing_and_starve_nobody(stage: Scene, processes: ExitStack) -> None:
     stage.names = ("totals",)
     stage.feed.rate = RATE
     stage.feed.allow(1_000_000)
-    duel = Duel(stage, processes, among)
+    duel = Duel(stage, processes)
     duel.start().ready()
     duel.start().ready()
     for round_ in count(1):
@@ -154,11 +141,8 @@ def test_revived_workers_write_nothing_and_starve_nobody(stage: Scene, processes
         f"with leases of {LEASE_S} s a takeover took {median(duel.takeovers_s):.2f} s in the middle, "
         f"{max(duel.takeovers_s):.2f} s at most; {verdict}; rows right at each of {stage.checks} looks"
     )
-    if among > 1:
-        stage.say(f"{among} processes folded in {divided(duel.all, audit)} terms")
     assert verdict.right
     assert not audit.zombies
     assert not audit.breaks
-    assert among == 1 or divided(duel.all, audit) >= TAKEOVERS // 2
     assert duel.refused >= TAKEOVERS // 3
     assert duel.face_to_face >= TAKEOVERS // FACES_ITS_SUCCESSOR // 2

@@ -14,12 +14,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from eventjet.parallel import processes as fold_processes
 from eventjet.settings import Settings
-from eventjet.subscriptions import among
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.supervisor import run_workers
-from tests.faults.among import BOUND_S, FOLDING, SLOW, TURN_S
 from tests.faults.audit import sessions_of
 
 
@@ -49,10 +46,5 @@ async def work(app: Any, settings: Settings, options: WorkerOptions, projections
 if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(message)s")
     server, database, name, batch_max, lease_s, *projections = sys.argv[1:]
-    processes = int(os.environ.get(FOLDING, "1"))
-    options = WorkerOptions(batch_max=int(batch_max), lease_s=float(lease_s), poll_s=0.1, processes=processes)
-    if processes > 1:
-        os.environ[SLOW] = str(os.getpid())
-    # Else a run would mostly wait: for fold processes that are stopped, and for a turn.
-    among.BOUND_S, among.TURN_S, fold_processes._BEGIN = BOUND_S, TURN_S, 1  # pyright: ignore[reportPrivateUsage]
+    options = WorkerOptions(batch_max=int(batch_max), lease_s=float(lease_s), poll_s=0.1)
     asyncio.run(main(server, database, name, options, projections))

@@ -32,9 +32,9 @@ from eventjet.errors import ArchiveBroken, CodecError, EventjetError, Refused, U
 from eventjet.jet import position_in
 from eventjet.jetstream.api import answer_in as api_answer_in
 from eventjet.jetstream.api import direct_record, end_of_page
-from eventjet.jetstream.consumer import parse_ack
+from eventjet.jetstream.reader import parse_ack
 from eventjet.log.outcome import answer_in
-from eventjet.log.snapshot import SnapshotCodec
+from eventjet.log.snapshots import SnapshotCodec
 from eventjet.nats.protocol import FrameParser, nobody_listens, server_fault, status_of
 from tests.unit.test_frames import CONTROLS, MESSAGES, printed
 from tests.unit.test_manifest import SEALED

@@ -9,7 +9,7 @@ from eventjet.archive.reading import Archive, ArchiveReader, FolderFiles
 from eventjet.codec.headers import RawRecord
 from eventjet.dev.nats import NatsServer
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.jetstream.ranges import read_range
+from eventjet.jetstream.reader import read_range
 from eventjet.rebuild import ArchiveReport, archive, rebuild
 from eventjet.settings import Settings
 from eventjet.sql.locations import create_tables

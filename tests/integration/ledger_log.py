@@ -17,7 +17,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.codec.records import Decoder
 from eventjet.domain.recorded import Recorded
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.jetstream.ranges import read_range
+from eventjet.jetstream.reader import read_range
 from eventjet.log.topology import IDENTITY
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.resolve import ResolvedProjection

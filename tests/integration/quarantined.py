@@ -15,7 +15,7 @@ from eventjet.codec.headers import header_block
 from eventjet.codec.records import Decoder
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, RowRefused
-from eventjet.jetstream.ranges import read_range
+from eventjet.jetstream.reader import read_range
 from eventjet.projections.resolve import resolve
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql.own_tables import quarantine

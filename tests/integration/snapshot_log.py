@@ -14,8 +14,7 @@ from eventjet import Imported, Jet, Settings
 from eventjet.codec.subjects import snapshot_bucket
 from eventjet.commands.loading import Histories
 from eventjet.domain.history import FoldedState
-from eventjet.log.snapshot import SnapshotCodec
-from eventjet.log.snapshot_store import KeyValueSnapshots
+from eventjet.log.snapshots import KeyValueSnapshots, SnapshotCodec
 from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild import AppRef
 from tests.logs import append, block, fresh_name

@@ -29,10 +29,10 @@ from eventjet.jetstream.api import create_stream, stream_info, update_stream
 from eventjet.jetstream.client import Client, connect
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.public_stream import PublicStream
-from eventjet.log.snapshot_store import Bucket, KeyValueSnapshots
+from eventjet.log.skip_markers import record_skip_marker
+from eventjet.log.snapshots import Bucket, KeyValueSnapshots
 from eventjet.log.timers import JetStreamTimers
 from eventjet.log.topology import declare, stream_config
-from eventjet.log.voids import record_void
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
 from eventjet.observability import logs
@@ -239,7 +239,7 @@ async def a_cursor(client: Client, app: str) -> None:
 async def a_publication(client: Client, app: str) -> None:
     public = PublicStream(client, f"{app}_public", "lights")
     messages = [PublicMessage(f"{app}_public.lights.{n}", (), b"{}") for n in range(2)]
-    await public.tell(messages, 7)
+    await public.publish(messages, 7)
 
 
 async def a_snapshot(client: Client, app: str) -> None:
@@ -247,7 +247,7 @@ async def a_snapshot(client: Client, app: str) -> None:
 
 
 async def a_void(client: Client, app: str) -> None:
-    await record_void(client, app, 3, "garbage")
+    await record_skip_marker(client, app, 3, "garbage")
 
 
 WRITES = {

@@ -51,7 +51,7 @@ def writes_begun(folder: Path) -> Callable[[], Awaitable[bool]]:
     return begun
 
 
-def check_whole(book: Book, folder: Path) -> int:
+def check_integrity(book: Book, folder: Path) -> int:
     """What the manifest names is there, and is the log; returns how much that is."""
     reader = opened(folder / "archive")
     last = reader.manifest.last
@@ -68,17 +68,17 @@ async def test_killed_at_every_step_it_goes_on_where_it_was(eventjet_nats: NatsS
     await eventually(writes_begun(tmp_path), "the first file was begun", timeout_s=PATIENCE_S)
     process.kill()
     process.communicate(timeout=PATIENCE_S)
-    reached = [check_whole(book, tmp_path)]
+    reached = [check_integrity(book, tmp_path)]
     for failpoint in KILLS:
         process = run(book, tmp_path, failpoint)
         said = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == -signal.SIGKILL, said
-        reached.append(check_whole(book, tmp_path))
+        reached.append(check_integrity(book, tmp_path))
     assert reached == [0, 0, 250, 500]
     out, err = run(book, tmp_path).communicate(timeout=PATIENCE_S)
     assert "sealed 501 to 750: 250 events in 1 file" in out, err
     assert "holds positions 1 to 1,000" in " ".join(out.split())
-    assert check_whole(book, tmp_path) == EVENTS
+    assert check_integrity(book, tmp_path) == EVENTS
     again = run(book, tmp_path)
     assert "Up to date" in again.communicate(timeout=PATIENCE_S)[0]
     assert again.returncode == 0

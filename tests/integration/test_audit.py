@@ -18,7 +18,7 @@ from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
-from eventjet.log.repairing import repair
+from eventjet.log.integrity import repair
 from eventjet.log.topology import IDENTITY, stream_config
 from eventjet.rebuild import AuditReport, Kind, Progress, audit, restore
 from tests.integration.restoring import NAME, append_raw, delete, endpoint, fill, records_of, seal

@@ -14,7 +14,6 @@ from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import rebuild, verify
 from eventjet.sql.revisions import reset
 from eventjet.subscriptions.context import WorkerOptions
-from tests.among import LOCAL
 from tests.integration.ledger_log import Ledger, eventually
 from tests.integration.rebuild_log import Book
 from tests.tables import execute
@@ -154,7 +153,7 @@ async def test_a_rebuild_by_the_new_code_ends_the_warning(book: Book, warnings: 
     await old.works(book.fill(50))
     await new.works(book.fill(50))
     assert len(warnings()) == 1
-    await rebuild(new.ref, ["balances"], book.settings, engine=LOCAL)
+    await rebuild(new.ref, ["balances"], book.settings, engine="local")
     assert noted(book) == [new.code()]
     await new.works(book.fill(50))
     assert (noted(book), warnings()) == ([new.code()], [])
@@ -166,7 +165,7 @@ async def test_a_verification_that_finds_no_difference_ends_the_warning(book: Bo
     await old.works(book.fill(50))
     await new.works(book.fill(50))
     assert len(warnings()) == 1
-    assert (await verify(new.ref, "balances", book.settings, engine=LOCAL)).differences == 0
+    assert (await verify(new.ref, "balances", book.settings, engine="local")).differences == 0
     assert noted(book) == [new.code()]
     await new.works(book.fill(50))
     assert warnings() == []
@@ -178,7 +177,7 @@ async def test_a_verification_ends_it_while_a_worker_of_the_new_code_goes_on(boo
     await old.works(book.fill(50))
     async with new.working("balances", options=QUICK):
         await new.caught_up(book.fill(50))
-        assert (await verify(new.ref, "balances", book.settings, engine=LOCAL)).differences == 0
+        assert (await verify(new.ref, "balances", book.settings, engine="local")).differences == 0
         assert noted(book) == [new.code()]
     assert len(warnings()) == 1
 
@@ -188,7 +187,7 @@ async def test_a_verification_that_finds_differences_ends_nothing(book: Book, wa
     book.init()
     await old.works(book.fill(50))
     await new.works(book.fill(50))
-    assert (await verify(new.ref, "balances", book.settings, engine=LOCAL)).differences > 0
+    assert (await verify(new.ref, "balances", book.settings, engine="local")).differences > 0
     assert (noted(book), len(warnings())) == ([old.code(), new.code()], 1)
     await new.works(book.fill(50))
     assert len(warnings()) == 1
@@ -199,7 +198,7 @@ async def test_a_verification_says_nothing_of_rows_that_a_worker_of_other_code_m
     book.init()
     async with old.working("balances", options=QUICK):
         await old.caught_up(book.fill(50))
-        assert (await verify(new.ref, "balances", book.settings, engine=LOCAL)).differences == 0
+        assert (await verify(new.ref, "balances", book.settings, engine="local")).differences == 0
         assert noted(book) == [old.code()]
 
 
@@ -242,10 +241,10 @@ async def test_sql_by_hand_is_told_and_ended_alike(book: Book, warnings: Warning
     await old.works(book.fill(50), "counted")
     await same.works(book.fill(50), "counted")
     assert (noted(book, "counted"), len(warnings())) == ([old.code("counted"), same.code("counted")], 1)
-    assert (await verify(same.ref, "counted", book.settings, engine=LOCAL)).differences == 0
+    assert (await verify(same.ref, "counted", book.settings, engine="local")).differences == 0
     assert noted(book, "counted") == [same.code("counted")]
     await new.works(book.fill(50), "counted")
     assert len(warnings()) == 1
-    await rebuild(new.ref, ["counted"], book.settings, engine=LOCAL)
+    await rebuild(new.ref, ["counted"], book.settings, engine="local")
     await new.works(book.fill(50), "counted")
     assert (noted(book, "counted"), warnings()) == ([new.code("counted")], [])

@@ -28,13 +28,13 @@ from eventjet.errors import (
 from eventjet.examples.bank.account import Account, Deposited
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.jetstream.client import Client, connect
-from eventjet.log.jetstream import JetStreamStore, LongReads
+from eventjet.log.jetstream import JetStreamStore, PageReader
 from eventjet.log.store import Append, NewEvent
 from eventjet.log.topology import declare
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from tests.logs import fresh_name
-from tests.stores import patience
+from tests.stores import retry_for
 
 EVENTS = 300
 
@@ -79,7 +79,7 @@ async def test_readers_that_wait_at_the_end_are_told(app: App, eventjet_nats: Na
         await jet.append_many(deposits(), source="x")
     endpoint = Endpoint.of(Settings(servers=(eventjet_nats.url,)))
     reader = Client(endpoint, 4)
-    reads = LongReads(app.name, reader, patience(0))
+    reads = PageReader(app.name, reader, retry_for(0))
 
     async def count() -> int:
         return sum([len(page) async for page in reads.pages(f"{app.name}.account.long", 1)])

@@ -15,8 +15,8 @@ from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.examples.bank.read_models import balances
 from eventjet.jetstream.api import call, create_stream, stream_info
 from eventjet.jetstream.connection import ask_once
+from eventjet.log.integrity import FIRST
 from eventjet.log.topology import IDENTITY, stream_config
-from eventjet.log.wholeness import FIRST
 from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings

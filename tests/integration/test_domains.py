@@ -32,7 +32,6 @@ from eventjet.settings import Settings, SettingsOverrides
 from eventjet.spark.options import LogOptions, connection_options
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
-from tests.among import LOCAL
 from tests.contracts.unique_contract import User
 from tests.integration.doctored import FAULT, NOTE, OK, UNKNOWN, UNREACHABLE, Sick
 from tests.integration.reacting import working
@@ -131,7 +130,7 @@ async def test_a_bank_is_recorded_read_and_rebuilt_through_a_leaf_node(link: Lin
         kept = await jet.client.ask(direct_last(f"KV_{bucket}", f"$KV.{bucket}.account.{account}"))
         assert kept is not None
     create_tables(Database(settings.database).sync_engine(), bank.projections.values())
-    report = await rebuild(bank, ["balances"], settings, engine=LOCAL)
+    report = await rebuild(bank, ["balances"], settings, engine="local")
     assert report.position == both[1].position
     with create_engine(settings.database).connect() as connection:
         assert account in connection.execute(select(balances_table.c.account_id)).scalars().all()
@@ -252,7 +251,7 @@ async def works_as_roles(admin: Settings, settings: Callable[[str], Settings]) -
         await jet.caught_up("balances", position=done.position, timeout_s=BOUND_S)
     async with bank.connect(settings("reader")) as jet:
         assert len([one async for one in jet.tail()]) == 101
-    report = await rebuild(bank, ["balances"], settings("rebuild"), engine=LOCAL)
+    report = await rebuild(bank, ["balances"], settings("rebuild"), engine="local")
     assert report.position == done.position
     with NatsConnection.open(Endpoint.of(settings("writer"))) as link:
         bucket = snapshot_bucket("bank")

@@ -21,9 +21,9 @@ from eventjet.errors import LogDrifted, LogUnusable, StoreError
 from eventjet.jet import Jet
 from eventjet.jetstream.api import StreamState, create_stream, stream_info
 from eventjet.jetstream.client import Client, connect
+from eventjet.log.integrity import check_running
 from eventjet.log.public_stream import PublicStream, check_public_stream
-from eventjet.log.snapshot_store import BulkSnapshots, Offer
-from eventjet.log.stream_check import check_running
+from eventjet.log.snapshots import BulkSnapshots, Offer
 from eventjet.log.timers import JetStreamTimers
 from eventjet.log.topology import (
     COSTS,
@@ -133,7 +133,7 @@ def test_each_setting_that_another_program_changes_is_a_drift_with_its_cost(sett
     declared = stream_config("x", 1)
     assert declared.get(setting, UNSET.get(setting)) != CHANGED[setting]
     (drift,) = compare(declared, {**declared, setting: CHANGED[setting]})
-    assert (drift.setting, drift.found, drift.cost) == (setting, CHANGED[setting], COSTS[setting])
+    assert (drift.setting, drift.actual, drift.cost) == (setting, CHANGED[setting], COSTS[setting])
 
 
 def test_doctor_says_of_a_setting_that_it_does_not_know_that_it_does_not() -> None:
@@ -210,12 +210,12 @@ async def test_a_transform_that_nobody_noticed_is_no_race_that_others_win(app: A
     """As where a process may not hear that the stream was changed: it is asked for its settings after the refusal."""
     tallies = jet.repository(Tally)
     await edit(client, app.name, changes(app.name)["subject_transform"])
-    known = jet.store.known  # pyright: ignore[reportAttributeAccessIssue]
+    known = jet.store.stream  # pyright: ignore[reportAttributeAccessIssue]
     async with asyncio.timeout(BOUND_S):
         while not known._drifts:
             await known.look()
-    known._drifts, known._seen = (), replace(known._seen, config=stream_config(app.name, 1))
-    known._seen_at = time.monotonic()
+    known._drifts, known._state = (), replace(known._state, config=stream_config(app.name, 1))
+    known._looked_at = time.monotonic()
     async with asyncio.timeout(BOUND_S):
         with pytest.raises(LogDrifted, match="subject_transform") as caught:
             await tallies.execute("old", Tally.add, 1)
@@ -251,7 +251,7 @@ async def test_settings_that_eventjet_never_sets_are_taken_away_by_a_repair(
     app: App, jet: Jet, eventjet_nats: NatsServer, client: Client
 ) -> None:
     from eventjet.jetstream.connection import NatsConnection
-    from eventjet.log.repairing import repair
+    from eventjet.log.integrity import repair
 
     await edit(client, app.name, {**changes(app.name)["subject_transform"], "no_ack": True, "description": "ours"})
     identity = (await jet.init()).identity
@@ -328,7 +328,7 @@ async def test_a_publication_names_a_setting_that_was_changed_while_it_tells(cli
     name = fresh_name("town")
     await client.ask(create_stream({"name": name, "subjects": [f"{name}.tallies.>"], "allow_atomic": True}))
     public = PublicStream(client, name, "tallies")
-    assert await public.told_until() == 0
+    assert await public.published_until() == 0
     await edit(client, name, {"sealed": True})
     with pytest.raises(LogUnusable, match="sealed is set on it"):
-        await public.tell([PublicMessage(f"{name}.tallies.a", (("Nats-Msg-Id", "1"),), b"{}")], 1)
+        await public.publish([PublicMessage(f"{name}.tallies.a", (("Nats-Msg-Id", "1"),), b"{}")], 1)

@@ -13,7 +13,6 @@ from eventjet.sql.checkpoint import DECLARED, Checkpoint
 from eventjet.sql.locations import located
 from eventjet.sql.own_tables import projections
 from eventjet.sql.revisions import reset
-from tests.among import LOCAL
 from tests.integration.by_hand import LEDGER, QUICK, expected, found
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, folded, rows_of
@@ -148,7 +147,7 @@ async def test_a_rebuild_makes_it_anew_and_knows_what_it_made(book: Book) -> Non
         await book.caught_up(last, book.projections["balances"])
     dropped(book)
     assert (await book.status()).state == "failed"
-    await rebuild(book.ref, ["balances"], book.settings, engine=LOCAL)
+    await rebuild(book.ref, ["balances"], book.settings, engine="local")
     assert (await book.status()).state == "active"
     last = book.fill(50, seed=2)
     async with book.working("balances"):

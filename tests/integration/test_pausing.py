@@ -17,7 +17,6 @@ from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.revisions import Paused, pause, resume
 from eventjet.subscriptions.context import Session, WorkerOptions
-from tests.among import LOCAL
 from tests.integration.ledger_log import eventually
 from tests.integration.rebuild_log import Book
 
@@ -131,7 +130,7 @@ async def test_a_rebuild_of_a_paused_projection_swaps_and_leaves_it_paused(book:
     async with caught_up_worker(book):
         await pause(book.settings.database, ONE)
         newer = book.fill(100, seed=2)
-        report = await rebuild(book.ref, ["balances"], book.settings, engine=LOCAL)
+        report = await rebuild(book.ref, ["balances"], book.settings, engine="local")
         assert report.position == newer
         swapped = at(book)
         assert (swapped.state, swapped.reason, swapped.position) == ("paused", "paused while active", newer)

@@ -14,7 +14,6 @@ from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
-from tests.among import LOCAL
 from tests.integration.rebuild_log import ALL, Book, remains
 from tests.integration.roles import ADMIN, INBOX, with_rebuild_role
 
@@ -69,7 +68,7 @@ async def test_the_role_is_enough_for_a_rebuild_and_a_verification(tmp_path: Pat
         book = Book(Settings.load({**given, "user": ADMIN, "password": ADMIN}, {}), tmp_path)
         last = book.fill(1_000)
         least = replace(book.settings, user="rebuild", password="secret", inbox_prefix=INBOX)
-        report = await rebuild(book.ref, ALL, least, engine=LOCAL)
+        report = await rebuild(book.ref, ALL, least, engine="local")
         assert (report.events, book.rows()) == (1_000, book.folded(last))
-        assert (await verify(book.ref, "balances", least, engine=LOCAL)).differences == 0
+        assert (await verify(book.ref, "balances", least, engine="local")).differences == 0
         assert remains(book.where) == []

@@ -17,12 +17,12 @@ from eventjet.errors import Forbidden, LogUnusable, StoreError, StoreUnavailable
 from eventjet.examples.bank.account import Account, Deposited
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.jetstream.client import Client
-from eventjet.log.jetstream import LongReads
+from eventjet.log.jetstream import PageReader
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from tests.integration.wire_secrets import certificates, tls_config
 from tests.logs import fresh_name
-from tests.stores import patience
+from tests.stores import retry_for
 
 ACCOUNTS = 100
 LONG = 2_500
@@ -39,7 +39,7 @@ def deposits() -> list[Imported]:
     return short + [Imported(Account, "long", one) for _ in range(LONG)]
 
 
-async def lengths(app: App, reads: LongReads) -> list[int]:
+async def lengths(app: App, reads: PageReader) -> list[int]:
     async def length(name: str) -> int:
         records = [one async for page in reads.pages(f"{app.name}.account.{name}", 1) for one in page]
         assert [one[0] for one in records] == sorted({one[0] for one in records})
@@ -56,7 +56,9 @@ async def test_many_histories_at_once_do_not_mix(app: App, eventjet_nats: NatsSe
     async with app.connect(servers=eventjet_nats.url) as jet:
         await jet.init()
         await jet.append_many(deposits(), source="x")
-    reads = LongReads(app.name, client := Client(Endpoint.of(Settings(servers=(eventjet_nats.url,))), 10), patience(0))
+    reads = PageReader(
+        app.name, client := Client(Endpoint.of(Settings(servers=(eventjet_nats.url,))), 10), retry_for(0)
+    )
     assert await lengths(app, reads) == EXPECTED
     await client.close()
 
@@ -77,7 +79,7 @@ async def test_a_silent_server_ends_the_wait_and_the_connection(app: App) -> Non
         async with app.connect(servers=server.url) as jet:
             await jet.init()
             await jet.append_many(deposits(), source="x")
-        reads = LongReads(app.name, client := Client(Endpoint.of(Settings(servers=(server.url,))), 30), patience(0))
+        reads = PageReader(app.name, client := Client(Endpoint.of(Settings(servers=(server.url,))), 30), retry_for(0))
         assert await lengths(app, reads) == EXPECTED
         server.pause()
         client.timeout_s = 1
@@ -96,7 +98,7 @@ async def test_a_lost_connection_is_opened_anew_for_whoever_asked_over_it(app: A
         async with app.connect(servers=server.url) as jet:
             await jet.init()
             await jet.append_many(deposits(), source="x")
-        reads = LongReads(app.name, client := Client(Endpoint.of(Settings(servers=(server.url,))), 10), patience(60))
+        reads = PageReader(app.name, client := Client(Endpoint.of(Settings(servers=(server.url,))), 10), retry_for(60))
         assert await lengths(app, reads) == EXPECTED
         server.kill()
         server.start()

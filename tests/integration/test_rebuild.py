@@ -25,13 +25,12 @@ from eventjet.rebuild.shadow import shadow_of
 from eventjet.rebuild.workspace import load_part
 from eventjet.settings import Settings
 from eventjet.sql.revisions import Promoted, promote
-from tests.among import LOCAL, told_as
 from tests.integration.rebuild_log import ALL, Book, remains, sessions
 from tests.tables import reading
 
 
 async def made(book: Book, *names: str, **options: Any) -> Any:
-    return await rebuild(book.ref, names or ["balances"], book.settings, engine=LOCAL, **options)
+    return await rebuild(book.ref, names or ["balances"], book.settings, engine="local", **options)
 
 
 async def test_a_rebuild_equals_the_live_fold_for_every_kind_of_projection(book: Book) -> None:
@@ -183,7 +182,7 @@ async def test_an_event_that_the_projection_cannot_take_stops_it_by_name(book: B
     book.fill(100)
     opened = next(one for one in book.projections["balances"].events if one.__name__ == "Opened")
     position = book.append([("a-1", opened(owner="x" * 61))])
-    with pytest.raises(told_as(HandlerFailed), match=rf"position {position} of 'a-1'"):
+    with pytest.raises(HandlerFailed, match=rf"position {position} of 'a-1'"):
         await made(book)
     assert remains(book.where) == []
 
@@ -204,7 +203,7 @@ async def test_names_and_logs_that_do_not_exist_are_refused_at_once(book: Book) 
 async def test_an_unreachable_database_is_said_in_one_paragraph(nats: NatsServer, book: Book) -> None:
     settings = Settings.load({"servers": nats.url, "database": "postgresql://127.0.0.1:1/none"}, {})
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
-        await rebuild(book.ref, ["balances"], settings, engine=LOCAL)
+        await rebuild(book.ref, ["balances"], settings, engine="local")
 
 
 async def test_hand_made_changes_are_gone_after_a_rebuild(book: Book) -> None:
@@ -274,7 +273,7 @@ async def test_a_new_revision_is_rebuilt_beside_the_old_one_and_promoted(book: B
         ('Column("events", Integer, nullable=False),', 'Column("events", Integer), Column("more", Integer),'),
         ("    events: int\n", "    events: int\n    more: int = 7\n"),
     )
-    report = await rebuild(newer, ["balances"], book.settings, engine=LOCAL)
+    report = await rebuild(newer, ["balances"], book.settings, engine="local")
     states = "select revision, state, position, location from eventjet_projection where name = 'balances' order by 1"
     (place,) = [one.location for one in report.projections]
     assert book.execute(states) == [(1, "active", last, ""), (2, "building", last, place)]
@@ -286,12 +285,12 @@ async def test_a_new_revision_is_rebuilt_beside_the_old_one_and_promoted(book: B
     assert {row[0] for row in book.execute("select more from balances")} == {7}
     # Each is still rebuilt and verified where it is, under the names that it declares.
     for ref, revision in ((newer, 2), (book.ref, 1), (newer, 2)):
-        await rebuild(ref, ["balances"], book.settings, engine=LOCAL)
+        await rebuild(ref, ["balances"], book.settings, engine="local")
         assert (await verify(ref, "balances", book.settings)).differences == 0
         assert book.execute(states)[revision - 1] == (revision, "active", last, was if revision == 1 else "")
     assert promote(book.where, book.projections["balances"]) == Promoted((2,), last)
     assert book.rows() == book.folded(last)
-    await rebuild(book.ref, ["balances"], book.settings, engine=LOCAL)
+    await rebuild(book.ref, ["balances"], book.settings, engine="local")
     assert book.execute(states) == [(1, "active", last, ""), (2, "active", last, place)]
 
 

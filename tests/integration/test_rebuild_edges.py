@@ -12,7 +12,6 @@ from eventjet.codec.subjects import SERVER_MESSAGE_MAX
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.rebuild import rebuild, verify
 from eventjet.spark.session import Started
-from tests.among import LOCAL
 from tests.integration.rebuild_log import ALL, Book, remains
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -75,7 +74,7 @@ async def test_a_log_of_unusual_shape_is_rebuilt_right(
     assert bool(on_spark["balances"]) == (fill is not nothing)
     for name in names:
         assert (await verify(book.ref, name, book.settings)).differences == 0, name
-    there = await rebuild(book.ref, names, book.settings, engine=LOCAL)
+    there = await rebuild(book.ref, names, book.settings, engine="local")
     assert {name: book.rows(name) for name in names} == on_spark
     assert (report.events, report.position) == (there.events, there.position)
     assert remains(book.where) == []

@@ -24,7 +24,6 @@ from eventjet.settings import Settings
 from eventjet.sql.checkpoint import Checkpoint, read
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
-from tests.among import LOCAL
 from tests.integration.ledger_log import Ledger, eventually
 from tests.integration.restored_bank import bank
 from tests.integration.restoring import delete, endpoint, fill, records_of, seal
@@ -117,7 +116,7 @@ async def test_read_models_go_on_by_themselves_over_the_restored_log(
         found = await verify(REF, name, settings)
         assert (found.differences, found.position, found.events) == (0, last, report.events + 1)
     live = rows(database)
-    await rebuild(REF, NAMES, settings, engine=LOCAL)
+    await rebuild(REF, NAMES, settings, engine="local")
     assert rows(database) == live
     assert [(await verify(REF, name, settings)).differences for name in NAMES] == [0, 0, 0]
 
@@ -151,7 +150,7 @@ async def test_a_read_model_beyond_the_restored_log_stops_and_says_why(
 
     async with there.working(*NAMES):
         await eventually(told_of_another, "the projections to see another past")
-    await rebuild(REF, NAMES, there.settings, engine=LOCAL)
+    await rebuild(REF, NAMES, there.settings, engine="local")
     assert [(await verify(REF, name, there.settings)).differences for name in NAMES] == [0, 0, 0]
 
 

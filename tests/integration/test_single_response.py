@@ -16,8 +16,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import SingleResponse
 from eventjet.examples.transfer.accounts import Account, Book
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.jetstream.consumer import DurablePull
-from eventjet.jetstream.ranges import read_range
+from eventjet.jetstream.reader import DurablePull, read_range
 from eventjet.nats.endpoint import Endpoint
 from eventjet.settings import Settings
 from tests.integration.doctored import DEPOSITS, FAULT, UNREACHABLE, Sick, app_of

@@ -19,7 +19,7 @@ from eventjet.codec.subjects import snapshot_bucket
 from eventjet.dev.nats import NatsServer
 from eventjet.domain.identity import encode_id
 from eventjet.errors import Refused, Unreachable, UsageError
-from eventjet.log.snapshot_store import VALUE_MAX, BulkSnapshots, Offer
+from eventjet.log.snapshots import VALUE_MAX, BulkSnapshots, Offer
 from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild import EngineName, SnapshotReport, build_snapshots
 from eventjet.spark.session import Started
@@ -165,7 +165,7 @@ async def test_only_a_snapshot_of_this_very_history_stands(scene: Scene, jet: Je
         value = scene.codec.encode(true[one])
         assert value is not None
         inner = {**orjson.loads(value)["snapshot"], **changed}
-        from eventjet.log.snapshot import _digest  # pyright: ignore[reportPrivateUsage]
+        from eventjet.log.snapshots import _digest  # pyright: ignore[reportPrivateUsage]
 
         body = orjson.dumps(inner)
         await bucket.put("tally", one, orjson.dumps({"checksum": _digest(body), "snapshot": inner}))

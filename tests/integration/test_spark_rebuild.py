@@ -17,7 +17,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as Spark's own documentat
 
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import RebuildError
-from eventjet.jetstream.ranges import Range, split
+from eventjet.jetstream.reader import Range, split
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.session import Started

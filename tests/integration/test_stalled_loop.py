@@ -15,12 +15,12 @@ from eventjet.errors import StoreUnavailable
 from eventjet.examples.bank.account import Account, Deposited, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.jetstream.client import Client
-from eventjet.log.jetstream import LongReads
+from eventjet.log.jetstream import PageReader
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.tap import REQUESTS_MAX
 from eventjet.settings import Settings
 from tests.logs import append, block, create, fresh_name
-from tests.stores import patience
+from tests.stores import retry_for
 
 TIMEOUT_S = 0.5
 STILL_S = 3.0
@@ -64,7 +64,7 @@ async def test_all_that_came_is_read_before_anything_is_called_late(nats: NatsSe
     body = b'"%b"' % (b"x" * LARGE)
     append(endpoint_of(nats), name, [("account.a", block(), body) for _ in range(events)])
     reader = Client(endpoint_of(nats), TIMEOUT_S)
-    reads = LongReads(name, reader, patience(0))
+    reads = PageReader(name, reader, retry_for(0))
 
     async def length() -> int:
         return sum([len(page) async for page in reads.pages(f"{name}.account.a", 1)])

@@ -29,7 +29,6 @@ from eventjet.sql.locations import check_tables, create_tables, located
 from eventjet.sql.sqlite import make_readable
 from eventjet.sql.statements import Changes
 from eventjet.sql.table_differences import column_differences, differences
-from tests.among import LOCAL
 from tests.integration import by_hand
 from tests.integration.projecting import BALANCES, MOVEMENTS
 from tests.integration.rebuild_log import Book
@@ -303,7 +302,7 @@ async def test_a_worker_does_not_start_and_a_rebuild_mends_it(book: Book) -> Non
     with pytest.raises(Unreachable, match=r"the column balances\.amount is DOUBLE.*declared is NUMERIC"):
         async with book.working("balances"):
             pass
-    await rebuild(book.ref, ["balances"], book.settings, engine=LOCAL)
+    await rebuild(book.ref, ["balances"], book.settings, engine="local")
     async with book.working("balances"):
         await book.caught_up(last, resolved)
     assert book.rows() == book.folded(last)

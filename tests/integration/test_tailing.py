@@ -121,11 +121,11 @@ async def test_all_who_follow_share_a_look_at_the_end_of_the_log() -> None:
         name = fresh_name()
         await declare(client, name, 1)
         store = JetStreamStore(name, client, save_timeout_s=PATIENT_S)
-        assert await store.known.end(PATIENT_S) == 0
+        assert await store.stream.end(PATIENT_S) == 0
         before = messages_to(server)
-        assert await asyncio.gather(*(store.known.end(0) for _ in range(50))) == [0] * 50
+        assert await asyncio.gather(*(store.stream.end(0) for _ in range(50))) == [0] * 50
         assert messages_to(server) - before == 1
-        assert await asyncio.gather(*(store.known.end(PATIENT_S) for _ in range(50))) == [0] * 50
+        assert await asyncio.gather(*(store.stream.end(PATIENT_S) for _ in range(50))) == [0] * 50
         assert messages_to(server) - before == 1
         await store.settle()
         await client.close()

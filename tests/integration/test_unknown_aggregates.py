@@ -17,8 +17,8 @@ from eventjet.dev.nats import NatsServer
 from eventjet.domain.unique import CLAIMS
 from eventjet.jetstream.api import stream_info, update_stream
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.strangers import LIST_S, noted_unknown, unknown_aggregates
 from eventjet.log.topology import AGGREGATES
+from eventjet.log.unknown_events import LIST_S, noted_unknown, unknown_aggregates
 from eventjet.nats.endpoint import Endpoint
 from eventjet.subscriptions.supervisor import run_workers
 from tests.faults.proxy import PASS, Fate, NatsProxy, Publish

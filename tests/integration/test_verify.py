@@ -13,12 +13,11 @@ from eventjet.errors import LogRolledBack, RebuildError
 from eventjet.operations.reports import difference_text
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
-from tests.among import LOCAL
 from tests.integration.rebuild_log import ALL, Book, remains
 
 
 async def made(book: Book, *names: str) -> None:
-    await rebuild(book.ref, names or ["balances"], book.settings, engine=LOCAL)
+    await rebuild(book.ref, names or ["balances"], book.settings, engine="local")
 
 
 async def test_a_read_model_kept_by_a_worker_has_no_differences(book: Book) -> None:

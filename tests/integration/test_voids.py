@@ -11,11 +11,10 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import Refused, UndecodableEvent
 from eventjet.jetstream.client import connect
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.voids import record_void, voids_in, voids_of
+from eventjet.log.skip_markers import reading_skip_markers, record_skip_marker
 from eventjet.rebuild import audit, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.session import Started
-from tests.among import LOCAL, told_as
 from tests.integration.rebuild_log import ALL, Book
 from tests.logs import block
 
@@ -35,9 +34,9 @@ def book(nats: NatsServer, tmp_path: Path) -> Book:
 async def declared_void(book: Book, *positions: int) -> list[bool]:
     client = await connect(book.settings)
     try:
-        found = [await record_void(client, book.name, position, f"garbage {position}") for position in positions]
+        found = [await record_skip_marker(client, book.name, position, f"garbage {position}") for position in positions]
         with NatsConnection.open(book.endpoint) as connection:
-            assert await voids_of(client, book.name) == voids_in(connection, book.name)
+            assert await client.run(reading_skip_markers(book.name)) == connection.run(reading_skip_markers(book.name))
         return found
     finally:
         await client.close()
@@ -53,15 +52,15 @@ async def live(book: Book, last: int) -> list[Any]:
 async def test_a_projection_that_garbage_stopped_goes_on_behind_its_void(book: Book) -> None:
     async with book.working("balances"):
         assert "cannot be decoded" in str((await book.failed()).reason)
-    with pytest.raises(told_as(UndecodableEvent), match="position 2"):
-        await rebuild(book.ref, ["balances"], book.settings, engine=LOCAL)
+    with pytest.raises(UndecodableEvent, match="position 2"):
+        await rebuild(book.ref, ["balances"], book.settings, engine="local")
     assert await declared_void(book, 2, 3, 2) == [True, True, False]
     last = book.append_raw([("a-1", block("account.deposited"), b'{"amount":"5"}')])
     rows = await live(book, last)
     assert [(row.account_id, row.events) for row in rows] == [("a-1", 2)]
-    await rebuild(book.ref, ALL, book.settings, engine=LOCAL)
+    await rebuild(book.ref, ALL, book.settings, engine="local")
     assert book.rows() == rows
-    assert (await verify(book.ref, "balances", book.settings, engine=LOCAL)).differences == 0
+    assert (await verify(book.ref, "balances", book.settings, engine="local")).differences == 0
     report = await audit(book.ref, book.settings)
     assert {one.kind.value: one.positions for one in report.findings}["void"] == 2
 
@@ -70,8 +69,8 @@ async def test_a_reason_is_one_line(book: Book) -> None:
     client = await connect(book.settings)
     for reason in ("", "a\nb", "x" * 501):
         with pytest.raises(Refused, match="reason"):
-            await record_void(client, book.name, 2, reason)
-    assert await voids_of(client, book.name) == {}
+            await record_skip_marker(client, book.name, 2, reason)
+    assert await client.run(reading_skip_markers(book.name)) == {}
     await client.close()
 
 

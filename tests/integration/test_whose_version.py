@@ -14,12 +14,11 @@ from eventjet.dev.nats import NatsServer
 from eventjet.errors import ConnectionClosed, RebuildError, UndecodableEvent
 from eventjet.jetstream.client import connect
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.earlier import EarlierRecords
-from eventjet.log.voids import record_void
+from eventjet.log.predecessors import PredecessorReader
+from eventjet.log.skip_markers import record_skip_marker
 from eventjet.rebuild import rebuild, verify
 from eventjet.settings import Settings
 from eventjet.spark.session import Started
-from tests.among import LOCAL, told_as
 from tests.integration.ledger_log import Ledger
 from tests.integration.projecting import MOVEMENTS, made
 from tests.integration.quarantined import PARKING
@@ -52,7 +51,7 @@ def begun(book: Book) -> int:
 async def voided(ledger: Ledger, position: int) -> None:
     client = await connect(ledger.settings)
     try:
-        assert await record_void(client, ledger.name, position, "a version of somebody else")
+        assert await record_skip_marker(client, ledger.name, position, "a version of somebody else")
     finally:
         await client.close()
 
@@ -83,9 +82,9 @@ async def test_a_worker_stops_there_and_goes_on_behind_its_void(book: Book, star
         pass
     (row, _) = book.rows()
     assert (row.events, str(row.amount)) == (5, "14.00")
-    await rebuild(book.ref, ["balances"], book.settings, engine=LOCAL)
+    await rebuild(book.ref, ["balances"], book.settings, engine="local")
     assert book.rows()[0] == row
-    assert (await verify(book.ref, "balances", book.settings, engine=LOCAL)).differences == 0
+    assert (await verify(book.ref, "balances", book.settings, engine="local")).differences == 0
 
 
 async def test_what_follows_goes_on_wherever_a_worker_starts(book: Book) -> None:
@@ -106,15 +105,15 @@ async def test_rebuilds_and_verifications_refuse_it(book: Book, name: str) -> No
         pass
     bad = book.append_raw([deposited("a-1", version=2)])
     rows = book.rows(name)
-    with pytest.raises(told_as(UndecodableEvent), match=f"position {bad}.*version 2, and version 4"):
-        await rebuild(book.ref, [name], book.settings, engine=LOCAL)
+    with pytest.raises(UndecodableEvent, match=f"position {bad}.*version 2, and version 4"):
+        await rebuild(book.ref, [name], book.settings, engine="local")
     assert book.rows(name) == rows
     # As if the worker of an earlier release had taken it.
     taken = header(records_of(book.endpoint, book.name)[-1][3], "Nats-Msg-Id")
     stands = f"position = {bad}, event_id = '{taken}'"
     execute(book.settings.database, f"update eventjet_projection set {stands} where name = '{name}'")
-    with pytest.raises(told_as(UndecodableEvent), match=f"position {bad}"):
-        await verify(book.ref, name, book.settings, engine=LOCAL)
+    with pytest.raises(UndecodableEvent, match=f"position {bad}"):
+        await verify(book.ref, name, book.settings, engine="local")
 
 
 @pytest.mark.slow
@@ -165,9 +164,9 @@ async def test_one_that_stops_is_not_carried_along_by_one_that_quarantines(book:
             '@projection("balances", table=balances_table, on_error="quarantine")',
         )
     )
-    with pytest.raises(told_as(UndecodableEvent), match=f"position {bad}"):
-        await rebuild(parking, ["balances", "movements"], book.settings, engine=LOCAL)
-    await rebuild(parking, ["balances"], book.settings, engine=LOCAL)
+    with pytest.raises(UndecodableEvent, match=f"position {bad}"):
+        await rebuild(parking, ["balances", "movements"], book.settings, engine="local")
+    await rebuild(parking, ["balances"], book.settings, engine="local")
     found = execute(book.settings.database, "select position, resolution from eventjet_quarantine")
     assert [tuple(row) for row in found] == [(bad, "parked")]
 
@@ -177,7 +176,7 @@ def test_the_last_record_before_a_position_is_found_wherever_it_lies(nats: NatsS
     own = {1, 2, 40, 41, 99, 300}
     book.append_raw([opened(f"a-{1 if position in own else position}") for position in range(1, 301)])
     subject = f"{book.name}.ledger.a-1".encode()
-    with EarlierRecords(book.endpoint, book.name) as earlier:
+    with PredecessorReader(book.endpoint, book.name) as earlier:
         for position in range(1, 305):
             record: Any = earlier.before(subject, position)
             assert (record[0] if record else None) == max((one for one in own if one < position), default=None)
@@ -193,14 +192,14 @@ def test_a_record_before_is_asked_for_over_a_connection_that_is_there_and_stays_
     with NatsConnection.open(book.endpoint) as connection:
         sid = connection.subscribe("news.>")
         connection.publish("news.first")
-        earlier = EarlierRecords(connection, book.name)
+        earlier = PredecessorReader(connection, book.name)
         assert [record and record[0] for record in earlier.at([2])] == [2]
         assert [frame[0] for frame in connection.receive(60.0)] == [sid]  # what came before the answer is kept
         earlier.close()
         assert connection.usable
         with pytest.raises(ConnectionClosed):
             earlier.at([1])
-        lost = EarlierRecords(connection, book.name)
+        lost = PredecessorReader(connection, book.name)
         connection.close()
         with pytest.raises(ConnectionClosed):
             lost.at([1])

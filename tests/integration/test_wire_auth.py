@@ -13,7 +13,7 @@ from eventjet.dev import NatsServer
 from eventjet.errors import Forbidden, Unauthorized, Unreachable, UsageError
 from eventjet.jetstream.api import message_at
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.jetstream.ranges import read_range
+from eventjet.jetstream.reader import read_range
 from eventjet.nats.endpoint import Endpoint
 from tests.integration.wire_fake import FakeServer, read_until
 from tests.integration.wire_log import make_log, positions

@@ -13,8 +13,7 @@ import pytest
 
 from eventjet.dev import NatsServer
 from eventjet.errors import StoreUnavailable, Unauthorized, Unreachable
-from eventjet.jetstream.consumer import DurablePull
-from eventjet.jetstream.ranges import ReadOptions, read_range
+from eventjet.jetstream.reader import DurablePull, ReadOptions, read_range
 from eventjet.nats.endpoint import Endpoint
 from tests.integration.wire_log import FORM_2, assert_form_2, make_log, overhearing, positions
 from tests.integration.wire_secrets import certificates, tls_config, trust_chain, user_key

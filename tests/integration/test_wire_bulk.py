@@ -13,7 +13,7 @@ from eventjet.dev import NatsServer
 from eventjet.errors import ApiRefused, DeliveryGap, Forbidden, HistoryBroken, StoreError, StoreUnavailable, Unreachable
 from eventjet.jetstream.api import message_at, next_message, stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
-from eventjet.jetstream.ranges import ReadOptions, read_range
+from eventjet.jetstream.reader import ReadOptions, read_range
 from eventjet.nats.endpoint import Endpoint
 from tests.integration.wire_fake import FakeServer, delivery, jetstream
 from tests.integration.wire_log import append, consumers, make_log, positions

@@ -19,7 +19,7 @@ from eventjet.errors import (
     StoreUnavailable,
 )
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.jetstream.consumer import DurablePull
+from eventjet.jetstream.reader import DurablePull
 from eventjet.nats.endpoint import Endpoint
 from tests.integration.wire_fake import FakeServer, delivery, jetstream, status
 from tests.integration.wire_log import append, consumers, flush, make_log, positions
@@ -140,7 +140,7 @@ def test_a_position_ahead_of_the_log_waits_for_it(endpoint: Endpoint) -> None:
 
 
 def test_pulls_that_expire_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eventjet.jetstream.consumer._EXPIRES_S", 0.5)
+    monkeypatch.setattr("eventjet.jetstream.reader._EXPIRES_S", 0.5)
     with NatsServer(sync_interval="1m") as server:
         endpoint = Endpoint((server.url,))
         limits = {"name": "limited", "subjects": ["limited.*.*"]}

@@ -18,8 +18,7 @@ from eventjet.errors import EventjetError
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.client import connect
 from eventjet.jetstream.connection import NatsConnection, ask_once
-from eventjet.jetstream.consumer import DurablePull
-from eventjet.jetstream.ranges import read_range
+from eventjet.jetstream.reader import DurablePull, read_range
 from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild import rebuild
 from eventjet.settings import Settings

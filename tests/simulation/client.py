@@ -10,11 +10,11 @@ from eventjet.log.outcome import (
     Answer,
     Conflicted,
     Look,
+    NextMessage,
+    NoReply,
     Outcome,
     Save,
     Send,
-    Silence,
-    SlotFound,
     Step,
     Stored,
     Unknown,
@@ -88,7 +88,7 @@ class Client:
         self._repeats = 0
         self._attempt: Attempt
         self._save: Save
-        self._found: list[SlotFound | None] = []
+        self._found: list[NextMessage | None] = []
         self._awaited = 0
 
     def next_save(self) -> None:
@@ -220,9 +220,9 @@ class Client:
         if token == self._token:
             if self._world.bus is not None:
                 self._world.bus.leave(self)
-            self.answered(token, Silence("no answer"))
+            self.answered(token, NoReply("no answer"))
 
-    def slot_read(self, token: int, index: int, slot: SlotFound | None) -> None:
+    def slot_read(self, token: int, index: int, slot: NextMessage | None) -> None:
         """One slot was read."""
         if token != self._token:
             return

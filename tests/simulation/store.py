@@ -13,9 +13,9 @@ import orjson
 from eventjet.errors import NoResponders
 from eventjet.jetstream.api import Request
 from eventjet.jetstream.client import Client
-from eventjet.log.jetstream import JetStreamStore, LongReads
-from eventjet.log.known_log import KnownLog
-from eventjet.log.sending import Sender
+from eventjet.log.integrity import StreamIdentity
+from eventjet.log.jetstream import JetStreamStore, PageReader
+from eventjet.log.publish import Sender
 from eventjet.log.topology import IDENTITY, stream_config
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
@@ -125,6 +125,6 @@ class SimulatedStore(JetStreamStore):
     def reach(self, client: Client) -> None:
         """Go on through another client."""
         self._client = client
-        self.known = KnownLog(self.app, client)
+        self.stream = StreamIdentity(self.app, client)
         self._sender = Sender(self.app, client)
-        self._long_reads = LongReads(self.app, client, self._patience)
+        self._page_reader = PageReader(self.app, client, self._retry_policy)

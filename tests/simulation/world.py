@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from random import Random
 from typing import Any
 
-from eventjet.log.outcome import Acked, Answer, Conflicted, ErrorReply, Silence, SlotFound, Violation
+from eventjet.log.outcome import Acked, Answer, Conflicted, ErrorReply, NextMessage, NoReply, PermissionDenied
 from tests.simulation.bus import Asking, Bus
 from tests.simulation.checks import check, check_repeated
 from tests.simulation.client import Attempt, Client, Rules
@@ -22,7 +22,7 @@ EVENTS_MAX = 20_000
 SHARING = 0.3
 """The share of schedules whose clients are of one process."""
 PRODUCT = Rules()
-_NO_RESPONDERS = Silence("no responders")
+_NO_RESPONDERS = NoReply("no responders")
 
 
 class World:
@@ -120,7 +120,7 @@ class World:
             self.at(delay, self._arrive, client, token, f"{name}/{tries}", messages, 0, len(messages))
         if random() < mishap / 2:
             self.count("connection lost")
-            self.at(random() * 0.1, client.answered, token, Silence("the connection was lost"))
+            self.at(random() * 0.1, client.answered, token, NoReply("the connection was lost"))
 
     def ask_slot(self, client: Asking, token: int, index: int, message: Message) -> None:
         """Ask the leader for a slot."""
@@ -177,7 +177,7 @@ class World:
                 self._reply(client, token, _NO_RESPONDERS)
         elif kind == "denied":
             if last:
-                self._reply(client, token, Violation("permissions violation"))
+                self._reply(client, token, PermissionDenied("permissions violation"))
         elif not self._turned_away(kind, client, token, last=last):
             if kind == "two leaders" and self._deposed is not None and self.random() < 0.8:
                 answer = _taken(self._deposed, batch, messages, first, end, self.now)
@@ -286,7 +286,7 @@ class World:
             slot = None
             if found is not None:
                 record = found[0], 0, message.subject.encode(), b"", b""
-                slot = SlotFound(found[0], found[1].event_id or "", record=record)
+                slot = NextMessage(found[0], found[1].event_id or "", record=record)
             self.at(0.0005 + self.random() * 0.005, client.slot_read, token, index, slot)
 
 

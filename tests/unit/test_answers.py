@@ -82,7 +82,7 @@ def test_an_error_is_doubted_once_a_namesake_has_answered_and_the_own_domains_ac
     assert own is not None
     assert later.doubt(error)
     assert not later.doubt(own)
-    (stranger,) = answerers.strangers
+    (stranger,) = answerers.others
     assert "the stream shop of the JetStream domain hub" in stranger
 
 

@@ -12,20 +12,23 @@ import pytest
 from eventjet.codec.headers import RawRecord
 from eventjet.domain.parked import PARKED, RETRY, Parked
 from eventjet.errors import StoreUnavailable
-from eventjet.jetstream.api import is_page, reading_records
+from eventjet.jetstream.api import Conversation, is_page, reading_records
+from eventjet.jetstream.client import Client
 from eventjet.nats.protocol import Frame
 from eventjet.subscriptions.cursor_store import Cursors, ParkedEntry
 from eventjet.subscriptions.retry import renewing
 
 
 class Busy:
-    """A client of a stream in which a key that was read is written again at once."""
+    """A client of a bucket in which a key that was read is written again at once."""
+
+    values = Client.values
 
     def __init__(self, *values: tuple[bytes, bytes]) -> None:
-        self.values = [(at, 0, subject, b"", body) for at, (subject, body) in enumerate(values, 1)]
+        self._stored = values
 
-    async def records(self, *_: Any) -> Any:
-        return self.values
+    async def run(self, reading: Conversation[Any]) -> Any:
+        return drive(reading, len(self._stored), [page(range(1, len(self._stored) + 1), 0, self._stored)])[0]
 
     async def request(self, *_: Any, **__: Any) -> Any:
         return b"1", b"", b"", b"", b'{"seq": 5}'
@@ -48,21 +51,23 @@ async def test_an_entry_that_is_decided_about_meanwhile_is_read_once() -> None:
     assert [(one.parked.resolution, one.sequence) for one in found] == [(RETRY, 2)]
 
 
-def page(records: Sequence[int], left: int) -> list[Frame]:
+def page(records: Sequence[int], left: int, values: Sequence[tuple[bytes, bytes]] = ()) -> list[Frame]:
     """What a replica answers."""
-    told = (
-        "Nats-Stream: KV\r\nNats-Subject: q.{0}\r\nNats-Sequence: {0}\r\nNats-Time-Stamp: 2030-01-01T00:00:00Z\r\n\r\n"
-    )
-    frames = [(b"1", b"", b"", b"NATS/1.0\r\n" + told.format(at).encode(), b"") for at in records]
+    told = "Nats-Stream: {}\r\nNats-Subject: {}\r\nNats-Sequence: {}\r\nNats-Time-Stamp: 2030-01-01T00:00:00Z\r\n\r\n"
+    frames: list[Frame] = []
+    for at in records:
+        subject, body = values[at - 1] if values else (b"q.%d" % at, b"")
+        stream = "KV_app_cursors" if values else "KV"
+        frames.append((b"1", b"", b"", b"NATS/1.0\r\n" + told.format(stream, subject.decode(), at).encode(), body))
     ended = (
         f"NATS/1.0 204 EOB\r\nNats-Num-Pending: {left}\r\nNats-Last-Sequence: {records[-1]}\r\n\r\n" if records else ""
     )
     return [*frames, (b"1", b"", b"", (ended or "NATS/1.0 404 Message Not Found\r\n\r\n").encode(), b"")]
 
 
-def read(last: int, pages: Sequence[list[Frame]]) -> tuple[list[int], list[int]]:
-    """(positions that were read, those that pages were asked from), where the leader knows of one at `last`."""
-    reading, coming, asked = reading_records("KV", "q.*"), iter(pages), list[int]()
+def drive(reading: Conversation[Any], last: int, pages: Sequence[list[Frame]]) -> tuple[Any, list[int]]:
+    """(what a reading returns, the positions that pages were asked from), where the leader knows of one at `last`."""
+    coming, asked = iter(pages), list[int]()
     answer: Any = None
     newest: RawRecord = (last, 0, b"q", b"", b"")
     try:
@@ -75,7 +80,13 @@ def read(last: int, pages: Sequence[list[Frame]]) -> tuple[list[int], list[int]]
             elif request is not None:
                 answer = newest
     except StopIteration as ended:
-        return [record[0] for record in ended.value], asked
+        return ended.value, asked
+
+
+def read(last: int, pages: Sequence[list[Frame]]) -> tuple[list[int], list[int]]:
+    """(positions that were read, those that pages were asked from)."""
+    records, asked = drive(reading_records("KV", "q.*"), last, pages)
+    return [record[0] for record in records], asked
 
 
 def test_what_a_replica_that_lags_does_not_have_yet_is_asked_for_again() -> None:

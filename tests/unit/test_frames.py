@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from eventjet.codec.headers import number_of
 from eventjet.errors import UsageError
-from eventjet.jetstream.consumer import parse_ack
+from eventjet.jetstream.reader import parse_ack
 from eventjet.nats.protocol import (
     LINE_MAX,
     Control,

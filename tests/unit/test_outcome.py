@@ -5,26 +5,26 @@ from __future__ import annotations
 import pytest
 
 from eventjet.log.outcome import (
-    PARTED_MAX,
     REFUSALS,
+    REJECTED_MAX,
     STALE_LEADER_S,
     Acked,
+    BatchRejected,
     Conflicted,
     ErrorReply,
     Look,
-    Parted,
+    NextMessage,
+    NoReply,
+    PermissionDenied,
     Save,
     Send,
-    Silence,
-    SlotFound,
     Stored,
     Unknown,
-    Violation,
     shared,
 )
 
-OURS = SlotFound(7, "a")
-ANOTHERS = SlotFound(7, "x")
+OURS = NextMessage(7, "a")
+ANOTHERS = NextMessage(7, "x")
 CONFLICT = ErrorReply(400, 10071, "wrong last sequence: 3")
 RACED = ErrorReply(400, 10164, "wrong last sequence")
 
@@ -85,7 +85,7 @@ def test_patience_decides_nothing_once_a_try_is_in_doubt() -> None:
     one = save()
     one.answered(CONFLICT)
     one.looked([None], 0.0)
-    one.answered(Silence("no answer"))
+    one.answered(NoReply("no answer"))
     one.looked([None], 4.0)
     one.answered(CONFLICT)
     assert isinstance(one.looked([None], 10.0), Send)
@@ -130,10 +130,10 @@ def test_a_full_stream_refuses_for_good(text: str) -> None:
     assert save().answered(ErrorReply(503, 10077, text)) == ErrorReply(503, 10077, text)
 
 
-@pytest.mark.parametrize("doubt", [Silence("no answer"), Acked(3, duplicate=True), CONFLICT])
-@pytest.mark.parametrize("answer", [ErrorReply(400, 10054, "too large"), Violation("denied")])
+@pytest.mark.parametrize("doubt", [NoReply("no answer"), Acked(3, duplicate=True), CONFLICT])
+@pytest.mark.parametrize("answer", [ErrorReply(400, 10054, "too large"), PermissionDenied("denied")])
 def test_a_refusal_after_a_doubtful_try_says_nothing_about_that_try(
-    doubt: Silence | Acked | ErrorReply, answer: ErrorReply | Violation
+    doubt: NoReply | Acked | ErrorReply, answer: ErrorReply | PermissionDenied
 ) -> None:
     one = save()
     one.answered(doubt)
@@ -143,7 +143,7 @@ def test_a_refusal_after_a_doubtful_try_says_nothing_about_that_try(
 
 
 def test_a_denied_first_try_is_forbidden() -> None:
-    assert save().answered(Violation("denied")) == Violation("denied")
+    assert save().answered(PermissionDenied("denied")) == PermissionDenied("denied")
 
 
 def test_a_duplicate_is_looked_up_and_sent_again_when_its_slot_is_empty() -> None:
@@ -155,16 +155,20 @@ def test_a_duplicate_is_looked_up_and_sent_again_when_its_slot_is_empty() -> Non
 
 
 def test_the_position_of_the_last_event_follows_from_any_slot_of_a_batch() -> None:
-    for slots in ([SlotFound(11, "a"), None], [None, SlotFound(13, "c")], [SlotFound(11, "a"), SlotFound(13, "c")]):
+    for slots in (
+        [NextMessage(11, "a"), None],
+        [None, NextMessage(13, "c")],
+        [NextMessage(11, "a"), NextMessage(13, "c")],
+    ):
         one = save(("a", "b"), ("c", "d", "e"))
-        one.answered(Silence("no answer"))
+        one.answered(NoReply("no answer"))
         assert one.looked(slots, 0.0) == Stored(15)
 
 
 def test_a_batch_without_its_end_is_never_called_stored_and_never_sent_again() -> None:
     one = save(("a", "b"))
-    one.answered(Silence("no answer"))
-    torn = SlotFound(7, "a", is_torn=True)
+    one.answered(NoReply("no answer"))
+    torn = NextMessage(7, "a", is_torn=True)
     for now in (0.0, 5.0, 19.0):
         assert isinstance(one.looked([torn], now), Look)
     assert one.looked([torn], 20.0) == Unknown("the log holds only a part of them", is_torn=True)
@@ -173,13 +177,13 @@ def test_a_batch_without_its_end_is_never_called_stored_and_never_sent_again() -
 
 def test_ours_in_any_slot_outweighs_anothers_in_an_earlier_one() -> None:
     one = save(("a",), ("b",))
-    one.answered(Silence("no answer"))
-    assert one.looked([SlotFound(3, "x"), SlotFound(8, "b")], 0.0) == Stored(8)
+    one.answered(NoReply("no answer"))
+    assert one.looked([NextMessage(3, "x"), NextMessage(8, "b")], 0.0) == Stored(8)
 
 
 def test_a_save_that_cannot_read_its_slot_learns_from_sending() -> None:
     one = save()
-    one.answered(Silence("no answer"))
+    one.answered(NoReply("no answer"))
     assert isinstance(one.looked(None, 0.0), Look)
     assert isinstance(one.looked(None, 0.1), Send)
 
@@ -196,7 +200,7 @@ def test_a_conflict_whose_slot_cannot_be_read_stays_open() -> None:
 
 def test_past_the_deadline_it_is_unknown_and_never_failed() -> None:
     one = save(deadline=5.0)
-    assert one.answered(Silence("no answer within 4 s")) == Look()
+    assert one.answered(NoReply("no answer within 4 s")) == Look()
     assert one.looked([None], 5.0) == Unknown("no answer within 4 s")
     assert one.looked(None, 5.1) == Unknown("no answer within 4 s")
 
@@ -204,7 +208,7 @@ def test_past_the_deadline_it_is_unknown_and_never_failed() -> None:
 def test_a_slot_seen_after_the_deadline_still_answers() -> None:
     for slot, told in ((OURS, Stored(7)), (ANOTHERS, Conflicted(0))):
         one = save(deadline=5.0)
-        one.answered(Silence("no answer"))
+        one.answered(NoReply("no answer"))
         assert one.looked([slot], 6.0) == told
 
 
@@ -212,7 +216,7 @@ def test_no_pause_reaches_beyond_the_deadline() -> None:
     one = save(deadline=20.0)
     now = 0.0
     while True:
-        one.answered(Silence("no answer"))
+        one.answered(NoReply("no answer"))
         step = one.looked([None], now)
         if isinstance(step, Unknown):
             break
@@ -239,7 +243,7 @@ def test_a_conflict_of_a_batch_may_be_that_of_any_of_its_saves(code: int) -> Non
     answer = ErrorReply(400, code, "wrong last sequence: 3")
     assert shared(answer, [2]) == [answer]
     told = shared(answer, [2, 2])
-    assert told == [Parted(f"error {code}: wrong last sequence: 3", is_conflict=True)] * 2
+    assert told == [BatchRejected(f"error {code}: wrong last sequence: 3", is_conflict=True)] * 2
     one = save()
     assert one.answered(told[0]) == Look()
     assert one.looked([ANOTHERS], 0.0) == Conflicted(0)
@@ -249,10 +253,10 @@ def test_a_conflict_of_a_batch_may_be_that_of_any_of_its_saves(code: int) -> Non
 
 
 @pytest.mark.parametrize(
-    "answer", [Violation("no"), ErrorReply(400, min(REFUSALS), "no"), ErrorReply(400, 10199, "no")]
+    "answer", [PermissionDenied("no"), ErrorReply(400, min(REFUSALS), "no"), ErrorReply(400, 10199, "no")]
 )
 def test_a_refusal_of_a_batch_is_no_refusal_of_its_saves_and_each_learns_its_own(
-    answer: Violation | ErrorReply,
+    answer: PermissionDenied | ErrorReply,
 ) -> None:
     told = shared(answer, [2, 2])[0]
     one = save()
@@ -263,24 +267,24 @@ def test_a_refusal_of_a_batch_is_no_refusal_of_its_saves_and_each_learns_its_own
     assert one.answered(answer) == answer
 
 
-@pytest.mark.parametrize("answer", [Silence("none"), ErrorReply(429, 10210, "many"), ErrorReply(400, 10176, "part")])
-def test_what_leaves_a_batch_in_doubt_leaves_each_of_its_saves_in_doubt(answer: Silence | ErrorReply) -> None:
+@pytest.mark.parametrize("answer", [NoReply("none"), ErrorReply(429, 10210, "many"), ErrorReply(400, 10176, "part")])
+def test_what_leaves_a_batch_in_doubt_leaves_each_of_its_saves_in_doubt(answer: NoReply | ErrorReply) -> None:
     assert shared(answer, [2, 2]) == [answer, answer]
 
 
 def test_a_save_that_shared_batches_that_were_refused_goes_by_itself_in_the_end() -> None:
     one = save()
     alone: list[bool] = []
-    for _ in range(PARTED_MAX):
-        assert one.answered(Parted("another's", is_conflict=True)) == Look()
+    for _ in range(REJECTED_MAX):
+        assert one.answered(BatchRejected("another's", is_conflict=True)) == Look()
         step = one.looked([None], 0.0)
         assert isinstance(step, Send)
         alone.append(step.alone)
-    assert alone == [False] * (PARTED_MAX - 1) + [True]
+    assert alone == [False] * (REJECTED_MAX - 1) + [True]
 
 
 def test_a_conflict_of_a_batch_does_not_make_an_empty_slot_a_conflict() -> None:
     one = save()
     for number in range(10):
-        assert one.answered(Parted("another's", is_conflict=True)) == Look()
+        assert one.answered(BatchRejected("another's", is_conflict=True)) == Look()
         assert isinstance(one.looked([None], number * STALE_LEADER_S / 2), Send)

@@ -16,7 +16,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.domain.aggregate import event
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import UsageError
-from eventjet.jetstream.ranges import EVENTS_PER_RANGE, range_count, split
+from eventjet.jetstream.reader import EVENTS_PER_RANGE, range_count, split
 from eventjet.projections.projection import projection
 from eventjet.projections.resolve import resolve
 from eventjet.rebuild.folding import key_token

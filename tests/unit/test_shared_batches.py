@@ -10,7 +10,7 @@ import orjson
 
 from eventjet.codec.headers import BATCH_ID, header, open_batch, save_of
 from eventjet.errors import ConcurrencyConflict, Refused
-from eventjet.log.lane import EVENTS_MAX
+from eventjet.log.publish import EVENTS_MAX
 from eventjet.log.store import Append
 from eventjet.nats.protocol import Frame
 from tests.simulation.store import SimulatedClient, SimulatedStore

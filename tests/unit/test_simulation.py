@@ -16,13 +16,13 @@ from eventjet.log.outcome import (
     Answer,
     Conflicted,
     ErrorReply,
+    NextMessages,
+    NoReply,
+    PermissionDenied,
     Save,
-    Silence,
-    Slots,
     Step,
     Stored,
     Unknown,
-    Violation,
     shared,
 )
 from tests.simulation.campaign import run, run_on_all_processors, traced
@@ -37,13 +37,13 @@ SEEDS_TO_CATCH = 3_000
 COVERED = {
     "Conflicted after doubt", "Conflicted at once", "Conflicted when resumed", "Conflicted without another's event",
     "ErrorReply at once", "Stored after doubt", "Stored at once",
-    "Stored when resumed", "Violation at once", "Unknown after doubt", "Unknown when resumed",
+    "Stored when resumed", "PermissionDenied at once", "Unknown after doubt", "Unknown when resumed",
     "answer lost", "answer of a deposed leader", "batch cut", "busy", "connection lost",
     "decided again on what was told", "denied", "deposed",
     "duplicate", "election", "error 10071", "error 10158", "error 10164", "error 10176", "error 10201", "full",
     "id claimed", "landed late", "pause", "proposal lost", "proposal survived", "replicas 1", "replicas 3",
-    "Acked for one of several", "ErrorReply for one of several", "Parted for one of several",
-    "Silence for one of several", "sent alone",
+    "Acked for one of several", "ErrorReply for one of several", "BatchRejected for one of several",
+    "NoReply for one of several", "sent alone",
     "repeated and answered", "repeated and decided anew", "repeated with a stale member",
     "request late", "request lost", "restart", "rival buried the slot", "rival won the slot", "sick",
     "slot of a deposed leader", "stale load", "two leaders", "unavailable", "unlisted",
@@ -108,11 +108,11 @@ class BelievesAFirstConflict(Save):
 
 class GivesUpAfterOneTimeout(Save):
     def answered(self, answer: Answer) -> Step:
-        return ErrorReply(0, 0, "timeout") if isinstance(answer, Silence) else super().answered(answer)
+        return ErrorReply(0, 0, "timeout") if isinstance(answer, NoReply) else super().answered(answer)
 
 
 class CallsTheDeadlineFailed(Save):
-    def looked(self, slots: Slots | None, now: float) -> Step:
+    def looked(self, slots: NextMessages | None, now: float) -> Step:
         step = super().looked(slots, now)
         return ErrorReply(0, 0, step.cause) if isinstance(step, Unknown) else step
 
@@ -127,11 +127,11 @@ class BelievesAnyRefusal(Save):
 
 class BelievesADenialAfterDoubt(Save):
     def answered(self, answer: Answer) -> Step:
-        return ErrorReply(0, 0, "denied") if isinstance(answer, Violation) else super().answered(answer)
+        return ErrorReply(0, 0, "denied") if isinstance(answer, PermissionDenied) else super().answered(answer)
 
 
 class GivesUpEarly(Save):
-    def looked(self, slots: Slots | None, now: float) -> Step:
+    def looked(self, slots: NextMessages | None, now: float) -> Step:
         step = super().looked(slots, now)
         return Unknown("impatient") if slots is None else step
 
@@ -139,7 +139,7 @@ class GivesUpEarly(Save):
 class SaysTheSlotIsTheLastPosition(Save):
     """Forgets that a batch has other events around the one in the slot."""
 
-    def looked(self, slots: Slots | None, now: float) -> Step:
+    def looked(self, slots: NextMessages | None, now: float) -> Step:
         step = super().looked(slots, now)
         if isinstance(step, Stored):
             return Stored(max(slot.position for slot in slots or () if slot is not None))

@@ -23,8 +23,7 @@ from eventjet.commands.loading import Snapshots
 from eventjet.domain.history import Commands, FoldedState
 from eventjet.errors import StoreUnavailable
 from eventjet.log.memory import MemoryStore
-from eventjet.log.snapshot import SnapshotCodec
-from eventjet.log.snapshot_store import KeyValueSnapshots
+from eventjet.log.snapshots import KeyValueSnapshots, SnapshotCodec
 
 
 @event("tally.added")

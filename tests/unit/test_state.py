@@ -20,7 +20,7 @@ from eventjet.domain.state import state_faults
 from eventjet.errors import DefinitionError
 from eventjet.jet import Jet
 from eventjet.log.memory import MemoryStore
-from eventjet.log.snapshot import SnapshotCodec
+from eventjet.log.snapshots import SnapshotCodec
 from eventjet.settings import Settings
 from eventjet.testing import scenario
 

@@ -36,10 +36,10 @@ from eventjet.errors import (
 )
 from eventjet.jetstream import api
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.jetstream.ranges import read_range
+from eventjet.jetstream.reader import read_range
+from eventjet.log.integrity import FIRST, MISSING
 from eventjet.log.outcome import REFUSALS, STALE_LEADER_S
 from eventjet.log.topology import IDENTITY, compare, not_created, stream_config
-from eventjet.log.wholeness import FIRST, MISSING
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import publish_frame
 from eventjet.text import cut

@@ -44,9 +44,6 @@ FromArchiveOption = Annotated[
     str | None, option("--from-archive", "URL", "Read the past from an archive, as far as that goes.")
 ]
 NoShipOption = Annotated[bool, switch("--no-ship", "Do not send the app's package to Spark: it is installed there.")]
-ProcessesOption = Annotated[
-    int, option("--processes", "N", "How many fold, where it is the local engine.", min=1, max=64)
-]
 UrlArgument = Annotated[str, argument("URL", "A folder, or the URL of any Hadoop file system.")]
 
 snapshots = typer.Typer(name="snapshots", help="Folded states that are kept beside the log.", no_args_is_help=True)
@@ -60,7 +57,6 @@ def rebuild(
     master: MasterOption = None,
     from_archive: FromArchiveOption = None,
     no_ship: NoShipOption = False,
-    processes: ProcessesOption = 1,
     dry_run: Annotated[bool, switch("--dry-run", "Show the plan and what would refuse it; change nothing.")] = False,
 ) -> Answer:
     """Make read models again from the log while the live ones serve, and swap them in.
@@ -71,7 +67,7 @@ def rebuild(
     from eventjet.rebuild import preview
     from eventjet.rebuild import rebuild as run
 
-    chosen, names = _engine_options(engine, master, no_ship, processes), at.chosen(projections)
+    chosen, names = _engine_options(engine, master, no_ship), at.chosen(projections)
     if dry_run:
         planned = asyncio.run(preview(at.ref, names, at.settings, engine=chosen, from_archive=from_archive))
         return Answer(preview_value(planned), preview_lines(planned), ok=not planned.refusals)
@@ -88,7 +84,6 @@ def verify(
     master: MasterOption = None,
     from_archive: FromArchiveOption = None,
     no_ship: NoShipOption = False,
-    processes: ProcessesOption = 1,
 ) -> Answer:
     """Compare a read model with the log, row by row; exit status 1 when they differ.
 
@@ -98,7 +93,7 @@ def verify(
     from eventjet.operations.reports import verify_lines, verify_value
     from eventjet.rebuild import verify as run
 
-    chosen = _engine_options(engine, master, no_ship, processes)
+    chosen = _engine_options(engine, master, no_ship)
     name = at.projection(projection).name
     report = finished(
         "Nothing was changed.", partial(run, at.ref, name, at.settings, engine=chosen, from_archive=from_archive)
@@ -199,13 +194,11 @@ def audit(
     return Answer(audit_value(report), audit_lines(report, has_claims=has_claims), ok=report.sound)
 
 
-def _engine_options(name: str, master: str | None, no_ship: bool = False, processes: int = 1) -> EngineOptions:
+def _engine_options(name: str, master: str | None, no_ship: bool = False) -> EngineOptions:
     """Return the engine of this name; raises `UsageError`."""
     from eventjet.rebuild import EngineOptions
     from eventjet.rebuild.job import options_of
 
     if name == "local" and master is not None:
         raise UsageError("--master is Spark's, and --engine local runs without it. Leave one of them out.")
-    if name == "spark" and processes != 1:
-        raise UsageError("--processes is the local engine's; Spark has its own, as --master says. Leave it out.")
-    return options_of(EngineOptions(cast("EngineChoice", name), master, ship=not no_ship, processes=processes))
+    return options_of(EngineOptions(cast("EngineChoice", name), master, ship=not no_ship))

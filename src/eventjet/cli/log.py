@@ -134,7 +134,7 @@ def skip(
     """Have every load, worker, rebuild and verification skip a record that cannot be decoded, for good."""
     from eventjet.codec.headers import voided_by
     from eventjet.jetstream.api import message_at
-    from eventjet.log.voids import record_void
+    from eventjet.log.skip_markers import record_skip_marker
     from eventjet.operations.events import event_view
 
     async def mark() -> bool:
@@ -154,7 +154,7 @@ def skip(
             if not yes:
                 note(line(event_view(jet, record), named=True))
             confirm("Have everybody pass over this for good?", yes=yes, otherwise="Nothing was recorded.")
-            return await record_void(jet.client, jet.name, position, reason)
+            return await record_skip_marker(jet.client, jet.name, position, reason)
 
     is_new = asyncio.run(mark())
     value = {"position": position, "void": True, "recorded": is_new}
@@ -170,13 +170,13 @@ def skip(
 def _check_unreadable(at: AppTarget, voids: Mapping[int, str], record: RawRecord) -> None:
     """Raise `Refused` unless nobody can read the record. Blocks."""
     from eventjet.codec.records import chained
-    from eventjet.log.earlier import EarlierRecords
+    from eventjet.log.predecessors import PredecessorReader
     from eventjet.nats.endpoint import Endpoint
 
     app = at.app()
     what = f"The skip marker of position {record[0]}"
     try:
-        with EarlierRecords(Endpoint.of(at.settings), app.name) as earlier:
+        with PredecessorReader(Endpoint.of(at.settings), app.name) as earlier:
             chained(app.catalog.of_log(voids), None, earlier)(record)
     except UndecodableEvent:
         return

@@ -161,23 +161,20 @@ async def run_until_stopped(
     on_ready: Callable[[], None],
     *,
     http: tuple[str, int] | None = None,
-    processes: int = 1,
 ) -> None:
     """Run workers of the named projections until a signal drains them; a second one ends them at once.
 
     Raises what stops them. Their log goes to standard error. Where code of the application blocks the way out, the
     process is ended.
     """
-    from eventjet.subscriptions.context import WorkerOptions
     from eventjet.subscriptions.supervisor import run_workers
 
-    options = WorkerOptions(processes=processes)
     settle_process()
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     async def work() -> None:
         if names:
-            await run_workers(at.app(), at.settings, names, stop=stop, on_ready=on_ready, options=options, http=http)
+            await run_workers(at.app(), at.settings, names, stop=stop, on_ready=on_ready, http=http)
         else:
             on_ready()
             await stop.wait()

@@ -122,9 +122,8 @@ async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, l
 def _faults(at: AppTarget) -> list[str]:
     """Return why projections cannot go on over the log, what is gone from it, and what this app cannot read of it."""
     from eventjet.jetstream.connection import NatsConnection
-    from eventjet.log.strangers import strangers
-    from eventjet.log.stream_check import log_fault, state_of_log
-    from eventjet.log.wholeness import loss
+    from eventjet.log.integrity import log_fault, missing_range, state_of_log
+    from eventjet.log.unknown_events import unknown_events
     from eventjet.nats.endpoint import Endpoint
     from eventjet.sql.checkpoint import RETIRED
     from eventjet.subscriptions.status import cursor_fault, cursors_of
@@ -132,9 +131,9 @@ def _faults(at: AppTarget) -> list[str]:
     checkpoints = [each for each in _checkpoints(at) if each.state != RETIRED] if at.app().projections else []
     with NatsConnection.open(Endpoint.of(at.settings)) as link:
         identity, state = state_of_log(link, at.app().name)
-        missing = loss(state)
+        missing = missing_range(state)
         found = [log_fault(link, identity, state, checkpoint) for checkpoint in checkpoints]
-        unread = strangers(link, state, at.app().catalog)
+        unread = unknown_events(link, state, at.app().catalog)
         found += [cursor_fault(link, identity, state, cursor) for cursor in cursors_of(link, at.app())]
     lost = [LogIncomplete(f"The log {state.name!r}", missing)] if missing else []
     return list(dict.fromkeys(map(str, [*lost, *filter(None, found), *unread])))
@@ -146,7 +145,7 @@ def _refuse_lost_log(at: AppTarget, reset: Collection[str]) -> None:
     An empty one in its place would take commands, and to them every aggregate would be new.
     """
     from eventjet.jetstream.connection import NatsConnection
-    from eventjet.log import repairing
+    from eventjet.log import integrity
     from eventjet.nats.endpoint import Endpoint
     from eventjet.sql.checkpoint import RETIRED
 
@@ -156,7 +155,7 @@ def _refuse_lost_log(at: AppTarget, reset: Collection[str]) -> None:
     if not known:
         return
     with NatsConnection.open(Endpoint.of(at.settings)) as link:
-        if repairing.found(link, at.app().name) is not None:
+        if integrity.find_stream(link, at.app().name) is not None:
             return
     furthest = max(known, key=lambda each: each.position)
     anew = " ".join(f"--reset {name}" for name in dict.fromkeys(each.name for each in known))
@@ -175,13 +174,13 @@ def _repair(at: AppTarget, log: str | None, *, accept_loss: bool) -> list[str]:
     Raises `UsageError` where the identity cannot be found for certain, and `Unreachable`.
     """
     from eventjet.jetstream.connection import NatsConnection
-    from eventjet.log import repairing
+    from eventjet.log import integrity
     from eventjet.log.topology import IDENTITY
     from eventjet.nats.endpoint import Endpoint
 
     app, done = at.app().name, list[str]()
     with NatsConnection.open(Endpoint.of(at.settings)) as link:
-        state = repairing.found(link, app)
+        state = integrity.find_stream(link, app)
         if state is None:
             return done  # `init` makes it
         identity = state.metadata.get(IDENTITY, "")
@@ -190,7 +189,7 @@ def _repair(at: AppTarget, log: str | None, *, accept_loss: bool) -> list[str]:
         if not identity:
             identity = log or _identity_of(link, state, _checkpoints(at))
             done.append(f"{app}: it is the log {identity} again")
-        done += repairing.repair(link, app, at.settings.replicas, identity, accept_loss=accept_loss)
+        done += integrity.repair(link, app, at.settings.replicas, identity, accept_loss=accept_loss)
     return done
 
 

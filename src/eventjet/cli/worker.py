@@ -13,17 +13,6 @@ from eventjet.errors import UsageError
 
 NamesArgument = Annotated[list[str], argument("NAME", "Which ones.", "work")]
 RevisionOption = Annotated[int | None, option("--revision", "N", "Another revision than the app declares.", min=1)]
-ProcessesOption = Annotated[
-    int,
-    option(
-        "--processes",
-        "N",
-        "How many fold the events of a projection that is far behind.",
-        min=1,
-        max=64,
-        envvar="EVENTJET_PROCESSES",
-    ),
-]
 
 
 @on_app()
@@ -36,7 +25,6 @@ def worker(
         str | None,
         option("--http", "HOST:PORT", "Tell /healthz and /metrics there; else nowhere.", envvar="EVENTJET_WORKER_HTTP"),
     ] = None,
-    processes: ProcessesOption = 1,
     make: Annotated[bool, switch("--prepare", "", hidden=True)] = False,
     logs: LogFormatOption = LogFormat.TEXT,
 ) -> None:
@@ -57,7 +45,7 @@ def worker(
     def ready() -> None:
         note(f"ready: {', '.join(chosen)}; working or standing by")
 
-    asyncio.run(run_until_stopped(at, chosen, ready, http=address, processes=processes))
+    asyncio.run(run_until_stopped(at, chosen, ready, http=address))
 
 
 @on_app(database=False)

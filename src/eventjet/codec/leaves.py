@@ -95,7 +95,7 @@ class Leaf:
     samples: tuple[Any, ...] = ()
     """Values as JSON has them, for trials; the plainest first."""
     columns: tuple[str, ...] = ()
-    """Names of the types of SQLAlchemy's columns that take it."""
+    """Names of the types of SQLAlchemy's columns that take it, its own first."""
 
 
 def decimal_from_json(text: str) -> Decimal:
@@ -310,7 +310,7 @@ def _row(*rows: Leaf) -> dict[str, Leaf]:
     return {row.kind: row for row in rows}
 
 
-LEAVES: Mapping[str, Leaf] = _row(
+LEAVES: dict[str, Leaf] = _row(
     Leaf(
         kind="str",
         python=str,
@@ -332,7 +332,7 @@ LEAVES: Mapping[str, Leaf] = _row(
         is_text=lambda text: text.removeprefix("-").isdecimal(),
         key_pattern="^-?[0-9]+$",
         samples=(1, 0, -1, 42, 2**31, 2**53, -(2**53)),
-        columns=("Float", "Numeric", "Integer", "JSON"),
+        columns=("Integer", "Float", "Numeric", "JSON"),
     ),
     Leaf(
         kind="float",

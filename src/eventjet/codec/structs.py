@@ -7,11 +7,10 @@ else is pydantic's, errors above all. The figures that this rests on are in ADR 
 
 from __future__ import annotations
 
-import keyword
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, is_dataclass
 from enum import Flag
-from typing import Annotated, Any, NamedTuple, Optional, TypeAlias, cast
+from typing import Annotated, Any, Optional, TypeAlias, cast
 
 import msgspec
 
@@ -25,17 +24,12 @@ _ALWAYS = frozenset({"type", "metadata", "ref", "serialization"})
 _LENGTHS = ("min_length", "max_length")
 _PLAIN = (str, int, float, bool, type(None))
 _Read: TypeAlias = Callable[[Any], Any]
+_Part: TypeAlias = tuple[Any, _Read | None]
+"""(what msgspec checks, what makes the value of that; None for a value that stays as it is)."""
 
 
 class _Unproven(Exception):
     """A part of a schema that only pydantic reads."""
-
-
-class Part(NamedTuple):
-    """How one part of a body is read: as what msgspec checks it, and what makes the value of that, if not itself."""
-
-    kind: Any
-    convert: _Read | None = None
 
 
 def struct_decoder(schema: Any, read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -78,7 +72,7 @@ class _Parts:
         """References of the classes that are being made."""
         self._count = 0
 
-    def of(self, node: Node) -> Part:
+    def of(self, node: Node) -> _Part:
         """How a part is read; raises `_Unproven`, and what msgspec raises for a class that it does not take."""
         self._count += 1
         if self._count > _PARTS_MAX:
@@ -86,7 +80,7 @@ class _Parts:
         node = self.resolved(node)
         kind = node["type"]
         if kind == "dataclass":
-            return Part(*self.object(node))
+            return self.object(node)
         return _leaf(node) if kind in LEAVES else _CONTAINERS[kind](self, node)
 
     def resolved(self, node: Node) -> Node:
@@ -120,8 +114,8 @@ class _Parts:
     def _field(self, name: str, node: Node) -> tuple[tuple[Any, ...], _Read | None]:
         """Of one field what msgspec is told, and the conversion of its value."""
         if node["type"] != "default":
-            part = self.of(node)
-            return (name, part.kind), part.convert
+            kind, convert = self.of(node)
+            return (name, kind), convert
         _only(node, "schema", "default", "default_factory", "default_factory_takes_data")
         if node.get("default_factory_takes_data"):
             raise _Unproven
@@ -163,7 +157,6 @@ def _checked_class(node: Node) -> type:
     _only(config, "title", "strict", "hide_input_in_errors")
     _only(node["schema"], "dataclass_name", "fields", "collect_init_only", "computed_fields")
     cls: Any = node["cls"]
-    names: list[str] = node["fields"]
     if (
         node.get("post_init")
         or node["schema"].get("collect_init_only")
@@ -171,8 +164,7 @@ def _checked_class(node: Node) -> type:
         or type(cls) is not type
         or not is_dataclass(cls)
         or cls.__new__ is not object.__new__
-        or names != [each["name"] for each in node["schema"]["fields"]]
-        or not all(name.isascii() and name.isidentifier() and not keyword.iskeyword(name) for name in names)
+        or node["fields"] != [each["name"] for each in node["schema"]["fields"]]
     ):
         raise _Unproven
     return cast("type", cls)
@@ -189,21 +181,21 @@ def _bounded(kind: Any, node: Node, names: Iterable[str]) -> Any:
     return Annotated[kind, msgspec.Meta(**told)] if told else kind
 
 
-def _leaf(node: Node) -> Part:
+def _leaf(node: Node) -> _Part:
     leaf = LEAVES[node["type"]]
     _only(node, *leaf.words)
     if leaf.struct is ...:
         raise _Unproven
     if leaf.convert is not None:
-        return Part(leaf.struct, leaf.convert(node))
+        return leaf.struct, leaf.convert(node)
     if leaf.struct in (int, float) and any(
         type(node[word]) not in (int, leaf.struct) for word in leaf.words if node.get(word) is not None
     ):
         raise _Unproven
-    return Part(_bounded(leaf.struct, node, leaf.words))
+    return _bounded(leaf.struct, node, leaf.words), None
 
 
-def _choice(_: _Parts, node: Node) -> Part:
+def _choice(_: _Parts, node: Node) -> _Part:
     """A member of an enum by its value, or a literal text."""
     if node["type"] == "enum":
         _only(node, "cls", "members", "sub_type")
@@ -212,27 +204,27 @@ def _choice(_: _Parts, node: Node) -> Part:
         table = {member.value: member for member in node["members"]}
     else:
         _only(node, "expected")
-        table = {value: value for value in node["expected"]}
+        table = dict(zip(node["expected"], node["expected"], strict=True))
     kinds: set[Any] = {type(value) for value in table}
     if kinds != {str} and (kinds != {int} or node["type"] == "literal"):
         raise _Unproven
-    return Part(kinds.pop(), table.__getitem__)
+    return kinds.pop(), table.__getitem__
 
 
-def _nullable(parts: _Parts, node: Node) -> Part:
+def _nullable(parts: _Parts, node: Node) -> _Part:
     _only(node, "schema")
     kind, convert = parts.of(node["schema"])
     optional = Optional[kind]  # noqa: UP045 - `None | None` is no type
     if convert is None:
-        return Part(optional)
+        return optional, None
 
     def convert_some(value: Any) -> Any:
         return None if value is None else convert(value)
 
-    return Part(optional, convert_some)
+    return optional, convert_some
 
 
-def _items(parts: _Parts, node: Node) -> Part:
+def _items(parts: _Parts, node: Node) -> _Part:
     """A list, a tuple, a set or a frozenset of one kind of items."""
     name = node["type"]
     _only(node, "items_schema", "variadic_item_index", *(() if "set" in name else _LENGTHS))
@@ -244,26 +236,25 @@ def _items(parts: _Parts, node: Node) -> Part:
     kind, convert = parts.of(items)
     build: Any = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[name]
     if convert is None:
-        return Part(_bounded(tuple[kind, ...] if name == "tuple" else build[kind], node, _LENGTHS))
+        return _bounded(tuple[kind, ...] if name == "tuple" else build[kind], node, _LENGTHS), None
 
     def convert_each(values: Iterable[Any]) -> Any:
-        items = [convert(value) for value in values]
-        return items if name == "list" else build(items)
+        return build(map(convert, values))
 
     # A set is not read as one: what is equal before it is converted need not be what is equal after.
-    return Part(_bounded(cast("Any", list)[kind], node, _LENGTHS), convert_each)
+    return _bounded(cast("Any", list)[kind], node, _LENGTHS), convert_each
 
 
-def _mapping(parts: _Parts, node: Node) -> Part:
+def _mapping(parts: _Parts, node: Node) -> _Part:
     _only(node, "keys_schema", "values_schema")
     kind, convert = parts.of(node["values_schema"])
     # Of values under one key msgspec keeps the last; pydantic looks at all of them.
-    if convert is not None or parts.of(node["keys_schema"]) != Part(str):
+    if convert is not None or parts.of(node["keys_schema"]) != (str, None):
         raise _Unproven
-    return Part(cast("Any", dict)[str, kind])
+    return cast("Any", dict)[str, kind], None
 
 
-_CONTAINERS: Mapping[str, Callable[[_Parts, Node], Part]] = {
+_CONTAINERS: Mapping[str, Callable[[_Parts, Node], _Part]] = {
     "enum": _choice,
     "literal": _choice,
     "nullable": _nullable,

@@ -296,8 +296,8 @@ class Executor(Generic[S, E]):
         """
         if is_retry:
             return self.cache.newest(aggregate_id) or await self.newest(aggregate_id)
-        is_certain = self.store.is_certain or await self.store.confirm()
-        cached = self.cache.assume_newest(aggregate_id, staleness_max) if is_certain else None
+        is_confirmed = self.store.is_confirmed or await self.store.confirm()
+        cached = self.cache.assume_newest(aggregate_id, staleness_max) if is_confirmed else None
         return cached or await self.newest(aggregate_id)
 
     async def newest(self, aggregate_id: str) -> FoldedState[S]:
@@ -318,7 +318,7 @@ class Executor(Generic[S, E]):
 
         Raises `StoreUnavailable` when that does not come within a second or two.
         """
-        state = self.cache.get(aggregate_id) if self.store.is_certain else None
+        state = self.cache.get(aggregate_id) if self.store.is_confirmed else None
         for pause_s in LAG_PAUSES_S:
             if state is None or state.position < position or state.version < version:
                 state = await self.newest(aggregate_id)
@@ -356,7 +356,7 @@ class Executor(Generic[S, E]):
         if not events:
             # Nothing is appended, so the log cannot check the expected position: ask whether it is the newest.
             return await self.outdated(plan.aggregate_id, before) or Decision(plan, before, None, before.state)
-        if before.version == 0 and (gone := self.store.loss):
+        if before.version == 0 and (gone := self.store.missing_range):
             raise LogIncomplete(f"The log {self.app!r}", f"{gone}, and {self.subject(plan.aggregate_id)} has no events")
         append = self._append_of(plan, before, events)
         state = own_copy(before.state)

@@ -40,8 +40,7 @@ from eventjet.errors import (
     StoreUnavailable,
     UsageError,
 )
-from eventjet.log.snapshot import SnapshotCodec
-from eventjet.log.snapshot_store import KeyValueSnapshots
+from eventjet.log.snapshots import KeyValueSnapshots, SnapshotCodec
 from eventjet.log.store import EventStore
 from eventjet.text import shown
 
@@ -353,7 +352,7 @@ class Histories(Generic[S]):
     async def _learn_voids(self) -> bool:
         """Read the skip markers; True if there are more than were known."""
         known = len(self._voids)
-        self._voids.update(await self.store.voids())
+        self._voids.update(await self.store.skip_markers())
         return len(self._voids) > known
 
     def _fold_page(self, folded: FoldedState[S], records: Sequence[RawRecord]) -> FoldedState[S]:

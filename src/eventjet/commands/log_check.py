@@ -95,7 +95,7 @@ async def check_log(app: Application, store: EventStore, histories: int) -> LogC
     Raises `StoreUnavailable`, `LogUnusable` and `Forbidden`.
     """
     state = await store.state()
-    check = _Check(app, store, await store.voids(), histories)
+    check = _Check(app, store, await store.skip_markers(), histories)
     whole = state.last - state.first < WHOLE_MAX
     async for record in _all(store, state.first, state.last) if whole else _some(store, state.first, state.last):
         check.take(record)

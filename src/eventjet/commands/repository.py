@@ -27,8 +27,7 @@ from eventjet.domain.subscription import shown_name
 from eventjet.errors import StoreError, Unreachable, UsageError
 from eventjet.jetstream.client import Client, connect
 from eventjet.log.jetstream import JetStreamStore
-from eventjet.log.snapshot import SnapshotCodec
-from eventjet.log.snapshot_store import KeyValueSnapshots
+from eventjet.log.snapshots import KeyValueSnapshots, SnapshotCodec
 from eventjet.log.store import EventStore
 from eventjet.nats.client import NatsClient
 from eventjet.observability import logs, tracing
@@ -265,7 +264,7 @@ async def open_repositories(
     snapshots = KeyValueSnapshots(snapshot_bucket(app.name), client)
     repositories = Repositories(app, store, snapshots)
     repositories.guard.check()  # from here on it belongs to this loop
-    store.known.on_changed.append(repositories.forget)
+    store.stream.on_changed.append(repositories.forget)
     async with AsyncExitStack() as ending:
         # In reverse, each even when one before it was cancelled.
         ending.enter_context(tracing.connected())
@@ -273,7 +272,7 @@ async def open_repositories(
         ending.push_async_callback(snapshots.close)
         ending.push_async_callback(store.settle)
         with suppress(StoreError, Unreachable):
-            await store.known.look()  # tells what has drifted
+            await store.stream.look()  # tells what has drifted
             if store.unknown:
                 logs.AGGREGATES_UNKNOWN.tell(_log, stream=app.name, names=", ".join(store.unknown))
         await store.check_server()

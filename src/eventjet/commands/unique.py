@@ -269,8 +269,8 @@ class _Check:
 
     async def run(self, *, keep_shared: bool) -> ClaimReport:
         report, name = self._report, self._constraint.name
-        if self._store.loss:
-            raise LogIncomplete(f"The log of {self._name!r}", self._store.loss)
+        if self._store.missing_range:
+            raise LogIncomplete(f"The log of {self._name!r}", self._store.missing_range)
         prefix = f"{register_id(self._name, name)}-"
         await self._each(CLAIMS, lambda claim: self._check_claim(claim) if claim.startswith(prefix) else None)
         await self._each(self._name, self._check_aggregate)

@@ -19,8 +19,8 @@ from eventjet.doctor.report import Installation, Report, check_clock, named
 from eventjet.errors import LogUnusable, NoResponders, StoreError, StoreUnavailable, Unreachable, UsageError
 from eventjet.findings import Level
 from eventjet.jetstream.api import nanoseconds
+from eventjet.jetstream.client import RECOMMENDED_SERVER, check_server, shown_version, version_of
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.jetstream.requirements import RECOMMENDED_SERVER, check_server, shown_version, version_of
 from eventjet.nats.dial import dial_at, fault_of, tls_context
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.log import AccountLimits, Limit, account_limits

@@ -15,11 +15,11 @@ from eventjet.errors import Forbidden, UnknownAggregate, UnknownEvent
 from eventjet.findings import Level
 from eventjet.jetstream.api import StreamState, direct_page, server_time, stream_info
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.integrity import accepted_missing, missing_range
+from eventjet.log.integrity import find_stream as find
 from eventjet.log.public_stream import check_public
-from eventjet.log.repairing import found as find
-from eventjet.log.strangers import LIST_S, LOOKS, strangers, unknown_aggregates
 from eventjet.log.topology import Drift, compare, identity_of, needed_configs, unknown_settings
-from eventjet.log.wholeness import accepted, loss
+from eventjet.log.unknown_events import LIST_S, LOOKS, unknown_aggregates, unknown_events
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.log import ListedConsumer, list_consumers, replicas_of
 from eventjet.projections.app_ref import Application
@@ -78,7 +78,7 @@ def check_streams(installation: Installation, report: Report, servers: Callable[
         with report.guarded("aggregates"):
             check_aggregates(report, link.run(unknown_aggregates(app.name, app.catalog.aggregates), LIST_S))
         with report.guarded("events"):
-            check_events(report, strangers(link, link.ask(stream_info(app.name)), app.catalog))
+            check_events(report, unknown_events(link, link.ask(stream_info(app.name)), app.catalog))
         with report.guarded("durables"):
             check_consumers(report, app, _consumers(link, app.name))
 
@@ -116,7 +116,7 @@ def check_stream(report: Report, app: Application, declared: dict[str, Any], sta
 
 def _check_log(report: Report, state: StreamState) -> None:
     identity = identity_of(state)
-    gone = loss(state)
+    gone = missing_range(state)
     if gone:
         report.fault(
             "whole",
@@ -124,7 +124,7 @@ def _check_log(report: Report, state: StreamState) -> None:
             "read models made anew lack them, purged aggregates look like new ones, and rebuilds refuse",
             f"`eventjet audit --archive URL` says what an archive still has; {_REPAIR} stops what drops events",
         )
-    elif missing := accepted(state):
+    elif missing := accepted_missing(state):
         report.note("whole", f"somebody accepted that {missing:,} positions of the log are missing")
     if not gone:
         report.ok("whole", f"log {identity}: {state.messages:,} events up to position {state.last:,}")

@@ -12,7 +12,7 @@ from eventjet.errors import Forbidden, LogUnusable
 from eventjet.findings import Level
 from eventjet.jetstream.api import next_message
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.stream_check import state_of_log
+from eventjet.log.integrity import state_of_log
 from eventjet.nats.endpoint import Endpoint
 from eventjet.sql.checkpoint import FAILED, NEW, PAUSED, RETIRED
 from eventjet.subscriptions.declarations import declarations_of, filters_of

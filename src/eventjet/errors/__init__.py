@@ -85,7 +85,6 @@ from eventjet.errors.base import Unreachable as Unreachable
 from eventjet.errors.base import UsageError as UsageError
 from eventjet.errors.projection import ArchiveBroken as ArchiveBroken
 from eventjet.errors.projection import CheckpointFenced as CheckpointFenced
-from eventjet.errors.projection import FoldProcessLost as FoldProcessLost
 from eventjet.errors.projection import HandlerFailed as HandlerFailed
 from eventjet.errors.projection import LocationTaken as LocationTaken
 from eventjet.errors.projection import LogRolledBack as LogRolledBack

@@ -255,17 +255,6 @@ class PromotionRefused(ProjectionError):
         )
 
 
-class FoldProcessLost(ProjectionError):
-    """A process that folded a share of the events ended, or does not answer."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-        super().__init__(
-            f"A fold process {reason}. Nothing of what it had in hand was written. A worker begins anew by itself; run "
-            "a rebuild again. Where the system was short of memory, give fewer --processes."
-        )
-
-
 class RebuildError(EventjetError):
     """A rebuild stopped; the live read model is untouched."""
 

@@ -1,8 +1,8 @@
-"""Whose answer the answer to a publish is.
+"""Which answer to a publish counts: only that of the stream that is meant (ADR 0046).
 
-NATS carries a publish to everybody who listens to its subject in the account, and each of them may answer: the stream
-that is meant, a stream of another JetStream domain that a leaf node connects, any subscriber. A stream's
-acknowledgement names the stream and its domain, an error names the stream alone. See ADR 0046.
+NATS carries a publish to everybody who listens to its subject in the account, and each of them may answer: the stream,
+a stream of another JetStream domain that a leaf node connects, any subscriber. A stream's acknowledgement names the
+stream and its domain, an error names the stream alone.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from eventjet.observability import logs
 _log = logging.getLogger(__name__)
 
 AMBIGUOUS_S = 60.0
-"""So long after two answers that name one stream came to one publish, neither an error nor, where the domain does not
-tell them apart, an acknowledgement is believed. As long counts an acknowledgement that was compared with the log."""
+"""How long nothing is believed after two answers to one publish named the same stream: no error, and no acknowledgement
+either where the domain does not tell them apart. An acknowledgement that was compared with the log counts as long."""
 PROBE = b"NATS/1.0\r\nNats-Expected-Stream: none.of.this.name\r\n\r\n"
 """Headers of a message that no stream stores, since no name of one has a dot: each stream that hears it says so."""
 _EXPECTED_STREAM = 10060
@@ -30,14 +30,14 @@ _NAMED_MAX = 100
 
 
 class StreamAnswer(NamedTuple):
-    """What a stream answers to a publish, or whoever answers as one does."""
+    """The answer of a stream to a publish, or of whoever answers like one."""
 
     stream: str
     domain: str
     sequence: int
-    """Of the message that it acknowledges; 0 in an error."""
+    """Sequence of the message that it acknowledges; 0 in an error."""
     messages: int
-    """How many were stored together with it, itself included."""
+    """How many messages were stored together with it, itself included."""
     error: int
     """The code of an error, 0 for one that has none; -1 in an acknowledgement."""
 
@@ -47,7 +47,7 @@ class StreamAnswer(NamedTuple):
 
 
 def stream_answer(body: bytes) -> StreamAnswer | None:
-    """The answer of some stream; None for what no stream says."""
+    """Parse the answer of a stream; None for what no stream answers."""
     try:
         value: dict[str, Any] = orjson.loads(body)
         stream, domain, sequence = value.get("stream"), value.get("domain", ""), value.get("seq", 0)
@@ -66,17 +66,17 @@ def stream_answer(body: bytes) -> StreamAnswer | None:
 
 
 class Answerers:
-    """Who answers the publishes of one client, besides the streams that are meant. Each of them is logged once."""
+    """Who answers the publishes of one client besides the streams that are meant. Each of them is logged once."""
 
     def __init__(self) -> None:
         self._named: dict[tuple[str, str], str] = {}
         self._namesakes_until: dict[str, float] = {}
-        """Of a stream: until when another of its name, and of another domain, is taken to answer, too."""
+        """For each stream, until when another of its name and of another domain is expected to answer, too."""
         self._errors_until: dict[str, float] = {}
         self._acks_until: dict[str, float] = {}
 
-    def saw_stranger(self, stream: str, subject: str, frame: Frame, *, is_namesake: bool) -> str:
-        """Another has answered: who, in words. The errors of a namesake look like those of the stream."""
+    def saw_other(self, stream: str, subject: str, frame: Frame, *, is_namesake: bool) -> str:
+        """Note another's answer, and return who it is, in words. Errors of a namesake look like the stream's."""
         if is_namesake:
             self._errors_until[stream] = self._namesakes_until[stream] = time.monotonic() + AMBIGUOUS_S
         answer = stream_answer(frame[4])
@@ -90,15 +90,15 @@ class Answerers:
         return who
 
     @property
-    def strangers(self) -> tuple[str, ...]:
-        """Who else has answered, and to what, in words."""
+    def others(self) -> tuple[str, ...]:
+        """Who else answered, and to what, in words."""
         return tuple(self._named.values())
 
     def saw_second(self, stream: str, subject: str, answer: StreamAnswer, *, acks: int) -> None:
-        """A publish had a second answer that names the stream.
+        """Note a second answer to one publish that names the stream.
 
-        It may be that of a server which leads no more and does not know it, or of a stream whose acknowledgements have
-        another domain; if not, they cannot be told apart either.
+        It may come from a server that leads no more and does not know it, or from a stream whose acknowledgements have
+        another domain; if not, the two streams cannot be told apart.
         """
         now = time.monotonic()
         self._errors_until[stream] = now + AMBIGUOUS_S
@@ -110,7 +110,7 @@ class Answerers:
             self._name(stream, subject, "a second stream of the same name", "namesake")
 
     def doubt(self, stream: str, answer: StreamAnswer) -> str:
-        """Why this answer, which names the stream, may be another's; empty for one that is believed."""
+        """Return why an answer that names the stream may be another's; empty for one that is believed."""
         until = self._errors_until if answer.is_error else self._acks_until
         if until.get(stream, 0.0) <= time.monotonic():
             return ""
@@ -119,7 +119,7 @@ class Answerers:
 
     def _name(self, stream: str, subject: str, who: str, key: str) -> None:
         if (stream, key) not in self._named and len(self._named) < _NAMED_MAX:
-            # Not the last token: whose event it was is no matter of a log.
+            # Without the last token: the aggregate's id does not belong into a log.
             shown = f"{subject.rpartition('.')[0]}.*"
             self._named[stream, key] = f"{who} answers what is published to {shown} for the stream {stream}"
             logs.ANSWERED_BY_ANOTHER.tell(_log, stream=stream, subject=shown, who=who)
@@ -132,26 +132,26 @@ class ExpectedAnswer:
     stream: str
     subject: str
     messages: int
-    """How many messages are to be stored together."""
+    """How many messages are stored together."""
     domain: str | None
-    """Of the stream; None where it is not known."""
+    """JetStream domain of the stream; None where it is not known."""
     answerers: Answerers
     is_answered: bool = False
-    """Whether an answer came that names the stream, or says that nobody listens."""
-    stranger: str = ""
-    """Who else has answered this publish, in words."""
+    """Whether an answer arrived that names the stream, or says that nobody listens."""
+    other: str = ""
+    """Who else answered this publish, in words."""
     _acks: int = 0
     _errors: int = 0
 
     def accepts(self, frame: Frame) -> bool:
-        """Whether it may be the stream's, or says that nobody listens; everybody else's are passed over."""
+        """Return whether an answer may be the stream's, or says that nobody listens; all others are passed over."""
         if nobody_listens(frame):
             self.is_answered = True
             return True
         answer = stream_answer(frame[4])
         is_namesake = answer is not None and answer.stream == self.stream
         if answer is None or not is_namesake or not self._fits(answer):
-            self.stranger = self.answerers.saw_stranger(self.stream, self.subject, frame, is_namesake=is_namesake)
+            self.other = self.answerers.saw_other(self.stream, self.subject, frame, is_namesake=is_namesake)
             return False
         if not answer.is_error:
             self._acks += 1
@@ -163,12 +163,12 @@ class ExpectedAnswer:
         return True
 
     def best(self, frames: list[Frame]) -> tuple[Frame, StreamAnswer | None]:
-        """Of those that were accepted an acknowledgement, else an error, else that nobody listens."""
-        told = [(frame, stream_answer(frame[4])) for frame in frames]
-        return min(told, key=lambda one: 2 if one[1] is None else one[1].is_error)
+        """Return an acknowledgement of the accepted answers, else an error, else that nobody listens."""
+        answers = [(frame, stream_answer(frame[4])) for frame in frames]
+        return min(answers, key=lambda each: 2 if each[1] is None else each[1].is_error)
 
     def doubt(self, answer: StreamAnswer) -> str:
-        """Why it may be another's; empty for one that is believed."""
+        """Return why an answer may be another's; empty for one that is believed."""
         if not answer.is_error and self.domain is None:
             return f"an acknowledgement of a stream {self.stream!r}, whose JetStream domain is not known"
         return self.answerers.doubt(self.stream, answer)

@@ -1,6 +1,6 @@
 """PURE: the JetStream API as requests: what is sent where, and what the answer means.
 
-A connection carries a `Request` and gives the answering frame to its `parse`. Subjects, bodies, error codes and times
+A connection carries a `Request` and passes the answering frame to its `parse`. Subjects, bodies, error codes and times
 of the API are known here and nowhere else.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache, partial
-from typing import Any, Generic, NamedTuple, TypeVar, cast
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 
 import orjson
 
@@ -29,7 +29,7 @@ IN_PROCESS = 10164
 REPEATED_ID = 10201
 """A message of an atomic batch has an id that was stored within the duplicate window: nothing is stored."""
 CONFLICTS = frozenset((WRONG_SEQUENCE, IN_PROCESS, REPEATED_ID))
-"""What is answered to a publish that a rival may have been quicker than."""
+"""The answers to a publish that a rival may have been quicker than."""
 NAME_IN_USE = 10058
 """A stream of this name exists with another configuration."""
 _NO_CONSUMER = 10014
@@ -52,34 +52,34 @@ _SUBJECT = b"\r\nNats-Subject: "
 _SEQUENCE = b"\r\nNats-Sequence: "
 _TIME = b"\r\nNats-Time-Stamp: "
 _BLOCK_END = b"\r\n\r\n"
-FIRST_TIME, LAST_TIME = datetime(1678, 1, 1, tzinfo=UTC), datetime(2262, 1, 1, tzinfo=UTC)
-"""The server counts 64-bit nanoseconds; a time that does not fit is another one there."""
+_FIRST_TIME, _LAST_TIME = datetime(1678, 1, 1, tzinfo=UTC), datetime(2262, 1, 1, tzinfo=UTC)
+"""The server counts 64-bit nanoseconds; a time that does not fit would wrap."""
 LAG_S = 0.1
-"""Between two questions to replicas that lag behind the leader."""
+"""Between two requests to replicas that lag behind the leader."""
 _LAGS_MAX = 30
 PAGE_MAX, _PAGE_BYTES = 500, 2_000_000
-"""Of one request: there is no flow control inside it."""
+"""Records and bytes of one request: there is no flow control inside it."""
 _STATUS = b"NATS/1.0 "
-"""How the headers of a message begin that is the server's own: what is stored has no status."""
+"""How the headers of the server's own messages begin: what is stored has no status."""
 
 
 class Request(NamedTuple, Generic[T]):
-    """One question to the server."""
+    """One request to the server."""
 
     what: str
-    """What is asked, for errors."""
+    """What is asked for, in the words of an error."""
     subject: str
     payload: bytes
     parse: Callable[[Frame], T]
-    """The meaning of the answer; raises what an error in it means."""
+    """Turns the answer into a value; raises what an error in it means."""
     headers: bytes = b""
     stream: str = ""
-    """Of a publish, the stream that is to store it: nobody else's answer counts."""
+    """For a publish, the stream that is to store it: nobody else's answer counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """A stream as its leader saw it when asked."""
+    """A stream as its leader knew it when asked."""
 
     name: str
     first: int
@@ -93,13 +93,13 @@ class StreamState:
     subjects: int
     metadata: dict[str, str]
     config: dict[str, Any]
-    """The stream's configuration as JetStream tells it."""
+    """The stream's configuration as JetStream returns it."""
     created: str = ""
-    """When it was made, as the server writes it: one that was made again has another time."""
+    """When it was created, as the server writes it: a stream that was made again has another time."""
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> StreamState:
-        """The state in an answer that describes a stream."""
+        """Return the state in an answer that describes a stream."""
         state, config = answer["state"], answer["config"]
         return cls(
             name=config["name"],
@@ -116,12 +116,12 @@ class StreamState:
 
 
 def call(subject: str, body: object = None) -> Request[dict[str, Any]]:
-    """A request in JSON, `subject` without `$JS.API.`; raises `ApiRefused` for the answer's `error`."""
+    """Make a request in JSON, `subject` without `$JS.API.`; raises `ApiRefused` for the answer's `error`."""
     return _call(subject, body, lambda answer: answer)
 
 
 def _call(subject: str, body: object, read: Callable[[dict[str, Any]], T]) -> Request[T]:
-    """As `call`; `read` takes an answer that holds no error."""
+    """Make the request of `call`; `read` takes an answer without an error."""
 
     def parse(frame: Frame) -> T:
         return read(answer_in(frame, subject))
@@ -131,7 +131,7 @@ def _call(subject: str, body: object, read: Callable[[dict[str, Any]], T]) -> Re
 
 
 def answer_in(frame: Frame, subject: str) -> dict[str, Any]:
-    """The JSON of an answer; raises what its `error` means, `ApiRefused` mostly."""
+    """Return the JSON of an answer; raises what its `error` means, mostly `ApiRefused`."""
     try:
         answer = cast("dict[str, Any]", orjson.loads(frame[4]))
         error = answer.get("error")
@@ -154,22 +154,22 @@ def answer_in(frame: Frame, subject: str) -> dict[str, Any]:
 
 
 def stream_info(stream: str) -> Request[StreamState]:
-    """The stream's bounds and configuration; raises `StreamMissing`."""
+    """Read a stream's bounds and configuration; raises `StreamMissing`."""
     return _call(f"STREAM.INFO.{stream}", None, StreamState.of)
 
 
 def server_time(stream: str) -> Request[float]:
-    """Seconds since 1970 by the clock of the server that leads the stream, when it answers; raises `StreamMissing`."""
+    """Read the clock of the server that leads the stream, in seconds since 1970; raises `StreamMissing`."""
     return _call(f"STREAM.INFO.{stream}", None, lambda info: nanoseconds(str(info["ts"]).encode()) / 1e9)
 
 
 def deleted_positions(stream: str) -> Request[list[int]]:
-    """The positions of deleted messages."""
+    """List the positions of deleted messages."""
     return _call(f"STREAM.INFO.{stream}", {"deleted_details": True}, lambda info: info["state"].get("deleted") or [])
 
 
 def messages_of(stream: str, subject: str) -> Request[int]:
-    """How many messages the stream holds of a subject."""
+    """Count the messages of a subject."""
 
     def count(info: dict[str, Any]) -> int:
         counts: dict[str, int] = info["state"].get("subjects") or {}
@@ -179,9 +179,9 @@ def messages_of(stream: str, subject: str) -> Request[int]:
 
 
 def subjects_of(stream: str, subject: str, offset: int = 0) -> Request[tuple[list[str], int]]:
-    """The subjects that match and have messages, in order from an offset on, and how many there are in all.
+    """List the subjects that match and have messages, in order from an offset on, and count all of them.
 
-    The server tells 100,000 of them at a time; beyond the last one it only counts.
+    The server lists 100,000 of them at a time; beyond the last one it only counts.
     """
 
     def read(info: dict[str, Any]) -> tuple[list[str], int]:
@@ -191,7 +191,7 @@ def subjects_of(stream: str, subject: str, offset: int = 0) -> Request[tuple[lis
 
 
 def create_stream(config: Mapping[str, Any]) -> Request[StreamState]:
-    """Create it; raises `ApiRefused` with `NAME_IN_USE` where another one has the name."""
+    """Create a stream; raises `ApiRefused` with `NAME_IN_USE` where another one has the name."""
     return _call(f"STREAM.CREATE.{config['name']}", config, StreamState.of)
 
 
@@ -201,7 +201,7 @@ def update_stream(config: Mapping[str, Any]) -> Request[StreamState]:
 
 
 def purge_stream(stream: str, subject: str, until: int) -> Request[int]:
-    """Remove the messages of a subject up to a sequence, that one included; how many there were."""
+    """Remove the messages of a subject up to and including a sequence; returns how many there were."""
     body = {"filter": subject, "seq": until + 1}
     return _call(f"STREAM.PURGE.{stream}", body, lambda answer: int(answer.get("purged", 0)))
 
@@ -211,20 +211,20 @@ def purge_stream(stream: str, subject: str, until: int) -> Request[int]:
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """A consumer as the server made it."""
+    """A consumer as the server created it."""
 
     stream: str
     name: str
     pending: int
-    """Messages that waited for it when it was made."""
+    """Messages that waited for it when it was created."""
     config: dict[str, Any]
-    """With the limits that the server's own config lays on it."""
+    """Its configuration, with the limits of the server's own."""
 
 
 def create_consumer(
     stream: str, name: str, config: Mapping[str, Any], filter_subject: str | None = None
 ) -> Request[Consumer]:
-    """Create it and never change one; raises `ApiRefused` when one of this name has another configuration."""
+    """Create a consumer; raises `ApiRefused` when one of this name has another configuration."""
     full = {**config, "name": name, **({"filter_subject": filter_subject} if filter_subject else {})}
     subject = f"CONSUMER.CREATE.{stream}.{name}" + (f".{filter_subject}" if filter_subject else "")
 
@@ -235,12 +235,12 @@ def create_consumer(
 
 
 def delete_consumer(stream: str, name: str) -> Request[bool]:
-    """Delete it with all pulls that wait at it (they get 409); False when there was none."""
+    """Delete a consumer with all pulls that wait at it (they get 409); False when there was none."""
     return _unless(_NO_CONSUMER, False, _call(f"CONSUMER.DELETE.{stream}.{name}", None, lambda _: True))
 
 
 def paused_until(stream: str, name: str) -> Request[str]:
-    """Until when somebody has paused a consumer, as the server writes it; empty where it is not, or there is none."""
+    """Read until when a consumer is paused, as the server writes it; empty where it is not, or there is none."""
 
     def read(info: dict[str, Any]) -> str:
         return str(info["config"].get("pause_until", "")) if info.get("paused") else ""
@@ -249,7 +249,7 @@ def paused_until(stream: str, name: str) -> Request[str]:
 
 
 def waiting_consumers(stream: str) -> Request[list[str]]:
-    """The names of the consumers at which pulls wait."""
+    """List the consumers at which pulls wait."""
     return _call(
         f"CONSUMER.LIST.{stream}",
         None,
@@ -261,18 +261,18 @@ def waiting_consumers(stream: str) -> Request[list[str]]:
 
 
 def message_at(stream: str, position: int) -> Request[RawRecord | None]:
-    """The record at a position; None when there is none."""
+    """Read the record at a position; None when there is none."""
     return _message(stream, {"seq": position}, lambda record: record[0] == position)
 
 
 def next_message(stream: str, position: int, subject: str = ">") -> Request[RawRecord | None]:
-    """The first record at or after a position whose subject matches; None when there is none."""
+    """Read the first record at or after a position whose subject matches; None when there is none."""
     query = {"seq": max(position, 1), "next_by_subj": subject}
     return _message(stream, query, lambda record: record[0] >= position and _matches(record, subject))
 
 
 def last_message(stream: str, subject: str) -> Request[RawRecord | None]:
-    """The last record of a subject; None when there is none."""
+    """Read the last record of a subject; None when there is none."""
     return _message(stream, {"last_by_subj": subject}, lambda record: _matches(record, subject))
 
 
@@ -287,7 +287,7 @@ def _message(stream: str, query: dict[str, Any], is_wanted: Callable[[RawRecord]
 
 
 def _matches(record: RawRecord, subject: str) -> bool:
-    """Whether a record is of the subject that was asked for; of a pattern, the server's word has to do."""
+    """Return whether a record is of the requested subject; for a pattern, the server's word has to do."""
     return subject.endswith(("*", ">")) or record[2] == subject.encode()
 
 
@@ -303,7 +303,7 @@ def _stored_message(answer: dict[str, Any]) -> RawRecord:
 
 
 def _unless(code: int, instead: Any, request: Request[T]) -> Request[Any]:
-    """As `request`, with another answer in place of one error."""
+    """Return the request with another answer in place of one error."""
 
     def parse(frame: Frame) -> Any:
         try:
@@ -320,13 +320,13 @@ def _unless(code: int, instead: Any, request: Request[T]) -> Request[Any]:
 
 
 def direct_last(stream: str, subject: str) -> Request[RawRecord | None]:
-    """The last record of a subject; None when there is none. May lag behind the leader."""
+    """Read the last record of a subject, None when there is none; may lag behind the leader."""
     return _direct(f"The last message of {subject}", stream, f"$JS.API.DIRECT.GET.{stream}.{subject}", b"")
 
 
 def direct_since(stream: str, at: datetime, subject: str) -> Request[RawRecord | None]:
-    """The first record stored at or after a time whose subject matches; None when there is none."""
-    start = min(max(in_utc(at), FIRST_TIME), LAST_TIME)
+    """Read the first record stored at or after a time whose subject matches; None when there is none."""
+    start = min(max(in_utc(at), _FIRST_TIME), _LAST_TIME)
     query = orjson.dumps({"start_time": start, "next_by_subj": subject})
     return _direct(f"The first message after {at.isoformat()}", stream, f"$JS.API.DIRECT.GET.{stream}", query)
 
@@ -334,56 +334,75 @@ def direct_since(stream: str, at: datetime, subject: str) -> Request[RawRecord |
 def direct_page(
     stream: str, position: int, subject: str | None, *, count: int, size: int
 ) -> Request[tuple[int, int] | None]:
-    """Many messages from a position on, `size` bytes of them about; the answer is what ended it: see `end_of_page`."""
+    """Read many messages from a position on, about `size` bytes; the answer is what ended it: see `end_of_page`."""
     what = f"The history of {subject}" if subject else f"The log from position {position}"
     query = {"seq": position, "batch": count, "max_bytes": size, **({"next_by_subj": subject} if subject else {})}
     return Request(what, f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(query), partial(end_of_page, what=what))
 
 
-def reading_records(
-    stream: str, subject: str, limit: int | None = None
-) -> Generator[Request[Any] | None, Any, list[RawRecord]]:
-    """All records whose subject matches, as the leader knows them, in a few large pages; `limit`: so many of the first.
+Conversation: TypeAlias = Generator[Request[Any] | None, Any, T]
+"""What `Client.run` and `NatsConnection.run` drive, asynchronously or not.
 
-    What it yields is to be asked, and the answer sent, of a page (see `is_page`) its frames; None is a pause of
-    `LAG_S`. Pages come from any replica. Up to where one that lags is,
-    it lacks nothing that the leader has, and may hold what is gone there, or comes again: so what is read in order, up
-    to the last that the leader knows of, is whole. Raises `StoreUnavailable` where the replicas stay behind.
+Each request that it yields is asked, and the answer is sent to it: for a page (see `is_page`) its frames. What the
+request raises is thrown into it. None is a pause of `LAG_S`. Its return value is that of `run`.
+"""
+
+
+def reading_records(stream: str, subject: str, limit: int | None = None) -> Conversation[list[RawRecord]]:
+    """Read the records whose subject matches, as the leader knows them, in a few large pages; `limit`: the first ones.
+
+    Pages come from any replica. Up to where a lagging one is, it lacks nothing that the leader has, and may hold what
+    is gone there, or comes again: so what is read in order, up to the last that the leader knows of, is complete. Empty
+    where there is no stream. Raises `StoreUnavailable` where the replicas stay behind.
     """
-    found: list[RawRecord] = []
+    records: list[RawRecord] = []
     lags = 0
-    last: RawRecord | None = yield last_message(stream, subject)
-    while last is not None and (not found or found[-1][0] < last[0]) and (limit is None or len(found) < limit):
-        start = found[-1][0] + 1 if found else 1
-        count = PAGE_MAX if limit is None else min(PAGE_MAX, limit - len(found))
-        request = direct_page(stream, start, subject, count=count, size=_PAGE_BYTES)
-        frames: Sequence[Frame] = yield request
-        ended = end_of_page(frames[-1], request.what)
-        records = direct_records(frames[:-1], stream, None)
-        if ended is not None and (not records or records[-1][0] != ended[0]):
-            raise StoreUnavailable(request.what, f"records up to position {ended[0]} were lost on the way")
-        if not records:
-            lags += 1
-            if lags > _LAGS_MAX:
-                raise StoreUnavailable(request.what, f"a replica lags behind position {last[0]}")
-            yield None
-            last = yield last_message(stream, subject)  # which may be gone with its time to live
-        found += records
-    return found
+    try:
+        last: RawRecord | None = yield last_message(stream, subject)
+        start = 1
+        while last is not None and start <= last[0] and (limit is None or len(records) < limit):
+            count = PAGE_MAX if limit is None else min(PAGE_MAX, limit - len(records))
+            request = direct_page(stream, start, subject, count=count, size=_PAGE_BYTES)
+            frames: Sequence[Frame] = yield request
+            ended = end_of_page(frames[-1], request.what)
+            page = direct_records(frames[:-1], stream, None)
+            if ended is not None and (not page or page[-1][0] != ended[0]):
+                raise StoreUnavailable(request.what, f"records up to position {ended[0]} were lost on the way")
+            if not page:
+                lags += 1
+                if lags > _LAGS_MAX:
+                    raise StoreUnavailable(request.what, f"a replica lags behind position {last[0]}")
+                yield None
+                last = yield last_message(stream, subject)  # which may be gone with its time to live
+            else:
+                start = page[-1][0] + 1
+                records += page
+    except StreamMissing:
+        return []
+    return records
+
+
+def reading_values(bucket: str, keys: str, limit: int | None = None) -> Conversation[list[RawRecord]]:
+    """Read the newest value of each matching key of a key-value bucket, but for deleted ones: see `reading_records`.
+
+    Of a key that is written meanwhile it is the newer one.
+    """
+    records = yield from reading_records(f"KV_{bucket}", f"$KV.{bucket}.{keys}", limit)
+    return [record for record in {record[2]: record for record in records}.values() if record[4]]
 
 
 def shortened(request: Request[T]) -> Request[T]:
-    """As `direct_page`, for one message."""
+    """Return a request for a page with one message instead of many."""
     return request._replace(payload=orjson.dumps({**orjson.loads(request.payload), "batch": 1}))
 
 
 def is_status(frame: Frame) -> bool:
-    """Whether it is the server's own word, which ends a page."""
+    """Return whether it is the server's own message, which ends a page."""
     return frame[3].startswith(_STATUS)
 
 
 def is_page(request: Request[Any]) -> bool:
-    """Whether many messages answer it."""
+    """Return whether many messages answer the request."""
     return request.subject.startswith("$JS.API.DIRECT.GET.")
 
 
@@ -398,9 +417,9 @@ def _direct(what: str, stream: str, subject: str, query: bytes) -> Request[RawRe
 
 
 def end_of_page(frame: Frame, what: str) -> tuple[int, int] | None:
-    """(position of the last message, how many are left) of the status that ends a page; None when there was nothing.
+    """Return (position of the last message, how many are left) from the status that ends a page; None for an empty one.
 
-    Any other status is no answer: an empty history must not be made of a refusal.
+    Any other status is no answer: a refusal must not become an empty history.
     """
     if _check_status(frame, what, 204, 404) == 404:
         return None
@@ -415,15 +434,15 @@ def _check_status(frame: Frame, what: str, *ends: int) -> int:
 
 
 def direct_records(frames: Sequence[Frame], stream: str, subject: bytes | None) -> list[RawRecord]:
-    """The records of a page of direct gets, of one subject where that is known."""
+    """Return the records of a page of direct gets, of one subject where that is known."""
     if subject is None:
         return [direct_record(frame, stream=stream) for frame in frames]
     records: list[RawRecord] = []
     place = b"\r\nNats-Stream: %b%b%b%b" % (stream.encode(), _SUBJECT, subject, _SEQUENCE)
     for frame in frames:
         # What the server appended comes last, whatever the record's own headers say.
-        front, _, told = frame[3].rpartition(place)
-        position, _, at = told.partition(_TIME)
+        front, _, appended = frame[3].rpartition(place)
+        position, _, at = appended.partition(_TIME)
         decimals = at[20:29]
         if (
             front != b"NATS/1.0"
@@ -441,7 +460,7 @@ def direct_records(frames: Sequence[Frame], stream: str, subject: bytes | None) 
 
 
 def direct_record(frame: Frame, subject: bytes | None = None, stream: str = "") -> RawRecord:
-    """The record of a direct get, whose subject is `subject` where that is known, from a stream.
+    """Return the record of a direct get, of `subject` where that is known, from a stream.
 
     Raises `StoreUnavailable` for what cannot be read, and for a record of another stream.
     """
@@ -450,11 +469,11 @@ def direct_record(frame: Frame, subject: bytes | None = None, stream: str = "") 
     if end < 0:
         raise StoreUnavailable("A direct get", f"the server answered {block[:80]!r}")
     # Stream, subject, sequence, time: in this order as far as is known, but found by name if not.
-    told = block[end:].split(b"\r\n", 4)
-    if stream and told[0] != _STREAM + stream.encode():
-        raise StoreUnavailable(f"A direct get from {stream}", f"the answer is of another stream ({told[0][:80]!r})")
+    lines = block[end:].split(b"\r\n", 4)
+    if stream and lines[0] != _STREAM + stream.encode():
+        raise StoreUnavailable(f"A direct get from {stream}", f"the answer is of another stream ({lines[0][:80]!r})")
     try:
-        position, at = told[2], told[3]
+        position, at = lines[2], lines[3]
         if position[:15] == b"Nats-Sequence: " and at[:17] == b"Nats-Time-Stamp: ":
             position, at = position[15:], at[17:]
         else:
@@ -473,7 +492,7 @@ def _header(block: bytes, name: bytes) -> bytes:
 
 
 def nanoseconds(text: bytes) -> int:
-    """Nanoseconds since 1970 of an RFC 3339 time in UTC with up to nine decimals."""
+    """Return the nanoseconds since 1970 of an RFC 3339 time in UTC with up to nine decimals."""
     return _seconds(text[:19]) + int(text[20:29] if len(text) == 30 else text[20:-1].ljust(9, b"0"))
 
 

@@ -1,8 +1,8 @@
 """`NatsConnection`: one blocking connection to NATS.
 
-For one thread at a time; `close` may be called from any. Every wait is bounded: by its own timeout, and by
-pings that tell a server which stopped answering from one that has nothing to say. It does not reconnect: its owner
-knows where to go on. Messages of other subscriptions that arrive during a `request` are kept for the next `receive`.
+For one thread at a time; `close` may be called from any. Every wait is bounded: by its own timeout, and by pings that
+tell a server which stopped answering from one that has nothing to say. It does not reconnect: its owner knows where to
+go on. Messages of other subscriptions that arrive during a `request` are kept for the next `receive`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Self, TypeVar
 
@@ -24,12 +24,22 @@ from eventjet.errors import (
     Forbidden,
     NoResponders,
     SingleResponse,
+    StoreError,
     StoreUnavailable,
-    StreamMissing,
     UsageError,
 )
 from eventjet.jetstream.answers import PROBE, Answerers, ExpectedAnswer
-from eventjet.jetstream.api import LAG_S, Request, call, is_page, is_status, reading_records, shortened
+from eventjet.jetstream.api import (
+    LAG_S,
+    Conversation,
+    Request,
+    call,
+    is_page,
+    is_status,
+    reading_records,
+    reading_values,
+    shortened,
+)
 from eventjet.nats.dial import Dialled, dial
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Control, Frame, nobody_listens, publish_frame, server_fault, subscribe_frame
@@ -41,18 +51,18 @@ _REPLIES = b"1"
 _KEPT_MAX = 200_000
 _SEND_TIMEOUT_S = 10.0
 _TRIES, _END_S = 3, 0.5
-"""So often a page of one message is asked for that has no end, and how long that may take after the message."""
+"""How often a page of one message without an end is asked for again, and how long its end may take."""
 
 
 class NatsConnection:
-    """A connection that `open` made."""
+    """A blocking connection; see `open`."""
 
     def __init__(self, dialled: Dialled, endpoint: Endpoint, ping_interval_s: float) -> None:
         self.info = dialled.info
         """The server's INFO, as it was at the greeting."""
         self.peer = dialled.peer
         self.inbox = f"{endpoint.inbox_prefix}.{secrets.token_hex(11)}"
-        """Subjects under it are this connection's own."""
+        """Prefix of the subjects that are this connection's own."""
         self.routed = endpoint.routed
         self._is_elsewhere = endpoint.is_elsewhere
         self._sock = dialled.sock
@@ -69,7 +79,7 @@ class NatsConnection:
         self._busy = threading.Lock()
         self._answerers = Answerers()
         self._domain: str | None = None
-        """As `Client.domain`, from the first publish for a stream on."""
+        """See `Client.domain`; asked for before the first publish for a stream."""
         self.max_payload = int(self.info.get("max_payload", 1024 * 1024))
 
     @classmethod
@@ -94,7 +104,7 @@ class NatsConnection:
         self.send(self._message(self.routed(subject), payload, headers, reply.encode()))
 
     def subscribe(self, subject: str) -> bytes:
-        """Ask for the messages of a subject; returns the subscription id that its frames carry."""
+        """Subscribe to a subject; returns the subscription id that its frames carry."""
         self._sids += 1
         sid = b"%d" % self._sids
         self.send(subscribe_frame(subject, sid))
@@ -114,10 +124,10 @@ class NatsConnection:
     # What is received.
 
     def receive(self, timeout_s: float) -> list[Frame]:
-        """The messages that are there, or the first to come; empty when none came in time.
+        """Return the messages that are there, or the first to come; empty when none came in time.
 
-        0 takes only what has arrived. Raises `ConnectionLost`, `ConnectionClosed`, and `Forbidden` for a permissions
-        violation, which leaves the connection usable.
+        With 0 it takes only what has arrived. Raises `ConnectionLost`, `ConnectionClosed`, and `Forbidden` for a denied
+        permission, which leaves the connection usable.
         """
         if self._kept:
             kept, self._kept = self._kept, []
@@ -146,9 +156,9 @@ class NatsConnection:
                 return []
 
     def receive_of(self, sid: bytes, timeout_s: float) -> list[Frame]:
-        """As `receive`, of one subscription; what comes of others meanwhile is kept for `receive`.
+        """Receive from one subscription; messages of others are kept for `receive`.
 
-        Raises `ConnectionLost` where that is too much.
+        Raises as `receive`, and `ConnectionLost` where too many are kept.
         """
         kept, self._kept = self._kept, []
         if own := [frame for frame in kept if frame[0] == sid]:
@@ -164,7 +174,7 @@ class NatsConnection:
             self._kept = kept + self._kept
 
     def keep(self, frames: list[Frame]) -> None:
-        """Have the next `receive` return these."""
+        """Give frames back for the next `receive`."""
         self._kept += frames
 
     def request(
@@ -185,11 +195,11 @@ class NatsConnection:
         return self._answers([(subject, payload, headers)], [expected], timeout_s)[0]
 
     def ask(self, request: Request[T], *, timeout_s: float = 5.0) -> T:
-        """The answer to a request; raises what it means, and as `request` does."""
+        """Return the answer to a request; raises what it means, and as `request`."""
         return self.ask_all([request], timeout_s=timeout_s)[0]
 
     def ask_all(self, requests: Sequence[Request[T]], *, timeout_s: float = 5.0) -> list[T]:
-        """The answers, in order, to requests that are sent together; one deadline for all, and raises as `ask` does."""
+        """Return the answers, in order, to requests that are sent together, with one deadline; raises as `ask`."""
         frames = self._answers(
             [(each.subject, each.payload, each.headers) for each in requests],
             [self._expected(each.stream, each.subject) for each in requests],
@@ -198,31 +208,35 @@ class NatsConnection:
         return [each.parse(frame) for each, frame in zip(requests, frames, strict=True)]
 
     def records(self, stream: str, subject: str, limit: int | None = None) -> list[RawRecord]:
-        """All records whose subject matches: see `reading_records`. None where there is no stream."""
-        reading, answer = reading_records(stream, subject, limit), None
-        try:
-            while True:
-                request = reading.send(answer)
-                if request is None:
-                    answer = time.sleep(LAG_S)
-                else:
-                    answer = self._page(request, 5.0) if is_page(request) else self.ask(request)
-        except StopIteration as ended:
-            return ended.value
-        except StreamMissing:
-            return []
+        """Return all records whose subject matches: see `reading_records`."""
+        return self.run(reading_records(stream, subject, limit))
 
-    def run(self, conversation: Generator[Request[Any], Any, T], timeout_s: float = 5.0) -> T:
-        """What a conversation returns: each request that it yields is asked, and the answer sent to it."""
+    def values(self, bucket: str, keys: str, limit: int | None = None) -> list[RawRecord]:
+        """Return the values of all keys of a bucket that match, in a few requests: see `reading_values`."""
+        return self.run(reading_values(bucket, keys, limit))
+
+    def run(self, conversation: Conversation[T], timeout_s: float = 5.0) -> T:
+        """Drive a conversation to its end and return what it returns."""
         answer: Any = None
+        error: Exception | None = None
         try:
             while True:
-                answer = self.ask(conversation.send(answer), timeout_s=timeout_s)
+                request = conversation.send(answer) if error is None else conversation.throw(error)
+                answer = error = None
+                try:
+                    if request is None:
+                        time.sleep(LAG_S)
+                    elif is_page(request):
+                        answer = self._page(request, timeout_s)
+                    else:
+                        answer = self.ask(request, timeout_s=timeout_s)
+                except StoreError as raised:
+                    error = raised
         except StopIteration as ended:
             return ended.value
 
     def _page(self, request: Request[Any], timeout_s: float) -> list[Frame]:
-        """All messages of a long answer, the last of which is the status that ends it; raises as `ask` does."""
+        """Return all messages of a long answer, the last of which is the status that ends it; raises as `ask`."""
         frames = self._part(request, timeout_s)
         if not frames or not is_status(frames[-1]):
             if len(frames) == 1:
@@ -233,11 +247,8 @@ class NatsConnection:
         return frames
 
     def _part(self, request: Request[Any], timeout_s: float) -> list[Frame]:
-        """What comes of a long answer within the time, up to the status that ends it."""
-        if not self._requests:
-            self.send(subscribe_frame(f"{self.inbox}.r.*", _REPLIES))
-        self._requests += 1
-        reply = f"{self.inbox}.r.{self._requests}".encode()
+        """Return what arrives of a long answer within the time, up to the status that ends it."""
+        (reply,) = self._reply_subjects(1)
         self.send(self._message(self.routed(request.subject), request.payload, request.headers, reply))
         frames: list[Frame] = []
         deadline = time.monotonic() + timeout_s
@@ -248,7 +259,7 @@ class NatsConnection:
         return frames
 
     def check_pages(self, request: Request[Any]) -> None:
-        """Raise `SingleResponse` where a page brings its first message and never its end, as often as it is asked."""
+        """Raise `SingleResponse` where a page brings its first message and never its end, however often it is asked."""
         for _ in range(_TRIES):
             frames = self._part(shortened(request), _END_S)
             if len(frames) != 1 or is_status(frames[0]):
@@ -256,11 +267,11 @@ class NatsConnection:
         raise SingleResponse(self.routed(request.subject))
 
     def api(self, subject: str, body: object = None, *, timeout_s: float = 5.0) -> dict[str, Any]:
-        """A JetStream request in JSON, `subject` without `$JS.API.`; raises `ApiRefused` for its `error`."""
+        """Make a JetStream request in JSON, `subject` without `$JS.API.`; raises `ApiRefused` for its `error`."""
         return self.ask(call(subject, body), timeout_s=timeout_s)
 
     def probe(self, kinds: Sequence[tuple[str, str]], wait_s: float) -> tuple[list[ExpectedAnswer], tuple[str, ...]]:
-        """Ask who answers publishes for a stream to a subject, of each; what came, and who else answers, in words.
+        """Ask who answers what is published to each (stream, subject); return the answers, and who else gave some.
 
         Nobody stores it. A subject that these credentials may not use has no answer.
         """
@@ -279,7 +290,7 @@ class NatsConnection:
                     if frame[1] in asked:
                         asked[frame[1]].accepts(frame)
         self.send(b"UNSUB %b\r\n" % sid)
-        return list(asked.values()), self._answerers.strangers
+        return list(asked.values()), self._answerers.others
 
     def _expected(self, stream: str, subject: str, messages: int = 1) -> ExpectedAnswer | None:
         if not stream:
@@ -289,7 +300,7 @@ class NatsConnection:
         return ExpectedAnswer(stream, subject, messages, self._domain, self._answerers)
 
     def _asked_domain(self) -> str | None:
-        """The JetStream domain as the API tells it, else that of the server; None where neither does."""
+        """Return the JetStream domain by the API, else by the server's greeting; None where neither names one."""
         with suppress(Forbidden, ApiRefused, StoreUnavailable):
             return str(self.api("INFO").get("domain", ""))
         if self._is_elsewhere or not self.info.get("jetstream"):
@@ -304,12 +315,9 @@ class NatsConnection:
     ) -> list[Frame]:
         """Send (subject, payload, headers) of each message, and return their answers in order."""
         messages = [(self.routed(subject), payload, headers) for subject, payload, headers in messages]
-        if not self._requests:
-            self.send(subscribe_frame(f"{self.inbox}.r.*", _REPLIES))
-        replies = [f"{self.inbox}.r.{self._requests + number}".encode() for number in range(1, len(messages) + 1)]
-        self._requests += len(messages)
+        replies = self._reply_subjects(len(messages))
         waiting = {reply: message[0] for reply, message in zip(replies, messages, strict=True)}
-        wanted = {reply: one for reply, one in zip(replies, expected, strict=True) if one is not None}
+        wanted = {reply: each for reply, each in zip(replies, expected, strict=True) if each is not None}
         self.send(b"".join([self._message(*message, reply) for reply, message in zip(replies, messages, strict=True)]))
         answers: dict[bytes, Frame] = {}
         deadline = time.monotonic() + timeout_s
@@ -325,6 +333,13 @@ class NatsConnection:
         if waiting:
             raise StoreUnavailable(next(iter(waiting.values())), f"none within {timeout_s:g} s")
         return [answers[reply] for reply in replies]
+
+    def _reply_subjects(self, count: int) -> list[bytes]:
+        """Return new reply subjects, subscribed to since the first request."""
+        if not self._requests:
+            self.send(subscribe_frame(f"{self.inbox}.r.*", _REPLIES))
+        first, self._requests = self._requests + 1, self._requests + count
+        return [f"{self.inbox}.r.{number}".encode() for number in range(first, first + count)]
 
     # The end.
 
@@ -353,7 +368,7 @@ class NatsConnection:
         return publish_frame(subject, payload, reply=reply, headers=headers)
 
     def _read(self, timeout_s: float) -> bytes:
-        """What has come; empty after the timeout."""
+        """Return what has arrived; empty after the timeout."""
         if self._closed:
             raise ConnectionClosed
         try:
@@ -402,6 +417,6 @@ class NatsConnection:
 
 
 def ask_once(endpoint: Endpoint, request: Request[T], *, timeout_s: float = 5.0) -> T:
-    """The answer to a request over a connection of its own; raises as `NatsConnection.open` and `ask` do."""
+    """Return the answer to a request over a connection of its own; raises as `NatsConnection.open` and `ask`."""
     with NatsConnection.open(endpoint, timeout_s=timeout_s) as link:
         return link.ask(request, timeout_s=timeout_s)

@@ -1,6 +1,6 @@
-"""The log on JetStream: one subject per entity, expected-sequence checks, outcomes that equal the log.
+"""The log on JetStream: one subject for each aggregate, expected-sequence checks, outcomes that equal the log.
 
-What a save sends is in `sending`, what came of it in `outcome`. Histories are read by batched direct get (ADR-31); what
+`publish` sends a save, `outcome` decides what became of it. Histories are read by batched direct get (ADR-31); what
 must be certain is read from the leader.
 """
 
@@ -20,8 +20,10 @@ from eventjet.codec.subjects import stream_subjects, subject_of, type_subjects
 from eventjet.errors import (
     ApiRefused,
     ConcurrencyConflict,
+    ConnectionClosed,
     Forbidden,
     LogUnusable,
+    NoResponders,
     OutcomeUnknown,
     Refused,
     SaveTorn,
@@ -31,32 +33,60 @@ from eventjet.errors import (
 )
 from eventjet.jetstream import api
 from eventjet.jetstream.answers import AMBIGUOUS_S
-from eventjet.jetstream.client import Client
-from eventjet.jetstream.requirements import check_version
+from eventjet.jetstream.client import Client, check_version
 from eventjet.log import outcome
-from eventjet.log.known_log import KnownLog
-from eventjet.log.patience import Patience
-from eventjet.log.sending import GRACE_S, Sender
+from eventjet.log.integrity import StreamIdentity
+from eventjet.log.publish import GRACE_S, Sender
+from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.log.store import Append, EventStore, LogState, check_save
 from eventjet.log.topology import Drift, drifted, full_stream, identity_of
-from eventjet.log.voids import voids_of
 
 T = TypeVar("T")
 
 EXPLAIN_S = 2.0
-"""So long a save that failed waits at the most for the settings of the log, which may be the reason."""
+"""How long a save that failed waits at most for the settings of the log, which may be the reason."""
 FRESH_S = 0.2
-"""A look at the settings of the log that is older is made again where nobody answers a read."""
+"""Where nobody answers a read, the settings of the log are looked at again when the last look is older."""
 _FOLLOW_S = 0.1
 """Between two looks at the end of a log that is followed."""
 REQUEST_MAX = 1_000
 """Records of one request: there is no flow control inside it."""
 REQUEST_BYTES = 2_000_000
 """Bytes of one request, so that records of any size fit into memory."""
+_RETRY_FIRST_S = 0.05
+_RETRY_MAX_S = 1.0
+
+
+class RetryPolicy:
+    """How long one read goes on asking a log that does not answer: as long as a save looks for its outcome.
+
+    A cluster takes 4 to 8 s to elect a leader, in which nobody answers. A read changes nothing, so it is asked again.
+    """
+
+    def __init__(self, timeout_s: float, check_exists: Callable[[], Awaitable[object]]) -> None:
+        """`check_exists` raises what is certain of a log at which nobody listens: it does not exist, for example."""
+        self._timeout_s = timeout_s
+        self._check_exists = check_exists
+        self.reset()
+
+    def reset(self) -> None:
+        """Start the whole time again, after something arrived."""
+        self._until = time.monotonic() + self._timeout_s
+        self._pause_s = _RETRY_FIRST_S
+
+    async def wait(self, error: StoreUnavailable) -> None:
+        """Return when it is time to ask again; raises `error` when the time is over or nothing will ever answer."""
+        if isinstance(error, NoResponders):
+            await self._check_exists()
+        left_s = self._until - time.monotonic()
+        if left_s <= 0 or isinstance(error, ConnectionClosed):
+            raise error
+        await asyncio.sleep(min(left_s, self._pause_s * (0.5 + random.random())))  # noqa: S311  no secret
+        self._pause_s = min(_RETRY_MAX_S, 2 * self._pause_s)
 
 
 class JetStreamStore(EventStore):
-    """Lives as long as its client; safe for any number of tasks of one loop.
+    """The log of an app over a client, for as long as that is open; for any number of tasks of one loop.
 
     Cancelling whoever waits in `append` does not abandon the save.
     """
@@ -64,42 +94,42 @@ class JetStreamStore(EventStore):
     def __init__(
         self, app: str, client: Client, *, save_timeout_s: float, aggregates: Collection[str] = frozenset()
     ) -> None:
-        """`aggregates` are those that the application knows of, where a log is to be only of these."""
+        """`aggregates` are those that the application declares, where no others may begin in the log."""
         self.app = app
         self._aggregates = frozenset(aggregates)
         self._client = client
-        self.known = KnownLog(app, client)
+        self.stream = StreamIdentity(app, client)
         self._reader = client.another("eventjet histories") if client.is_own else client
         self._save_timeout_s = save_timeout_s
-        self._long_reads = LongReads(app, self._reader, self._patience)
+        self._page_reader = PageReader(app, self._reader, self._retry_policy)
         self._sender = Sender(app, client)
         self._in_flight: set[asyncio.Task[int]] = set()
         self._acks_proved_until = 0.0
-        """An acknowledgement over this connection was compared with the log, which counts until then."""
+        """Until then acknowledgements over this connection are believed: one was compared with the log."""
         client.on_lost.append(self._doubt_acks)
 
     @property
     def identity(self) -> str:
-        return self.known.identity
+        return self.stream.identity
 
     @property
-    def is_certain(self) -> bool:
-        return self.known.is_certain
+    def is_confirmed(self) -> bool:
+        return self.stream.is_confirmed
 
     @property
-    def loss(self) -> str:
-        return self.known.loss
+    def missing_range(self) -> str:
+        return self.stream.missing_range
 
     async def at(self, position: int) -> RawRecord | None:
         return await self._from_leader(api.message_at(self.app, position))
 
     async def confirm(self) -> bool:
-        return await self.known.confirm()
+        return await self.stream.confirm()
 
     async def append(self, writes: Sequence[Append]) -> int:
         check_save(self.app, writes)
         self._client.check_open()  # later it would be a save whose outcome is unknown
-        self.known.check_settings()
+        self.stream.check_settings()
         self._check_begun(writes)
         deadline = time.monotonic() + self._save_timeout_s
         try:
@@ -114,16 +144,16 @@ class JetStreamStore(EventStore):
 
     @property
     def unknown(self) -> list[str]:
-        """Aggregates that the log is noted to be of, and the application does not know."""
-        return sorted(self.known.aggregates - self._aggregates) if self._aggregates else []
+        """Aggregates that are noted in the log, and that the application does not declare."""
+        return sorted(self.stream.aggregates - self._aggregates) if self._aggregates else []
 
     def _check_begun(self, writes: Sequence[Append]) -> None:
-        """Raise `Refused` for the first event of a name that `init` has not noted, in a log of names not known here.
+        """Raise `Refused` for the first event of an aggregate that `init` has not noted, in a log with unknown ones.
 
-        An aggregate that was renamed would begin a second history. An older release, which does not know what a newer
-        one records, goes on with its own.
+        A renamed aggregate would begin a second history. An older release, which does not know what a newer one
+        records, goes on with its own (ADR 0047).
         """
-        noted = self.known.aggregates
+        noted = self.stream.aggregates
         for write in writes:
             if write.version == 0 and noted and write.aggregate not in noted and self.unknown:
                 raise Refused(
@@ -135,31 +165,34 @@ class JetStreamStore(EventStore):
                 )
 
     async def resolve(self, writes: Sequence[Append]) -> int:
-        """As `append`, for a save whose deadline passed before: it looks before it sends."""
+        """Finish a save whose deadline passed before, as `append` does; it reads the log before it sends."""
         self._client.check_open()
         return await asyncio.shield(self._start(writes, None, time.monotonic() + self._save_timeout_s))
 
     async def check_server(self) -> None:
-        """Raise `Unreachable` where the server that has the log is another than the connected one, and too old; and
-        `SingleResponse` where a page of the log cannot arrive. Nothing is known of an empty one."""
-        if self._client.endpoint.is_elsewhere and self.known.server_version:
-            check_version(f"The NATS server that has the log {self.app!r}", {"version": self.known.server_version})
-        first = self.known.first
+        """Check what only a log with events shows.
+
+        Raises `Unreachable` where the server that has the log is another than the connected one, and too old, and
+        `SingleResponse` where a page of the log cannot arrive.
+        """
+        if self._client.endpoint.is_elsewhere and self.stream.server_version:
+            check_version(f"The NATS server that has the log {self.app!r}", {"version": self.stream.server_version})
+        first = self.stream.first
         if first is not None:
             await self._client.check_pages(api.direct_page(self.app, first, None, count=1, size=REQUEST_BYTES))
 
     async def settle(self) -> None:
-        """Wait for the saves in flight, at most one save's time; nothing can be read afterwards."""
+        """Wait for the saves in flight, for one save's time at most; nothing can be read afterwards."""
         if self._reader is not self._client:
             await self._reader.close()
-        await self.known.close()
+        await self.stream.close()
         if self._in_flight:
             # One request may be under way at the deadline.
             timeout_s = self._save_timeout_s + self._client.timeout_s + 2 * GRACE_S + EXPLAIN_S
             await asyncio.wait(set(self._in_flight), timeout=timeout_s)
 
     def _start(self, writes: Sequence[Append], first: outcome.Answer | None, deadline: float) -> asyncio.Task[int]:
-        """Go on with a save in a task of its own, which outlives the caller."""
+        """Continue a save in a task of its own, which outlives the caller."""
         task = asyncio.create_task(self._save(writes, first, deadline))
         self._in_flight.add(task)
         task.add_done_callback(self._landed)
@@ -171,7 +204,7 @@ class JetStreamStore(EventStore):
             task.exception()  # taken, so that an abandoned caller leaves no warning
 
     async def _save(self, writes: Sequence[Append], first: outcome.Answer | None, deadline: float) -> int:
-        """A save from its first answer to its outcome; with none, it looks first whether it is stored."""
+        """Take a save from its first answer to its outcome; without one, read first whether it is stored."""
         subjects = self._subjects(writes)
         ids = [[new.event_id for new in write.events] for write in writes]
         save = outcome.Save(ids, deadline=deadline, jitter=random.random)
@@ -190,30 +223,31 @@ class JetStreamStore(EventStore):
         if not isinstance(step, outcome.Conflicted) or step.index is None:
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(EXPLAIN_S):
-                    drifts = await self.known.drifts(age_s=0)
+                    drifts = await self.stream.drifts(age_s=0)
         if isinstance(step, outcome.Conflicted):
-            self.known.check_settings()  # a transformed subject looks like a rival whose event is nowhere
+            self.stream.check_settings()  # a transformed subject looks like a rival whose event is nowhere
         raise _error_of(step, subjects, writes, drifts, self.app)
 
     async def _answered(
         self, answer: outcome.Answer, save: outcome.Save, subjects: Sequence[str], writes: Sequence[Append]
     ) -> outcome.Step:
-        """What to do after an answer. A refusal is compared with the log: an error does not say whose it is.
+        """Return what to do after an answer, comparing a refusal with the log: an error does not say whose it is.
 
-        So is an acknowledgement now and then, the first one over a connection too: a second stream of this name, in a
-        JetStream without a domain of its own, acknowledges in the same words. For those in between see `Answerers`.
+        An acknowledgement is compared once in `AMBIGUOUS_S`, and so is the first one over a connection: a second stream
+        of this name, in a JetStream without a domain of its own, acknowledges in the same words (ADR 0046). For those
+        in between see `Answerers`.
         """
         step = save.answered(answer)
         is_ack = isinstance(step, outcome.Stored)
         if not isinstance(step, outcome.ErrorReply) and (not is_ack or self._acks_are_proved):
             return step
-        slots = await self._look(subjects, writes, save)
-        if slots is None:
+        following = await self._look(subjects, writes, save)
+        if following is None:
             return step  # who may not read has nothing else to go by
-        if not is_ack and not any(slots):
+        if not is_ack and not any(following):
             return step
         save.resume()
-        looked = save.looked(slots, time.monotonic())
+        looked = save.looked(following, time.monotonic())
         if is_ack:
             self._acks_proved_until = time.monotonic() + AMBIGUOUS_S if looked == step else 0.0
         return looked
@@ -230,47 +264,48 @@ class JetStreamStore(EventStore):
 
     async def _look(
         self, subjects: Sequence[str], writes: Sequence[Append], save: outcome.Save
-    ) -> outcome.Slots | None:
-        """All slots at once, so that a look takes one request's time; another one for a batch of ours."""
-        looks = map(self._slot, subjects, (write.expected for write in writes))
+    ) -> outcome.NextMessages | None:
+        """Read the next message of all subjects at once; for a batch of ours, then whether its last event is there."""
         try:
-            slots = await asyncio.gather(*looks)
-            for index, (slot, write) in enumerate(zip(slots, writes, strict=True)):
-                if slot is not None and slot.event_id == write.events[0].event_id:
-                    last = save.last_position(index, slot)
-                    if last > slot.position and not await self._holds(last, writes[-1].events[-1].event_id):
-                        slots[index] = replace(slot, is_torn=True)
+            following = await asyncio.gather(*map(self._next_message, subjects, (write.expected for write in writes)))
+            for index, (message, write) in enumerate(zip(following, writes, strict=True)):
+                if message is not None and message.event_id == write.events[0].event_id:
+                    last = save.last_position(index, message)
+                    if last > message.position and not await self._holds(last, writes[-1].events[-1].event_id):
+                        following[index] = replace(message, is_torn=True)
                     break
         except (StoreUnavailable, LogUnusable, Forbidden):
             return None
-        return slots
+        return following
 
     async def _holds(self, position: int, event_id: str) -> bool:
-        found = await self._from_leader(api.message_at(self.app, position), patient=False)
-        return found is not None and header(found[3], MSG_ID) == event_id
+        record = await self._from_leader(api.message_at(self.app, position), retry=False)
+        return record is not None and header(record[3], MSG_ID) == event_id
 
-    async def _slot(self, subject: str, expected: int) -> outcome.SlotFound | None:
-        found = await self._from_leader(api.next_message(self.app, expected + 1, subject), patient=False)
-        return None if found is None else outcome.SlotFound(found[0], header(found[3], MSG_ID) or "", record=found)
+    async def _next_message(self, subject: str, expected: int) -> outcome.NextMessage | None:
+        record = await self._from_leader(api.next_message(self.app, expected + 1, subject), retry=False)
+        return (
+            None if record is None else outcome.NextMessage(record[0], header(record[3], MSG_ID) or "", record=record)
+        )
 
     async def history(
         self, aggregate: str, aggregate_id: str, *, after: int = 0, most: int | None = None
     ) -> list[RawRecord]:
-        pages = self._long_reads.pages(subject_of(self.app, aggregate, aggregate_id), after + 1, most=most)
+        pages = self._page_reader.pages(subject_of(self.app, aggregate, aggregate_id), after + 1, most=most)
         return [record async for page in pages for record in page]
 
     def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
-        return self._long_reads.pages(subject_of(self.app, aggregate, aggregate_id), after + 1)
+        return self._page_reader.pages(subject_of(self.app, aggregate, aggregate_id), after + 1)
 
     async def last(self, aggregate: str, aggregate_id: str) -> int:
-        found = await self.tail(aggregate, aggregate_id)
-        return 0 if found is None else found[0]
+        record = await self.tail(aggregate, aggregate_id)
+        return 0 if record is None else record[0]
 
     async def tail(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
         return await self._from_leader(api.last_message(self.app, subject_of(self.app, aggregate, aggregate_id)))
 
     async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
-        return await self._patiently(api.direct_last(self.app, subject_of(self.app, aggregate, aggregate_id)))
+        return await self._ask(api.direct_last(self.app, subject_of(self.app, aggregate, aggregate_id)))
 
     async def ends(self, aggregate: str) -> tuple[int, int]:
         subjects = type_subjects(self.app, aggregate)
@@ -279,29 +314,29 @@ class JetStreamStore(EventStore):
         return (first[0], last[0]) if first is not None and last is not None else (0, 0)
 
     def pages_of(self, aggregate: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
-        return self._long_reads.pages(type_subjects(self.app, aggregate), after + 1, at_leisure=True)
+        return self._page_reader.pages(type_subjects(self.app, aggregate), after + 1, at_leisure=True)
 
-    async def voids(self) -> dict[int, str]:
-        return await self._until_answered(lambda: voids_of(self._client, self.app))
+    async def skip_markers(self) -> dict[int, str]:
+        return await self._until_answered(lambda: self._client.run(reading_skip_markers(self.app)))
 
     async def position_at(self, at: datetime) -> int:
-        found = await self._patiently(api.direct_since(self.app, at, stream_subjects(self.app)))
+        record = await self._ask(api.direct_since(self.app, at, stream_subjects(self.app)))
         end = (await self.state()).last + 1
-        if found is None or logged_at(found) >= at:
-            return end if found is None else found[0]
-        before = found[0]  # the log was restored, and the server knows only when that was
+        if record is None or logged_at(record) >= at:
+            return end if record is None else record[0]
+        before = record[0]  # the log was restored, and the server knows only when that was
         while end - before > 1:
             middle = (before + end) // 2
-            found = await self._from_leader(api.next_message(self.app, middle, stream_subjects(self.app)))
-            before, end = (middle, end) if found is not None and logged_at(found) < at else (before, middle)
+            record = await self._from_leader(api.next_message(self.app, middle, stream_subjects(self.app)))
+            before, end = (middle, end) if record is not None and logged_at(record) < at else (before, middle)
         return end
 
     async def state(self) -> LogState:
-        found = await self._until_answered(self.known.look)
-        return LogState(identity_of(found), max(1, found.first), found.last)
+        state = await self._until_answered(self.stream.look)
+        return LogState(identity_of(state), max(1, state.first), state.last)
 
     async def some(self, start: int, most: int) -> list[RawRecord]:
-        pages = self._long_reads.pages(None, max(start, 1), most=most)
+        pages = self._page_reader.pages(None, max(start, 1), most=most)
         return [record async for page in pages for record in page]
 
     async def records(
@@ -310,7 +345,7 @@ class JetStreamStore(EventStore):
         position = max(start, 1)
         while until is None or position <= until:
             most = None if until is None else until - position + 1
-            async for page in self._long_reads.pages(None, position, at_leisure=True, most=most):
+            async for page in self._page_reader.pages(None, position, at_leisure=True, most=most):
                 for record in page:
                     if until is not None and record[0] > until:
                         return
@@ -321,26 +356,26 @@ class JetStreamStore(EventStore):
             await self._grown(position)
 
     async def _grown(self, position: int) -> None:
-        """Return when the log may have come to a position: all who follow it share a look at its end."""
+        """Return when the log may have reached a position; all who follow it share a look at its end."""
         end: int | None = 0
         while end is not None and end < position:
             await asyncio.sleep(_FOLLOW_S)
-            end = await self.known.end(_FOLLOW_S / 2)
+            end = await self.stream.end(_FOLLOW_S / 2)
 
-    async def _from_leader(self, request: api.Request[RawRecord | None], *, patient: bool = True) -> RawRecord | None:
-        """What the leader has; not `patient` where a save waits by itself."""
+    async def _from_leader(self, request: api.Request[RawRecord | None], *, retry: bool = True) -> RawRecord | None:
+        """Return what the leader has; without `retry` for a save, which waits by itself."""
         try:
-            return await (self._patiently(request) if patient else self._client.ask(request))
+            return await (self._ask(request) if retry else self._client.ask(request))
         except ApiRefused as refusal:
             raise StoreUnavailable("A read from the leader", str(refusal)) from None
 
-    def _patience(self) -> Patience:
-        return Patience(self._save_timeout_s, self._check_there)
+    def _retry_policy(self) -> RetryPolicy:
+        return RetryPolicy(self._save_timeout_s, self._check_exists)
 
-    async def _check_there(self) -> None:
+    async def _check_exists(self) -> None:
         """Raise what is certain of a log at which nobody listens: it does not exist, or its direct gets are off."""
         try:
-            drifts = await self.known.drifts(age_s=FRESH_S)
+            drifts = await self.stream.drifts(age_s=FRESH_S)
         except LogUnusable:
             raise
         except StoreError:
@@ -349,57 +384,56 @@ class JetStreamStore(EventStore):
         if off:
             raise drifted(self.app, off)
 
-    async def _patiently(self, request: api.Request[T]) -> T:
-        """The answer, however long an election takes."""
+    async def _ask(self, request: api.Request[T]) -> T:
+        """Return the answer, however long an election takes."""
         return await self._until_answered(lambda: self._client.ask(request))
 
     async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
-        patience = self._patience()
+        retry = self._retry_policy()
         while True:
             try:
                 return await ask()
             except StoreUnavailable as error:
-                await patience.wait(error)
+                await retry.wait(error)
 
 
-class LongReads:
-    """Records of the log in pages, over a client of their own unless one was given. For one loop.
+class PageReader:
+    """Reads records of the log in pages. For one loop.
 
-    What a save waits for does not stand behind a long history there, and the pages are folded while they travel.
+    It has a client of its own unless one was given, so that a save does not wait behind a long history, and the pages
+    are folded while they travel (ADR 0003).
     """
 
-    def __init__(self, stream: str, reader: Client, patience: Callable[[], Patience]) -> None:
-        self._patience = patience
+    def __init__(self, stream: str, reader: Client, retry_policy: Callable[[], RetryPolicy]) -> None:
+        self._retry_policy = retry_policy
         self._stream = stream
         self._reader = reader
 
     async def pages(
         self, subject: str | None, start: int, *, at_leisure: bool = False, most: int | None = None
     ) -> AsyncIterator[list[RawRecord]]:
-        """The records of one subject, of those of a type, or of all, from a position on; raises what `EventStore` says.
+        """Yield `most` records from a position on, of one subject, a pattern, or all; raises what `EventStore` says.
 
-        `most` of them, where that is given.
-
-        While a request is answered, others may wait for it: who stands still between two pages reads `at_leisure`, and
-        gets those of a request once all of them are there.
+        Others may wait for a request while it is answered. A caller that pauses between two pages reads `at_leisure`,
+        and gets the pages of a request once all of them have arrived.
         """
-        told = subject.encode() if subject is not None and not subject.endswith("*") else None
+        known_subject = subject.encode() if subject is not None and not subject.endswith("*") else None
         last, left, room = start - 1, 1, REQUEST_MAX if most is None else most
-        patience: Patience | None = None
+        retry: RetryPolicy | None = None
         while left and room > 0:
             count = min(REQUEST_MAX, room)
             request = api.direct_page(self._stream, last + 1, subject, count=count, size=REQUEST_BYTES)
-            came, ended, kept = 0, (0, 0), list[list[RawRecord]]()
+            received, ended, kept = 0, (0, 0), list[list[RawRecord]]()
             fault: StoreUnavailable | None = None
             async with self._reader.room:
-                patience = patience or self._patience()  # it begins with the first request, however many go before
+                retry = retry or self._retry_policy()  # its time begins with the first request, whoever goes before it
                 parts = self._reader.stream(request)
                 try:
                     async for frames in parts:
                         final = frames.pop() if api.is_status(frames[-1]) else None
                         if frames:
-                            page = api.direct_records(frames, self._stream, told)
-                            came = page[-1][0]
+                            page = api.direct_records(frames, self._stream, known_subject)
+                            received = page[-1][0]
                             if at_leisure:
                                 kept.append(page)
                             else:
@@ -412,13 +446,13 @@ class LongReads:
                     fault = error
                 finally:
                     await parts.aclose()
-            if fault is None and came != ended[0]:
+            if fault is None and received != ended[0]:
                 fault = StoreUnavailable(request.what, f"records up to position {ended[0]} were lost on the way")
-            if came and (fault is None or not at_leisure):
-                last = came  # they are in order: what follows is asked for next
-                patience.progressed()
+            if received and (fault is None or not at_leisure):
+                last = received  # records come in order: what follows is asked for next
+                retry.reset()
             if fault is not None:
-                await patience.wait(fault)
+                await retry.wait(fault)
                 continue
             left = ended[1]
             for page in kept:
@@ -429,7 +463,7 @@ class LongReads:
 def _error_of(
     failed: outcome.Failed, subjects: Sequence[str], writes: Sequence[Append], drifts: Sequence[Drift], stream: str
 ) -> Exception:
-    """The error that a save ends in; `drifts` are settings of the log that may be the reason."""
+    """Return the error of a failed save; `drifts` are settings of the log that may be the reason."""
     changed = "".join(f" {drift}: {drift.cost}. Run `eventjet init --repair`." for drift in drifts)
     shown = ", ".join(subjects[:3]) + ("…" if len(subjects) > 3 else "")
     match failed:
@@ -438,7 +472,7 @@ def _error_of(
                 subjects[index or 0], writes[index or 0].expected, rival=rival, is_unseen=index is None
             )
         case outcome.ErrorReply(code=code, text=text) if code in (api.NO_RESOURCES, api.STORE_FAILED):
-            config = {drift.setting: drift.found for drift in drifts}
+            config = {drift.setting: drift.actual for drift in drifts}
             full = full_stream(stream, {"discard": "new", **config}, code, text)
             assert full is not None  # nothing else is definite
             if code == api.STORE_FAILED:  # old events are not for anybody to remove
@@ -447,9 +481,9 @@ def _error_of(
         case outcome.ErrorReply(code=code, text=text):
             reason = f"the server answered {text!r} ({code})"
             return Refused(f"A save to {shown}", reason, f"Nothing was stored.{changed}")
-        case outcome.Violation(refused=Refused() as refused):
+        case outcome.PermissionDenied(refused=Refused() as refused):
             return refused
-        case outcome.Violation(reason=reason):
+        case outcome.PermissionDenied(reason=reason):
             return Forbidden(f"a publish to {shown}", reason)
         case outcome.Unknown(cause=cause, is_read_only=is_read_only, is_torn=is_torn):
             ids = [new.event_id for write in writes for new in write.events]

@@ -16,10 +16,10 @@ from eventjet.log.store import Append, EventStore, LogState, check_save, event_h
 
 
 class MemoryStore(EventStore):
-    """Holds everything in one list; atomic because nothing awaits inside `append`. Its reads never lag."""
+    """Keeps all records in one list. Its reads never lag; an append is atomic because nothing in it awaits."""
 
     def __init__(self, app: str, clock: Callable[[], int] = time.time_ns) -> None:
-        """`clock` tells nanoseconds since 1970."""
+        """Create an empty log; `clock` returns nanoseconds since 1970."""
         self.app = app
         self._clock = clock
         self._records: list[RawRecord] = []
@@ -33,11 +33,11 @@ class MemoryStore(EventStore):
         return self._identity
 
     @property
-    def is_certain(self) -> bool:
+    def is_confirmed(self) -> bool:
         return True
 
     @property
-    def loss(self) -> str:
+    def missing_range(self) -> str:
         return ""
 
     async def at(self, position: int) -> RawRecord | None:
@@ -75,8 +75,8 @@ class MemoryStore(EventStore):
         self, aggregate: str, aggregate_id: str, *, after: int = 0, most: int | None = None
     ) -> list[RawRecord]:
         subject = subject_of(self.app, aggregate, aggregate_id).encode()
-        found = (record for record in islice(self._records, max(after, 0), None) if record[2] == subject)
-        return list(islice(found, most))
+        own = (record for record in islice(self._records, max(after, 0), None) if record[2] == subject)
+        return list(islice(own, most))
 
     async def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
         yield await self.history(aggregate, aggregate_id, after=after)
@@ -102,9 +102,9 @@ class MemoryStore(EventStore):
     async def position_at(self, at: datetime) -> int:
         return next((record[0] for record in self._records if logged_at(record) >= at), len(self._records) + 1)
 
-    async def voids(self) -> dict[int, str]:
-        found = ((voided_by(subject), body) for _, _, subject, _, body in self._records)
-        return {position: reason_in(body) for position, body in found if position is not None}
+    async def skip_markers(self) -> dict[int, str]:
+        markers = ((voided_by(subject), body) for _, _, subject, _, body in self._records)
+        return {position: reason_in(body) for position, body in markers if position is not None}
 
     async def state(self) -> LogState:
         return LogState(self._identity, 1, len(self._records))

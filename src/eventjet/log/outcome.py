@@ -1,20 +1,20 @@
 """PURE: what became of a save, as a state machine driven from outside.
 
-The driver sends, looks, and tells the machine what it saw; the machine says what to do next. Rules it keeps:
+The driver sends and reads, and tells the machine what it saw; the machine says what to do next. Its rules (ADR 0006):
 
-* Unknown answers are resolved by sending the *same* event ids with the *same* expectations, and by looking at the
-  **slot**: the first message on each subject after its expected position, read through the leader. Ours in any slot:
-  stored. Another's in any: conflict. All empty: not stored *yet*, so send again; a late copy is harmless, since either
-  it fills the slot with our ids or the expectation refuses it.
-* The tail is never compared: a rival may have written after us.
+* An answer that leaves the outcome open is resolved by sending the *same* event ids with the *same* expectations, and
+  by reading the **next message** of each subject: the first one after its expected position, through the leader. Ours
+  on any subject: stored. Another's on any: conflict. None on all: not stored *yet*, so send again; a late copy is
+  harmless, since either it becomes the next message with our ids, or the expectation refuses it.
+* The last message of a subject is never compared: a rival may have written after us.
 * `duplicate: true` is never believed without reading the stored message.
-* No conflict is believed before another's event is seen in the slot, not even the answer to the first try: on one
-  replica an exact retry of a stored event answers 10071, and on three a deposed leader that has not heard of its
-  successor answers 10164 or 10071 to a publish that the successor stores a millisecond later.
+* No conflict is believed before another's event is read there, not even the answer to the first try: on one replica an
+  exact retry of a stored event answers 10071, and on three a deposed leader that has not heard of its successor answers
+  10164 or 10071 to a publish that the successor stores a millisecond later.
 * A batch counts as stored when its last event is where it has to be, too: nats-server 2.15.1 stores the first messages
   of a batch and answers nothing when the account reaches its limit within it, or `max_bytes` is lowered onto it.
-* Saves may share a batch, which is stored whole or not at all. What the server says to it is what it says to each, but
-  for a refusal: that may be meant for another one of them, so each is sent again, and after two of them by itself.
+* Saves may share a batch, which is stored whole or not at all. What the server answers to it is its answer to each,
+  except for a refusal: that may be meant for another save, so each is sent again, and by itself after two of them.
 * A refusal is definite only when its code is listed, and only when nothing before it was in doubt.
 * Past the deadline the outcome is unknown, never failed.
 """
@@ -39,13 +39,14 @@ REFUSALS = frozenset(
 batches switched off. Any other code leaves the outcome open."""
 
 STALE_LEADER_S = 2.0
-"""How long a deposed leader may not have heard of its successor, which beats every second. Who is told 10071 for
-longer, with nothing else between and all slots empty, expects a position that the log does not have."""
+"""How long a deposed leader may not have heard of its successor, which beats every second. A save that is answered
+10071 for longer, with nothing else between and no next message on any subject, expects a position that the log does not
+have."""
 BACKOFF_CONTESTED_S = 0.005
-"""The first pause after a conflict with an empty slot: a rival's event is on its way into the slot."""
+"""The first pause after a conflict without a next message: a rival's event is on its way."""
 BACKOFF_FIRST_S = 0.05
-PARTED_MAX = 2
-"""A save that shared so many batches that were refused shares none any more: it might be the one to blame."""
+REJECTED_MAX = 2
+"""A save in so many rejected batches is sent by itself from then on: it might be the one to blame."""
 BACKOFF_MAX_S = 1.0
 
 
@@ -67,62 +68,62 @@ class ErrorReply:
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class NoReply:
     """No answer: a timeout, no responders, a closed connection."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
-    """The server denied the publish to these credentials, or was not asked; nothing was stored by this try."""
+class PermissionDenied:
+    """These credentials may not publish it, or it was not sent; nothing was stored by this try."""
 
     reason: str
     refused: Refused | None = None
-    """Why it was not asked."""
+    """Why it was not sent."""
 
 
 @dataclass(frozen=True, slots=True)
-class Parted:
-    """The batch that it shared with other saves was refused; which of them is to blame is not told."""
+class BatchRejected:
+    """The batch that the save shared with others was refused, and the server does not say which of them is to blame."""
 
     cause: str
     is_conflict: bool
-    """Whether it may have been a race that one of them lost; otherwise nothing of it is stored, for certain."""
+    """Whether one of them may have lost a race; otherwise nothing of the batch is stored, for certain."""
 
 
-Answer = Acked | ErrorReply | Silence | Violation | Parted
+Answer = Acked | ErrorReply | NoReply | PermissionDenied | BatchRejected
 
 
 @dataclass(frozen=True, slots=True)
-class SlotFound:
+class NextMessage:
     """The first message on a subject after the expected position."""
 
     position: int
     event_id: str
     is_torn: bool = False
-    """It is ours, and the last event of the save is not where it would be."""
+    """Whether it is ours and the last event of the save is not where it has to be."""
     record: RawRecord | None = None
-    """All of it, for whoever decides again after a rival's event."""
+    """The whole record, for a command that decides again after a rival's event."""
 
 
 def shared(answer: Answer, counts: Sequence[int]) -> list[Answer]:
-    """What the answer to a batch means to each of the saves in it, of so many events, in their order."""
+    """Return what the answer to a batch means to each save in it; `counts` are their numbers of events, in order."""
     if len(counts) == 1:
         return [answer]
     match answer:
         case Acked(position=last, duplicate=duplicate):
-            found: list[Answer] = []
+            answers: list[Answer] = []
             for count in reversed(counts):
-                found.append(Acked(last, duplicate))
+                answers.append(Acked(last, duplicate))
                 last -= count
-            return found[::-1]
+            return answers[::-1]
         case ErrorReply(code=code, text=text) if code in (WRONG_SEQUENCE, IN_PROCESS, REPEATED_ID):
-            return [Parted(f"error {code}: {text}", is_conflict=True)] * len(counts)
+            return [BatchRejected(f"error {code}: {text}", is_conflict=True)] * len(counts)
         case ErrorReply() if _is_refusal(answer):
-            return [Parted(f"error {answer.code}: {answer.text}", is_conflict=False)] * len(counts)
-        case Violation(reason=reason):
-            return [Parted(reason, is_conflict=False)] * len(counts)
+            return [BatchRejected(f"error {answer.code}: {answer.text}", is_conflict=False)] * len(counts)
+        case PermissionDenied(reason=reason):
+            return [BatchRejected(reason, is_conflict=False)] * len(counts)
         case _:
             return [answer] * len(counts)
 
@@ -132,7 +133,7 @@ def _is_refusal(answer: ErrorReply) -> bool:
 
 
 def answer_in(reply: bytes) -> Answer:
-    """What the server's acknowledgement says; one that cannot be read decides nothing."""
+    """Parse the server's answer to a publish; one that cannot be read decides nothing."""
     try:
         value: dict[str, Any] = orjson.loads(reply)
         if "error" not in value:
@@ -141,17 +142,17 @@ def answer_in(reply: bytes) -> Answer:
         status, code = int(error.get("code", 0)), int(error.get("err_code", 0))
         return ErrorReply(status, code, str(error.get("description", "")))
     except (ValueError, TypeError, KeyError, AttributeError):
-        return Silence(f"an answer that cannot be read: {reply[:80]!r}")
+        return NoReply(f"an answer that cannot be read: {reply[:80]!r}")
 
 
 def _last_in(text: str) -> int | None:
-    """Position of the subject's last message in "wrong last sequence: 6"; None where it is not told."""
-    told = text.rpartition(": ")[2]
-    return int(told) if told.isascii() and told.isdecimal() and len(told) < 20 else None
+    """Return the position of the subject's last message in "wrong last sequence: 6", if it is there."""
+    digits = text.rpartition(": ")[2]
+    return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 20 else None
 
 
-Slots = Sequence[SlotFound | None]
-"""One for each subject of the save, in its order; None where the slot is empty."""
+NextMessages = Sequence[NextMessage | None]
+"""One for each subject of the save, in its order; None where there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,12 +161,12 @@ class Send:
 
     after_s: float = 0.0
     alone: bool = False
-    """In a batch that it shares with no other save."""
+    """Whether its batch is shared with no other save."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Read the slots through the leader, after a pause."""
+    """Read the next message of each subject through the leader, after a pause."""
 
     after_s: float = 0.0
 
@@ -179,14 +180,14 @@ class Stored:
 
 @dataclass(frozen=True, slots=True)
 class Conflicted:
-    """Nothing is stored: another's event holds the slot of subject number `index`.
+    """Nothing is stored: the next message of subject number `index` is another's.
 
-    None: no slot is taken, and yet the server kept refusing; the expected position is not in the log.
+    None: there is no next message, and yet the server kept refusing; the expected position is not in the log.
     """
 
     index: int | None = None
     rival: RawRecord | None = None
-    """That event, where the server said that it was the subject's last one."""
+    """That message, where the server said that it was the subject's last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,21 +196,21 @@ class Unknown:
 
     cause: str
     is_read_only: bool = False
-    """Whether the server answered reads and no save: several went silent, and the slots could be read."""
+    """Whether the server answered reads and no save: several had no reply, and the next messages could be read."""
     is_torn: bool = False
-    """Whether a part of the save is in the log."""
+    """Whether only a part of the save is in the log."""
 
 
-Failed = Conflicted | ErrorReply | Violation | Unknown
-"""An error or a violation is definite as an outcome: nothing is stored, and sending it again would not help."""
+Failed = Conflicted | ErrorReply | PermissionDenied | Unknown
+"""An error or a denied permission is definite here: nothing is stored, and sending it again would not help."""
 Outcome = Stored | Failed
 Step = Send | Look | Outcome
 
 
 class Save:
-    """One save, from the first try to its outcome. Time comes in as `now`, in seconds of any steady clock.
+    """One save, from the first try to its outcome. It ends at its deadline, plus the one request then under way.
 
-    `event_ids` are those of each subject. It ends at its deadline, plus the one request that is then under way.
+    `event_ids` are those of each subject. Time comes in as `now`, in seconds of any steady clock.
     """
 
     def __init__(self, event_ids: Sequence[Sequence[str]], *, deadline: float, jitter: Callable[[], float]) -> None:
@@ -225,20 +226,17 @@ class Save:
         self._since: float | None = None
         self._sent_at = 0.0
         self._cause = "nothing was sent"
-        self._silences = 0
-        self._parted = 0
+        self._unanswered = 0
+        self._rejected = 0
 
     def resume(self) -> Step:
-        """The first step for a save that may have been sent before: look, since nothing is certain.
-
-        Any other save begins with `Send()`.
-        """
+        """Return the first step of a save that may have been sent before; any other save begins with `Send()`."""
         self._uncertain = True
         return Look()
 
     def answered(self, answer: Answer) -> Step:
-        """What to do after a send was answered."""
-        self._silences = self._silences + 1 if isinstance(answer, Silence) else 0
+        """Return what to do after a send was answered."""
+        self._unanswered = self._unanswered + 1 if isinstance(answer, NoReply) else 0
         match answer:
             case Acked(position=position, duplicate=False):
                 return Stored(position)
@@ -254,44 +252,45 @@ class Save:
                 if self._untroubled and _is_refusal(answer):
                     return answer
                 return self._doubt(f"error {code}: {text}")
-            case Parted(cause=cause, is_conflict=is_conflict):
-                self._parted += 1 if is_conflict else PARTED_MAX
+            case BatchRejected(cause=cause, is_conflict=is_conflict):
+                self._rejected += 1 if is_conflict else REJECTED_MAX
                 self._contested |= is_conflict
                 self._compared = False
                 self._cause = cause
                 return Look()
-            case Violation() if self._untroubled:
+            case PermissionDenied() if self._untroubled:
                 return answer
-            case Violation(reason=reason) | Silence(reason=reason):
+            case PermissionDenied(reason=reason) | NoReply(reason=reason):
                 return self._doubt(reason)
 
-    def looked(self, slots: Slots | None, now: float) -> Step:
-        """What to do after the slots were read; None when they could not be."""
-        for index, slot in enumerate(slots or ()):
-            if slot is not None and slot.event_id == self._event_ids[index][0]:
-                return self._torn(now) if slot.is_torn else Stored(self.last_position(index, slot))
-        for index, slot in enumerate(slots or ()):
-            if slot is not None:
-                return Conflicted(index, slot.record if slot.position == self._last else None)
-        if slots is not None and self._expects_what_is_not_there(now):
+    def looked(self, following: NextMessages | None, now: float) -> Step:
+        """Return what to do after the next messages were read; None when they could not be."""
+        for index, message in enumerate(following or ()):
+            if message is not None and message.event_id == self._event_ids[index][0]:
+                return self._torn(now) if message.is_torn else Stored(self.last_position(index, message))
+        for index, message in enumerate(following or ()):
+            if message is not None:
+                return Conflicted(index, message.record if message.position == self._last else None)
+        if following is not None and self._expects_what_is_not_there(now):
             return Conflicted()
         if now >= self._deadline:
-            return Unknown(self._cause, is_read_only=slots is not None and self._silences > 1)
+            return Unknown(self._cause, is_read_only=following is not None and self._unanswered > 1)
         pause = min(self._pause(), self._deadline - now)
-        if slots is None:
-            # Who may write but not read, or cannot at the moment, still learns from an acknowledgement.
+        if following is None:
+            # Whoever may write but not read, or cannot at the moment, still learns from an acknowledgement.
             self._blind += 1
             if self._blind % 2:
                 return Look(pause)
         self._sent_at = now + pause
-        return Send(pause, alone=self._parted >= PARTED_MAX)
+        return Send(pause, alone=self._rejected >= REJECTED_MAX)
 
-    def last_position(self, index: int, slot: SlotFound) -> int:
-        """Where the save's last event is, when its first one of subject `index` is in the slot: a batch is unbroken."""
-        return slot.position + sum(map(len, self._event_ids[index:])) - 1
+    def last_position(self, index: int, message: NextMessage) -> int:
+        """Return where the save's last event is when `message`, its first on subject `index`, is stored: a batch has
+        no gaps."""
+        return message.position + sum(map(len, self._event_ids[index:])) - 1
 
     def _torn(self, now: float) -> Step:
-        """Neither stored nor not: it is looked at again, and never sent again, for it would never fit."""
+        """Return a step that reads again: a save stored in part is never sent again, since it could never fit."""
         self._uncertain = True
         self._cause = "the log holds only a part of them"
         if now >= self._deadline:
@@ -299,7 +298,7 @@ class Save:
         return Look(min(self._pause(), self._deadline - now))
 
     def _expects_what_is_not_there(self, now: float) -> bool:
-        """Told after the slots were read and all are empty."""
+        """Return whether the position is one the log never had; called when no subject has a next message."""
         if self._uncertain or not self._compared:
             self._since = None
         elif self._since is None:

@@ -1,6 +1,6 @@
-"""`PublicStream`: where a publication tells its events; its own last message there is the truth of how far it has come.
+"""`PublicStream`: the stream of a publication, whose own last message there says how far it has come.
 
-The first message of each save expects the publication's last one (a wildcard over its subjects, ADR-50), so neither a
+The first message of each batch expects the publication's last one (a wildcard over its subjects, ADR-50), so neither a
 zombie nor a repeat adds anything twice, and what two publishers add stays in the order of the log.
 """
 
@@ -28,7 +28,7 @@ EXPECTED_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
 
 
 class PublicStream:
-    """For one publication and one task at a time."""
+    """Publishes the events of one publication, for one task at a time."""
 
     def __init__(self, client: Client, stream: str, publication: str) -> None:
         self.prefix = f"{stream}.{publication}"
@@ -41,8 +41,8 @@ class PublicStream:
         """Raise `LogUnusable` where the stream cannot be used."""
         await check_public_stream(self._client, self._stream, self._publication)
 
-    async def told_until(self) -> int:
-        """The position of the last event that was told, 0 for none; raises `StoreUnavailable` and `LogUnusable`."""
+    async def published_until(self) -> int:
+        """Return the position of the last published event, 0 for none; raises `StoreUnavailable` and `LogUnusable`."""
         if self._known is None:
             try:
                 record = await self._client.ask(last_message(self._stream, f"{self.prefix}.>"))
@@ -51,13 +51,13 @@ class PublicStream:
             self._known = (0, 0) if record is None else (record[0], number_of(record[3], POSITION) or 0)
         return self._known[1]
 
-    async def tell(self, messages: Sequence[PublicMessage], position: int) -> None:
-        """Publish what one event says, all of it or nothing.
+    async def publish(self, messages: Sequence[PublicMessage], position: int) -> None:
+        """Publish the messages of one event, all of them or nothing.
 
-        Raises `ConcurrencyConflict` when somebody else has published, after which `told_until` looks again;
+        Raises `ConcurrencyConflict` when somebody else has published, after which `published_until` reads again;
         `StreamFull` and `LogUnusable` where the stream takes nothing; and `StoreUnavailable`.
         """
-        await self.told_until()
+        await self.published_until()
         assert self._known is not None
         last, _ = self._known
         blocks = [list(message.headers) for message in messages]
@@ -80,38 +80,34 @@ class PublicStream:
         self._known = (int(answer["seq"]), position)
 
     async def _explained(self, error: ApiRefused | StoreUnavailable) -> StoreError:
-        """What the stream as it is has to do with an error, else the same error."""
+        """Return the error that the stream's settings explain, else the same error."""
         try:
-            found = await self._client.ask(stream_info(self._stream))
-        except StreamMissing:
-            found = None
-        except StoreError:
-            return error
-        try:
-            check_public(found, self._stream, self._publication)
+            state = await check_public_stream(self._client, self._stream, self._publication)
         except LogUnusable as unusable:
             return unusable
-        if found is None or not isinstance(error, ApiRefused):
+        except StoreError:
             return error
-        return full_stream(self._stream, found.config, error.err_code, error.description) or error
+        if not isinstance(error, ApiRefused):
+            return error
+        return full_stream(self._stream, state.config, error.err_code, error.description) or error
 
 
-async def check_public_stream(client: Client, stream: str, publication: str) -> None:
-    """Raise `LogUnusable` for a stream that a publication cannot use."""
+async def check_public_stream(client: Client, stream: str, publication: str) -> StreamState:
+    """Return the state of a publication's stream; raises `LogUnusable` for one that cannot be used."""
     try:
-        found = await client.ask(stream_info(stream))
+        state = await client.ask(stream_info(stream))
     except StreamMissing:
-        found = None
-    check_public(found, stream, publication)
+        state = None
+    return check_public(state, stream, publication)
 
 
-def check_public(found: StreamState | None, stream: str, publication: str) -> None:
-    """As `check_public_stream`, of a stream as it was found; None for one that is missing. PURE."""
+def check_public(state: StreamState | None, stream: str, publication: str) -> StreamState:
+    """Return a stream's state; raises `LogUnusable` for one that is missing or that a publication cannot use. PURE."""
     what = f"The stream {stream!r} of the publication {publication!r}"
-    if found is None:
+    if state is None:
         remedy = f"Create it with the subject {stream}.{publication}.> and --allow-batch, or name another."
         raise LogUnusable(what, "it does not exist", remedy)
-    config = found.config
+    config = state.config
     if not config.get("allow_atomic"):
         raise LogUnusable(what, "it does not take atomic batches", "Set `allow_atomic` on it.")
     if not any(covers(subject, f"{stream}.{publication}") for subject in config.get("subjects") or ()):
@@ -125,6 +121,7 @@ def check_public(found: StreamState | None, stream: str, publication: str) -> No
     for setting, why in _PREVENTS.items():
         if config.get(setting):
             raise LogUnusable(what, f"{setting} is set on it: {why}", "Take that away, or name another stream.")
+    return state
 
 
 _PREVENTS = {
@@ -134,9 +131,9 @@ _PREVENTS = {
 }
 
 
-def _overlap(one: str, other: str) -> bool:
-    """Whether two subjects with wildcards have a subject in common."""
-    first, second = one.split("."), other.split(".")
+def _overlap(subject: str, other: str) -> bool:
+    """Return whether two subjects with wildcards have a subject in common."""
+    first, second = subject.split("."), other.split(".")
     for a, b in zip(first, second, strict=False):
         if ">" in (a, b):
             return True

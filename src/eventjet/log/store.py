@@ -1,4 +1,4 @@
-"""The port between a repository and the log, and what a save may be. `memory` is its executable specification."""
+"""The port between commands and the log, and what a save may be. `memory` is its executable specification."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from eventjet.errors import Refused
 BATCH_MAX = 1_000
 """Messages in one atomic batch (ADR-50)."""
 _HEADERS_MAX = 400
-"""Bytes of all other headers at the most: id, expectation, schema, version, and those of a batch."""
+"""Bytes of all other headers at most: id, expectation, schema, version, and those of a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewEvent:
-    """One event that is to be stored, encoded and named."""
+    """An event to be stored, encoded and named."""
 
     event_id: str
     """UUIDv7; the same on every try."""
@@ -31,7 +31,7 @@ class NewEvent:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """What one aggregate gets in a save."""
+    """The events to append to one aggregate, and where they expect it to be."""
 
     aggregate: str
     aggregate_id: str
@@ -53,36 +53,40 @@ class LogState:
 
 
 class EventStore(Protocol):
-    """Appends atomically, reads one aggregate in order, and never says stored for what is not.
+    """Store events atomically and read one aggregate in order. Only stored events are acknowledged.
 
-    What reads waits for an answer as long as a save, and raises `StoreUnavailable`, `LogUnusable` and `Forbidden`.
+    Reads wait for an answer as long as a save does, and raise `StoreUnavailable`, `LogUnusable` and `Forbidden`. Those
+    from the leader are exact; the others may lag behind it on a replica.
     """
 
     @property
     def identity(self) -> str:
-        """UUID of the log when it was looked at last; empty when nobody has, or may."""
+        """UUID of the log at the last look; empty when nobody has looked, or may."""
         ...
 
     @property
-    def is_certain(self) -> bool:
-        """Whether what is remembered of the log may be relied upon: it is still this one. Costs nothing."""
+    def is_confirmed(self) -> bool:
+        """Whether what is remembered of the log may be relied on: it is still this one. Costs nothing."""
         ...
 
     @property
-    def loss(self) -> str:
-        """What was gone from the log when it was looked at last, in words; empty for a whole one."""
+    def missing_range(self) -> str:
+        """What was gone from the log at the last look, in words; empty for a complete one."""
         ...
 
     async def at(self, position: int) -> RawRecord | None:
-        """The record at a position as the leader knows it, None for none."""
+        """Return the record at a position, from the leader; None for none."""
         ...
 
     async def confirm(self) -> bool:
-        """`is_certain`, after a look at the log if need be; False where that cannot be known. Raises `LogUnusable`."""
+        """Return `is_confirmed`, after a look at the log if need be; False where that cannot be known.
+
+        Raises `LogUnusable`.
+        """
         ...
 
     async def append(self, writes: Sequence[Append]) -> int:
-        """Store all of it or nothing; the position of the last event (they are contiguous, in the order given).
+        """Store all of it or nothing; return the position of the last event. Positions are contiguous, in this order.
 
         Raises `ConcurrencyConflict`, `Refused`, `Forbidden`, `LogDrifted` (nothing is stored) and `OutcomeUnknown`.
         """
@@ -91,63 +95,60 @@ class EventStore(Protocol):
     async def history(
         self, aggregate: str, aggregate_id: str, *, after: int = 0, most: int | None = None
     ) -> list[RawRecord]:
-        """One aggregate's records with a position above `after`, in order; may lag behind the leader on a replica.
-
-        The first `most` of them, where that is given: nothing more is asked for.
-        """
+        """Return one aggregate's records after a position, in order, `most` of them; may lag."""
         ...
 
     def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
-        """As `history`, in pages as they come."""
+        """Yield one aggregate's records after a position, in order, in pages as they come; may lag."""
         ...
 
     async def last(self, aggregate: str, aggregate_id: str) -> int:
-        """Position of one aggregate's last event as the leader knows it, 0 for none."""
+        """Return the position of one aggregate's last event, from the leader; 0 for none."""
         ...
 
     async def tail(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
-        """One aggregate's last record as the leader knows it, None for none."""
+        """Return one aggregate's last record, from the leader; None for none."""
         ...
 
     async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
-        """One aggregate's last record, None for none; may lag behind the leader on a replica."""
+        """Return one aggregate's last record, None for none; may lag."""
         ...
 
     async def ends(self, aggregate: str) -> tuple[int, int]:
-        """Positions of the first and the last event of all aggregates of a type as the leader knows them; zeros for
-        none."""
+        """Return the first and the last position of an aggregate type, from the leader; zeros for none."""
         ...
 
     def pages_of(self, aggregate: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
-        """As `pages`, of all aggregates of a type, in the order of the log."""
+        """Yield the records of an aggregate type after a position, in the order of the log, in pages; may lag."""
         ...
 
     async def position_at(self, at: datetime) -> int:
-        """Position of the first record that the log got at or after a time; one beyond the last when there is none."""
+        """Return the position of the first record logged at or after a time; one beyond the last when there is none."""
         ...
 
-    async def voids(self) -> dict[int, str]:
-        """Position → reason of the records that the log declares void, from the leader."""
+    async def skip_markers(self) -> dict[int, str]:
+        """Return position and reason of the records that the log declares skipped, from the leader."""
         ...
 
     async def state(self) -> LogState:
-        """Identity and ends of the log, from the leader."""
+        """Return identity and ends of the log, from the leader."""
         ...
 
     async def some(self, start: int, most: int) -> list[RawRecord]:
-        """The first records, `most` of them, from a position on, in order; may lag behind the leader on a replica."""
+        """Return the first `most` records from a position on, in order; may lag."""
         ...
 
     def records(self, *, start: int = 1, until: int | None = None, follow: bool = False) -> AsyncIterator[RawRecord]:
-        """All records from a position on, in order; ends at the tail unless `follow`. In bulk: `reader.ranges`.
+        """Yield all records from a position on, in order, up to `until` or to the tail; may lag.
 
-        Ends behind the position `until`, where that is given: with a follower, once the log has come so far.
+        With `follow` it waits at the tail, and ends only once the log has come to `until`. In bulk use
+        `eventjet.jetstream.reader.read_range`.
         """
         ...
 
 
 def event_headers(write: Append, index: int) -> list[tuple[str, str]]:
-    """All headers of one event of a write, in the order of the wire format."""
+    """Return all headers of one event of a write, in the order of the wire format."""
     new = write.events[index]
     return [
         (MSG_ID, new.event_id),
@@ -160,10 +161,7 @@ def event_headers(write: Append, index: int) -> list[tuple[str, str]]:
 
 
 def check_save(app: str, writes: Sequence[Append]) -> None:
-    """Raise `Refused` when the log could not take this, whatever it holds.
-
-    Checked before anything is sent: one oversize frame closes the whole connection.
-    """
+    """Raise `Refused` for a save that no log could take. One oversize frame would close the whole connection."""
     subjects = [subject_of(app, write.aggregate, write.aggregate_id) for write in writes]
     if not writes:
         raise Refused("A save", "it records nothing", "Give it at least one event.")
@@ -186,6 +184,6 @@ def check_save(app: str, writes: Sequence[Append]) -> None:
 
 
 def message_size(new: NewEvent) -> int:
-    """Bytes of one event on the wire, at the most."""
+    """Return the bytes of one event on the wire, at most."""
     context = sum([len(name) + len(value) + 4 for name, value in new.context])
     return len(new.encoded.body) + len(new.encoded.type_name) + _HEADERS_MAX + context

@@ -1,8 +1,8 @@
 """Timers on the server: message schedules (ADR-51) in a stream beside the log, which wake a process at its deadline.
 
-Not in the log: schedules need `discard: old`, and switch off what protects a log from being purged. A timer is
-disposable: it carries the version of the process that it was set for, only a later version replaces it, and what it
-wakes is decided by the state. When it fires, the server puts a message under `due`, which stays until it is cleared.
+They are not in the log: schedules need `discard: old`, and switch off what protects a log from being purged. A timer
+is disposable (ADR 0027): it carries the version of the process that it was set for, only a later version replaces it,
+and the process decides by its state. When it fires, the server puts a message under `due`, which stays until cleared.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 from eventjet import failpoints
 from eventjet.codec.headers import EXPECTED, RawRecord, header, header_block, number_of
@@ -23,9 +24,10 @@ from eventjet.jetstream.client import Client
 from eventjet.log.topology import explained, timer_config
 
 FARTHEST = timedelta(days=365 * 100)
-"""The server counts nanoseconds to the year 2262 and fires what is beyond at once; this far it is set, then again."""
+"""The server counts nanoseconds to the year 2262 and fires what is beyond at once. A farther timer is set for
+this, and then again."""
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
-"""What is before is as due as this; what is before 1677 would wrap to a time to come."""
+"""An earlier timer is set for this: a time before 1677 would wrap to one in the future."""
 _VERSION = "Ej-Version"
 _AT = "Ej-At"
 _SCHEDULE, _TARGET = "Nats-Schedule", "Nats-Schedule-Target"
@@ -42,26 +44,24 @@ class Due:
 
     process_id: str
     version: int
-    """Of the process when the timer was set."""
+    """Version of the process when the timer was set."""
     at: datetime
     """The server's time when it fired."""
     sequence: int
-    """Names it, to `clear` it."""
+    """Identifies it for `clear`."""
 
 
-class _Known:
-    """A timer that was set or read: its sequence (0 for one that has fired), version and time."""
+class _Known(NamedTuple):
+    """A timer that was set or read."""
 
-    __slots__ = ("sequence", "time", "version")
-
-    def __init__(self, sequence: int = 0, version: int = 0, time: str = "") -> None:
-        self.sequence = sequence
-        self.version = version
-        self.time = time
+    sequence: int = 0
+    """0 for one that has fired."""
+    version: int = 0
+    time: str = ""
 
 
 class JetStreamTimers:
-    """For any number of tasks of one loop, one at a time for each process.
+    """The timers of an app. For any number of tasks of one loop, one at a time for each process.
 
     Raises `StoreUnavailable`, `LogUnusable`, `StreamMissing` and `Forbidden`.
     """
@@ -75,9 +75,9 @@ class JetStreamTimers:
         self._asking = asyncio.Lock()
 
     async def set(self, process: str, process_id: str, version: int, at: datetime, fired: int = 0) -> None:
-        """Have the process woken then, unless a later version of it has set a timer.
+        """Wake the process at a time, unless a later version of it has set a timer.
 
-        `fired` is the sequence of the one that has fired and is being dealt with.
+        `fired` is the sequence of the timer that has fired and is being handled.
         """
         token = encode_id(process_id)
         subject = timer_subject(self._app, process, token)
@@ -117,7 +117,7 @@ class JetStreamTimers:
         subject = timer_subject(self._app, process, encode_id(process_id))
         known = self._known.get(subject)
         if known is not None and known.sequence and known.version <= version:
-            # Up to our own: never a successor's.
+            # Up to our own sequence: never a successor's timer.
             await self._client.ask(purge_stream(self._stream, subject, known.sequence))
             self._known.pop(subject, None)
 
@@ -137,10 +137,10 @@ class JetStreamTimers:
             return self._newest
 
     async def due(self, process: str, after: int) -> Sequence[Due]:
-        """Some of what has fired and was not cleared, in order, after a sequence."""
-        found: list[Due] = []
+        """Return some of the timers that fired after a sequence and were not cleared, in order."""
+        fired: list[Due] = []
         subject = due_subject(self._app, process, "*")
-        while len(found) < _DUE_MAX:
+        while len(fired) < _DUE_MAX:
             try:
                 record = await self._client.ask(next_message(self._stream, after + 1, subject))
             except (ApiRefused, StoreUnavailable) as error:
@@ -148,20 +148,20 @@ class JetStreamTimers:
             if record is None:
                 break
             after = record[0]
-            found.append(_due(record))
-        return found
+            fired.append(_due(record))
+        return fired
 
     async def clear(self, process: str, due: Due) -> None:
-        """It was dealt with."""
+        """Remove a timer that has fired and was handled."""
         token = encode_id(due.process_id)
         failpoints.reach("timer.before_clear")
         await self._client.ask(purge_stream(self._stream, due_subject(self._app, process, token), due.sequence))
 
     async def _read(self, process: str, token: str, fired: int) -> _Known:
-        """The timer that is there, or one that fired after `fired` and waits to be dealt with: it is not set again."""
-        set_at = await self._client.ask(last_message(self._stream, timer_subject(self._app, process, token)))
-        if set_at is not None:
-            return _known(set_at, set_at[0])
+        """Return the timer, or one that fired after `fired` and waits to be handled: it is not set again."""
+        timer = await self._client.ask(last_message(self._stream, timer_subject(self._app, process, token)))
+        if timer is not None:
+            return _known(timer, timer[0])
         waiting = await self._client.ask(last_message(self._stream, due_subject(self._app, process, token)))
         return _Known() if waiting is None or waiting[0] <= fired else _known(waiting, 0)
 
@@ -173,21 +173,21 @@ class JetStreamTimers:
 
 @dataclass(frozen=True, slots=True)
 class TimerSet:
-    """A timer."""
+    """A timer as it is shown."""
 
     process_id: str
     at: datetime
     due: bool = False
-    """Whether it has fired, and nobody has dealt with that yet."""
+    """Whether it has fired and was not handled yet."""
 
 
 async def timers_set(client: Client, app: str, process: str, most: int | None = None) -> list[TimerSet]:
-    """`most` timers of a process type that have not fired; none where `init` has made no stream for them."""
+    """Return `most` timers of a process type that have not fired; none where `init` has made no stream for them."""
     return await _timers(client, app, timer_subject(app, process, "*"), most, due=False)
 
 
 async def timers_due(client: Client, app: str, process: str, most: int | None = None) -> list[TimerSet]:
-    """Those that have fired, which no worker has dealt with; `most` of them."""
+    """Return `most` timers of a process type that have fired and were not handled."""
     return await _timers(client, app, due_subject(app, process, "*"), most, due=True)
 
 

@@ -1,4 +1,7 @@
-"""What an app has on the server: declared once, compared ever after, never purged or deleted."""
+"""The streams and buckets of an app on the server: declared, created, and compared with what is there (ADR 0047).
+
+Nothing here purges or deletes, and what exists is never changed.
+"""
 
 from __future__ import annotations
 
@@ -39,57 +42,60 @@ from eventjet.jetstream.api import (
     update_stream,
 )
 from eventjet.jetstream.client import Client
-from eventjet.log.wholeness import FIRST
 
 IDENTITY = "eventjet.log"
-"""Key of the log's UUID in the stream's metadata; a restore copies it."""
+"""Key of the log's UUID in the stream's metadata, as are those below; a restore copies it."""
 AGGREGATES = "eventjet.aggregates"
 """Key of the names of all aggregates that `init` was run for over this log, with blanks between them."""
+FIRST = "eventjet.first"
+"""Key of the log's first position: 1, or where the archive began that it was restored from."""
+MISSING = "eventjet.missing"
+"""Key of how many positions after the first one an operator accepted as missing; 0 where it is not there."""
 _NOTES_MAX = 20
-"""So often the names are noted again, where others change the stream at the same time."""
+"""How often the names are noted again, where others change the stream at the same time."""
 _SETTLED_S = 0.5
 """Whoever read the stream before its last change is taken to have sent their own by then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """One setting of a stream that is not as declared."""
+    """A setting of a stream that is not as declared."""
 
     stream: str
     setting: str
     declared: Any
-    found: Any
+    actual: Any
 
     @property
     def is_harmless(self) -> bool:
-        """Whether what is stored, dropped and read is the same nevertheless."""
+        """Whether the stream stores, drops and returns the same nevertheless."""
         return self.setting in _HARMLESS
 
     @property
     def cost(self) -> str:
-        """What this setting does to a log or a bucket where it is not as declared."""
+        """What the difference does to a log or a bucket."""
         return COSTS.get(self.setting, "eventjet relies on it")
 
     def __str__(self) -> str:
-        return f"{self.stream}: {self.setting} is {self.found!r}, declared is {self.declared!r}"
+        return f"{self.stream}: {self.setting} is {self.actual!r}, declared is {self.declared!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """What is there of an app's streams and buckets, found or made: `Jet.init`."""
+    """The streams and buckets of an app, existing or created: the result of `Jet.init`."""
 
     identity: str
     created: tuple[str, ...]
     drifts: tuple[Drift, ...]
     cursors: tuple[tuple[str, int], ...] = ()
-    """Name and position of what follows the log from now on."""
+    """Name and position of each subscription that follows the log from now on."""
     others: tuple[str, ...] = ()
-    """Who else answers what is published for them, in words: streams of other JetStream domains, and subscribers."""
+    """Who else answers what is published to them, in words: streams of other JetStream domains, and subscribers."""
     unknown: tuple[UnknownAggregate, ...] = ()
-    """What the log has events of and the app does not declare: nothing more was made for it."""
+    """Aggregates that the log has events of and the app does not declare."""
     unusable: tuple[LogUnusable, ...] = ()
     """Streams of publications and inboxes that cannot be used as they are, and the log where the names of the app's
-    aggregates could not be noted in it; all else was made nevertheless."""
+    aggregates could not be noted in it; everything else was created."""
 
 
 _COMMON = {
@@ -171,11 +177,14 @@ COSTS: Mapping[str, str] = {
     "persist_mode": "the server acknowledges what is not on its disk yet, and loses it when it ends",
     "template_owner": "another program's template may change or delete the stream",
 }
-"""Of each setting that is compared, what it does where it is not as declared."""
+"""What each setting that is compared does where it is not as declared."""
+
+
+# What an app declares.
 
 
 def stream_config(app: str, replicas: int) -> dict[str, Any]:
-    """The stream of an app, as the JetStream API takes it."""
+    """Return the stream of an app's log, as the JetStream API takes it."""
     return {
         "name": app,
         "subjects": [stream_subjects(app)],
@@ -189,9 +198,8 @@ def stream_config(app: str, replicas: int) -> dict[str, Any]:
     }
 
 
-def bucket_config(app: str, replicas: int) -> dict[str, Any]:
-    """The key-value bucket of an app's snapshots: disposable, one value a key."""
-    bucket = snapshot_bucket(app)
+def bucket_config(bucket: str, replicas: int) -> dict[str, Any]:
+    """Return a key-value bucket with one value a key."""
     return {
         "name": f"KV_{bucket}",
         "subjects": [f"$KV.{bucket}.>"],
@@ -201,26 +209,20 @@ def bucket_config(app: str, replicas: int) -> dict[str, Any]:
         "deny_purge": False,
         "allow_rollup_hdrs": True,
     }
+
+
+def snapshots_config(app: str, replicas: int) -> dict[str, Any]:
+    """Return the bucket of an app's snapshots, which are disposable."""
+    return bucket_config(snapshot_bucket(app), replicas)
 
 
 def cursors_config(app: str, replicas: int) -> dict[str, Any]:
-    """The key-value bucket of an app's cursors: one value a key, replaced by compare-and-set, several in a batch."""
-    bucket = cursor_bucket(app)
-    return {
-        "name": f"KV_{bucket}",
-        "subjects": [f"$KV.{bucket}.>"],
-        "num_replicas": replicas,
-        **_COMMON,
-        "max_msgs_per_subject": 1,
-        "deny_purge": False,
-        "allow_rollup_hdrs": True,
-        "allow_msg_ttl": True,
-        "allow_atomic": True,
-    }
+    """Return the bucket of an app's cursors, replaced by compare-and-set, several in a batch."""
+    return {**bucket_config(cursor_bucket(app), replicas), "allow_msg_ttl": True, "allow_atomic": True}
 
 
 def timer_config(app: str, replicas: int) -> dict[str, Any]:
-    """The stream of an app's timers. No limit of any kind: one that is raised later fires old timers again."""
+    """Return the stream of an app's timers. It has no limits: one that is raised later fires old timers again."""
     return {
         "name": timer_stream(app),
         "subjects": [timer_subject(app, "*", "*"), due_subject(app, "*", "*")],
@@ -242,15 +244,17 @@ def timer_config(app: str, replicas: int) -> dict[str, Any]:
 
 
 def every_config(app: str, replicas: int) -> tuple[dict[str, Any], ...]:
-    """All that an app may have on the server: its log, snapshots, cursors and timers."""
-    made = (stream_config, bucket_config, cursors_config, timer_config)
-    return tuple(config(app, replicas) for config in made)
+    """Return all that an app may have on the server: its log, snapshots, cursors and timers."""
+    return tuple(config(app, replicas) for config in (stream_config, snapshots_config, cursors_config, timer_config))
 
 
 def needed_configs(app: str, replicas: int, *, cursors: bool, timers: bool) -> tuple[dict[str, Any], ...]:
-    """What it has to have there, the log first: what keeps `cursors`, and what `timers` need, only where asked for."""
+    """Return what an app has to have on the server, the log first; `cursors` and `timers` only where asked for."""
     log, snapshots, of_cursors, of_timers = every_config(app, replicas)
     return (log, snapshots, *([of_cursors] if cursors else []), *([of_timers] if timers else []))
+
+
+# Creating it.
 
 
 async def declare(
@@ -262,55 +266,58 @@ async def declare(
     timers: bool = False,
     aggregates: Collection[str] = (),
 ) -> Topology:
-    """Create what is missing and report what differs; nothing that exists is changed. Raises `LogUnusable`.
+    """Create what is missing and report what differs. Raises `LogUnusable`.
 
-    What keeps `cursors`, and what `timers` need, is made for an app that has something for them. A log that is made
-    has the names of the `aggregates` noted in it from the beginning; for any other see `note_aggregates`.
+    A log that is created has the names of the `aggregates` noted in it from the beginning; for an existing one see
+    `note_aggregates`.
     """
     created: list[str] = []
     drifts: list[Drift] = []
     identity = ""
     for config in needed_configs(app, replicas, cursors=cursors, timers=timers):
         name = str(config["name"])
-        found = await _find(client, name)
-        if found is None:
+        state = await _find(client, name)
+        if state is None:
             own = {IDENTITY: str(uuid4()), FIRST: "1", **_with_noted({}, aggregates)}
             fresh = {**config, "metadata": own} if name == app else config
-            found = await _create(client, fresh)
-            if name == app and found.last and identity_of(found) == fresh["metadata"][IDENTITY]:
-                raise await _not_new(client, config, found)
+            state = await _create(client, fresh)
+            if name == app and state.last and identity_of(state) == fresh["metadata"][IDENTITY]:
+                raise await _not_new(client, config, state)
             created.append(name)
         else:
-            drifts += compare(config, found.config)
+            drifts += compare(config, state.config)
         if name == app:
-            identity = identity_of(found)
+            identity = identity_of(state)
     return Topology(identity, tuple(created), tuple(drifts))
 
 
 async def others_answering(client: Client, kinds: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Who else answers what is published there. What comes later than in a moment is only logged."""
+    """Return who else answers what is published to these (stream, subject), in words.
+
+    An answer that comes more than a moment later is only logged.
+    """
     for stream, subject in kinds:
         client.probe(stream, subject)
     # Where there is a domain there are others, perhaps far away.
     await asyncio.sleep(0.5 if client.domain else 0.05)
-    return client.answerers.strangers
+    return client.answerers.others
 
 
 async def note_aggregates(client: Client, app: str, aggregates: Collection[str]) -> LogUnusable | None:
-    """Note in the log's metadata that these may begin histories in it; return why that could not be done, else None.
+    """Note in the log's metadata that these may begin histories in it; return why that failed, else None.
 
     The server compares nothing when it takes a configuration: whoever read an older one and sends theirs later takes
-    the names out again, as this may undo what others changed. So what was read last is sent, at once, and some time
-    later the stream is looked at again, until the names are there. Raises `LogUnusable` for a stream that is missing.
+    the names out again, and this may undo what others changed. So what was read last is sent at once, and some time
+    later the stream is read again, until the names are there. Raises `LogUnusable` for a stream that is missing.
     """
     missing, why = set(aggregates), "others change the stream again and again"
     for _ in range(_NOTES_MAX):
-        found = await info(client, app)
-        missing = set(aggregates) - _noted(found.metadata)
+        state = await info(client, app)
+        missing = set(aggregates) - _noted(state.metadata)
         if not missing:
             return None
         try:
-            await client.ask(update_stream({**found.config, "metadata": _with_noted(found.metadata, aggregates)}))
+            await client.ask(update_stream({**state.config, "metadata": _with_noted(state.metadata, aggregates)}))
         except Forbidden as denied:
             why = f"these credentials may not use {denied.subject}"
             break
@@ -336,15 +343,15 @@ def _with_noted(metadata: Mapping[str, str], aggregates: Collection[str]) -> dic
 
 
 async def info(client: Client, app: str) -> StreamState:
-    """The app's stream; raises `LogUnusable` when `init` has not run."""
-    found = await _find(client, app)
-    if found is None:
-        raise missing(app)
-    return found
+    """Return the state of the app's stream; raises `LogUnusable` when `init` has not run."""
+    state = await _find(client, app)
+    if state is None:
+        raise missing_stream(app)
+    return state
 
 
-def missing(stream: str) -> LogUnusable:
-    """The error for a stream that is not there."""
+def missing_stream(stream: str) -> LogUnusable:
+    """Return the error for a stream that does not exist."""
     remedy = (
         "Run `eventjet init` once; a log that was lost comes back with `eventjet restore` instead, and one in the "
         "JetStream of another domain, such as that of a leaf node's hub, is named by EVENTJET_JETSTREAM_DOMAIN."
@@ -352,11 +359,11 @@ def missing(stream: str) -> LogUnusable:
     return LogUnusable(f"The stream {stream!r}", "it does not exist", remedy)
 
 
-def identity_of(found: StreamState) -> str:
-    """The UUID of the log in a stream; raises `IdentityLost` for one that carries none."""
-    if IDENTITY not in found.metadata:
-        raise IdentityLost(found.name)
-    return found.metadata[IDENTITY]
+def identity_of(state: StreamState) -> str:
+    """Return the UUID of the log in a stream; raises `IdentityLost` for a stream that carries none."""
+    if IDENTITY not in state.metadata:
+        raise IdentityLost(state.name)
+    return state.metadata[IDENTITY]
 
 
 async def _find(client: Client, name: str) -> StreamState | None:
@@ -373,29 +380,30 @@ async def _create(client: Client, config: Mapping[str, Any]) -> StreamState:
     try:
         return await client.ask(create_stream(config))
     except ApiRefused as refusal:
-        found = await _find(client, name) if refusal.err_code == NAME_IN_USE else None
-        if found is not None:
-            return found  # another `init` was quicker
+        existing = await _find(client, name) if refusal.err_code == NAME_IN_USE else None
+        if existing is not None:
+            return existing  # another `init` was quicker
         raise not_created(name, refusal) from None
 
 
-async def _not_new(client: Client, config: Mapping[str, Any], found: StreamState) -> LogUnusable:
-    """The error for a stream that had events when it was made, which gets no identity: it is not known whose they are.
+async def _not_new(client: Client, config: Mapping[str, Any], state: StreamState) -> LogUnusable:
+    """Take the identity from a stream that had events when it was made, and return the error: whose they are is not
+    known.
 
     The server takes files that it finds in its folder for the stream's own: of one that was deleted a moment ago, or
     whose configuration was lost.
     """
     await client.ask(update_stream(config))
     return LogUnusable(
-        f"The stream {found.name!r}",
-        f"it was not there, and the server made it with events up to position {found.last} in it",
+        f"The stream {state.name!r}",
+        f"it was not there, and the server made it with events up to position {state.last} in it",
         "If they are the app's, its configuration was lost: run `eventjet init --repair`. If it was deleted a moment "
         "ago, delete it again, wait until its folder is gone from the server's store, and run `eventjet init`.",
     )
 
 
 def not_created(stream: str, refusal: ApiRefused) -> LogUnusable:
-    """The error for a stream that the server would not create."""
+    """Return the error for a stream that the server would not create."""
     return LogUnusable(
         f"The stream {stream!r}",
         f"the server would not create it: {refusal.description} ({refusal.err_code})",
@@ -403,10 +411,31 @@ def not_created(stream: str, refusal: ApiRefused) -> LogUnusable:
     )
 
 
-def drifts_of(found: StreamState) -> tuple[Drift, ...]:
-    """What has drifted of an app's stream and concerns who writes to it: what is stored, dropped and read."""
-    drifts = compare(stream_config(found.name, 1), found.config)
-    return tuple(drift for drift in drifts if not drift.is_harmless)
+# Comparing it with what is there.
+
+
+def compare(declared: Mapping[str, Any], actual: Mapping[str, Any]) -> list[Drift]:
+    """Return the settings that are not as declared; room for larger messages than events can be is no drift."""
+    name = str(declared["name"])
+    drifts: list[Drift] = []
+    for key, value in {**UNSET, **declared}.items():
+        current = actual.get(key, UNSET.get(key))
+        is_empty = not value and not current
+        is_roomier = key == "max_msg_size" and 0 < value < (current or 0)
+        if current != value and not is_empty and not is_roomier:
+            drifts.append(Drift(name, key, value, current))
+    return drifts
+
+
+def unknown_settings(state: StreamState) -> list[str]:
+    """Return the settings of a stream that this release does not know, of a newer server."""
+    known = {*_COMMON, *UNSET, *INDIFFERENT, *COSTS}
+    return sorted(key for key, value in state.config.items() if value and key not in known)
+
+
+def drifts_of(state: StreamState) -> tuple[Drift, ...]:
+    """Return the drifts of an app's stream that concern its writers: what is stored, dropped and read."""
+    return tuple(drift for drift in compare(stream_config(state.name, 1), state.config) if not drift.is_harmless)
 
 
 _HARMLESS = ("num_replicas", "duplicate_window", "max_consumers")
@@ -414,25 +443,25 @@ _WRONG = ("subject_transform", "sources", "mirror", "no_ack", "retention", "subj
 """Settings by which a log is not what was recorded, does not say that it was, or forgets it."""
 
 
-def check_settings(found: StreamState) -> None:
-    """Raise `LogDrifted` for a log over which nothing may be recorded or followed. Weaker ones only get a warning.
+def check_settings(state: StreamState) -> None:
+    """Raise `LogDrifted` for a log over which nothing may be recorded or followed. Weaker drifts only get a warning.
 
-    A limit that refuses new events is a weaker one; one for which stored events are dropped is not.
+    A limit that refuses new events is a weaker drift; one for which stored events are dropped is not.
     """
-    drifts, dropping = compare(stream_config(found.name, 1), found.config), ["max_msgs", "max_bytes", "discard"]
-    if found.config.get("discard") != "old" or not {each.setting for each in drifts} & set(dropping[:2]):
+    drifts, dropping = compare(stream_config(state.name, 1), state.config), ["max_msgs", "max_bytes", "discard"]
+    if state.config.get("discard") != "old" or not {each.setting for each in drifts} & set(dropping[:2]):
         dropping = []
-    if not (found.config.get("discard") == "new" and found.config.get("discard_new_per_subject")):
+    if not (state.config.get("discard") == "new" and state.config.get("discard_new_per_subject")):
         dropping.append("max_msgs_per_subject")
     wrong = [
         drift
         for drift in drifts
         if drift.setting in (*_WRONG, *dropping)
         # More subjects than its own bring another program's messages, and take nothing away.
-        and not (drift.setting == "subjects" and any(covers(each, f"{found.name}.*") for each in drift.found or ()))
+        and not (drift.setting == "subjects" and any(covers(each, f"{state.name}.*") for each in drift.actual or ()))
     ]
     if wrong:
-        raise drifted(found.name, wrong)
+        raise drifted(state.name, wrong)
 
 
 _STANDSTILL = ("allow_direct", "no_ack", "sealed", "subject_transform", "subjects", "mirror", "retention")
@@ -441,51 +470,54 @@ _ROOM_BYTES = 1024
 """A stream that drops what is oldest drops some for the next, where it has less room than this."""
 
 
-def standstill(found: StreamState, declared: Mapping[str, Any]) -> LogDrifted | None:
-    """The error for settings with which nobody can work with a stream of cursors or timers; None for what can be."""
+def standstill(state: StreamState, declared: Mapping[str, Any]) -> LogDrifted | None:
+    """Return the error for settings with which a stream of cursors or timers cannot be used at all, if any."""
     # One that drops nothing takes another value of a key that it has, however many there are, within its bytes.
-    sizes = {"max_bytes": found.bytes}
-    if found.config.get("discard") == "old":
-        sizes = {"max_msgs": found.messages, "max_bytes": found.bytes + _ROOM_BYTES}
-    reached = [limit for limit, size in sizes.items() if size >= found.config.get(limit, 0)]
+    sizes = {"max_bytes": state.bytes}
+    if state.config.get("discard") == "old":
+        sizes = {"max_msgs": state.messages, "max_bytes": state.bytes + _ROOM_BYTES}
+    reached = [limit for limit, size in sizes.items() if size >= state.config.get(limit, 0)]
     timers = ["allow_msg_schedules"] if declared.get("allow_msg_schedules") else []
     wrong = [
         drift
-        for drift in compare(declared, found.config)
+        for drift in compare(declared, state.config)
         if drift.setting in (*_STANDSTILL, *timers, *reached)
-        and not (drift.setting == "subjects" and {*drift.declared} <= {*(drift.found or ())})
+        and not (drift.setting == "subjects" and {*drift.declared} <= {*(drift.actual or ())})
     ]
-    return drifted(found.name, wrong) if wrong else None
+    return drifted(state.name, wrong) if wrong else None
+
+
+# What its settings have to do with an error.
 
 
 def drifted(stream: str, drifts: Sequence[Drift]) -> LogDrifted:
-    """The error for what these settings of a stream stand in the way of."""
-    return LogDrifted(stream, {drift.setting: f"{drift.found!r} ({drift.cost})" for drift in drifts})
+    """Return the error for settings of a stream that prevent what was asked of it."""
+    return LogDrifted(stream, {drift.setting: f"{drift.actual!r} ({drift.cost})" for drift in drifts})
 
 
 async def explained(client: Client, declared: Mapping[str, Any], error: StoreError) -> StoreError:
-    """Return what a stream as it is has to do with an error that came of it: `LogDrifted`, else the same error.
+    """Return `LogDrifted` or `LogUnusable` where the stream's settings may have caused the error, else the same error.
 
-    The stream is asked for its configuration once. One that does not exist is a `LogUnusable`.
+    The stream is asked for its configuration once.
     """
     name = str(declared["name"])
     try:
-        found = await client.ask(stream_info(name))
+        state = await client.ask(stream_info(name))
     except StreamMissing:
-        return missing(name)
+        return missing_stream(name)
     except StoreError:
         return error
-    return explained_by(found, declared, error)
+    return explained_by(state, declared, error)
 
 
-def explained_by(found: StreamState, declared: Mapping[str, Any], error: StoreError) -> StoreError:
-    """As `explained`, of a stream as it was found."""
-    drifts = [drift for drift in compare(declared, found.config) if not drift.is_harmless]
-    return drifted(found.name, drifts) if drifts else error
+def explained_by(state: StreamState, declared: Mapping[str, Any], error: StoreError) -> StoreError:
+    """Return what `explained` does, for a stream in this state."""
+    drifts = [drift for drift in compare(declared, state.config) if not drift.is_harmless]
+    return drifted(state.name, drifts) if drifts else error
 
 
 def full_stream(stream: str, config: Mapping[str, Any], code: int, text: str) -> StreamFull | None:
-    """The error for an answer which says that a limit of a stream, or of its account, is reached; None for another."""
+    """Return the error for an answer that says a limit of the stream or of its account is reached; None for another."""
     if code == NO_RESOURCES:
         limit = f"its account has used up the storage that it may use: {text}"
         return StreamFull(stream, limit, "Raise the account's limit, or remove what nobody needs from its streams.")
@@ -496,22 +528,3 @@ def full_stream(stream: str, config: Mapping[str, Any], code: int, text: str) ->
     limit = f"{setting} {config.get(setting, '?'):,}" if isinstance(config.get(setting), int) else text
     remedy = f"Raise the limit or remove old messages {of_subject}from it."
     return StreamFull(stream, f"{limit}; discard {config.get('discard', '?')}", remedy)
-
-
-def compare(declared: Mapping[str, Any], found: Mapping[str, Any]) -> list[Drift]:
-    """The settings that are not as declared; room for larger messages than events can be is harmless."""
-    name = str(declared["name"])
-    drifts: list[Drift] = []
-    for key, value in {**UNSET, **declared}.items():
-        actual = found.get(key, UNSET.get(key))
-        is_empty = not value and not actual
-        is_roomier = key == "max_msg_size" and 0 < value < (actual or 0)
-        if actual != value and not is_empty and not is_roomier:
-            drifts.append(Drift(name, key, value, actual))
-    return drifts
-
-
-def unknown_settings(found: StreamState) -> list[str]:
-    """Settings of a stream that this release does not know, of a newer server: what they do cannot be told."""
-    known = {*_COMMON, *UNSET, *INDIFFERENT, *COSTS}
-    return sorted(key for key, value in found.config.items() if value and key not in known)

@@ -85,24 +85,6 @@ CODE_CHANGED = LogEvent(
     "them beside, while the old code goes on.",
     "The code of a projection was changed without a new revision.",
 )
-DIVIDED = LogEvent(
-    "eventjet.divided",
-    _I,
-    "%(name)s: %(processes)d processes fold what comes after position %(position)d",
-    "A worker is far behind, and uses the processes it was given.",
-)
-NOT_DIVIDED = LogEvent(
-    "eventjet.not_divided",
-    _W,
-    "%(name)s is folded in one process, whatever --processes says: %(reason)s",
-    "Its events cannot be divided by their subjects.",
-)
-FOLDED_ALONE = LogEvent(
-    "eventjet.folded_alone",
-    _W,
-    "%(name)s goes on in one process: %(reason)s",
-    "Fold processes could not go on; nothing is lost by it.",
-)
 TOOK_CURSOR = LogEvent(
     "eventjet.took_cursor",
     _I,

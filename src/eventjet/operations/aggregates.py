@@ -26,8 +26,7 @@ from eventjet.domain.history import FoldedState
 from eventjet.domain.personal import MASK, masked
 from eventjet.errors import CodecError, DefinitionError, HistoryBroken, Refused, StoreError, Unreachable
 from eventjet.jetstream.client import Client
-from eventjet.log.snapshot import SnapshotCodec
-from eventjet.log.snapshot_store import KeyValueSnapshots
+from eventjet.log.snapshots import KeyValueSnapshots, SnapshotCodec
 from eventjet.log.store import EventStore
 from eventjet.operations.events import plain_json
 from eventjet.projections.resolve import ResolvedProjection

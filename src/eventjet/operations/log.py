@@ -17,9 +17,9 @@ from eventjet.jetstream import api
 from eventjet.jetstream.api import Request, StreamState, call, last_message, stream_info
 from eventjet.jetstream.client import Client
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.integrity import missing_range
 from eventjet.log.timers import timers_due, timers_set
-from eventjet.log.topology import identity_of, missing
-from eventjet.log.wholeness import loss
+from eventjet.log.topology import identity_of, missing_stream
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
 from eventjet.settings import Settings
@@ -150,7 +150,7 @@ async def ends_of(client: Client, app: str) -> tuple[int, int]:
     try:
         state = await client.ask(api.stream_info(app))
     except StreamMissing:
-        raise missing(app) from None
+        raise missing_stream(app) from None
     return max(1, state.first), state.last
 
 
@@ -246,7 +246,7 @@ async def log_now(client: Client, app: str, known: LogNow | None, timeout_s: flo
             client.ask(stream_info(app), timeout_s), client.ask(replicas_of(app), timeout_s)
         )
     except StreamMissing:
-        raise missing(app) from None
+        raise missing_stream(app) from None
     if known is not None and (known.last, known.identity) == (state.last, identity_of(state)):
         last_at = known.last_at
     else:
@@ -263,7 +263,7 @@ async def log_now(client: Client, app: str, known: LogNow | None, timeout_s: flo
         last_at=last_at,
         max_bytes=_limit(state, "max_bytes"),
         max_messages=_limit(state, "max_msgs"),
-        loss=loss(state),
+        loss=missing_range(state),
     )
 
 

@@ -99,7 +99,7 @@ async def running(app: App, settings: Settings, name: str) -> AsyncGenerator[Run
     """The processes of this name over a connection of their own; raises `UsageError` for a stranger."""
     _class_of(app, name)
     async with open_repositories(app, settings) as (repositories, client):
-        repositories.catalog.voids.update(await repositories.store.voids())
+        repositories.catalog.voids.update(await repositories.store.skip_markers())
         yield running_over(app, repositories, client, name)
 
 

@@ -25,7 +25,7 @@ from eventjet.errors import CodecError, HandlerFailed, Refused, StoreUnavailable
 from eventjet.jet import Jet
 from eventjet.jetstream.api import message_at, next_message
 from eventjet.jetstream.client import Client
-from eventjet.log.earlier import EarlierRecords
+from eventjet.log.predecessors import PredecessorReader
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.events import plain_json
 from eventjet.operations.log import page_of_log
@@ -227,7 +227,7 @@ class RowSearch:
             await self._begin()
         assert self._probe is not None
         end, until, left = self.live.held.position, time.monotonic() + GO_S, RECORDS_MAX
-        earlier = EarlierRecords(Endpoint.of(self.jet.settings), self.app.name)
+        earlier = PredecessorReader(Endpoint.of(self.jet.settings), self.app.name)
         decode = reader(self.catalog, self.resolved, self.live.known, earlier)
         try:
             while not self.done and left > 0 and time.monotonic() < until:
@@ -248,8 +248,10 @@ class RowSearch:
             raise UsageError("The read model was made from another log than this one. Rebuild it.")
         if held.position > log.last:
             raise UsageError(f"The read model is at position {held.position:,} and the log ends at {log.last:,}.")
-        if self.jet.store.loss:
-            raise UsageError(f"The log is not whole: {self.jet.store.loss}. So no row can be made again from it.")
+        if self.jet.store.missing_range:
+            raise UsageError(
+                f"The log is not whole: {self.jet.store.missing_range}. So no row can be made again from it."
+            )
         self.done = held.position == 0
         if not self.resolved.reads:
             # Its rows come out of one event each, which the key names.

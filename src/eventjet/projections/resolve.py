@@ -80,11 +80,6 @@ class ResolvedProjection:
         return self.on_error == "quarantine"
 
     @property
-    def is_divisible(self) -> bool:
-        """Whether processes may fold it side by side, each the aggregates that are its own, told by their subjects."""
-        return self.keyed_by_aggregate or not self.reads
-
-    @property
     def is_private(self) -> bool:
         """Whether an event that it takes, or its row, holds something personal."""
         return any(map(is_private, (*self.events, self.row_type)))

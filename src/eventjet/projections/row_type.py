@@ -13,14 +13,13 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
 from datetime import date, datetime
-from decimal import Decimal
 from typing import Any, cast
-from uuid import UUID
 
 from sqlalchemy import Column, Index, Table
 from sqlalchemy import types as sa
 from sqlalchemy.dialects import postgresql
 
+from eventjet.codec.leaves import LEAVES
 from eventjet.domain.personal import field_hint, is_private
 from eventjet.domain.state import value_faults
 from eventjet.domain.subscription import shown_name, union_members
@@ -29,17 +28,17 @@ from eventjet.projections.columns import element, plain, unsupported
 OWN_TABLES = ("eventjet_projection", "eventjet_rebuild", "eventjet_quarantine", "eventjet_action")
 """Tables that eventjet makes for itself: see `eventjet.sql.own_tables`."""
 
+
+def _taken(kind: type[Any]) -> tuple[type, ...]:
+    """The types of leaves that a column takes; first the one whose own column it is."""
+    leaves = [leaf for leaf in LEAVES.values() if kind.__name__ in leaf.columns]
+    return tuple(leaf.python for leaf in sorted(leaves, key=lambda leaf: leaf.columns[0] != kind.__name__))
+
+
 _TAKEN: tuple[tuple[type[Any], tuple[type, ...]], ...] = (
-    (sa.String, (str,)),
-    (sa.Float, (float, int)),
-    (sa.Numeric, (Decimal, int)),
-    (sa.Integer, (int,)),
-    (sa.Boolean, (bool,)),
-    (sa.DateTime, (datetime,)),
-    (sa.Date, (date,)),
-    (sa.Uuid, (UUID,)),
-    (sa.JSON, (str, int, float, bool, tuple, list, dict)),
-    (sa.LargeBinary, (bytes,)),
+    *((kind, _taken(kind)) for kind in (sa.String, sa.Float, sa.Numeric, sa.Integer, sa.Boolean, sa.DateTime)),
+    *((kind, _taken(kind)) for kind in (sa.Date, sa.Uuid, sa.LargeBinary)),
+    (sa.JSON, (*_taken(sa.JSON), tuple, list, dict)),
 )
 """(type of column, what it takes); of two types that fit, the first counts."""
 _NAMED = {list: Sequence, dict: Mapping}

@@ -11,9 +11,9 @@ from eventjet.archive.reading import ArchiveReader
 from eventjet.codec.headers import RawRecord
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import ask_once
-from eventjet.jetstream.ranges import read_range
+from eventjet.jetstream.reader import read_range
+from eventjet.log.integrity import accepted_missing, first_position
 from eventjet.log.topology import compare, stream_config
-from eventjet.log.wholeness import accepted, first_position
 from eventjet.projections.app_ref import Application, AppRef
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.log_audit import MISSING, NOTES, LogAudit, LogFinding, side_by_side
@@ -114,7 +114,7 @@ def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
     audit = LogAudit(job.app, first=first, last=last, examples=examples, voids=job.catalog.voids)
     for drift in compare(stream_config(log.stream, log.state.config["num_replicas"]), log.state.config):
         if drift.setting in _KEEPS_ALL:
-            audit.setting(f"{drift.setting} is {drift.found!r}, declared is {drift.declared!r}")
+            audit.setting(f"{drift.setting} is {drift.actual!r}, declared is {drift.declared!r}")
     archive = None if url is None else _opened(job, url)
     _walk(audit, job, archive)
     grown = ask_once(log.endpoint, stream_info(log.stream)).last > last
@@ -129,7 +129,7 @@ def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
         last=log.state.last,
         events=audit.events,
         aggregates=audit.aggregates,
-        accepted=accepted(log.state),
+        accepted=accepted_missing(log.state),
         archive=compared,
         findings=audit.finish(grown=grown),
         seconds=watch.seconds,

@@ -9,7 +9,7 @@ import asyncio
 import os
 import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -25,12 +25,11 @@ from eventjet.archive.reading import ArchiveFiles, Segment, folder_of
 from eventjet.codec.catalog import Catalog
 from eventjet.errors import RebuildError, RowsRefused, UsageError
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.earlier import EarlierRecords
-from eventjet.log.stream_check import state_of_log
-from eventjet.log.voids import voids_in
+from eventjet.log.integrity import state_of_log
+from eventjet.log.predecessors import PredecessorReader
+from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import tracing
-from eventjet.parallel.fork_server import ForkServer
 from eventjet.projections.app_ref import Application, AppRef, loaded
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild.plan import (
@@ -73,8 +72,6 @@ class EngineOptions:
     """The Spark to use: else a session that runs already, else `SPARK_REMOTE`, else all cores of this machine."""
     ship: bool = True
     """Whether tasks on other machines are sent the application's package; otherwise it is installed there."""
-    processes: int = 1
-    """How many processes fold in the local engine; 1 is this one alone. Spark has its own."""
     jvm_cache: Path | None = None
     """Where the classes of a JVM on this machine are kept: else where the settings say, else nowhere."""
 
@@ -96,8 +93,6 @@ class Job:
     watch: Watch
     catalog: Catalog
     """The application's events, and what the log declared void when the job began."""
-    forks: ForkServer | None = None
-    """What makes its fold processes, where it was given more than this one."""
 
     @property
     def log(self) -> Log:
@@ -113,13 +108,13 @@ class Job:
         """Return what other processes import the application by; raises `UsageError`."""
         return self.ref or AppRef.of(self.app)
 
-    def earlier(self) -> EarlierRecords:
+    def earlier(self) -> PredecessorReader:
         """Return where readers of this job look up the event before another; it has to be closed."""
-        return EarlierRecords(self.log.endpoint, self.log.stream)
+        return PredecessorReader(self.log.endpoint, self.log.stream)
 
     def extent(self, last: int) -> Extent:
         """Return what there is to read up to a position; raises `LogIncomplete` where something is gone."""
-        self.source.check_whole(self.log.state)
+        self.source.check_integrity(self.log.state)
         return Extent(self.app.name, self.source.first, last, self.source.archived)
 
     def plan(self, resolved: Sequence[AnyResolved], last: int) -> Plan:
@@ -195,7 +190,6 @@ def open_job(
     watch: Watch,
     engine: EngineChoice | EngineOptions,
     from_archive: str | None = None,
-    forks: ForkServer | None = None,
 ) -> Generator[Job]:
     """Open a job until the end of a `with`; raises `Unreachable`, `UsageError` and `ArchiveBroken`.
 
@@ -206,7 +200,7 @@ def open_job(
         endpoint = Endpoint.of(settings).with_name("eventjet-rebuild")
         with NatsConnection.open(endpoint) as connection:
             log = Log(endpoint, application.name, *state_of_log(connection, application.name))
-            catalog = application.catalog.of_log(voids_in(connection, application.name))
+            catalog = application.catalog.of_log(connection.run(reading_skip_markers(application.name)))
         name = _engine_for(log, options, watch, from_archive)
     with open_engine(name, options, watch) as chosen:
         source = ReplaySource(log)
@@ -214,7 +208,7 @@ def open_job(
             with watch.phase("start"):
                 source = archived_source(log, chosen.archive_files(from_archive))
         ref = app if isinstance(app, AppRef) else None
-        yield Job(application, ref, settings, chosen, source, watch, catalog, forks)
+        yield Job(application, ref, settings, chosen, source, watch, catalog)
 
 
 async def in_job(
@@ -234,7 +228,7 @@ async def in_job(
 
     def run(watch: Watch) -> T:
         check(loaded(app))
-        with open_job(app, settings, watch, engine, from_archive, forks) as job:
+        with open_job(app, settings, watch, engine, from_archive) as job:
             try:
                 return work(job)
             except RowsRefused as error:
@@ -243,18 +237,7 @@ async def in_job(
                     raise
                 raise shown from None
 
-    # Fork servers are made before the thread that works.
-    with _forks_for(app, options_of(engine)) as forks:
-        return await in_thread(settings, progress, run)
-
-
-def _forks_for(app: Application | AppRef, options: EngineOptions) -> AbstractContextManager[ForkServer | None]:
-    """Return what makes the fold processes that a job was given, until the end of a `with`."""
-    if options.processes <= 1 or options.name == "spark":
-        return nullcontext()
-    reference = app if isinstance(app, AppRef) else AppRef.of(app)
-    reference.load()  # what is forked has the code that this process goes on with
-    return ForkServer.of(reference)
+    return await in_thread(settings, progress, run)
 
 
 async def in_thread(settings: Settings, report: Report | None, work: Callable[[Watch], T]) -> T:

@@ -9,8 +9,7 @@ from typing import Literal
 from eventjet import failpoints
 from eventjet.archive.reading import FolderFiles, Segment
 from eventjet.errors import UsageError
-from eventjet.jetstream.ranges import read_range
-from eventjet.rebuild.divided_load import load_divided, undivided
+from eventjet.jetstream.reader import read_range
 from eventjet.rebuild.folding import ChunkLoader, Foldings
 from eventjet.rebuild.job import EngineOptions, Job
 from eventjet.rebuild.plan import Plan
@@ -22,17 +21,14 @@ from eventjet.runtime import uncollected
 
 
 def local_engine(options: EngineOptions, watch: Watch) -> AbstractContextManager[LocalEngine]:
-    del watch
-    return nullcontext(LocalEngine(options.processes))
+    del options, watch
+    return nullcontext(LocalEngine())
 
 
 class LocalEngine:
     """See `eventjet.rebuild.job.Engine`."""
 
     name: Literal["local"] = "local"
-
-    def __init__(self, processes: int) -> None:
-        self._processes = processes
 
     def location(self) -> None:
         return None
@@ -45,11 +41,6 @@ class LocalEngine:
 
     def load(self, job: Job, plan: Plan, targets: Sequence[Target]) -> list[Part]:
         watch = job.watch
-        if job.forks is not None:
-            reasons = undivided(job, targets)
-            if not reasons:
-                return load_divided(job, plan, targets, job.forks, self._processes)
-            watch.say(f"Folded in one process, whatever --processes says: {'; '.join(reasons)}.")
         with job.earlier() as earlier, watch.phase("read", plan.events), uncollected():
             loader = ChunkLoader(Foldings(job.app, targets, job.catalog.voids, earlier), targets, watch)
             failpoints.reach("rebuild.engine_started")

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal, TypeAlias
 
-from eventjet.jetstream.ranges import Range, range_count, split
+from eventjet.jetstream.reader import Range, range_count, split
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
 

@@ -16,9 +16,9 @@ from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.errors import ArchiveBroken
 from eventjet.jetstream.api import StreamState, deleted_positions, message_at
 from eventjet.jetstream.connection import ask_once
-from eventjet.jetstream.ranges import read_range
+from eventjet.jetstream.reader import read_range
+from eventjet.log.integrity import check_integrity, first_position, missing_range
 from eventjet.log.topology import check_settings
-from eventjet.log.wholeness import check_whole, first_position, loss
 from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
@@ -73,13 +73,13 @@ class ReplaySource:
         """Position of the last event that is read from the archive; 0 without one."""
         return 0 if self.archive is None else self.archive.manifest.last
 
-    def check_whole(self, state: StreamState) -> None:
+    def check_integrity(self, state: StreamState) -> None:
         """Raise `LogIncomplete` unless log and archive together have every event that was ever recorded.
 
         Raises `LogDrifted` for a log whose settings make it another one than was recorded.
         """
-        if loss(state) and not self._has_what_is_gone(state):
-            check_whole(state)
+        if missing_range(state) and not self._has_what_is_gone(state):
+            check_integrity(state)
         check_settings(state)
 
     def _has_what_is_gone(self, state: StreamState) -> bool:

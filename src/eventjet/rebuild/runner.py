@@ -26,7 +26,7 @@ from eventjet.domain.parked import Parked
 from eventjet.errors import LogRolledBack, RebuildError, Unreachable, UsageError, VerificationFailed
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
-from eventjet.log.stream_check import check_same_log
+from eventjet.log.integrity import check_same_log
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.fold import BlockedAggregates, Reader, reader
 from eventjet.projections.resolve import ResolvedProjection
@@ -337,7 +337,7 @@ def swap_in(shadow: Shadow[AnyResolved], writer: ShadowWriter, job: Job) -> Chec
     while True:
         with watch.phase("catch up"):
             state = ask_once(log.endpoint, stream_info(log.stream))
-            job.source.check_whole(state)
+            job.source.check_integrity(state)
             if state.messages:
                 writer.to(state.last)
             failpoints.reach("rebuild.caught_up")

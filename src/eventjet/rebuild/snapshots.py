@@ -20,8 +20,7 @@ from eventjet.domain.history import FoldedState
 from eventjet.errors import DefinitionError, EventjetError, StreamMissing, Unreachable, UsageError
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import ask_once
-from eventjet.log.snapshot import SnapshotCodec
-from eventjet.log.snapshot_store import VALUE_MAX, WINDOW, WINDOW_BYTES, BulkSnapshots, Offer
+from eventjet.log.snapshots import VALUE_MAX, WINDOW, WINDOW_BYTES, BulkSnapshots, Offer, SnapshotCodec
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, aggregate_of
 from eventjet.rebuild.job import EngineOptions, Job, in_job

@@ -26,8 +26,8 @@ from eventjet.domain.recorded import Recorded
 from eventjet.errors import RebuildError, RowUnreadable
 from eventjet.findings import Finding, Level
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.jetstream.ranges import read_range
-from eventjet.log.stream_check import check_same_log
+from eventjet.jetstream.reader import read_range
+from eventjet.log.integrity import check_same_log
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.fold import BlockedAggregates, Fold, ParkingFold, RowKey, Rows, reader
 from eventjet.projections.resolve import ResolvedProjection

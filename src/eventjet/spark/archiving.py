@@ -34,7 +34,7 @@ from eventjet.archive.reading import (
 )
 from eventjet.codec.headers import MSG_ID, header
 from eventjet.errors import ArchiveBroken
-from eventjet.jetstream.ranges import range_count, split
+from eventjet.jetstream.reader import range_count, split
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.replay_source import Log
 from eventjet.spark.columns import SCHEMA

@@ -28,7 +28,7 @@ from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
 from eventjet.errors import StreamMissing, UndecodableEvent, UsageError
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import ask_once
-from eventjet.log.topology import missing
+from eventjet.log.topology import missing_stream
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef
 from eventjet.settings import Settings
@@ -97,7 +97,7 @@ def _ends(settings: Settings, stream: str) -> tuple[int, int]:
     try:
         state = ask_once(Endpoint.of(settings).with_name("eventjet-spark"), stream_info(stream))
     except StreamMissing:
-        raise missing(stream) from None
+        raise missing_stream(stream) from None
     return max(state.first, 1), state.last
 
 

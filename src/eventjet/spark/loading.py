@@ -22,8 +22,8 @@ from eventjet import failpoints
 from eventjet.archive.reading import folder_of
 from eventjet.domain.parked import Parked
 from eventjet.errors import CodecError, ProjectionError, RebuildError, RowsRefused
-from eventjet.jetstream.ranges import Range
-from eventjet.log.earlier import EarlierRecords
+from eventjet.jetstream.reader import Range
+from eventjet.log.predecessors import PredecessorReader
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.row_codec import ColumnValues
 from eventjet.rebuild.folding import Folding, Foldings
@@ -219,7 +219,7 @@ class FoldTask:
         except (CodecError, ProjectionError, ToldError) as error:
             yield _result(self.targets[0].projection, part, fault=str(error))
 
-    def _fold(self, batches: Iterator[Any], part: int, earlier: EarlierRecords | None) -> Iterator[Any]:
+    def _fold(self, batches: Iterator[Any], part: int, earlier: PredecessorReader | None) -> Iterator[Any]:
         foldings = Foldings(self.app.load(), self.targets, self.voids, earlier)
         outlets = [_Outlet(target, folding, part) for target, folding in zip(self.targets, foldings.each, strict=True)]
         take = foldings.take_keyed if self.keyed else foldings.take

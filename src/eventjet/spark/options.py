@@ -19,7 +19,7 @@ from nacl.utils import random
 
 from eventjet.codec.subjects import is_name, subject_of
 from eventjet.errors import UsageError
-from eventjet.log.earlier import EarlierRecords
+from eventjet.log.predecessors import PredecessorReader
 from eventjet.nats.endpoint import Endpoint, check_picklable
 from eventjet.settings import Settings, SettingsOverrides
 from eventjet.spark.columns import STORED, parse_columns
@@ -96,9 +96,9 @@ class LogOptions:
                 overrides[_PLAIN[name]] = value
         return Endpoint.of(Settings.load(cast("SettingsOverrides", overrides))).with_name("eventjet-spark")
 
-    def earlier(self) -> EarlierRecords:
+    def earlier(self) -> PredecessorReader:
         """Where a task looks up what an event follows, to be closed."""
-        return EarlierRecords(self.endpoint(), self.stream)
+        return PredecessorReader(self.endpoint(), self.stream)
 
 
 def connection_options(settings: Settings, secrets: Path) -> dict[str, str]:

@@ -21,8 +21,8 @@ from eventjet.archive.reading import ArchiveReader
 from eventjet.codec.headers import RawRecord
 from eventjet.codec.records import chained
 from eventjet.errors import CodecError, ProjectionError
-from eventjet.jetstream.ranges import Range, read_range
-from eventjet.log.earlier import EarlierRecords
+from eventjet.jetstream.reader import Range, read_range
+from eventjet.log.predecessors import PredecessorReader
 from eventjet.projections.app_ref import AppRef
 from eventjet.projections.row_codec import ColumnValues
 from eventjet.rebuild.folding import Tokens, fold_of
@@ -157,7 +157,7 @@ class PackByKey:
         except (CodecError, ProjectionError) as error:
             yield _batch([_told(fault=str(error))])
 
-    def _packed(self, batches: Iterator[Any], packer: _Packer, earlier: EarlierRecords) -> Iterator[Any]:
+    def _packed(self, batches: Iterator[Any], packer: _Packer, earlier: PredecessorReader) -> Iterator[Any]:
         app = self.app.load()
         resolved = fold_of(app, self.projection)
         decode = chained(app.catalog.of_log(self.voids), resolved.events, earlier)

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from eventjet.errors import HistoryBroken, StoreUnavailable, StreamMissing, Unreachable, UsageError
 from eventjet.jetstream.api import StreamState, deleted_positions, messages_of, stream_info
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.jetstream.ranges import Range, range_count, read_range, split
+from eventjet.jetstream.reader import Range, range_count, read_range, split
 from eventjet.log.topology import IDENTITY
 from eventjet.spark.columns import SCHEMA, arrow_batch, columns_in, schema_of
 from eventjet.spark.options import LogOptions

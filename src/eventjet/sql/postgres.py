@@ -354,7 +354,7 @@ def missing_labels(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> l
 def _room(kind: sa.TypeEngine[Any]) -> _Room | None:
     """None of a type that eventjet does not know; SQL by hand may declare such, and of a domain no limits are told."""
     if isinstance(kind, sa.ARRAY):
-        items: Any = kind
+        items: Any = kind  # pyright: ignore[reportUnknownVariableType]
         each = _room(element(items, _DIALECT))
         return each and replace(each, kind=f"array of {each.kind}")
     if isinstance(kind, sa.String):

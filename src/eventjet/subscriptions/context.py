@@ -28,7 +28,6 @@ from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import READ_ONLY, Database
 from eventjet.sql.locations import located
 from eventjet.sql.postgres_connections import look_first_in
-from eventjet.subscriptions.among import Among
 from eventjet.writers.fold_writer import FoldWriter
 from eventjet.writers.sql_writer import driver_of, is_over
 
@@ -58,8 +57,6 @@ class WorkerOptions:
     """How often health and metrics are looked after, where they are served."""
     stalled_s: float = 30.0
     """How long a projection may lag without progress before its worker is called unhealthy."""
-    processes: int = 1
-    """How many processes fold the events of a projection that is far behind; 1 is this one alone."""
 
 
 class Notices:
@@ -103,8 +100,6 @@ class WorkerContext:
     """This process, as leases name it."""
     options: WorkerOptions
     notices: Notices
-    among: Among | None = None
-    """None where every projection is folded in this process."""
     meters: dict[str, Meter] = field(default_factory=dict[str, Meter], repr=False)
     """What this process has done, by durable."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)

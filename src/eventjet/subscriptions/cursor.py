@@ -84,6 +84,14 @@ class Cursor:
     def is_done(self, position: int) -> bool:
         return position <= self.position or any(first <= position <= last for first, last in self.done)
 
+    def first_open(self, position: int) -> int:
+        """Return the first position from this one on that is not done."""
+        position = max(position, self.position + 1)
+        for first, last in sorted(self.done):
+            if first <= position <= last:
+                position = last + 1
+        return position
+
     def is_free(self, revision: int, owner: str, *, silent: bool, failed_at: int) -> bool:
         """Whether a process may take it: nobody has it, or its owner has gone silent.
 

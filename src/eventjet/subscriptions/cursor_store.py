@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, cast
 
 import orjson
 
-from eventjet.codec.headers import EXPECTED, RawRecord, header_block, mark_batch
+from eventjet.codec.headers import EXPECTED, header_block, mark_batch
 from eventjet.codec.subjects import cursor_bucket, declared_name
 from eventjet.domain.identity import encode_id
 from eventjet.domain.parked import BLOCKING, AggregateKey, Parked
@@ -111,7 +111,7 @@ class Cursors:
     """The cursors of one app, for any number of tasks of one loop."""
 
     def __init__(self, client: Client, app: str) -> None:
-        bucket = cursor_bucket(app)
+        self._bucket = bucket = cursor_bucket(app)
         self.app = app
         self._client = client
         self._stream = f"KV_{bucket}"
@@ -175,7 +175,7 @@ class Cursors:
     async def of(self, name: str) -> list[CursorEntry]:
         """All that something of this name has, however many it was divided among."""
         found: list[CursorEntry] = []
-        for sequence, _, subject, _, body in await self._values("c.*"):
+        for sequence, _, subject, _, body in await self._client.values(self._bucket, "c.*"):
             own = subject.decode().removeprefix(f"{self._prefix}c.")
             if declared_name(own) == name:
                 with suppress(CursorDamaged):
@@ -229,7 +229,7 @@ class Cursors:
         body = str(partitions).encode()
         ttl = f"{max(1, math.ceil(ttl_s))}s"
         await self._send(name, [(f"w.{name}.{encode_id(owner)}", body, [(_TTL, ttl)])])
-        return sum(record[4] == body for record in await self._values(f"w.{name}.*"))
+        return sum(record[4] == body for record in await self._client.values(self._bucket, f"w.{name}.*"))
 
     async def leave(self, name: str, owner: str) -> None:
         """It does no longer."""
@@ -269,21 +269,9 @@ class Cursors:
 
         `limit`: no more than so many are read, those that were written first.
         """
-        records = await self._values(f"q.{name}.*", limit)
+        records = await self._client.values(self._bucket, f"q.{name}.*", limit)
         entries = [ParkedEntry.decoded(record[4], record[0]) for record in records]
         return sorted((one for one in entries if resolved or one.is_open), key=lambda one: one.position)
-
-    async def _values(self, key: str, limit: int | None = None) -> list[RawRecord]:
-        """The records of all keys that match, as the leader knows them; none of those that were deleted.
-
-        Of a key that is written while they are read it is the newer one.
-        """
-        return values_among(await self._client.records(self._stream, self._prefix + key, limit))
-
-
-def values_among(records: Sequence[RawRecord]) -> list[RawRecord]:
-    """The newest of each key, but for those that were deleted."""
-    return [record for record in {record[2]: record for record in records}.values() if record[4]]
 
 
 def _key(name: str, entry: ParkedEntry) -> str:

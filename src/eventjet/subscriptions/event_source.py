@@ -12,8 +12,8 @@ from eventjet.domain.reactor import Inbox
 from eventjet.errors import LogRolledBack, StoreError, StreamMissing, UnexpectedExit
 from eventjet.jetstream.api import message_at, stream_info
 from eventjet.jetstream.client import Client
-from eventjet.log.earlier import EarlierRecords
-from eventjet.log.stream_check import check_running, check_whole_log, learn_voids, pause_of
+from eventjet.log.integrity import check_running, check_whole_log, learn_voids, pause_of
+from eventjet.log.predecessors import PredecessorReader
 from eventjet.projections.fold import Offered, Offering, Reader, aggregate_key_of
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.declarations import Declaration, filters_of, missing_stream
@@ -38,7 +38,7 @@ class EventSource(Protocol):
         """
         ...
 
-    def reader(self, earlier: EarlierRecords) -> Reader:
+    def reader(self, earlier: PredecessorReader) -> Reader:
         """What makes `Offered` ones of its records."""
         ...
 
@@ -73,7 +73,7 @@ class LogSource:
         await check_running(self._client, self.stream, cursor, cursor.log)
         return await pause_of(self._client, self.stream, durable)
 
-    def reader(self, earlier: EarlierRecords) -> Reader:
+    def reader(self, earlier: PredecessorReader) -> Reader:
         whole = Offering(self._repositories.catalog, self._declaration.events, (), earlier)
         return whole if self._declaration.partitions == 1 else _OfPartition(whole, self._declaration)
 
@@ -121,7 +121,7 @@ class StreamSource:
             return None
         return await pause_of(self._client, self.stream, durable)
 
-    def reader(self, earlier: EarlierRecords) -> Reader:
+    def reader(self, earlier: PredecessorReader) -> Reader:
         del earlier
         return _Each(self.decode)
 

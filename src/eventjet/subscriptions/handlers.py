@@ -452,7 +452,7 @@ class PublicationHandler(EventHandler):
                 await told()
 
         async def told() -> None:
-            if await self._stream.told_until() >= event.position:
+            if await self._stream.published_until() >= event.position:
                 return
             encoded = [self._public.encode(each) for each in recorded_events(one.translate(own_event(event)))]
             messages = [
@@ -460,7 +460,7 @@ class PublicationHandler(EventHandler):
             ]
             if messages:
                 failpoints.reach("publication.before")
-                await self._stream.tell(messages, event.position)
+                await self._stream.publish(messages, event.position)
                 failpoints.reach("publication.told")
 
         return (one.name, ""), tell

@@ -120,13 +120,6 @@ class Lease:
             await pause(stop, context.options.poll_s)
         return None
 
-    async def look_again(self) -> None:
-        """Have `held` say what was committed meanwhile."""
-        now = await self._session.read(checkpoints.read, self.checkpoint.name, self.checkpoint.revision)
-        if now is None or now.epoch != self.checkpoint.epoch:
-            raise self._fenced()
-        self.checkpoint = now
-
     async def check_unused(self) -> None:
         """Raise `TableOccupied` when a projection that has not begun could not begin with an empty table."""
 

@@ -25,7 +25,6 @@ from eventjet.errors import (
     CheckpointFenced,
     CodecError,
     EventjetError,
-    FoldProcessLost,
     HandlerFailed,
     HistoryBroken,
     LogIncomplete,
@@ -37,7 +36,7 @@ from eventjet.errors import (
     TransactionEnded,
     UnknownEvent,
 )
-from eventjet.log.stream_check import check_running, check_whole_log, learn_voids, left_in_log, pause_of
+from eventjet.log.integrity import check_running, check_whole_log, learn_voids, pause_of
 from eventjet.observability import logs, tracing
 from eventjet.projections.fold import BlockedAggregates, Offered, is_newer
 from eventjet.projections.fold import reader as reader_of
@@ -46,8 +45,6 @@ from eventjet.sql import locations
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, DECLARED, FAILED, Checkpoint
 from eventjet.sql.dialect import is_about_data
 from eventjet.subscriptions.context import Session, T, WorkerContext
-from eventjet.subscriptions.divided import DividedPipeline, DividedReader, NotDivided
-from eventjet.subscriptions.division import Division
 from eventjet.subscriptions.lease import Lease, Promotion
 from eventjet.subscriptions.quarantine_retry import carry_out_retries, load_blocked, log_parked
 from eventjet.subscriptions.reader import EventReader, Source
@@ -210,9 +207,6 @@ def _traces(part: Batch) -> list[str]:
     return [one.metadata.traceparent for one in recorded if one is not None and one.metadata.traceparent is not None]
 
 
-AnyReader: TypeAlias = EventReader | DividedReader
-AnyPipeline: TypeAlias = BatchPipeline | DividedPipeline
-
 _LOOK_S = 2.0
 """How often a worker looks whether its tables are still there, and the log is the one it began with, and whole."""
 _STOPS = (
@@ -241,7 +235,6 @@ class ProjectionRunner:
         self._tells_waiting = False
         self._pause: str | None = None
         """Why nothing comes from the durable, where somebody has paused it."""
-        self._division = Division.of(resolved, context)
         self._failed_at = -1
         self._has_warned = False
 
@@ -317,7 +310,7 @@ class ProjectionRunner:
             self._tells_waiting = False
 
     async def _hold(self, session: Session, lease: Lease, stop: asyncio.Event) -> None:
-        """Check the tables, carry out retries; then write, alone or divided, whatever the distance calls for.
+        """Check the tables, carry out retries; then write.
 
         Each step relies on those before it, and all of them on the lease.
         """
@@ -325,31 +318,17 @@ class ProjectionRunner:
         await lease.check_tables()
         await self._renewing(lease, learn_voids(context.client, context.stream, context.catalog))
         await carry_out_retries(session, context, self.resolved, lease, stop)
-        try:
-            if self._division is not None:
-                looking = left_in_log(context.client, context.stream, lease.checkpoint.position)
-                left = await self._renewing(lease, looking)
-                await self._division.turns(False, left, lease.checkpoint.position)
-            while not await self._follow(session, lease, stop):
-                await lease.look_again()
-                # Those that fold processes met only they know.
-                await self._renewing(lease, learn_voids(context.client, context.stream, context.catalog))
-        finally:
-            if self._division is not None:
-                await self._division.close()
+        await self._follow(session, lease, stop)
 
-    async def _follow(self, session: Session, lease: Lease, stop: asyncio.Event) -> bool:
-        """Take the durable over, check the log, and write; False when it is to be done the other way from here on."""
-        context, checkpoint, division = self._context, lease.checkpoint, self._division
+    async def _follow(self, session: Session, lease: Lease, stop: asyncio.Event) -> None:
+        """Take the durable over, check the log, and write."""
+        context, checkpoint = self._context, lease.checkpoint
         # What was blocked, or remembered, before this lease was taken is read anew.
         blocked = await load_blocked(session, self.resolved)
-        if division is not None and division.is_called_for:
-            reader = await division.open(checkpoint, blocked, self.pace)
-        else:
-            source = Source(context.endpoint, context.stream, self.resolved.durable)
-            decoder = partial(reader_of, context.catalog, self.resolved, ())
-            opening = EventReader.open(source, checkpoint.position, decoder, context.options.batch_max)
-            reader = await self._renewing(lease, opening)
+        source = Source(context.endpoint, context.stream, self.resolved.durable)
+        decoder = partial(reader_of, context.catalog, self.resolved, ())
+        opening = EventReader.open(source, checkpoint.position, decoder, context.options.batch_max)
+        reader = await self._renewing(lease, opening)
         beside: list[asyncio.Task[Any]] = [asyncio.create_task(_wake_at(stop, reader))]
         try:
             if not checkpoint.log:
@@ -365,11 +344,9 @@ class ProjectionRunner:
             self._pause = None
             looking = asyncio.create_task(self._look(lease, log))
             beside.append(looking)
-            return await self._project(session, lease, reader, pipeline, stop, looking)
+            await self._project(session, lease, reader, pipeline, stop, looking)
         finally:
             await end(beside)
-            if isinstance(reader, DividedReader) and division is not None:
-                await division.close()  # before the reader, which may wait for one of them
             await reader.close()
 
     async def _renewing(self, lease: Lease, work: Awaitable[T]) -> T:
@@ -377,19 +354,16 @@ class ProjectionRunner:
         return await renewing(work, lease.renew, self._context.options.lease_s / 3)
 
     def _pipeline(
-        self, session: Session, checkpoint: Checkpoint, reader: AnyReader, blocked: BlockedAggregates
-    ) -> AnyPipeline:
+        self, session: Session, checkpoint: Checkpoint, reader: EventReader, blocked: BlockedAggregates
+    ) -> BatchPipeline:
         context, resolved = self._context, self.resolved
         if isinstance(resolved, ResolvedSql):
             committer = SqlCommitter(session, SqlWriter(resolved, lease_s=context.options.lease_s), checkpoint)
         else:
             writer = context.fold_writer(resolved, checkpoint, blocked)
-            if isinstance(reader, DividedReader):
-                return DividedPipeline(resolved, checkpoint, reader, (session, writer), self.pace, self._committed)
             overlaps = context.database.dialect.is_concurrent
             private = resolved.is_private
             committer = FoldCommitter(session, writer, checkpoint, reader, overlaps=overlaps, private=private)
-        assert isinstance(reader, EventReader)
         return BatchPipeline(resolved, checkpoint, reader, committer, self.pace, self._committed)
 
     def _committed(self, position: int, events: int, seconds: float) -> None:
@@ -408,16 +382,16 @@ class ProjectionRunner:
         self,
         session: Session,
         lease: Lease,
-        reader: AnyReader,
-        pipeline: AnyPipeline,
+        reader: EventReader,
+        pipeline: BatchPipeline,
         stop: asyncio.Event,
         looking: asyncio.Task[NoReturn],
-    ) -> bool:
-        """Write until `stop`, or until the revision is promoted; False when to go on the other way."""
-        context, division = self._context, self._division
+    ) -> None:
+        """Write until `stop`, or until the revision is promoted."""
+        context = self._context
         promotion = Promotion(self.resolved, context, lease, session)
         building = lease.checkpoint.state == BUILDING and not promotion.wanted
-        looked_at, turning, pause = time.monotonic(), False, None
+        looked_at, pause = time.monotonic(), None
         while not stop.is_set():
             if time.monotonic() - looked_at > _LOOK_S:
                 await lease.check_tables()
@@ -427,12 +401,7 @@ class ProjectionRunner:
             before, pause = pause, self._pause
             if pause is not None and before is None:
                 await self._tell_pause(lease, waiting_since(now_told(), pause))
-            try:
-                wrote = await pipeline.step(context.options.lease_s / 3)
-            except (NotDivided, FoldProcessLost) as error:
-                if division is None or not division.goes_on(pipeline.position, error):
-                    raise
-                return False
+            wrote = await pipeline.step(context.options.lease_s / 3)
             left = reader.left_after(pipeline.position)  # silence does not say that there is no more
             if not wrote:
                 await lease.renew()
@@ -440,22 +409,13 @@ class ProjectionRunner:
                 await self._goes_on(lease)
             if not wrote:
                 failpoints.reach("worker.lease_renewed")
-            if division is not None and not turning:
-                turning = await division.turns(isinstance(reader, DividedReader), left, pipeline.position)
-            if turning:
-                reader.end()
-                if not reader.has_more:
-                    return False
-            # What fold processes have in hand may end the term, and a reader that was ended brings nothing more.
-            is_alone = not turning and not isinstance(reader, DividedReader)
-            if is_alone and promotion.is_due(left) and await promotion.attempt(pipeline.step):
-                return True
+            if promotion.is_due(left) and await promotion.attempt(pipeline.step):
+                return
             if building and not left and pause is None:
                 failpoints.reach("worker.before_settle")
                 await lease.settle(ACTIVE)
                 failpoints.reach("worker.after_settle")
                 building = False
-        return True
 
     async def _stop(self, lease: Lease, error: EventjetError) -> None:
         """Stop the projection with its reason; a schema that only a newer deploy knows is left to that one."""
@@ -468,6 +428,6 @@ class ProjectionRunner:
         self._meter.terms["failed"] += 1
 
 
-async def _wake_at(stop: asyncio.Event, reader: AnyReader) -> None:
+async def _wake_at(stop: asyncio.Event, reader: EventReader) -> None:
     await stop.wait()
     reader.wake()

@@ -17,8 +17,8 @@ from eventjet.domain.parked import PARKED, RETRIED, RETRY, AggregateKey, Parked
 from eventjet.errors import HistoryBroken, StillHeld
 from eventjet.jetstream.api import message_at
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.earlier import EarlierRecords
-from eventjet.log.stream_check import check_same_log
+from eventjet.log.integrity import check_same_log
+from eventjet.log.predecessors import PredecessorReader
 from eventjet.observability import logs
 from eventjet.projections.fold import BlockedAggregates, Offered, Offering
 from eventjet.projections.resolve import ResolvedProjection
@@ -116,7 +116,7 @@ class _Retries:
         size = 0
         with NatsConnection.open(endpoint) as connection:
             check_same_log(connection, stream, self._checkpoint)
-            earlier = EarlierRecords(connection, stream)
+            earlier = PredecessorReader(connection, stream)
             offer = Offering(context.catalog, self._resolved.events, [event.position for event in waiting], earlier)
             for event, record in _read(connection, stream, waiting):
                 if record is None:

@@ -38,7 +38,7 @@ from eventjet.errors import (
     Unreachable,
     UsageError,
 )
-from eventjet.log.earlier import EarlierRecords
+from eventjet.log.predecessors import PredecessorReader
 from eventjet.log.timers import Due
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
@@ -512,7 +512,7 @@ _LOOK_S = 2.0
 _STOPS = (CodecError, LogIncomplete, LogRolledBack, CursorDamaged, ReactionFailed)
 
 OpenReader: TypeAlias = Callable[
-    [Source, int, Callable[[EarlierRecords], Reader], int, Sequence[str]], Awaitable[Reading]
+    [Source, int, Callable[[PredecessorReader], Reader], int, Sequence[str]], Awaitable[Reading]
 ]
 """As `EventReader.open`."""
 

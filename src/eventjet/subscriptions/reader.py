@@ -19,8 +19,8 @@ from eventjet.domain.recorded import Recorded
 from eventjet.errors import (
     CodecError,
 )
-from eventjet.jetstream.consumer import DurablePull
-from eventjet.log.earlier import EarlierRecords
+from eventjet.jetstream.reader import DurablePull
+from eventjet.log.predecessors import PredecessorReader
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.projections.fold import Reader
@@ -87,11 +87,6 @@ class EventBuffer:
         with self._changed:
             self._finished = True
         self._wake_from_thread()
-
-    @property
-    def has_more(self) -> bool:
-        """Whether something waits."""
-        return bool(self._chunks)
 
     async def take(self, timeout_s: float) -> Batch | None:
         """What waits, up to `batch_max` records; None when nothing comes in time or `wake` is called."""
@@ -190,7 +185,13 @@ class EventReader:
     """Made by `EventReader.open`; raises from `take` whatever ended the reading, after the events before it."""
 
     def __init__(
-        self, pull: DurablePull, buffer: EventBuffer, decode: Reader, earlier: EarlierRecords, position: int, name: str
+        self,
+        pull: DurablePull,
+        buffer: EventBuffer,
+        decode: Reader,
+        earlier: PredecessorReader,
+        position: int,
+        name: str,
     ) -> None:
         self._pull = pull
         self._buffer = buffer
@@ -198,7 +199,6 @@ class EventReader:
         self._earlier = earlier
         self._position = position
         self._peeked: Batch | None = None
-        self._ending = False
         self._thread = threading.Thread(target=self._read, name=f"eventjet {name}", daemon=True)
 
     @classmethod
@@ -206,7 +206,7 @@ class EventReader:
         cls,
         source: Source,
         position: int,
-        decoder: Callable[[EarlierRecords], Reader],
+        decoder: Callable[[PredecessorReader], Reader],
         batch_max: int,
         filters: Sequence[str] = (),
     ) -> EventReader:
@@ -231,7 +231,7 @@ class EventReader:
         except asyncio.CancelledError:
             opening.add_done_callback(_close_unused)  # a thread goes on, whoever waits for it
             raise
-        earlier = EarlierRecords(pull.link, source.stream)
+        earlier = PredecessorReader(pull.link, source.stream)
         return cls(pull, EventBuffer(batch_max), decoder(earlier), earlier, position, source.durable)
 
     def start(self) -> None:
@@ -257,15 +257,6 @@ class EventReader:
     def left_after(self, position: int) -> int:
         return left_after(self._pull, position)
 
-    def end(self) -> None:
-        """Read no more than what comes next; whoever takes goes on while it `has_more`."""
-        self._ending = True
-
-    @property
-    def has_more(self) -> bool:
-        """Whether something that was read was not taken."""
-        return self._peeked is not None or self._buffer.has_more
-
     async def close(self) -> None:
         """End the thread and the connection; the durable stays."""
         self._buffer.close()
@@ -276,7 +267,7 @@ class EventReader:
         """The thread: whatever ends it is handed over."""
         try:
             for records in self._pull:
-                if (records and not self._hand_over(records)) or self._ending:
+                if records and not self._hand_over(records):
                     break
             self._buffer.finish()
         except BaseException as error:  # noqa: BLE001 - raised again by the task that takes

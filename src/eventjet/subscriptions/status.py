@@ -30,8 +30,8 @@ from eventjet.errors import (
 )
 from eventjet.jetstream.api import StreamState, last_message, next_message, server_time, stream_info
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.integrity import log_fault, state_of_log
 from eventjet.log.public_stream import check_public
-from eventjet.log.stream_check import log_fault, state_of_log
 from eventjet.log.topology import cursors_config, timer_config
 from eventjet.log.topology import standstill as standstill_of
 from eventjet.nats.endpoint import Endpoint
@@ -44,7 +44,7 @@ from eventjet.sql.dialect import dialect_of
 from eventjet.sql.quarantine import parked_counts
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import PROCESS, Cursor
-from eventjet.subscriptions.cursor_store import ParkedEntry, values_among
+from eventjet.subscriptions.cursor_store import ParkedEntry
 from eventjet.subscriptions.declarations import INBOX, REACTOR, Declaration, declarations_of, filters_of, has_timers
 from eventjet.text import cut
 
@@ -122,7 +122,7 @@ def _cursor_records(connection: NatsConnection, app: Application) -> list[RawRec
     Without direct gets, which list them, there are only those that the app declares.
     """
     try:
-        return _values(connection, app.name, "c.*")
+        return connection.values(cursor_bucket(app.name), "c.*")
     except NoResponders:
         bucket = cursor_bucket(app.name)
         asked = [last_message(f"KV_{bucket}", f"$KV.{bucket}.c.{name}") for name in sorted(declarations_of(app))]
@@ -160,7 +160,8 @@ def look_at_cursors(connection: NatsConnection, app: Application) -> list[Cursor
         own = declared.get(cursor.name)
         standstill = of_cursors or (of_timers if cursor.kind == PROCESS else None)
         try:
-            entries = [ParkedEntry.decoded(record[4]) for record in _values(connection, app.name, f"q.{cursor.name}.*")]
+            records = connection.values(cursor_bucket(app.name), f"q.{cursor.name}.*")
+            entries = [ParkedEntry.decoded(record[4]) for record in records]
         except CursorDamaged as error:
             looks.append(CursorLook(seen, 0, None, 0, str(error)))
             continue
@@ -232,21 +233,15 @@ def _lag(
         return 0, 0.0
     waiting: list[tuple[int, int]] = []
     for subject in filters:
-        position = cursor.position + 1
+        position = cursor.first_open(cursor.position + 1)
         while (record := connection.ask(next_message(stream, position, subject))) is not None:
-            if not cursor.is_done(record[0]):
+            position = cursor.first_open(record[0])
+            if position == record[0]:
                 waiting.append((record[0], record[1]))
                 break
-            position = record[0] + 1
     if not waiting:
         return (0, 0.0) if filters else (last - cursor.position, None)
     return last - cursor.position, max(0.0, time.time() - min(waiting)[1] / 1e9)
-
-
-def _values(connection: NatsConnection, app: str, key: str) -> list[RawRecord]:
-    """The records of all keys that match, but for those that were deleted."""
-    bucket = cursor_bucket(app)
-    return values_among(connection.records(f"KV_{bucket}", f"$KV.{bucket}.{key}"))
 
 
 PROJECTION = "projection"

@@ -15,11 +15,11 @@ from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.errors import EventjetError, UnexpectedExit, Unreachable, UsageError
 from eventjet.jetstream.client import Client, connected
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.integrity import state_of_log
 from eventjet.log.public_stream import PublicStream
-from eventjet.log.strangers import LIST_S, LISTED_MAX, noted_unknown, strangers, unknown_aggregates
-from eventjet.log.stream_check import state_of_log
 from eventjet.log.timers import JetStreamTimers
 from eventjet.log.topology import drifts_of
+from eventjet.log.unknown_events import LIST_S, LISTED_MAX, noted_unknown, unknown_aggregates, unknown_events
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.observability.metrics import FollowerMeter, Meter
@@ -29,7 +29,6 @@ from eventjet.runtime import called
 from eventjet.settings import Settings
 from eventjet.sql import locations
 from eventjet.sql.database import Database
-from eventjet.subscriptions.among import Among
 from eventjet.subscriptions.context import Notices, WorkerContext, WorkerOptions
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import Declaration, declarations_of
@@ -106,8 +105,6 @@ async def run_workers(
     options = options or WorkerOptions()
     working = Workers(app, settings, options, _when_all(chosen.names, on_ready))
     async with AsyncExitStack() as ending:
-        # Before anything starts a thread.
-        among = ending.enter_context(Among.given(app, options.processes)) if chosen.projections else None
         log = await asyncio.to_thread(_check_stream, working.endpoint, app)
         repositories = None
         if chosen.followers:
@@ -115,7 +112,7 @@ async def run_workers(
         else:
             client = await ending.enter_async_context(connected(settings))
         if chosen.projections:
-            await working.begin_projections(chosen.projections, log, client, among)
+            await working.begin_projections(chosen.projections, log, client)
         if repositories is not None:
             await working.begin_followers(chosen.followers, repositories, client, ending)
         if len(working.faults) == len(chosen.names):
@@ -151,14 +148,12 @@ class Workers:
         self._ready = ready
         self._tasks: dict[str, Callable[[asyncio.Event], Coroutine[Any, Any, None]]] = {}
 
-    async def begin_projections(
-        self, chosen: Sequence[AnyResolved], log: str, client: Client, among: Among | None
-    ) -> None:
+    async def begin_projections(self, chosen: Sequence[AnyResolved], log: str, client: Client) -> None:
         notices = Notices(client, self._app.name)
         database = Database(self._settings.database)
         catalog = self._app.catalog.of_log()
         context = WorkerContext(
-            self._app.name, log, catalog, database, self.endpoint, client, self.owner, self.options, notices, among
+            self._app.name, log, catalog, database, self.endpoint, client, self.owner, self.options, notices
         )
         self.faults |= await _table_faults(database, chosen, log)
         self.meters.append(context.meters)
@@ -297,6 +292,6 @@ def _check_stream(endpoint: Endpoint, app: Application) -> str:
             unknown = connection.run(unknown_aggregates(app.name, known), LIST_S)
         else:
             unknown = connection.run(noted_unknown(state, known))
-        for error in (*unknown, *strangers(connection, state, app.catalog)):
+        for error in (*unknown, *unknown_events(connection, state, app.catalog)):
             logs.LOG_UNREADABLE.tell(_log, reason=error)
     return identity

@@ -33,7 +33,7 @@ from eventjet.domain.process import Outcome
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.subscription import folded_events, union_members
 from eventjet.errors import HandlerFailed, RowRefused, UsageError
-from eventjet.log.snapshot import SnapshotCodec
+from eventjet.log.snapshots import SnapshotCodec
 from eventjet.projections.app_ref import Application, Declared
 from eventjet.testing.golden import Golden
 from eventjet.testing.read_model import ReadModelCase, TableRows, read_model_case, resolved_alone

@@ -57,7 +57,7 @@ class MemoryReadModels:
         records = [record async for record in self.store.records(start=held.position + 1)]
         if not records:
             return held.position
-        read = reader(self.app.catalog.of_log(await self.store.voids()), resolved)
+        read = reader(self.app.catalog.of_log(await self.store.skip_markers()), resolved)
         read.expect(records)
         events = [event for event in map(read, records) if event is not None]
         batch = Batch(held.position, records[-1][0], header(records[-1][3], MSG_ID) or "", events)

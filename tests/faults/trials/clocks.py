@@ -16,15 +16,13 @@ from tests.tables import execute
 
 TAKES_OVER_S = 300.0
 """How long the read models may make no progress. On an idle machine a takeover takes six seconds."""
-WRITE_PAUSE_S = 0.2
-"""Seconds that each of eight writers pauses after a command: the slow worker reads some fifty events a second."""
 GROWTH_MAX = 1.3
 """Of what a process holds, from a third of the time on."""
 SPARE_MB = 16.0
 JUMPS_S = (3_600, -3_600, 86_400, 30, -86_400)
 
 
-@scenario("clock-jumps", folds=True)
+@scenario("clock-jumps")
 def clock_jumps(trial: Trial) -> None:
     """The clock of the read models' PostgreSQL jumps; then the worker dies, and the one that stands by takes over."""
     server = trial.stack.enter_context(NatsServer())
@@ -41,8 +39,7 @@ def clock_jumps(trial: Trial) -> None:
         f'alter database "{name}" set search_path = shifted, pg_catalog, public',
     )
     # A worker with fold processes is slow on purpose: writers that never pause would outrun it for ever.
-    pause_s = 0.0 if trial.among == 1 else WRITE_PAUSE_S
-    with trial.running([server.url], database, pause_s=pause_s) as run:
+    with trial.running([server.url], database, pause_s=0.0) as run:
         workers = [run.worker]
         for number in range(trial.options.rounds):
             workers.append(run.another_worker())

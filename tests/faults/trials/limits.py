@@ -42,7 +42,7 @@ def disk_full_nats(trial: Trial) -> None:
     server.stop()
 
 
-@scenario("disk-full-postgres", needs=("disk",), folds=True)
+@scenario("disk-full-postgres", needs=("disk",))
 def disk_full_postgres(trial: Trial) -> None:
     """The disk of the read models' PostgreSQL is full, and later has room again; the worker goes on by itself."""
     disk = trial.disk(256)

@@ -18,8 +18,6 @@ from tests.faults.trials.trial import Trial, scenario
 ROOT = Path(__file__).parents[3]
 ELSEWHERE = (
     "tests/integration/test_worker_takeover.py",
-    "tests/integration/test_divided_worker.py",
-    "tests/integration/test_divided_rebuild.py",
     "tests/integration/test_unknown_outcomes.py",
     "tests/integration/test_hostile_ids.py",
     "tests/integration/test_archive_killed.py",

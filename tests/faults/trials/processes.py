@@ -21,7 +21,7 @@ def alone(trial: Trial, config: str = "") -> NatsServer:
     return trial.stack.enter_context(NatsServer(config=config))
 
 
-@scenario("kill-single", folds=True)
+@scenario("kill-single")
 def kill_single(trial: Trial) -> None:
     """The only server is killed and started again."""
     server = alone(trial)
@@ -44,7 +44,7 @@ def struck(trial: Trial, strike: Callable[[NatsCluster, Run], None]) -> None:
             trial.wait()
 
 
-@scenario("kill-r3-leader", folds=True)
+@scenario("kill-r3-leader")
 def kill_leader(trial: Trial) -> None:
     """Of three servers the one that leads the stream is killed, and comes back a while later."""
 
@@ -56,13 +56,13 @@ def kill_leader(trial: Trial) -> None:
     struck(trial, strike)
 
 
-@scenario("kill-r3-all", folds=True)
+@scenario("kill-r3-all")
 def kill_all(trial: Trial) -> None:
     """All three servers are killed at once."""
     struck(trial, lambda cluster, run: cluster.kill())
 
 
-@scenario("stop-single", folds=True)
+@scenario("stop-single")
 def stop_single(trial: Trial) -> None:
     """The only server stands still (SIGSTOP) for longer than a request waits."""
     server = alone(trial)
@@ -74,7 +74,7 @@ def stop_single(trial: Trial) -> None:
             server.resume()
 
 
-@scenario("stop-r3-leader", folds=True)
+@scenario("stop-r3-leader")
 def stop_leader(trial: Trial) -> None:
     """Of three servers the one that leads the stream stands still, is replaced, and goes on."""
 

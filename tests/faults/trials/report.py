@@ -34,8 +34,6 @@ class Outcome:
     """What came of one scenario."""
 
     scenario: Scenario
-    among: int = 1
-    """The processes that folded for its workers."""
     figures: Figures = field(default_factory=Figures)
     notes: list[str] = field(default_factory=list[str])
     seconds: float = 0.0
@@ -44,7 +42,7 @@ class Outcome:
 
     @property
     def name(self) -> str:
-        return self.scenario.name if self.among == 1 else f"{self.scenario.name}, {self.among} fold processes"
+        return self.scenario.name
 
     @property
     def failed(self) -> bool:

@@ -28,37 +28,37 @@ def load() -> None:
         importlib.import_module(f"tests.faults.trials.{name}")
 
 
-def outcomes_of(chosen: Sequence[tuple[Scenario, int]], options: Options, jobs: int) -> Iterator[Outcome]:
-    """Yield the outcome of each scenario, run with so many fold processes; several at once come as they end."""
+def outcomes_of(chosen: Sequence[Scenario], options: Options, jobs: int) -> Iterator[Outcome]:
+    """Yield the outcome of each scenario; several at once come as they end."""
     if jobs == 1:
-        yield from (_tried(one, options, among) for one, among in chosen)
+        yield from (_tried(one, options) for one in chosen)
         return
     with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=1) as pool:
-        running = {pool.submit(_in_a_process, one.name, options, among): (one, among) for one, among in chosen}
+        running = {pool.submit(_in_a_process, one.name, options): one for one in chosen}
         for done in as_completed(running):
-            yield Outcome(*running[done], *done.result())
+            yield Outcome(running[done], *done.result())
 
 
-def _in_a_process(name: str, options: Options, among: int) -> tuple[Figures, list[str], float, str, str]:
+def _in_a_process(name: str, options: Options) -> tuple[Figures, list[str], float, str, str]:
     """Run a scenario in a process of its own, and return what an `Outcome` has beside the scenario."""
     load()
     logging.disable(logging.ERROR)
-    outcome = _tried(SCENARIOS[name], options, among)
+    outcome = _tried(SCENARIOS[name], options)
     return outcome.figures, outcome.notes, outcome.seconds, outcome.skipped, outcome.error
 
 
-def _tried(one: Scenario, options: Options, among: int) -> Outcome:
+def _tried(one: Scenario, options: Options) -> Outcome:
     """Run a scenario; whatever it raises is in its outcome."""
     for need in one.needs:
         if (why := missing(need)) is not None:
-            return Outcome(one, among, skipped=why)
+            return Outcome(one, skipped=why)
     began = time.monotonic()
-    outcome = Outcome(one, among)
+    outcome = Outcome(one)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="eventjet-faults-")))
         # The embedded PostgreSQL, which root may not run, passes through.
         folder.chmod(0o711)
-        trial = Trial(folder, options, stack, random.Random(f"{options.seed}/{one.name}"), among)
+        trial = Trial(folder, options, stack, random.Random(f"{options.seed}/{one.name}"))
         try:
             one.run(trial)
         except Exception as error:  # noqa: BLE001 - the report says it, and the next one runs

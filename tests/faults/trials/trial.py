@@ -61,8 +61,6 @@ class Trial:
     stack: ExitStack
     """What is entered here ends with the trial."""
     chance: random.Random
-    among: int = 1
-    """The processes that fold for its workers when they are far behind."""
     figures: Figures = field(default_factory=Figures)
     notes: list[str] = field(default_factory=list[str])
     _disks: int = 0
@@ -121,15 +119,10 @@ class Run:
     def another_worker(self) -> WorkerProcess:
         """One that works or stands by."""
         trial, stack = self._start
-        batch_max = 500 if trial.among == 1 else None
-        made = WorkerProcess(self.ledger, trial.folder, batch_max=batch_max, lease_s=LEASE_S, among=trial.among)
+        batch_max = 500
+        made = WorkerProcess(self.ledger, trial.folder, batch_max=batch_max, lease_s=LEASE_S)
         self.workers.append(stack.enter_context(made))
         return made.ready()
-
-    def see_divided(self) -> None:
-        """Where there are fold processes, they were used."""
-        trial, _ = self._start
-        assert trial.among == 1 or any(one.has_divided for one in self.workers), self.worker.logged()
 
     def check(self) -> Figures:
         """End the writers, settle what is unknown, and compare answers, log and read models."""
@@ -138,7 +131,6 @@ class Run:
         records = log_of(Endpoint.of(self.settings), self.ledger.name)
         figures = judge_log(said, records, decode)
         stopped = self.settled(records[-1][0] if records else 0)
-        self.see_divided()
         if stopped:
             figures.tell(f"the read models stopped: {stopped}")
             return figures
@@ -205,8 +197,6 @@ class Scenario:
     """A control: what it loses shows that the others would have shown a loss."""
     may: tuple[str, ...] = ()
     """Figures that need not be zero, as its docstring says."""
-    folds: bool = False
-    """Whether it is about workers, too: it is tried with each number of fold processes."""
 
     @property
     def what(self) -> str:
@@ -217,12 +207,12 @@ SCENARIOS: dict[str, Scenario] = {}
 
 
 def scenario(
-    name: str, *, needs: tuple[str, ...] = (), must_lose: bool = False, may: tuple[str, ...] = (), folds: bool = False
+    name: str, *, needs: tuple[str, ...] = (), must_lose: bool = False, may: tuple[str, ...] = ()
 ) -> Callable[[Callable[[Trial], None]], Callable[[Trial], None]]:
     """List a scenario under a name."""
 
     def listed(run: Callable[[Trial], None]) -> Callable[[Trial], None]:
-        SCENARIOS[name] = Scenario(name, run, needs, must_lose, may, folds)
+        SCENARIOS[name] = Scenario(name, run, needs, must_lose, may)
         return run
 
     return listed

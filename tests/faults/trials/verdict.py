@@ -13,7 +13,7 @@ from eventjet.domain.recorded import Recorded
 from eventjet.errors import ApiRefused
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import ask_once
-from eventjet.jetstream.ranges import read_range
+from eventjet.jetstream.reader import read_range
 from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild.log_audit import NOTES, Kind, LogAudit
 from tests.faults.tally import Added, tally_app

@@ -17,8 +17,8 @@ from eventjet.errors import (
     StoreUnavailable,
     Unreachable,
 )
-from eventjet.log.earlier import EarlierRecords
 from eventjet.log.memory import MemoryStore
+from eventjet.log.predecessors import PredecessorReader
 from eventjet.log.store import Append, LogState, check_save
 from eventjet.projections.fold import Reader
 from eventjet.subscriptions.cursor import Cursor
@@ -75,16 +75,16 @@ class SimulatedLog(MemoryStore):
         self._identity = truth.identity
 
     @property
-    def is_certain(self) -> bool:
-        return self._link.is_certain
+    def is_confirmed(self) -> bool:
+        return self._link.is_confirmed
 
     async def confirm(self) -> bool:
-        if not self._link.is_certain:
+        if not self._link.is_confirmed:
             try:
                 await self.state()
             except StoreUnavailable:
                 return False
-            self._link.is_certain = True
+            self._link.is_confirmed = True
         return True
 
     async def append(self, writes: Sequence[Append]) -> int:
@@ -249,7 +249,7 @@ class SimulatedReader:
         self.grown()
 
 
-class EarlierTruth(EarlierRecords):
+class EarlierTruth(PredecessorReader):
     """Looks at the log itself, at once."""
 
     def __init__(self, truth: Truth, source: Source) -> None:
@@ -276,7 +276,7 @@ class Durables:
         link: Link,
         source: Source,
         position: int,
-        decoder: Callable[[EarlierRecords], Reader],
+        decoder: Callable[[PredecessorReader], Reader],
         filters: Sequence[str],
     ) -> SimulatedReader:
         """As `EventReader.open`."""

@@ -132,7 +132,7 @@ class Link:
         self.network = network
         self.name = name
         self.is_closed = False
-        self.is_certain = True
+        self.is_confirmed = True
         """Whether no connection was lost since the log was looked at."""
         self._open: dict[asyncio.Future[Any], None] = {}
 
@@ -156,7 +156,7 @@ class Link:
 
     def lose(self) -> None:
         """The connection breaks: nobody answers what is under way."""
-        self.is_certain = False
+        self.is_confirmed = False
         for future in self._open:
             if not future.done():
                 future.set_exception(ConnectionLost("the server", "the connection broke"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from eventjet.app import App
 from eventjet.commands.repository import Repositories
-from eventjet.log.earlier import EarlierRecords
+from eventjet.log.predecessors import PredecessorReader
 from eventjet.projections.fold import Reader
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor_store import Cursors
@@ -96,7 +96,7 @@ class Worker:
         self,
         source: Source,
         position: int,
-        decoder: Callable[[EarlierRecords], Reader],
+        decoder: Callable[[PredecessorReader], Reader],
         batch_max: int,
         filters: Sequence[str] = (),
     ) -> SimulatedReader:

@@ -1,4 +1,4 @@
-"""`EarlierRecords`: single records of a log, for readers that have to know what an event follows. Blocks."""
+"""Single records of a log, for readers that check what an event follows. Blocks."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from eventjet.nats.endpoint import Endpoint
 T = TypeVar("T")
 
 _TIMEOUT_S = 10.0
-_PATIENCE_S = 30.0
-"""How long a stream without a leader is waited for."""
+_RETRY_S = 30.0
+"""How long a stream without a leader is asked again."""
 _PAUSE_S = 0.2
-"""Between two tries, so that a server that starts is not asked in a busy loop; `_PATIENCE_S` bounds them all."""
+"""Between two tries, so that a server that starts is not asked in a busy loop."""
 
 
-class EarlierRecords:
-    """See `eventjet.codec.records.Earlier`; the leader is asked.
+class PredecessorReader:
+    """Reads the predecessors of events from the leader: see `eventjet.codec.records.Earlier`.
 
-    For one thread at a time; `close` may be called from any, and ends what is being asked.
+    For one thread at a time; `close` may be called from any, and ends the request under way.
     """
 
     def __init__(self, where: Endpoint | NatsConnection, stream: str) -> None:
-        """Over a connection of the same thread's, which stays its owner's; or over one of its own, opened when it is
-        first asked, and again after it broke."""
+        """Use the thread's connection, which stays its owner's; or, for an endpoint, one of its own, opened for the
+        first request, and again after it broke."""
         self._where = where
         self._stream = stream
         self._connection = where if isinstance(where, NatsConnection) else None
@@ -42,26 +42,26 @@ class EarlierRecords:
         self.close()
 
     def at(self, positions: Sequence[int]) -> list[RawRecord | None]:
-        """What is at each position; None for what is gone."""
+        """Return the record at each position; None for what is gone."""
         requests = [message_at(self._stream, position) for position in positions]
-        return self._asked(lambda link: link.ask_all(requests, timeout_s=_TIMEOUT_S))
+        return self._retried(lambda link: link.ask_all(requests, timeout_s=_TIMEOUT_S))
 
     def before(self, subject: bytes, position: int) -> RawRecord | None:
-        """The last record of a subject before a position, found in some 2 log2(position) requests."""
+        """Return the last record of a subject before a position; takes some 2 log2(position) requests."""
         name = subject.decode()
-        found = self._next(name, 1)
-        if found is None or found[0] >= position:
+        last = self._next(name, 1)
+        if last is None or last[0] >= position:
             return None
-        # Between `low` and `high` the next one may lie; from the end, where it mostly is, in steps that double.
-        low, high, step = found[0] + 1, position, 1
+        # A later one may lie between `low` and `high`: searched from the end, where it mostly is, in doubling steps.
+        low, high, step = last[0] + 1, position, 1
         while low < high:
             middle = max(low, high - step) if step else (low + high) // 2
             record = self._next(name, middle)
             if record is not None and record[0] < position:
-                found, low, step = record, record[0] + 1, 0
+                last, low, step = record, record[0] + 1, 0
             else:
                 high, step = middle, 2 * step
-        return found
+        return last
 
     def close(self) -> None:
         self._closed = True
@@ -69,10 +69,10 @@ class EarlierRecords:
 
     def _next(self, subject: str, position: int) -> RawRecord | None:
         request = next_message(self._stream, position, subject)
-        return self._asked(lambda link: link.ask(request, timeout_s=_TIMEOUT_S))
+        return self._retried(lambda link: link.ask(request, timeout_s=_TIMEOUT_S))
 
-    def _asked(self, ask: Callable[[NatsConnection], T]) -> T:
-        deadline = time.monotonic() + _PATIENCE_S
+    def _retried(self, ask: Callable[[NatsConnection], T]) -> T:
+        deadline = time.monotonic() + _RETRY_S
         while True:
             try:
                 return ask(self._connected())

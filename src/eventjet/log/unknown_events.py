@@ -1,57 +1,52 @@
-"""What the log has and an app does not know: a newer release's, another app's, or of other names.
+"""Aggregates and events of the log that an app does not declare: a newer release's, another app's, or renamed ones.
 
-Aggregates are in the subjects, of which the server keeps a list, so all of them are found. Events are not: a few are
-looked at.
+Aggregates are in the subjects, of which the server keeps a list, so all of them are reported. Events are not: a sample
+is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Collection
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.headers import SCHEMA, TYPE, VOID_NAME, RawRecord, header, number_of
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UnknownAggregate, UnknownEvent
-from eventjet.jetstream.api import Request, StreamState, last_message, message_at, stream_info, subjects_of
+from eventjet.jetstream.api import Conversation, StreamState, last_message, message_at, stream_info, subjects_of
 from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.log.topology import AGGREGATES
-from eventjet.log.voids import voids_in
-
-T = TypeVar("T")
-_Conversation: TypeAlias = Generator[Request[Any], Any, T]
-"""For `Client.run` and `NatsConnection.run`."""
 
 LOOKS = 32
-"""Events that are looked at: the last ones, where a newer release records, and some evenly before them."""
+"""Events in the sample: the last ones, where a newer release records, and some evenly before them."""
 _LAST = 12
 _BEYOND = 2**31
 """An offset at which the server counts subjects and lists none."""
 LIST_S = 30.0
-"""So long the server may take for one look at the list of subjects: two seconds for a million of them."""
+"""How long the server may take for one look at the list of subjects: two seconds for a million of them."""
 LISTED_MAX = 100_000
 """Of a log with more subjects a worker that starts does not have the list looked through."""
 UNKNOWN_MAX = 100
-"""Of more aggregates that are not known no more are named."""
+"""How many unknown aggregates are named at most."""
 
 
-def strangers(connection: NatsConnection, state: StreamState, catalog: Catalog) -> list[UnknownEvent]:
-    """One error for each such event and schema on the subjects of the app's aggregates. Blocks; raises as `ask`."""
+def unknown_events(connection: NatsConnection, state: StreamState, catalog: Catalog) -> list[UnknownEvent]:
+    """Return an error for each unknown event type and schema on the app's aggregates. Blocks; raises as `ask`."""
     aggregates = catalog.aggregates_of([kind.event_type for kind in catalog.kinds()])
-    records = connection.ask_all([message_at(state.name, position) for position in _positions(state)])
-    found: dict[tuple[str, int], UnknownEvent] = {}
+    records = connection.ask_all([message_at(state.name, position) for position in _sample(state)])
+    errors: dict[tuple[str, int], UnknownEvent] = {}
     for record in records:
-        error = None if record is None else _stranger(record, catalog, aggregates)
+        error = None if record is None else _unknown_event(record, catalog, aggregates)
         if error is not None:
-            found.setdefault((error.type_name, error.schema), error)
-    if not found:
+            errors.setdefault((error.type_name, error.schema), error)
+    if not errors:
         return []
-    voids = voids_in(connection, state.name)
-    return [one for one in found.values() if one.position not in voids]
+    skipped = connection.run(reading_skip_markers(state.name))
+    return [error for error in errors.values() if error.position not in skipped]
 
 
-def unknown_aggregates(app: str, known: Collection[str]) -> _Conversation[list[UnknownAggregate]]:
-    """One error for each aggregate with events in the log of an app that is none of the `known` ones.
+def unknown_aggregates(app: str, known: Collection[str]) -> Conversation[list[UnknownAggregate]]:
+    """Return an error for each aggregate with events in the log of an app that is none of the `known` ones.
 
     The subjects of the known ones are counted; only where there are others are they listed, 100,000 at a time, and
     those of an aggregate that was met are passed over. To be run with `LIST_S`; raises as `ask`, and `StreamMissing`.
@@ -80,18 +75,18 @@ def unknown_aggregates(app: str, known: Collection[str]) -> _Conversation[list[U
     unknown: list[UnknownAggregate] = []
     for name, count in sorted(sizes.items()):
         if name not in own:
-            unknown.append(_unknown(app, name, count, (yield last_message(app, f"{app}.{name}.>"))))
+            unknown.append(_unknown_aggregate(app, name, count, (yield last_message(app, f"{app}.{name}.>"))))
     return unknown
 
 
-def noted_unknown(state: StreamState, known: Collection[str]) -> _Conversation[list[UnknownAggregate]]:
-    """As `unknown_aggregates`, of those alone that `init` has noted in the log: as quick in one of any length."""
+def noted_unknown(state: StreamState, known: Collection[str]) -> Conversation[list[UnknownAggregate]]:
+    """Return what `unknown_aggregates` does, of those that `init` has noted in the log: quick in one of any length."""
     unknown: list[UnknownAggregate] = []
     for name in sorted(set(state.metadata.get(AGGREGATES, "").split()) - {*known, CLAIMS}):
         last: RawRecord | None = yield last_message(state.name, f"{state.name}.{name}.>")
         if last is not None:
             _, count = yield subjects_of(state.name, f"{state.name}.{name}.>", _BEYOND)
-            unknown.append(_unknown(state.name, name, count, last))
+            unknown.append(_unknown_aggregate(state.name, name, count, last))
     return unknown
 
 
@@ -99,20 +94,20 @@ def _aggregate_in(subject: str) -> str:
     return subject.split(".", 2)[1]
 
 
-def _unknown(app: str, name: str, count: int, last: RawRecord | None) -> UnknownAggregate:
+def _unknown_aggregate(app: str, name: str, count: int, last: RawRecord | None) -> UnknownAggregate:
     position, block = (0, b"") if last is None else (last[0], last[3])
     return UnknownAggregate(app, name[:100], count, (header(block, TYPE) or "?")[:100], position)
 
 
-def _positions(state: StreamState) -> list[int]:
+def _sample(state: StreamState) -> list[int]:
     first, last = max(1, state.first), state.last
     spread = LOOKS - _LAST
-    wanted = {first + (last - first) * number // spread for number in range(spread)}
-    return sorted(one for one in wanted | set(range(last - _LAST + 1, last + 1)) if first <= one <= last)
+    positions = {first + (last - first) * number // spread for number in range(spread)}
+    return sorted(each for each in positions | set(range(last - _LAST + 1, last + 1)) if first <= each <= last)
 
 
-def _stranger(record: RawRecord, catalog: Catalog, aggregates: Collection[str] | None) -> UnknownEvent | None:
-    """The error that reading it raises, where that is of its type and schema alone."""
+def _unknown_event(record: RawRecord, catalog: Catalog, aggregates: Collection[str] | None) -> UnknownEvent | None:
+    """Return the error that reading the record raises, where that is of its type and schema alone."""
     position, _, subject, block, body = record
     name, schema = header(block, TYPE), number_of(block, SCHEMA)
     parts = subject.decode("utf-8", "replace").split(".")

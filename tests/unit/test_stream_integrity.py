@@ -8,7 +8,7 @@ import pytest
 
 from eventjet.errors import LogIncomplete
 from eventjet.jetstream.api import StreamState
-from eventjet.log.wholeness import FIRST, MISSING, check_whole, loss
+from eventjet.log.integrity import FIRST, MISSING, check_integrity, missing_range
 
 
 def stream(
@@ -31,7 +31,7 @@ def stream(
     ],
 )
 def test_nothing_is_gone_from_a_whole_log(whole: StreamState) -> None:
-    check_whole(whole)
+    check_integrity(whole)
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,6 @@ def test_nothing_is_gone_from_a_whole_log(whole: StreamState) -> None:
     ],
 )
 def test_what_is_gone_is_named(damaged: StreamState, told: str) -> None:
-    assert loss(damaged) == told
+    assert missing_range(damaged) == told
     with pytest.raises(LogIncomplete, match="The log 'bank' is not whole"):
-        check_whole(damaged)
+        check_integrity(damaged)

@@ -1,6 +1,9 @@
-"""Reading a pull consumer: `Deliveries` asks for messages and takes only what follows the record before.
+"""Blocking readers of many records, over pull consumers.
 
-`DurablePull` is a live worker's way of reading the log, through the one durable of its projection.
+`Deliveries` asks a consumer for messages and accepts only what follows the record before. `DurablePull` is a live
+worker's way of reading the log, through the one durable of its projection. `read_range` reads a range of the log in
+batches, complete or with an error: through an ephemeral consumer with overlapped pulls, ending by position and never by
+a timeout or by a status that says there is nothing.
 
 A delivery's reply subject says what JetStream knows of it: form 1 has 9 tokens, form 2 inserts a domain and an account
 hash and has 11 or more (ADR-15; servers write form 2 with `feature_flags { js_ack_fc_v2: true }`, from 2.16 on by
@@ -10,8 +13,13 @@ default).
 from __future__ import annotations
 
 import json
+import random
+import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple, Self
 
 from eventjet import failpoints
@@ -23,40 +31,53 @@ from eventjet.errors import (
     DeliveryGap,
     Evicted,
     HistoryBroken,
+    LogUnusable,
     SingleResponse,
+    StoreError,
+    StoreUnavailable,
+    Unreachable,
 )
-from eventjet.jetstream.api import Consumer, create_consumer, delete_consumer
+from eventjet.jetstream.api import Consumer, create_consumer, delete_consumer, next_message
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame, publish_frame, status_of
 
 _EXPIRES_S = 30.0
+"""How long a pull waits at the server."""
 _BYTES_MAX = 4 * 1024 * 1024
 _ENDED_FULL = ("message size exceeds maxbytes", "batch completed")
 _UNKNOWN = b"\x00"
 _BRIEF_NS = 1_000_000_000
 _SILENT_S = 1.0
-"""A pull that brief has four heartbeats and an end: nothing is heard for so long only where its answers are cut."""
+"""A brief pull has four heartbeats and an end: it is silent for this long only where its answers are cut."""
 _TRIES = 2
+_AHEAD = 4
+_PULL = 5_000
+"""How many pulls of a range are under way, and of how many records each."""
+_BACKOFF_S = (0.05, 1.0)
+_DELETE_S = 2.0
+_ABANDONED_NS = 60_000_000_000
+EVENTS_PER_RANGE = 100_000
+"""Small enough that progress shows and a retry is cheap, large enough that opening a consumer does not."""
 
 
 class Ack(NamedTuple):
-    """One delivery, as its reply subject tells it."""
+    """One delivery, by its reply subject."""
 
     prefix: bytes
-    """All before the delivery count: the same for all messages of a consumer from one server."""
+    """Everything before the delivery count: the same for all messages of a consumer from one server."""
     stream: str
     consumer: str
     delivered: int
     """1 on the first delivery of this message."""
     position: int
-    """The stream sequence."""
+    """Sequence in the stream."""
     sequence: int
-    """The consumer sequence: 1, 2, 3 … of this consumer's deliveries."""
+    """Sequence of this consumer's deliveries: 1, 2, 3 …"""
 
 
 def parse_ack(reply: bytes) -> Ack:
-    """Take a `$JS.ACK` reply subject apart; raises `ValueError` when it is not one."""
+    """Parse a `$JS.ACK` reply subject; raises `ValueError` when it is not one."""
     tokens = reply.split(b".")
     if tokens[:2] != [b"$JS", b"ACK"] or not (len(tokens) == 9 or len(tokens) >= 11):
         raise ValueError(f"{reply[:200]!r} is not a $JS.ACK subject")
@@ -67,14 +88,14 @@ def parse_ack(reply: bytes) -> Ack:
 
 
 class Deliveries:
-    """What one consumer delivers from its first message on, asked for in pulls that overlap.
+    """The messages of one consumer from its first on, asked for in pulls that overlap.
 
     A record is accepted when it is a first delivery, its consumer sequence is the previous one plus 1, and its position
     is greater than the previous one; a `dense` reader accepts only the next position. Anything else raises
-    `DeliveryGap` or `HistoryBroken`, after which the instance is of no use.
+    `DeliveryGap` or `HistoryBroken`, after which the instance cannot be used.
 
-    Up to `window` messages are asked for, in pulls of up to `batch`. They are counted by ADR-37: what was asked, less
-    what arrived, less what a pull that ended early says it left.
+    Up to `window` messages are asked for, in pulls of up to `batch`. They are counted by ADR-37: what was asked for,
+    less what arrived, less what a pull that ended early says it left.
     """
 
     def __init__(
@@ -88,17 +109,17 @@ class Deliveries:
         heartbeat_s: float,
         dense: bool,
     ) -> None:
-        """`position` is the one before the consumer's start, None where that is wherever the log begins."""
+        """`position` is the one before the consumer's start; None where it starts wherever the log begins."""
         limits = consumer.config
         batch = min(batch, limits.get("max_batch") or batch)
         self.records: list[RawRecord] = []
-        """Accepted, for the owner to take away."""
+        """Accepted records, for the owner to take away."""
         self.position = position or 0
-        """Of the last record accepted; at first, what came before the consumer's start."""
+        """Position of the last record accepted; at first, the one before the consumer's start."""
         self.pending = consumer.pending
-        """Messages after the last record, as the consumer's server knew them when it sent it."""
+        """Messages after the last record, as the server knew them when it sent it."""
         self.outstanding = 0
-        """Messages asked for that neither came nor were given up."""
+        """Messages asked for that neither arrived nor were given up."""
         self._link = link
         self._consumer = consumer
         self._dense = dense
@@ -119,7 +140,7 @@ class Deliveries:
             "idle_heartbeat": min(int(heartbeat_s * 1e9), expires_ns // 2),
             "max_bytes": min(room, limits.get("max_bytes") or room),
         }
-        # The first one soon has several answers, or whoever gives them delivers one alone.
+        # The first pull soon has several answers, unless somebody between delivers only one.
         brief_ns = min(_BRIEF_NS, expires_ns)
         self._brief = {**self._request, "expires": brief_ns, "idle_heartbeat": brief_ns // 4}
         self._pulls = self._answers = 0
@@ -128,7 +149,7 @@ class Deliveries:
         self._heard_at = time.monotonic()
 
     def ask(self, limit: int | None = None) -> None:
-        """Top up; `limit` is how many messages are wanted in all beyond those already asked for."""
+        """Ask for more, up to the window; `limit` is how many messages are wanted beyond those already asked for."""
         frames: list[bytes] = []
         while (count := self._batch if limit is None else min(self._batch, limit)) > 0:
             if self.outstanding and self.outstanding + count > self._window:
@@ -142,10 +163,10 @@ class Deliveries:
             self._link.send(b"".join(frames))
 
     def receive(self, timeout_s: float) -> bool:
-        """Take what comes within the time; False when nothing came.
+        """Accept what arrives within the time; False when nothing did.
 
         Raises `Evicted` when the consumer is not there for us any more, `ApiRefused` when the server will not take
-        such pulls, and `SingleResponse` where each has one answer of several.
+        such pulls, and `SingleResponse` where only one of a pull's answers arrives.
         """
         is_proven = self._answers > self._pulls
         frames = self._link.receive(timeout_s) if is_proven else self._first_frames(timeout_s)
@@ -163,7 +184,7 @@ class Deliveries:
         return bool(frames)
 
     def _first_frames(self, timeout_s: float) -> list[Frame]:
-        """What comes within the time, as long as no pull is known to have had a second answer."""
+        """Return what arrives within the time, as long as no pull is known to have had a second answer."""
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, deadline - time.monotonic())
@@ -179,8 +200,10 @@ class Deliveries:
                 return frames
 
     def _check_pulls(self) -> None:
-        """Raise `SingleResponse` where each of some more pulls has one answer, a message or a heartbeat. Then this is
-        of no use: what the server went on to send is gone. Else the messages that came are kept for `receive`.
+        """Raise `SingleResponse` where each of some more pulls has one answer, a message or a heartbeat.
+
+        Then nothing can be read: what the server went on to send is gone. Else the messages that arrived are kept for
+        `receive`.
         """
         if not self._checks:
             self._checks = self._link.subscribe(f"{self._link.inbox}.q.*")
@@ -202,23 +225,23 @@ class Deliveries:
         raise SingleResponse(self._subject)
 
     def _accept(self, frames: list[Frame]) -> list[bytes]:
-        """Append to the records; return the status blocks among the frames. Ignores other subscriptions."""
+        """Append to the records, and return the status blocks among the frames; other subscriptions are ignored."""
         statuses: list[bytes] = []
         append = self.records.append
         prefix, fields = self._prefix, self._fields
         position, sequence = self.position, self._sequence
         tokens: list[bytes] = []
         for sid, subject, reply, headers, body in frames:
-            found = reply.rsplit(b".", fields)  # prefix, delivered, position, sequence, time, pending, maybe more
-            if found[0] != prefix:
+            parts = reply.rsplit(b".", fields)  # prefix, delivered, position, sequence, time, pending, maybe more
+            if parts[0] != prefix:
                 if sid != self._sid and not (sid == self._checks and reply):
                     continue
                 if not reply:
                     statuses.append(headers)
                     continue
                 prefix, fields, position = self._learn(reply, position, first=sequence == 0)
-                found = reply.rsplit(b".", fields)
-            tokens = found
+                parts = reply.rsplit(b".", fields)
+            tokens = parts
             position += 1
             sequence += 1
             at = int(tokens[2])
@@ -237,7 +260,7 @@ class Deliveries:
         return statuses
 
     def _learn(self, reply: bytes, position: int, *, first: bool) -> tuple[bytes, int, int]:
-        """(prefix, fields after it, previous position) from a first reply, or the first by another server."""
+        """Return (prefix, fields after it, previous position) from a first reply, or the first by another server."""
         try:
             ack = parse_ack(reply)
         except ValueError as error:
@@ -259,10 +282,10 @@ class Deliveries:
         return DeliveryGap(self._consumer.name, ack.position, reason)
 
     def _check_nothing_else_went_out(self, status: bytes) -> None:
-        """A heartbeat names the last delivery of a durable consumer, to whomever it went (ADR-15).
+        """Raise `DeliveryGap` where a heartbeat names a delivery of the durable that went elsewhere (ADR-15).
 
-        A deposed worker that resumes with a pull in hand may be given the last events of a log that then rests, and no
-        later delivery would show the gap. Another consumer is its reader's own, who asks again for what was lost.
+        A deposed worker that resumes while its pull waits may get the last events of a log that then rests, and no
+        later delivery would show the gap. An ephemeral one is its reader's own, which asks again.
         """
         last = number_of(status, "Nats-Last-Consumer")
         if last is not None and last > self._sequence and "durable_name" in self._consumer.config:
@@ -270,7 +293,7 @@ class Deliveries:
             raise DeliveryGap(self._consumer.name, at, f"to another reader: delivery {last} never came here")
 
     def _check_pull(self, status: bytes) -> None:
-        """A heartbeat is nothing; a pull that expired or is full is asked for again by `ask`."""
+        """Count a pull that ended, so that `ask` replaces it; raises for a consumer that is gone."""
         code, description = status_of(status)
         if code == 100:
             return
@@ -286,7 +309,7 @@ class Deliveries:
 
 
 class DurablePull:
-    """Read by one thread, closed from any.
+    """Reads the log through a durable consumer, in one thread; may be closed from any.
 
     Opening deletes the durable and creates it after the worker's stored position: deleting turns away at once whoever
     still waits there (a RESET would not). Nothing is acknowledged, since the position in SQL is the only truth.
@@ -311,15 +334,15 @@ class DurablePull:
     ) -> None:
         """Take the durable over; its first record is the one after `position`, or for 0 wherever the log begins.
 
-        With `filters` it delivers the subjects that match one of them. Then holes in the positions are what was left
-        out, and only the consumer's own sequence tells of what was lost on the way.
+        With `filters` it delivers the subjects that match one of them. Then gaps in the positions are what was left
+        out, and only the consumer's own sequence shows what was lost on the way.
         """
         self._batch_max = batch_max
         self._linger_s = linger_s
         self._silence_s = 2 * heartbeat_s
         self._quiet_s = 0.0
         self.link = link = NatsConnection.open(endpoint, timeout_s=timeout_s, ping_interval_s=heartbeat_s)
-        """For the thread that reads, to ask over it between two batches: what is delivered meanwhile is kept."""
+        """For requests of the thread that reads, between two batches: what is delivered meanwhile is kept."""
         try:
             link.ask(delete_consumer(stream, durable), timeout_s=timeout_s)
             failpoints.reach("worker.durable_deleted")
@@ -347,7 +370,7 @@ class DurablePull:
         self.close()
 
     def __iter__(self) -> Iterator[list[RawRecord]]:
-        """Batches until `close`, empty ones included."""
+        """Yield batches until `close`, empty ones included."""
         while True:
             try:
                 batch = self.next_batch()
@@ -357,16 +380,16 @@ class DurablePull:
 
     @property
     def position(self) -> int:
-        """Of the last record received, which may not have been returned yet."""
+        """Position of the last record received, which may not have been returned yet."""
         return self._deliveries.position
 
     @property
     def pending(self) -> int:
-        """Events the durable still had after that record, as its server knew when it sent it."""
+        """Events after that record, as the server knew them when it sent it."""
         return self._deliveries.pending
 
     def next_batch(self) -> list[RawRecord]:
-        """1 to `batch_max` records as soon as there are any; empty when none came within `linger_s`."""
+        """Return 1 to `batch_max` records as soon as there are any; empty when none arrived within `linger_s`."""
         deliveries = self._deliveries
         deadline = time.monotonic() + self._linger_s
         while not deliveries.records:
@@ -381,11 +404,11 @@ class DurablePull:
         return batch
 
     def close(self) -> None:
-        """Wake the reader and let go of the connection; the durable stays. From any thread, any number of times."""
+        """Wake the reader and close the connection; the durable stays. From any thread, any number of times."""
         self.link.close()
 
     def _receive(self, timeout_s: float) -> bool:
-        """Take what comes within the time; False when nothing came."""
+        """Receive for this long; False when nothing arrived. Raises `ConnectionLost` after too long a silence."""
         started = time.monotonic()
         if self._deliveries.receive(timeout_s):
             self._quiet_s = 0.0
@@ -408,3 +431,173 @@ def _config(durable: str, position: int, filters: Sequence[str]) -> dict[str, An
         "replay_policy": "instant",
         "max_deliver": -1,
     }
+
+
+# A range of the log.
+
+
+class Range(NamedTuple):
+    """The positions `start` <= position < `end`."""
+
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return max(0, self.end - self.start)
+
+
+def split(first: int, last: int, count: int) -> tuple[Range, ...]:
+    """Divide the positions from `first` to `last` into at most `count` ranges of nearly the same size."""
+    total = last - first + 1
+    if total <= 0:
+        return ()
+    parts = max(1, min(count, total))
+    edges = [first + total * number // parts for number in range(parts + 1)]
+    return tuple(Range(start, end) for start, end in pairwise(edges))
+
+
+def range_count(events: int, at_least: int = 1) -> int:
+    """Return into how many ranges so many events are best divided."""
+    return max(at_least, -(-events // EVENTS_PER_RANGE))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """The timeouts of a read."""
+
+    timeout_s: float = 5.0
+    """For connecting, and for one request."""
+    patience_s: float = 30.0
+    """How long a read may go without a new record before it gives up, not counting waits of its caller."""
+    heartbeat_s: float = 5.0
+    """How often an idle server sends a heartbeat; after two missing ones it counts as lost."""
+
+
+_PATIENT = ReadOptions()
+
+
+def read_range(
+    endpoint: Endpoint,
+    stream: str,
+    start: int,
+    end: int,
+    *,
+    batch: int = 2_000,
+    filter_subject: str | None = None,
+    allow_holes: bool = False,
+    options: ReadOptions = _PATIENT,
+) -> Generator[list[RawRecord]]:
+    """Yield the records at `start` <= position < `end`, in order, in lists of `batch` (the last may be shorter).
+
+    Unless filtered or with `allow_holes`, every position of the range must be there: the first that is not raises
+    `HistoryBroken`, which includes a log that ends before `end`. Lost connections are made again for as long as
+    records keep coming within `patience_s`; then, and when the first connection fails, `StoreUnavailable` or
+    `Unreachable` is raised. Closing the iterator deletes the consumer.
+    """
+    dense = filter_subject is None and not allow_holes
+    return _Range(endpoint, stream, end, batch, filter_subject, dense, options, max(start, 1)).batches()
+
+
+@dataclass(slots=True)
+class _Range:
+    """One read, over as many consumers as it takes; `position` is the first that was not read yet."""
+
+    endpoint: Endpoint
+    stream: str
+    end: int
+    batch: int
+    filter: str | None
+    dense: bool
+    options: ReadOptions
+    position: int
+    records: list[RawRecord] = field(default_factory=list[RawRecord])
+    progress_at: float = field(default_factory=time.monotonic)
+    reached: bool = False
+
+    def batches(self) -> Generator[list[RawRecord]]:
+        """Yield the batches, with a new connection and consumer after each that was lost."""
+        backoff_s = _BACKOFF_S[0]
+        while self.position < self.end:
+            before = self.position
+            try:
+                yield from self._through_one_consumer()
+            except LogUnusable:
+                raise
+            except (StoreUnavailable, Unreachable, Evicted) as error:
+                if self.position > before:
+                    backoff_s = _BACKOFF_S[0]
+                waited_s = time.monotonic() - self.progress_at
+                if not self.reached:
+                    raise
+                if waited_s > self.options.patience_s:
+                    what = f"Reading {self.stream} from position {self.position}"
+                    raise StoreUnavailable(what, f"for {waited_s:.0f} s; at last {error}") from error
+                time.sleep(backoff_s * random.uniform(0.5, 1.0))  # noqa: S311 - jitter is no secret
+                backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
+        if self.records:
+            yield self.records
+
+    def _through_one_consumer(self) -> Generator[list[RawRecord]]:
+        options = self.options
+        with NatsConnection.open(
+            self.endpoint, timeout_s=options.timeout_s, ping_interval_s=options.heartbeat_s
+        ) as link:
+            # From now on it pays to wait: an election, or a consumer that was placed on a server that just died.
+            self.reached = True
+            name = f"ej_read_{secrets.token_hex(8)}"
+            config = {
+                "deliver_policy": "by_start_sequence",
+                "opt_start_seq": self.position,
+                "ack_policy": "none",
+                "replay_policy": "instant",
+                "inactive_threshold": _ABANDONED_NS,
+                "num_replicas": 1,
+                "mem_storage": True,
+            }
+            request = create_consumer(self.stream, name, config, self.filter)
+            consumer = link.ask(request, timeout_s=options.timeout_s)
+            try:
+                if consumer.pending or not self._is_at_the_end(link):
+                    yield from self._drain(link, consumer)
+            finally:
+                if link.usable:  # else the server drops it by itself
+                    with suppress(StoreError):
+                        link.ask(delete_consumer(self.stream, name), timeout_s=_DELETE_S)
+
+    def _drain(self, link: NatsConnection, consumer: Consumer) -> Generator[list[RawRecord]]:
+        heartbeat_s = self.options.heartbeat_s
+        before = self.position - 1
+        deliveries = Deliveries(
+            link, consumer, before, batch=_PULL, window=_AHEAD * _PULL, heartbeat_s=heartbeat_s, dense=self.dense
+        )
+        while self.position < self.end:
+            deliveries.ask(None if self.filter else self.end - self.position - deliveries.outstanding)
+            arrived = deliveries.receive(2 * heartbeat_s)
+            if deliveries.records:
+                self.progress_at = time.monotonic()
+                self.position = deliveries.position + 1
+                self.records += deliveries.records
+                deliveries.records.clear()
+                while self.records and self.records[-1][0] >= self.end:
+                    self.records.pop()
+            waited_s = time.monotonic() - self.progress_at
+            if not arrived or waited_s > self.options.patience_s:
+                raise ConnectionLost(f"The consumer of {self.stream}", f"it gave no record for {waited_s:.0f} s")
+            while len(self.records) >= self.batch:
+                full, self.records = self.records[: self.batch], self.records[self.batch :]
+                yield full
+                self.progress_at = time.monotonic()
+            if deliveries.pending == 0 and self.position < self.end and self._is_at_the_end(link):
+                return
+
+    def _is_at_the_end(self, link: NatsConnection) -> bool:
+        """Return whether the leader has nothing more of the range: a consumer on a replica may only be behind."""
+        request = next_message(self.stream, self.position, self.filter or ">")
+        following = link.ask(request, timeout_s=self.options.timeout_s)
+        if following is not None and following[0] < self.end:
+            return False
+        if self.dense:
+            reason = f"the log has nothing there, though positions up to {self.end - 1} were asked for"
+            raise HistoryBroken(self.stream, self.position, reason)
+        self.position = self.end
+        return True

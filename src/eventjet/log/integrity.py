@@ -1,0 +1,418 @@
+"""Which log a stream holds, whether all of it is there, whether a checkpoint was made from it, and its repair.
+
+A save is fenced by positions alone, and a stream that was deleted and made again has the same positions. So a writer
+keeps a `StreamIdentity`: it looks at the stream when it begins, every second while it is asked, and as soon as the
+server tells that the stream was deleted, made or changed. What it remembers counts for three seconds after a look, and
+is forgotten when the log or a part of it is gone (ADR 0024).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from eventjet.codec.catalog import Catalog
+from eventjet.codec.headers import MSG_ID, RawRecord, header
+from eventjet.errors import (
+    ApiRefused,
+    EventjetError,
+    IdentityLost,
+    LogIncomplete,
+    LogRolledBack,
+    LogUnusable,
+    StoreError,
+    StreamMissing,
+    Unreachable,
+)
+from eventjet.jetstream.api import StreamState, message_at, paused_until, stream_info, update_stream
+from eventjet.jetstream.client import Client
+from eventjet.jetstream.connection import NatsConnection
+from eventjet.log.skip_markers import reading_skip_markers
+from eventjet.log.topology import (
+    AGGREGATES,
+    FIRST,
+    IDENTITY,
+    MISSING,
+    Drift,
+    check_settings,
+    compare,
+    drifts_of,
+    every_config,
+    identity_of,
+    info,
+    missing_stream,
+)
+from eventjet.observability import logs
+
+_log = logging.getLogger(__name__)
+
+RENEW_S = 1.0
+"""A look that is older is renewed beside the command that asks."""
+RELY_S = 3.0
+"""A look that is older is renewed before anything relies on it."""
+_LIMITS = ("max_msgs", "max_bytes", "max_age", "max_msgs_per_subject")
+"""Settings by which the server drops the oldest events."""
+
+
+# Whether the log is complete. PURE.
+
+
+def first_position(state: StreamState) -> int:
+    """Return the position at which the log has to begin."""
+    return _number(state, FIRST) or int(state.config.get("first_seq") or 0) or 1
+
+
+def accepted_missing(state: StreamState) -> int:
+    """Return how many positions after the first one an operator accepted as missing."""
+    return _number(state, MISSING)
+
+
+def missing_range(state: StreamState) -> str:
+    """Describe what is gone from the log; empty for a complete one."""
+    expected, first = first_position(state), max(state.first, 1)
+    gone: list[str] = []
+    if first > expected:
+        gone.append(f"{_positions(expected, first - 1)} from its beginning")
+    if state.deleted > accepted_missing(state):
+        gone.append(f"{state.deleted:,} between {first:,} and {state.last:,}")
+    if not gone:
+        return ""
+    limits = [f"{name} is {state.config[name]}" for name in _LIMITS if int(state.config.get(name) or 0) > 0]
+    if (retention := state.config.get("retention", "limits")) != "limits":
+        limits.append(f"retention is {retention}")
+    limited = f" ({', '.join(limits)})" if limits else ""
+    return f"{' and '.join(gone)} are gone{limited}"
+
+
+def check_integrity(state: StreamState) -> None:
+    """Raise `LogIncomplete` unless every position of the log is there."""
+    if gone := missing_range(state):
+        raise LogIncomplete(f"The log {state.name!r}", gone)
+
+
+def _positions(first: int, last: int) -> str:
+    return f"position {first:,}" if first == last else f"positions {first:,} to {last:,}"
+
+
+def _number(state: StreamState, key: str) -> int:
+    text = state.metadata.get(key, "")
+    return int(text) if text.isascii() and text.isdecimal() else 0
+
+
+# Which log it is.
+
+
+class StreamIdentity:
+    """What a writer knows of the stream of its log. For any number of tasks of one loop, which share a look.
+
+    `close` it.
+    """
+
+    def __init__(self, stream: str, client: Client) -> None:
+        self.identity = ""
+        """UUID of the log at the last look; empty when nobody has looked, or may."""
+        self.missing_range = ""
+        """What was gone from it then, in words; empty for a complete one."""
+        self.aggregates: frozenset[str] = frozenset()
+        """The aggregates that `init` had noted in it by then; empty where it has noted none."""
+        self.on_changed: list[Callable[[], object]] = []
+        """Called when the stream holds another past than before, or may."""
+        self._stream = stream
+        self._client = client
+        self._state: StreamState | None = None
+        self._looked_at = float("-inf")
+        self._look: asyncio.Task[StreamState] | None = None
+        self._listens = False
+        self._drifts: Sequence[Drift] = ()
+        client.on_lost.append(self._forget)
+
+    @property
+    def is_confirmed(self) -> bool:
+        """Whether what is remembered of the log may be relied on now; begins a look when it is time for one."""
+        age_s = time.monotonic() - self._looked_at
+        if RENEW_S < age_s <= RELY_S:
+            self._shared_look()
+        return age_s <= RELY_S and self.identity != ""
+
+    async def confirm(self) -> bool:
+        """Return `is_confirmed`, after a look if need be; raises `LogUnusable` for a stream that is missing or not
+        eventjet's.
+
+        False as well where the server answers nothing, or these credentials may not look.
+        """
+        if not self.is_confirmed:
+            try:
+                await asyncio.shield(self._shared_look())
+            except LogUnusable:
+                raise
+            except StoreError:
+                return False
+        return self.is_confirmed
+
+    @property
+    def first(self) -> int | None:
+        """Position of the first record at the last look; None for an empty log, and before any look."""
+        return self._state.first if self._state is not None and self._state.messages else None
+
+    @property
+    def server_version(self) -> str:
+        """Version of the server that described the stream last; empty where none did."""
+        return "" if self._state is None else self._state.metadata.get("_nats.ver", "")
+
+    def check_settings(self) -> None:
+        """Raise `LogDrifted` where the last look showed settings with which nothing may be recorded."""
+        if self._drifts and self._state is not None:
+            check_settings(self._state)
+
+    async def drifts(self, age_s: float) -> Sequence[Drift]:
+        """Return what has drifted, by a look no older than `age_s`; raises as `look`."""
+        await self._renew(age_s)
+        return self._drifts
+
+    async def end(self, age_s: float) -> int | None:
+        """Return the position of the last record, by a look no older than `age_s`; None where it cannot be known."""
+        try:
+            await self._renew(age_s)
+        except StoreError:
+            return None
+        return None if self._state is None else self._state.last
+
+    async def _renew(self, age_s: float) -> None:
+        if time.monotonic() - self._looked_at > age_s:
+            await asyncio.shield(self._shared_look())
+
+    async def look(self) -> StreamState:
+        """Return the stream as its leader knows it now; raises `LogUnusable`, `StoreUnavailable` and `Forbidden`."""
+        if not self._listens:
+            self._listens = True
+            await self._client.serve(f"$JS.EVENT.ADVISORY.STREAM.*.{self._stream}", lambda _: self._forget())
+        asked_at = time.monotonic()
+        try:
+            state = await info(self._client, self._stream)
+        except LogUnusable:
+            self._forget()
+            raise
+        before, self._state = self._state, state
+        missing = missing_range(state)
+        if before is not None and (_is_another(before, state) or missing != self.missing_range):
+            self._forget()
+        self.identity = state.metadata.get(IDENTITY, "")
+        identity_of(state)
+        self.missing_range = missing
+        self.aggregates = frozenset(state.metadata.get(AGGREGATES, "").split())
+        self._warn(drifts_of(state))
+        self._looked_at = asked_at
+        return state
+
+    async def close(self) -> None:
+        """End the look under way."""
+        if self._look is not None:
+            self._look.cancel()
+            await asyncio.wait({self._look})
+
+    def _shared_look(self) -> asyncio.Task[StreamState]:
+        """Return the look under way, or begin one."""
+        if self._look is None or self._look.done():
+            self._look = asyncio.create_task(self.look(), name=f"eventjet look at {self._stream}")
+            # Where nobody waits for what it raises, the next look raises it again.
+            self._look.add_done_callback(lambda look: look.cancelled() or look.exception())
+        return self._look
+
+    def _warn(self, drifts: Sequence[Drift]) -> None:
+        if drifts != self._drifts:
+            self._drifts = drifts
+            for drift in drifts:
+                logs.LOG_DRIFTED.tell(_log, drift=drift)
+
+    def _forget(self) -> None:
+        """Rely on nothing: the stream may hold another past."""
+        self._looked_at = float("-inf")
+        for forget in self.on_changed:
+            forget()
+
+
+def _is_another(before: StreamState, state: StreamState) -> bool:
+    """Return whether the stream was made again, restored or rolled back."""
+    made = (before.metadata.get(IDENTITY), before.created)
+    return made != (state.metadata.get(IDENTITY), state.created) or state.last < before.last
+
+
+# Whether a checkpoint was made from this log.
+
+
+class Stand(Protocol):
+    """A checkpoint or a cursor: at which event of which log it stands."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def log(self) -> str: ...
+    @property
+    def position(self) -> int: ...
+    @property
+    def event_id(self) -> str: ...
+
+
+def state_of_log(connection: NatsConnection, stream: str) -> tuple[str, StreamState]:
+    """Return (identity, state) of an app's stream; raises `LogUnusable` when `init` has not made it. Blocks."""
+    try:
+        state = connection.ask(stream_info(stream))
+    except StreamMissing:
+        raise missing_stream(stream) from None
+    return identity_of(state), state
+
+
+async def learn_voids(client: Client, stream: str, catalog: Catalog) -> None:
+    """Have the readers of a worker pass over what its log declares skipped."""
+    catalog.voids.update(await client.run(reading_skip_markers(stream)))
+
+
+def check_same_log(connection: NatsConnection, stream: str, checkpoint: Stand) -> None:
+    """Raise `LogRolledBack` where the checkpoint was not made from this log. Blocks."""
+    identity, state = state_of_log(connection, stream)
+    fault = _another_past(identity, state, checkpoint, _record_under(connection, stream, checkpoint))
+    if fault is not None:
+        raise fault
+
+
+async def check_whole_log(client: Client, stream: str, checkpoint: Stand) -> str:
+    """Return the log's identity; raises `LogRolledBack`, `LogIncomplete` and `LogDrifted` where the checkpoint was not
+    made from it, or cannot go on from there."""
+    state = await info(client, stream)
+    identity = identity_of(state)
+    record = await client.ask(message_at(stream, checkpoint.position)) if checkpoint.position else None
+    fault = _fault(identity, state, checkpoint, record)
+    if fault is not None:
+        raise fault
+    check_settings(state)
+    return identity
+
+
+async def check_running(client: Client, stream: str, checkpoint: Stand, log: str) -> None:
+    """Check what may change under a worker while it reads; raises as `check_whole_log`.
+
+    A server that is away is no fault, and another past under the same identity ends the reading by itself.
+    """
+    try:
+        state = await info(client, stream)
+        identity = identity_of(state)
+    except IdentityLost:
+        raise
+    except (StoreError, Unreachable):
+        return
+    if identity != log:
+        raise LogRolledBack(checkpoint.name, checkpoint.position, _other(log, stream, identity))
+    check_integrity(state)
+    check_settings(state)
+
+
+async def pause_of(client: Client, stream: str, durable: str) -> str | None:
+    """Return why nothing arrives where somebody paused the durable at the server, whose heartbeats go on.
+
+    None where it is not paused, where the server is away, and where these credentials may not ask.
+    """
+    try:
+        until = await client.ask(paused_until(stream, durable))
+    except EventjetError:
+        return None
+    what = f"its consumer {durable!r} of the stream {stream!r} is paused at the server until {until}"
+    return f"{what}. Run `nats consumer resume {stream} {durable}`" if until else None
+
+
+def log_fault(
+    connection: NatsConnection, identity: str, state: StreamState, checkpoint: Stand
+) -> LogRolledBack | LogIncomplete | None:
+    """Return why the projection cannot go on over this log; None if it can. Blocks."""
+    return _fault(identity, state, checkpoint, _record_under(connection, state.name, checkpoint))
+
+
+def _record_under(connection: NatsConnection, stream: str, checkpoint: Stand) -> RawRecord | None:
+    """Return the record at the checkpoint's position. Blocks."""
+    return connection.ask(message_at(stream, checkpoint.position)) if checkpoint.position else None
+
+
+def _fault(
+    identity: str, state: StreamState, checkpoint: Stand, record: RawRecord | None
+) -> LogRolledBack | LogIncomplete | None:
+    """Return what `log_fault` does, for a log that has `record` at the checkpoint's position."""
+    fault = _another_past(identity, state, checkpoint, record)
+    gone = "" if fault else missing_range(state)
+    return LogIncomplete(f"The log {state.name!r}", gone) if gone else fault
+
+
+def _another_past(
+    identity: str, state: StreamState, checkpoint: Stand, record: RawRecord | None
+) -> LogRolledBack | None:
+    """Return why the checkpoint was not made from this log, None if it was.
+
+    A log restored from an old backup and grown again has a longer tail but another past: hence the event's id.
+    """
+    if checkpoint.position == 0:
+        return None
+    if checkpoint.log != identity:
+        return LogRolledBack(checkpoint.name, checkpoint.position, _other(checkpoint.log, state.name, identity))
+    if state.last < checkpoint.position:
+        return LogRolledBack(checkpoint.name, checkpoint.position, f"the log ends at position {state.last}")
+    if record is None:
+        return LogRolledBack(checkpoint.name, checkpoint.position, "the log has no event there any more")
+    event_id = header(record[3], MSG_ID) or ""
+    if event_id == checkpoint.event_id:
+        return None
+    reason = f"the event there is {event_id or 'without id'}, and it was {checkpoint.event_id}"
+    return LogRolledBack(checkpoint.name, checkpoint.position, reason)
+
+
+def _other(log: str, stream: str, identity: str) -> str:
+    return f"it was made from the log {log} and the stream {stream!r} is {identity}"
+
+
+# Repair, for an administrator. Blocks.
+
+
+def find_stream(connection: NatsConnection, name: str) -> StreamState | None:
+    """Return the state of a stream; None when there is none."""
+    try:
+        return connection.ask(stream_info(name))
+    except StreamMissing:
+        return None
+
+
+def repair(connection: NatsConnection, app: str, replicas: int, identity: str, *, accept_loss: bool) -> list[str]:
+    """Give the app's streams and buckets their declared settings back; return each change in words.
+
+    With `accept_loss`, what is gone from the log by now counts as never part of it. Raises `Unreachable` for a setting
+    that the server will not change.
+    """
+    healed: list[str] = []
+    for declared in every_config(app, replicas):
+        name = str(declared["name"])
+        state = find_stream(connection, name)
+        if state is None:
+            continue
+        drifts = compare(declared, state.config)
+        metadata = dict(state.metadata)
+        if name == app:
+            metadata[IDENTITY] = identity
+            if accept_loss:
+                first, missing = max(state.first, 1), state.deleted
+                metadata |= {FIRST: str(first), MISSING: str(missing)}
+                healed.append(f"{name}: it begins at position {first:,}, and {missing:,} later ones are missing")
+        config = {**state.config, **{drift.setting: drift.declared for drift in drifts}, "metadata": metadata}
+        for drift in drifts:
+            if drift.setting not in declared:
+                del config[drift.setting]  # a setting that a stream of eventjet's does not mention
+        if config == state.config:
+            continue
+        try:
+            connection.ask(update_stream(config))
+        except ApiRefused as refusal:
+            raise Unreachable(
+                f"The stream {name!r}",
+                f"the server would not change {', '.join(drift.setting for drift in drifts)}: {refusal.description}",
+                "Restore an archive of it to another server or account.",
+            ) from None
+        healed += map(str, drifts)
+    return healed

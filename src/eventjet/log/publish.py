@@ -1,0 +1,237 @@
+"""`Sender`: send a save to the server once, and return the server's answer.
+
+A save of one event is a plain publish; one of several is an atomic batch (ADR-50), with a new batch id on every try.
+While a batch is under way, saves of several events wait and share the next one (group commit): the server stages each
+batch by itself, whatever it holds, so many saves in one batch cost what one costs. See ADR 0041.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeAlias, TypeVar
+
+from eventjet.codec.headers import header_block, mark_saves
+from eventjet.codec.subjects import subject_of
+from eventjet.errors import Forbidden, Refused, StoreUnavailable
+from eventjet.jetstream.client import Client
+from eventjet.log import outcome
+from eventjet.log.store import BATCH_MAX, Append, event_headers, message_size
+
+T = TypeVar("T")
+_Writes: TypeAlias = Sequence[Append]
+
+GRACE_S = 0.05
+"""A try is given at least this long, however near the deadline is."""
+EVENTS_MAX = 100
+"""A save of more events goes by itself: it shares the cost of its batch already, and nobody stands behind an import."""
+BYTES_MAX = 1_000_000
+"""Size of one batch, and so of a save that shares one."""
+WAITING_MAX = 1_000
+"""When so many saves wait, the next one goes by itself."""
+GATHER_SHARE = 0.1
+GATHER_MAX_S = 0.005
+"""After a batch, its callers get this long to come again, but no longer than this share of what the batch took."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingSave(Generic[T]):
+    """A save that may share a batch."""
+
+    subjects: Collection[str]
+    events: int
+    size: int
+    """Bytes on the wire, at most."""
+    payload: T
+    """What the queue's owner needs to send the save and to answer its caller."""
+
+
+class BatchQueue(Generic[T]):
+    """The saves that wait for the next batch, in the order in which they came. PURE."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[PendingSave[T]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __iter__(self) -> Iterator[PendingSave[T]]:
+        return iter(self._waiting)
+
+    def accepts(self, save: PendingSave[T]) -> bool:
+        """Return whether the save may wait here; otherwise it goes by itself."""
+        return save.events <= EVENTS_MAX and save.size <= BYTES_MAX and len(self._waiting) < WAITING_MAX
+
+    def put(self, save: PendingSave[T]) -> None:
+        self._waiting.append(save)
+
+    def discard(self, save: PendingSave[T]) -> None:
+        """Remove a save that nobody waits for any more; one that is under way is not here."""
+        if save in self._waiting:
+            self._waiting.remove(save)
+
+    def next_batch(self) -> list[PendingSave[T]]:
+        """Take out the save that waits longest and all others that fit; empty when none waits.
+
+        No two of them touch one subject, and none overtakes a save that touches one of its subjects.
+        """
+        batch: list[PendingSave[T]] = []
+        left: deque[PendingSave[T]] = deque()
+        touched: set[str] = set()
+        events = size = 0
+        for save in self._waiting:
+            fits = events + save.events <= BATCH_MAX and size + save.size <= BYTES_MAX
+            if fits and touched.isdisjoint(save.subjects):
+                batch.append(save)
+                events += save.events
+                size += save.size
+            else:
+                left.append(save)
+            touched.update(save.subjects)
+        self._waiting = left
+        return batch
+
+
+@dataclass(slots=True, eq=False)
+class _Try:
+    """The writes of a save in the queue, and their answer."""
+
+    writes: _Writes
+    answer: asyncio.Future[outcome.Answer]
+
+    def settle(self, answer: outcome.Answer) -> None:
+        if not self.answer.done():
+            self.answer.set_result(answer)
+
+
+class Sender:
+    """Sends saves, for any number of tasks of one loop."""
+
+    def __init__(self, app: str, client: Client) -> None:
+        self._app = app
+        self._client = client
+        self._queue: BatchQueue[_Try] = BatchQueue()
+        self._driver: asyncio.Task[None] | None = None
+        self._gathering: asyncio.Future[None] | None = None
+        self._expected = 0
+
+    async def send(self, writes: _Writes, deadline: float, *, alone: bool = False) -> outcome.Answer:
+        """Send once and return the answer; `deadline` is by the monotonic clock.
+
+        It takes no longer than one request, or, where the save waits for a batch, than until the deadline.
+        """
+        left_s = max(GRACE_S, deadline - time.monotonic())
+        if len(writes) == 1 and len(writes[0].events) == 1:
+            (write,) = writes
+            body, headers = write.events[0].encoded.body, header_block(event_headers(write, 0))
+            return await self._ask(self._subject(write), body, headers, min(self._client.timeout_s, left_s))
+        if not alone:
+            save = self._pending(writes)
+            if self._queue.accepts(save):
+                return await self._send_with_others(save, left_s)
+        return await self._publish([writes], min(self._client.timeout_s, left_s))
+
+    def _pending(self, writes: _Writes) -> PendingSave[_Try]:
+        subjects = {self._subject(write) for write in writes}
+        sizes = [message_size(new) for write in writes for new in write.events]
+        attempt = _Try(writes, asyncio.get_running_loop().create_future())
+        return PendingSave(subjects, len(sizes), sum(sizes), attempt)
+
+    async def _send_with_others(self, save: PendingSave[_Try], left_s: float) -> outcome.Answer:
+        attempt = save.payload
+        late = outcome.NoReply("its batch was not answered in time")
+        timer = asyncio.get_running_loop().call_later(left_s, attempt.settle, late)
+        self._queue.put(save)
+        if self._driver is None:
+            self._driver = asyncio.create_task(self._drive())
+        elif self._gathering is not None and len(self._queue) >= self._expected:
+            self._end_gathering()
+        try:
+            return await attempt.answer
+        finally:
+            timer.cancel()
+            self._queue.discard(save)
+
+    async def _drive(self) -> None:
+        """Send batch after batch, until nobody waits."""
+        try:
+            while batch := self._queue.next_batch():
+                began = time.monotonic()
+                await self._send_batch([save.payload for save in batch])
+                await self._gather(len(batch), time.monotonic() - began)
+        finally:
+            self._driver = None
+
+    async def _send_batch(self, attempts: Sequence[_Try]) -> None:
+        try:
+            answer = await self._publish([attempt.writes for attempt in attempts], self._client.timeout_s)
+        except Exception as error:  # noqa: BLE001 - it is raised where the save is made, by itself
+            if len(attempts) == 1:
+                if not attempts[0].answer.done():
+                    attempts[0].answer.set_exception(error)
+                return
+            for attempt in attempts:
+                attempt.settle(outcome.BatchRejected(str(error), is_conflict=True))
+            return
+        counts = [sum(len(write.events) for write in attempt.writes) for attempt in attempts]
+        for attempt, own in zip(attempts, outcome.shared(answer, counts), strict=True):
+            attempt.settle(own)
+
+    async def _gather(self, answered: int, took_s: float) -> None:
+        """Give the callers that were just answered a moment to come again, where there are several.
+
+        Without it the first of them would go alone, and all others would wait for its batch, for ever in turns.
+        """
+        self._expected = answered + len(self._queue)
+        if self._expected < 2:
+            return
+        loop = asyncio.get_running_loop()
+        self._gathering = loop.create_future()
+        timer = loop.call_later(min(GATHER_MAX_S, GATHER_SHARE * took_s), self._end_gathering)
+        try:
+            await self._gathering
+        finally:
+            timer.cancel()
+            self._gathering = None
+
+    def _end_gathering(self) -> None:
+        if self._gathering is not None and not self._gathering.done():
+            self._gathering.set_result(None)
+
+    async def _publish(self, saves: Sequence[_Writes], timeout_s: float) -> outcome.Answer:
+        """Send saves as one batch."""
+        blocks = [
+            [event_headers(write, index) for write in writes for index in range(len(write.events))] for writes in saves
+        ]
+        mark_saves(blocks)
+        bodies = [
+            (self._subject(write), new.encoded.body) for writes in saves for write in writes for new in write.events
+        ]
+        headers = [header_block(block) for each in blocks for block in each]
+        *before, last = [(*body, block) for body, block in zip(bodies, headers, strict=True)]
+        return await self._ask(*last, timeout_s, before)
+
+    async def _ask(
+        self,
+        subject: str,
+        body: bytes,
+        headers: bytes,
+        timeout_s: float,
+        before: Sequence[tuple[str, bytes, bytes]] = (),
+    ) -> outcome.Answer:
+        """Return the server's answer to the last message, which speaks for all of them."""
+        try:
+            reply = await self._client.request(subject, body, headers, timeout_s, before, self._app)
+        except StoreUnavailable as error:
+            return outcome.NoReply(error.reason)
+        except Forbidden as error:
+            return outcome.PermissionDenied(error.reason)
+        except Refused as error:  # it is too large for this server
+            return outcome.PermissionDenied(error.reason, error)
+        return outcome.answer_in(reply[4])
+
+    def _subject(self, write: Append) -> str:
+        return subject_of(self._app, write.aggregate, write.aggregate_id)

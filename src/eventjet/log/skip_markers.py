@@ -1,0 +1,66 @@
+"""The skip markers of a log on the server: read with one request for each and one for the end, and recorded."""
+
+from __future__ import annotations
+
+from eventjet.codec.headers import (
+    EXPECTED,
+    MSG_ID,
+    SCHEMA,
+    TYPE,
+    VERSION,
+    VOID_REASON_MAX,
+    VOID_TYPE,
+    RawRecord,
+    header_block,
+    reason_in,
+    void_body,
+    void_subject,
+    voided_by,
+)
+from eventjet.domain.identity import new_event_id
+from eventjet.errors import Refused, StoreUnavailable
+from eventjet.jetstream.api import WRONG_SEQUENCE, Conversation, last_message, next_message
+from eventjet.jetstream.client import Client
+from eventjet.log import outcome
+
+MARKERS_MAX = 10_000
+"""How many records of one log may be skipped."""
+
+
+def reading_skip_markers(app: str) -> Conversation[dict[int, str]]:
+    """Read position and reason of each skipped record from the leader: for `run` of a connection."""
+    subjects = void_subject(app, "*")
+    reasons: dict[int, str] = {}
+    record: RawRecord | None = yield next_message(app, 1, subjects)
+    while record is not None:
+        position = voided_by(record[2])
+        if position is not None:
+            reasons.setdefault(position, reason_in(record[4]))
+        if len(reasons) > MARKERS_MAX:
+            raise StoreUnavailable(subjects, f"there are more than {MARKERS_MAX:,}, which is not what voids are for")
+        record = yield next_message(app, record[0] + 1, subjects)
+    return reasons
+
+
+async def record_skip_marker(client: Client, app: str, position: int, reason: str) -> bool:
+    """Declare a position skipped for good; False when it was before. Raises `Refused` and `StoreUnavailable`.
+
+    Run again after an unanswered try, it stores nothing twice.
+    """
+    if not 0 < len(reason) <= VOID_REASON_MAX or not reason.isprintable():
+        raise Refused("The reason of a void", f"it is not one line of 1 to {VOID_REASON_MAX} characters", "Give one.")
+    headers = {MSG_ID: new_event_id(), EXPECTED: "0", TYPE: VOID_TYPE, SCHEMA: "1", VERSION: "1"}
+    subject = void_subject(app, position)
+    reply = await client.request(subject, void_body(position, reason), header_block(headers.items()), stream=app)
+    what = f"The void of position {position}"
+    match outcome.answer_in(reply[4]):
+        case outcome.Acked():
+            return True
+        case outcome.ErrorReply(code=code) if code == WRONG_SEQUENCE:
+            if await client.ask(last_message(app, subject)) is None:
+                raise StoreUnavailable(what, "the server says it is there, and it is not")
+            return False
+        case outcome.ErrorReply(text=text):
+            raise Refused(what, f"the server answered {text!r}", "Nothing was stored.")
+        case _:
+            raise StoreUnavailable(what, "the server's answer cannot be read")

@@ -1,0 +1,363 @@
+"""Snapshots of folded states, and the JetStream key-value bucket (ADR-8) that keeps them: `<app>_snapshots`.
+
+A bucket keeps one value a key, `<aggregate>.<encoded id>`.
+
+A value is one JSON object: position, version, event id, recent command ids, fingerprint (format, aggregate, state's
+fields, events' schemas, revision), state, and a checksum over all of it. Without a known fingerprint it is no snapshot.
+They are written one at a time as commands go, or many at once by a build, none over a newer one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import hashlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar, cast
+
+import orjson
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
+
+from eventjet.codec.bodies import BodyCodec
+from eventjet.codec.headers import EXPECTED, MSG_ID, RawRecord, header, header_block
+from eventjet.codec.json import dump_json, read_json
+from eventjet.codec.subjects import entity_key
+from eventjet.codec.unions import union_faults
+from eventjet.domain.aggregate import aggregate_info, event_info
+from eventjet.domain.history import Commands, FoldedState
+from eventjet.domain.subscription import folded_events
+from eventjet.errors import (
+    ApiRefused,
+    DefinitionError,
+    LogUnusable,
+    StoreError,
+    StoreUnavailable,
+    UnencodableEvent,
+    Unreachable,
+)
+from eventjet.jetstream.api import (
+    IN_PROCESS,
+    WRONG_SEQUENCE,
+    Request,
+    answer_in,
+    direct_last,
+    last_message,
+    message_at,
+    stream_info,
+)
+from eventjet.jetstream.client import Client
+from eventjet.jetstream.connection import NatsConnection, ask_once
+from eventjet.log.topology import explained_by, snapshots_config
+from eventjet.nats.endpoint import Endpoint
+from eventjet.nats.protocol import Frame
+from eventjet.observability import tracing
+from eventjet.runtime import is_cancelled
+
+S = TypeVar("S")
+
+FORMAT = 1
+_HEAD, _TAIL = b'{"checksum":"%s","snapshot":', b"}"
+_HEAD_BYTES = len(_HEAD % (b"0" * 32))
+VALUE_MAX = 890_000
+"""Bytes of one value; larger states get no snapshot."""
+QUEUE_MAX = 1_000
+CLOSE_S = 2.0
+
+WINDOW = 64
+"""Snapshots read and written together: the server keeps 64 MB for a reader, and each may have 900,000 bytes."""
+WINDOW_BYTES = 8_000_000
+
+_RETRY_S = 30.0
+_TIMEOUT_S = 10.0
+_PAUSE_S = 0.2
+
+
+class SnapshotCodec(Generic[S]):
+    """Encodes and decodes snapshots of one aggregate type; raises `DefinitionError` when its state cannot be JSON."""
+
+    def __init__(self, cls: Any) -> None:
+        info = aggregate_info(cls)
+        try:
+            adapter: TypeAdapter[Any] = TypeAdapter(cls)
+            self._codec = BodyCodec(cls, cast("Any", adapter.core_schema))
+            shape: Any = adapter.json_schema()
+        except (PydanticUserError, PydanticUndefinedAnnotation, ValueError, TypeError) as error:
+            reason = str(error).splitlines()[0]
+            fault = f"the state of {info.name!r} cannot be a snapshot: {reason}; leave out snapshot_every or change it"
+            raise DefinitionError([fault]) from None
+        events = sorted((event_info(kind).name, event_info(kind).schema) for kind in folded_events(cls))
+        identity = dump_json([FORMAT, info.name, info.revision, shape, events], orjson.OPT_SORT_KEYS)
+        self.fingerprint = _digest(identity)
+        self._name = cls.__qualname__
+
+    def faults(self) -> list[str]:
+        """Return a sentence for each field whose type a snapshot would not preserve."""
+        return [f"{fault}; or leave out snapshot_every" for fault in union_faults(self._codec.schema, self._name)]
+
+    def encode(self, folded: FoldedState[S]) -> bytes | None:
+        """Return the value; None for a state that decoding would not restore exactly."""
+        try:
+            state, _ = self._codec.read_back(folded.state, exact=True)
+        except UnencodableEvent:
+            return None
+        inner = {
+            "format": FORMAT,
+            "fingerprint": self.fingerprint,
+            "position": folded.position,
+            "version": folded.version,
+            "event_id": folded.event_id,
+            "commands": folded.commands.as_mapping(folded.version),
+            "complete": folded.commands.complete,
+            "state": orjson.Fragment(state),
+        }
+        body = orjson.dumps(inner)
+        return _HEAD % _digest(body).encode() + body + _TAIL
+
+    def decode(self, value: bytes) -> FoldedState[S] | None:
+        """Return the folded state; None for anything that is not exactly what this codec writes."""
+        try:
+            body = value[_HEAD_BYTES:-1]
+            if value[:_HEAD_BYTES] != _HEAD % _digest(body).encode() or value[-1:] != _TAIL:
+                return None
+            inner: dict[str, Any] = read_json(body)
+            if inner["format"] != FORMAT or inner["fingerprint"] != self.fingerprint:
+                return None
+            state = cast("S", self._codec.decode(dump_json(inner["state"])))
+            versions = {key: (_counted(first), _counted(last)) for key, (first, last) in inner["commands"].items()}
+            commands = Commands(versions, complete=bool(inner["complete"]))
+            version, position = _counted(inner["version"]), _counted(inner["position"])
+            return FoldedState(state, version, position, str(inner["event_id"]), commands)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+
+def _counted(value: Any) -> int:
+    """Return a version or a position; raises `ValueError` for anything else."""
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{value!r} counts nothing")
+    return value
+
+
+def _digest(body: bytes) -> str:
+    return hashlib.blake2b(body, digest_size=16).hexdigest()
+
+
+# The bucket.
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The requests of a key-value bucket; an entry's position is its sequence in the bucket's stream."""
+
+    name: str
+
+    def entry(self, key: str) -> Request[RawRecord | None]:
+        """Read what is at a key; may lag behind the leader."""
+        return direct_last(f"KV_{self.name}", self._subject(key))
+
+    def entry_from_leader(self, key: str) -> Request[RawRecord | None]:
+        return last_message(f"KV_{self.name}", self._subject(key))
+
+    def write(self, key: str, value: bytes, expected: int | None = None) -> Request[bool]:
+        """Replace what is at a key; False when it is no longer the entry at position `expected` (0 for none)."""
+        headers = b"" if expected is None else header_block([(EXPECTED, str(expected))])
+        what, parse = f"The snapshot {key}", partial(_written, key)
+        return Request(what, self._subject(key), value, parse, headers, f"KV_{self.name}")
+
+    def _subject(self, key: str) -> str:
+        return f"$KV.{self.name}.{key}"
+
+
+def _written(key: str, frame: Frame) -> bool:
+    try:
+        answer_in(frame, f"The snapshot {key}")
+    except ApiRefused as refusal:
+        if refusal.err_code in (WRONG_SEQUENCE, IN_PROCESS):
+            return False
+        raise
+    return True
+
+
+class KeyValueSnapshots:
+    """The newest snapshot of each aggregate. Losing one costs time, never correctness.
+
+    They are written after the acknowledgement, off the caller's path, by one task from a bounded queue. A full queue
+    drops the newest: the next save of the aggregate brings another.
+    """
+
+    def __init__(self, bucket: str, client: Client) -> None:
+        self._bucket = Bucket(bucket)
+        self._client = client
+        self.written = 0
+        self.dropped = 0
+        self._queue: asyncio.Queue[tuple[str, str, Callable[[], bytes | None]]] = asyncio.Queue(QUEUE_MAX)
+        self._task: asyncio.Task[None] | None = None
+
+    async def get(self, aggregate: str, aggregate_id: str) -> bytes | None:
+        """Return the value; None also for what cannot be read in time."""
+        try:
+            entry = await self.entry(aggregate, aggregate_id)
+        except StoreError:
+            return None
+        return None if entry is None else entry[4]
+
+    async def entry(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
+        """Return the value as the bucket's record, None for none; raises `StoreError`."""
+        return await self._client.ask(self._bucket.entry(entity_key(aggregate, aggregate_id)))
+
+    async def put(self, aggregate: str, aggregate_id: str, value: bytes) -> None:
+        """Replace the value, unless it has more than `VALUE_MAX` bytes; raises `StoreError`."""
+        if len(value) <= VALUE_MAX:
+            await self._client.ask(self._bucket.write(entity_key(aggregate, aggregate_id), value))
+
+    def keep(self, aggregate: str, aggregate_id: str, encode: Callable[[], bytes | None]) -> None:
+        """Queue a snapshot, which is encoded when its turn comes."""
+        if self._task is None or self._task.done():
+            # In no command's context: it outlives the one that began it.
+            self._task = asyncio.get_running_loop().create_task(self._run(), context=contextvars.Context())
+        try:
+            self._queue.put_nowait((aggregate, aggregate_id, encode))
+        except asyncio.QueueFull:
+            self.dropped += 1
+
+    async def close(self) -> None:
+        """Write what is queued, for `CLOSE_S` at most."""
+        if self._task is None:
+            return
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_S):
+                await self._queue.join()
+        self.dropped += self._queue.qsize()
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            aggregate, aggregate_id, encode = await self._queue.get()
+            try:
+                value = encode()
+                if value is None:
+                    self.dropped += 1
+                else:
+                    with tracing.span(tracing.SNAPSHOT, labels={"eventjet.aggregate": aggregate}):
+                        await self.put(aggregate, aggregate_id, value)
+                    self.written += 1
+            except BaseException as raised:
+                if is_cancelled(raised):
+                    raise
+                self.dropped += 1
+            finally:
+                self._queue.task_done()
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A snapshot to be written by a build."""
+
+    key: str
+    """`<aggregate>.<encoded id>`: its key in the bucket, and its subject in the log without the app."""
+    position: int
+    """Position of the last event in it."""
+    event_id: str
+    value: bytes
+
+
+class BulkSnapshots:
+    """Writes many snapshots of one aggregate type at once. A context manager; blocks.
+
+    Each is written only if the entry is still the one that was read, so commands, other builds and retries may write at
+    the same time: whoever comes second reads again.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, app: str, bucket: str, last: int, decode: Callable[[bytes], FoldedState[Any] | None]
+    ) -> None:
+        """Offers contain all events up to position `last`; `decode` returns None for what is no snapshot."""
+        self._endpoint = endpoint
+        self._app = app
+        self._last = last
+        self._decode = decode
+        self._bucket = Bucket(bucket)
+        self._link: NatsConnection | None = None
+        self.written = 0
+        self.newer = 0
+        """How many aggregates had a snapshot of the same or a later event."""
+
+    def __enter__(self) -> BulkSnapshots:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._hang_up()
+
+    def put(self, offers: Sequence[Offer]) -> None:
+        """Write the offers that are newer than what is there, at most `WINDOW` together.
+
+        It tries again for half a minute while the server does not answer, then raises `StoreUnavailable` or
+        `Unreachable`.
+        """
+        deadline = time.monotonic() + _RETRY_S
+        lost = False
+        left = list(offers)
+        while left:
+            try:
+                left = self._round(left, through_leader=lost)
+                lost = True
+                if not left:
+                    return
+                fault: Exception = StoreUnavailable(f"The bucket {self._bucket.name}", f"{left[0].key} keeps changing")
+            except (StoreUnavailable, Unreachable, ApiRefused) as error:
+                fault = error if isinstance(error, Unreachable) else self._explained(error)
+                self._hang_up()
+                if isinstance(fault, LogUnusable | ApiRefused):
+                    raise fault from error
+            if time.monotonic() > deadline:
+                raise fault
+            time.sleep(_PAUSE_S)
+
+    def _explained(self, error: StoreUnavailable | ApiRefused) -> StoreError:
+        """Return `LogDrifted` where the bucket's settings may be the reason, else the same error."""
+        try:
+            state = ask_once(self._endpoint, stream_info(f"KV_{self._bucket.name}"), timeout_s=_TIMEOUT_S)
+        except (StoreError, Unreachable):
+            return error
+        return explained_by(state, snapshots_config(self._app, 1), error)
+
+    def _round(self, offers: Sequence[Offer], *, through_leader: bool) -> list[Offer]:
+        """Read each entry and write what is newer; return the offers whose entry changed in between."""
+        link = self._link or NatsConnection.open(self._endpoint, timeout_s=_TIMEOUT_S)
+        self._link = link
+        # A replica may be behind the write that came in between.
+        read = self._bucket.entry_from_leader if through_leader else self._bucket.entry
+        entries = link.ask_all([read(offer.key) for offer in offers], timeout_s=_TIMEOUT_S)
+        due: list[tuple[Offer, int]] = []
+        for offer, entry in zip(offers, entries, strict=True):
+            existing = None if entry is None else self._decode(entry[4])
+            if existing is None or not self._is_current(link, offer, existing):
+                due.append((offer, 0 if entry is None else entry[0]))
+        writes = [self._bucket.write(offer.key, offer.value, expected) for offer, expected in due]
+        stored = link.ask_all(writes, timeout_s=_TIMEOUT_S) if writes else []
+        self.newer += len(offers) - len(due)
+        self.written += sum(stored)
+        return [offer for (offer, _), done in zip(due, stored, strict=True) if not done]
+
+    def _is_current(self, link: NatsConnection, offer: Offer, existing: FoldedState[Any]) -> bool:
+        """Return whether the existing snapshot contains all that the offer does, of this very log."""
+        if existing.position == offer.position:
+            return existing.event_id == offer.event_id
+        if existing.position <= self._last:
+            return False  # older, or of an event that this log does not have
+        record = link.ask(message_at(self._app, existing.position))
+        subject = f"{self._app}.{offer.key}".encode()
+        return record is not None and record[2] == subject and (header(record[3], MSG_ID) or "") == existing.event_id
+
+    def _hang_up(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
