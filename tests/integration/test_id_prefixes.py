@@ -15,7 +15,7 @@ from sqlalchemy import Column, Connection, Engine, Index, MetaData, String, Tabl
 from eventjet import App, Recorded, projection
 from eventjet.examples.bank.account import Account, AccountEvent
 from eventjet.examples.bank.app import withdrawn_has_a_reason
-from eventjet.operations.aggregates import FOUND_MAX, IdsFound, ids_beginning
+from eventjet.operations.aggregates import FOUND_MAX, IdMatches, ids_beginning
 from eventjet.sql.locations import create_tables
 
 ROWS = 100_000
@@ -56,7 +56,7 @@ def filled(url: str, app: App) -> Iterator[Engine]:
         engine.dispose()
 
 
-def explained(connection: Connection, look: Callable[[], IdsFound]) -> tuple[IdsFound, list[str]]:
+def explained(connection: Connection, look: Callable[[], IdMatches]) -> tuple[IdMatches, list[str]]:
     """What a look finds, and the plan of its last statement."""
     asked: list[tuple[str, Any]] = []
 

@@ -19,7 +19,7 @@ from eventjet.doctor.server import check_monitoring, greetings
 from eventjet.errors import EventjetError
 from eventjet.findings import Finding
 from eventjet.nats.endpoint import Endpoint
-from eventjet.operations.log import DeadlineCounts, Following, LogNow, deadline_counts, log_now
+from eventjet.operations.log import DeadlineCounts, LogStatus, StatusReader, deadline_counts, log_now
 from eventjet.runtime import called
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import (
@@ -55,7 +55,7 @@ class PolledStatus:
     """Age of `statuses`; None before the first look."""
     is_log_known: bool = False
     """Whether `statuses` have lag and the log's last position; otherwise both are zero."""
-    log: LogNow | None = None
+    log: LogStatus | None = None
     log_seen_s: float | None = None
     events_per_s: float | None = None
     """Appended to the log; None before the second look."""
@@ -94,7 +94,7 @@ class StatusPoller:
         self._app = sources.app
         self._declared = {(one.name, one.revision) for one in self._app.projections.values()}
         self._declarations = declarations_of(self._app)
-        self._following = Following(self._app, sources.settings, _ANSWER_S)
+        self._following = StatusReader(self._app, sources.settings, _ANSWER_S)
         self._asked = 0.0
         self._seen: deque[StatusSnapshot] = deque()
         self._ends: deque[tuple[float, int]] = deque()
@@ -189,8 +189,8 @@ class StatusPoller:
 
         return await self._sources.seen("The database", look, _ANSWER_S)
 
-    async def _look_at_log(self) -> LogNow:
-        async def look() -> LogNow:
+    async def _look_at_log(self) -> LogStatus:
+        async def look() -> LogStatus:
             client = (await self._sources.log()).client
             return await log_now(client, self._app.name, self._log.value, _ANSWER_S)
 

@@ -18,11 +18,12 @@ from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild.workspace import leftovers
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.database import Database
-from eventjet.sql.dialect import SessionLimits, Soundness, dialect_of
+from eventjet.sql.dialect import Fault, SessionLimits, Soundness, dialect_of
 from eventjet.sql.locations import check, recorded
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.revisions import unused
 from eventjet.sql.table_differences import differences
+from eventjet.sql.tables import has_rows
 from eventjet.subscriptions.status import SeenCheckpoints, see_checkpoints
 
 
@@ -96,7 +97,7 @@ def _guarded(report: Report, connection: Connection, name: str) -> Generator[Non
     except Unreachable as error:
         report.unusable(name, error, "workers of it do not start")
     except DBAPIError as error:
-        if not dialect_of(connection).is_forbidden(error):
+        if Fault.FORBIDDEN not in dialect_of(connection).faults(error):
             raise
         said = str(error.orig).splitlines()[0]
         fix = "Grant `select` on it to this role (`eventjet nats-config --postgres` prints the grants)."
@@ -120,8 +121,8 @@ def _check_tables(report: Report, connection: Connection, resolved: AnyResolved,
         fix = f"`eventjet rebuild {resolved.name}` makes the table as it is declared"
         report.add(bad, "tables", f"{resolved.name}: {one.what}", one.cost, fix)
     dialect = dialect_of(connection)
-    there = dialect.find_tables(connection, checkpoint.names_of(recorded(resolved)), held.location).values()
-    if seen is not None and there and not any(dialect.has_rows(connection, table) for table in there):
+    there = dialect.tables.find_all(connection, checkpoint.names_of(recorded(resolved)), held.location).values()
+    if seen is not None and there and not any(has_rows(connection, table) for table in there):
         seen.empty.add(resolved.name)
     if not found and there:
         report.ok("tables", f"{named(table.quoted() for table in there)} of {resolved.name} as declared")

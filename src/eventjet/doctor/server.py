@@ -28,6 +28,10 @@ from eventjet.urls import parse
 
 _NEAR, _FULL = 0.8, 0.95
 """Shares of a limit from which it is a warning, and a fault."""
+_BODY_MAX = 4_000_000
+_REQUEST_S = 5.0
+_SERVERS_MAX = 20
+_ALWAYS = "jetstream { sync_interval: always }"
 
 
 def check_servers(installation: Installation, report: Report) -> Sequence[Greeting]:
@@ -125,12 +129,6 @@ def _check_limit(report: Report, limit: Limit) -> None:
     fix = "Raise `max_file` (or `max_store`)" if is_storage else f"Raise `max_{limit.of.split()[0]}`"
     level = Level.FAULT if share >= _FULL else Level.WARNING
     report.add(level, "account", said, cost, f"{fix} of the account, or take the limit away.")
-
-
-_BODY_MAX = 4_000_000
-_REQUEST_S = 5.0
-_SERVERS_MAX = 20
-_ALWAYS = "jetstream { sync_interval: always }"
 
 
 @dataclass(frozen=True, slots=True)

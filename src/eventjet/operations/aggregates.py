@@ -44,7 +44,7 @@ _BYTES_MAX = 4_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class AggregateFound:
+class AggregateMatch:
     """One aggregate that is in the log."""
 
     aggregate: str
@@ -57,7 +57,7 @@ class AggregateFound:
 
 
 @dataclass(frozen=True, slots=True)
-class IdsFound:
+class IdMatches:
     """What an index knows."""
 
     ids: Sequence[str]
@@ -69,7 +69,7 @@ class IdsFound:
     """Why only whole ids can be found."""
 
 
-def ids_beginning(app: App, connection: Connection, aggregate: str, prefix: str, after: str = "") -> IdsFound:
+def ids_beginning(app: App, connection: Connection, aggregate: str, prefix: str, after: str = "") -> IdMatches:
     """Ids that have a row in a read model whose key is the aggregate's id, by that key's own index, in its order.
 
     Never a scan: where no index of the database is in the order of code points it says which one to declare.
@@ -81,25 +81,25 @@ def ids_beginning(app: App, connection: Connection, aggregate: str, prefix: str,
         if held is None or not held.has_begun or held.app != app.name:
             continue
         table = located(resolved.table, held.location, dialect)
-        there = dialect.find_table(connection, (resolved.table.schema, resolved.table.name), held.location)
+        there = dialect.tables.find(connection, (resolved.table.schema, resolved.table.name), held.location)
         if there is None:
             continue
         (key,) = resolved.key_columns
         column = resolved.table.c[key].name
-        order = dialect.text_order(connection, there, column)
+        order = dialect.tables.text_order(connection, there, column)
         if order is None:
             remedy = remedy or _remedy(resolved, column)
             continue
         found = list(connection.scalars(keys_from(table, key, order, prefix, after, FOUND_MAX + 1)))
         more = found[FOUND_MAX - 1] if len(found) > FOUND_MAX else ""
-        return IdsFound(found[:FOUND_MAX], resolved.name, more)
-    return IdsFound((), fault=remedy or _no_index(app, aggregate))
+        return IdMatches(found[:FOUND_MAX], resolved.name, more)
+    return IdMatches((), fault=remedy or _no_index(app, aggregate))
 
 
-async def looked_up(store: EventStore, aggregate: str, ids: Sequence[str]) -> list[AggregateFound]:
+async def looked_up(store: EventStore, aggregate: str, ids: Sequence[str]) -> list[AggregateMatch]:
     """Those of these ids that have a history of this type. Raises what `EventStore` does."""
 
-    async def one(aggregate_id: str) -> AggregateFound | None:
+    async def one(aggregate_id: str) -> AggregateMatch | None:
         try:
             record = await store.newest(aggregate, aggregate_id)
         except Refused:
@@ -109,10 +109,10 @@ async def looked_up(store: EventStore, aggregate: str, ids: Sequence[str]) -> li
     return [found for found in await asyncio.gather(*map(one, ids)) if found is not None]
 
 
-async def changed_last(store: EventStore) -> list[AggregateFound]:
+async def changed_last(store: EventStore) -> list[AggregateMatch]:
     """The aggregates of the log's last 200 records, or fewer where they are large, the newest first."""
     state = await store.state()
-    found: dict[tuple[str, str], AggregateFound] = {}
+    found: dict[tuple[str, str], AggregateMatch] = {}
     end, size = state.last, 0
     while end >= max(state.first, state.last - _LAST_RECORDS + 1) and size < _BYTES_MAX:
         start = max(end - _CHUNK + 1, state.first)
@@ -126,8 +126,8 @@ async def changed_last(store: EventStore) -> list[AggregateFound]:
     return list(found.values())[:FOUND_MAX]
 
 
-def _found(aggregate: str, aggregate_id: str, record: RawRecord) -> AggregateFound:
-    return AggregateFound(aggregate, aggregate_id, version_in(record), record[0], stored_at(record))
+def _found(aggregate: str, aggregate_id: str, record: RawRecord) -> AggregateMatch:
+    return AggregateMatch(aggregate, aggregate_id, version_in(record), record[0], stored_at(record))
 
 
 def _keyed(app: App, aggregate: str) -> list[ResolvedProjection]:
@@ -196,7 +196,7 @@ class Folded:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotShown:
+class SnapshotInfo:
     """The snapshot of an aggregate."""
 
     position: int
@@ -261,7 +261,7 @@ class TimeTravel:
             held = snapshot if snapshot is not None and snapshot.version > held.version else held
         return await self._fold(known, held, (aggregate, aggregate_id), version, most)
 
-    async def snapshot(self, aggregate: str, aggregate_id: str) -> SnapshotShown | None:
+    async def snapshot(self, aggregate: str, aggregate_id: str) -> SnapshotInfo | None:
         """What is kept beside the log, whatever it is worth; None for nothing. Raises `StoreError`."""
         if self._snapshots is None:
             return None
@@ -277,7 +277,7 @@ class TimeTravel:
             unused = "it was written by another revision, or with other fields or schemas; the next one replaces it"
         elif not await self._stands(held):
             unused = "its last event is not at its position of this log"
-        return SnapshotShown(position, version, entry[1] / 1e9, len(entry[4]), unused)
+        return SnapshotInfo(position, version, entry[1] / 1e9, len(entry[4]), unused)
 
     def _of(self, aggregate: str, aggregate_id: str) -> _Known:
         log = (self._store.identity, len(self._repositories.catalog.voids))

@@ -179,7 +179,7 @@ class Effects:
 
 
 @dataclass(frozen=True, slots=True)
-class CauseFound:
+class Cause:
     """What an event names as its cause."""
 
     id: str
@@ -223,24 +223,24 @@ async def neighbours(store: EventStore, record: RawRecord) -> list[RawRecord]:
     return [one for one in found if first <= one[0] <= last and one[0] != position][:BATCH_MAX]
 
 
-async def cause_of(store: EventStore, record: RawRecord, cause: str) -> CauseFound:
+async def cause_of(store: EventStore, record: RawRecord, cause: str) -> Cause:
     """The event with this id, or of the command with it, before another one. Raises what `EventStore` does."""
     position = record[0]
     near = await _read(store, max(position - NEAR, 1), position - 1)
     found = _named(near, cause)
     if found is not None:
-        return CauseFound(cause, found)
+        return Cause(cause, found)
     made = made_at(cause)
     if made is None:
-        return CauseFound(cause, None, f"among the {len(near):,} records before it; its id tells no time")
+        return Cause(cause, None, f"among the {len(near):,} records before it; its id tells no time")
     about = await store.position_at(made - _SKEW)
     wanted = await store.position_at(made)
     spans = {(max(wanted - AROUND, 1), wanted + AROUND), (about, about + AROUND)}
     for start, end in sorted(spans, reverse=True):
         found = _named(await _read(store, start, min(end, position - 1)), cause)
         if found is not None:
-            return CauseFound(cause, found)
-    return CauseFound(
+            return Cause(cause, found)
+    return Cause(
         cause, None, f"among the {len(near):,} records before it, and about {made.isoformat(timespec='seconds')}"
     )
 

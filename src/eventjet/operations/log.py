@@ -218,7 +218,7 @@ TIMERS_MAX = 100
 
 
 @dataclass(frozen=True, slots=True)
-class LogNow:
+class LogStatus:
     """A log as its leader told of it."""
 
     identity: str
@@ -239,7 +239,7 @@ class LogNow:
     """What is gone from it, in words; empty for a whole one."""
 
 
-async def log_now(client: Client, app: str, known: LogNow | None, timeout_s: float) -> LogNow:
+async def log_now(client: Client, app: str, known: LogStatus | None, timeout_s: float) -> LogStatus:
     """Look at it; `known` is what the look before found. Raises `Unreachable`, `StoreUnavailable` and `Forbidden`."""
     try:
         state, others = await asyncio.gather(
@@ -252,7 +252,7 @@ async def log_now(client: Client, app: str, known: LogNow | None, timeout_s: flo
     else:
         record = await client.ask(last_message(app, stream_subjects(app)), timeout_s)
         last_at = None if record is None else record[1] / 1e9
-    return LogNow(
+    return LogStatus(
         identity=identity_of(state),
         first=state.first,
         last=state.last,
@@ -293,7 +293,7 @@ async def deadline_counts(client: Client, app: App) -> list[DeadlineCounts]:
     return found
 
 
-class Following:
+class StatusReader:
     """What a log has for checkpoints and cursors, over one connection that a fault drops. For one thread; blocks."""
 
     def __init__(self, app: App, settings: Settings, timeout_s: float) -> None:

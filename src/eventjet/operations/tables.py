@@ -126,7 +126,7 @@ def place_tables(connection: Connection, app: App, held: Checkpoint) -> tuple[li
     found: list[PlacedTable] = []
     missing: list[str] = []
     for schema, name in names_of(held.tables):
-        ref = dialect.find_table(connection, (schema, name), held.location)
+        ref = dialect.tables.find(connection, (schema, name), held.location)
         if ref is None:
             missing.append(name)
             continue
@@ -139,7 +139,7 @@ def _declared(
     connection: Connection, resolved: AnyResolved, held: Checkpoint, dialect: Dialect
 ) -> tuple[list[PlacedTable], list[str]]:
     names = [(table.schema, table.name) for table in resolved.tables]
-    refs = dialect.find_tables(connection, names, held.location)
+    refs = dialect.tables.find_all(connection, names, held.location)
     located = located_tables(resolved, held.location, dialect)
     row_type = resolved.row_type if isinstance(resolved, ResolvedProjection) else None
     found: list[PlacedTable] = []

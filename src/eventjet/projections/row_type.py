@@ -29,16 +29,16 @@ OWN_TABLES = ("eventjet_projection", "eventjet_rebuild", "eventjet_quarantine", 
 """Tables that eventjet makes for itself: see `eventjet.sql.own_tables`."""
 
 
-def _taken(kind: type[Any]) -> tuple[type, ...]:
+def _leaves_of(kind: type[Any]) -> tuple[type, ...]:
     """The types of leaves that a column takes; first the one whose own column it is."""
     leaves = [leaf for leaf in LEAVES.values() if kind.__name__ in leaf.columns]
     return tuple(leaf.python for leaf in sorted(leaves, key=lambda leaf: leaf.columns[0] != kind.__name__))
 
 
 _TAKEN: tuple[tuple[type[Any], tuple[type, ...]], ...] = (
-    *((kind, _taken(kind)) for kind in (sa.String, sa.Float, sa.Numeric, sa.Integer, sa.Boolean, sa.DateTime)),
-    *((kind, _taken(kind)) for kind in (sa.Date, sa.Uuid, sa.LargeBinary)),
-    (sa.JSON, (*_taken(sa.JSON), tuple, list, dict)),
+    *((kind, _leaves_of(kind)) for kind in (sa.String, sa.Float, sa.Numeric, sa.Integer, sa.Boolean, sa.DateTime)),
+    *((kind, _leaves_of(kind)) for kind in (sa.Date, sa.Uuid, sa.LargeBinary)),
+    (sa.JSON, (*_leaves_of(sa.JSON), tuple, list, dict)),
 )
 """(type of column, what it takes); of two types that fit, the first counts."""
 _NAMED = {list: Sequence, dict: Mapping}

@@ -42,7 +42,7 @@ from eventjet.settings import Settings
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import BULK, Database
-from eventjet.sql.dialect import dialect_of
+from eventjet.sql.dialect import Fault, dialect_of
 from eventjet.sql.quarantine import blocked_aggregates, park
 from eventjet.sql.table_moves import NotNow
 from eventjet.writers.batch import Batch, Parts
@@ -458,7 +458,7 @@ def _candidate(database: Database, resolved: AnyResolved, log: str, connection: 
         except (RebuildError, Unreachable) as error:
             refusal = str(error)
         except DBAPIError as error:
-            if not database.dialect.is_forbidden(error):
+            if Fault.FORBIDDEN not in database.dialect.faults(error):
                 raise
             # As it would be refused to the rebuild: both make tables as they are declared, to compare them.
             refusal = str(error.orig).partition("\n")[0]

@@ -20,11 +20,12 @@ from eventjet.rebuild.workspace import workspace_of
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, names_of, revisions
 from eventjet.sql.database import Database
-from eventjet.sql.dialect import TableName, TableRef, dialect_of, listed, qualified, verbatim
+from eventjet.sql.dialect import dialect_of, listed
 from eventjet.sql.locations import check_owner, create_tables, identities, located_tables, making, recorded
 from eventjet.sql.own_tables import projections, quarantine
 from eventjet.sql.quarantine import of
 from eventjet.sql.table_moves import UNDECLARED_REMEDY, NotNow, dependents, lock_as_workers, undeclared
+from eventjet.sql.tables import TableName, TableRef, qualified, verbatim
 
 TAIL_MAX = 5_000
 """Events a shadow may be behind when it is caught up while the live worker waits; more are caught up before."""
@@ -114,12 +115,12 @@ class Shadow(Generic[R_co]):
                 "Take it out of the declaration, or make the projection one of SQL by hand.",
             )
         live = checkpoint.read(connection, self.resolved.name, self.resolved.revision)
-        leaving = dialect.find_tables(connection, self._names, live.location if live else DECLARED)
+        leaving = dialect.tables.find_all(connection, self._names, live.location if live else DECLARED)
         with ExitStack() as stack:
             # Live tables that are not there have nothing to compare, nor the types that a model would need.
             with making(connection, self.resolved.name, self.tables):
-                model = stack.enter_context(dialect.modelled(connection, self.tables)) if leaving else connection
-            coming = dialect.find_tables(model, self._names, self.workspace.location) if leaving else {}
+                model = stack.enter_context(dialect.tables.modelled(connection, self.tables)) if leaving else connection
+            coming = dialect.tables.find_all(model, self._names, self.workspace.location) if leaving else {}
             self._check_carried(connection, leaving, model, coming)
 
     def take_over_quarantine(self) -> None:
@@ -137,7 +138,7 @@ class Shadow(Generic[R_co]):
             live = self._checkpoint(connection)
             if live is None or not live.log:
                 return None
-            live_tables = dialect_of(connection).find_tables(connection, self._names, live.location)
+            live_tables = dialect_of(connection).tables.find_all(connection, self._names, live.location)
             if len(live_tables) < len(self._names):
                 return None
             for name, (copied, made) in zip(self._names, self.pairs(), strict=True):
@@ -289,7 +290,7 @@ class Shadow(Generic[R_co]):
                 "Keep from it what gives it to new tables, an event trigger say.",
             )
         for name, table in leaving.items():
-            lost = undeclared(dialect.features(connection, table), dialect.features(model, coming[name]))
+            lost = undeclared(dialect.tables.features(connection, table), dialect.tables.features(model, coming[name]))
             if lost:
                 raise RebuildRefused(
                     self.resolved.name,

@@ -40,13 +40,14 @@ from eventjet.rebuild.runs import PURPOSE, RUN, Target, columns_in_words, refusa
 from eventjet.runtime import try_lock
 from eventjet.sql.checkpoint import DECLARED, names_of
 from eventjet.sql.database import BULK, READ_ONLY, Database
-from eventjet.sql.dialect import comments, creation, listed, qualified, verbatim
+from eventjet.sql.dialect import listed
 from eventjet.sql.locations import create_tables, located_tables, recorded
 from eventjet.sql.migrations import version
 from eventjet.sql.own_tables import metadata, projections, quarantine, rebuilds
 from eventjet.sql.postgres_tables import make
 from eventjet.sql.sqlite import SQLITE
 from eventjet.sql.table_moves import Exchange, Move, NotNow, bounded
+from eventjet.sql.tables import comments, creation, qualified, verbatim
 
 CHUNK = 5_000
 """Rows that SQLite gets in one transaction: the file's one writer lock is let go of in between."""

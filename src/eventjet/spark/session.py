@@ -48,6 +48,8 @@ _Gateway: TypeAlias = Callable[[Mapping[str, str], Mapping[str, str]], AbstractC
 
 _LOCAL = re.compile(r"local(?:\[([^,\]]+)(?:,[^\]]*)?\])?")
 _MARKS = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
+_LEFT_SET = (*_MARKS, "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE")
+"""Variables that pyspark sets with a session, and never takes back."""
 _LOG4J2 = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -214,6 +216,8 @@ def _running(
     taken = {} if remote else dict.fromkeys(("SPARK_REMOTE", *_MARKS))
     variables = _variables(url, scratch)
     with ExitStack() as stack:
+        stack.callback(_set_environment, {name: os.environ.get(name) for name in _LEFT_SET})
+        stack.enter_context(_quiet_loggers())
         stack.enter_context(_silent_about_an_ended_jvm())
         if _is_local(url) and not remote:
             given = {**settings, "spark.master": url}
@@ -230,7 +234,6 @@ def _running(
             with suppress(Exception), _hushed():
                 spark.stop()
             _forget_gateway()
-            _set_environment(dict.fromkeys(_MARKS))
 
 
 def _created(builder: Any, url: str) -> SparkSession:
@@ -304,9 +307,20 @@ def _hushed() -> Generator[None]:
     """Keep Spark's remarks about this machine away from the terminal."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in ("py4j", "pyspark"):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
         yield
+
+
+@contextmanager
+def _quiet_loggers() -> Generator[None]:
+    """Keep what Spark's loggers say of a session of our own away from the terminal; they are as before afterwards."""
+    levels = {logger: logger.level for logger in map(logging.getLogger, ("py4j", "pyspark"))}
+    try:
+        for logger in levels:
+            logger.setLevel(logging.CRITICAL)
+        yield
+    finally:
+        for logger, level in levels.items():
+            logger.setLevel(level)
 
 
 @contextmanager

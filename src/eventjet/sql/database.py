@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.errors import Unreachable, UsageError
 from eventjet.sql import postgres_connections, sqlite_connections
-from eventjet.sql.dialect import Dialect, SessionLimits, dialect_named
+from eventjet.sql.dialect import Dialect, Fault, SessionLimits, dialect_named
 from eventjet.urls import database_url, shown_database
 
 READ_ONLY = sqlite_connections.READ_ONLY
@@ -99,7 +99,7 @@ class Database:
     def unreachable(self, error: BaseException) -> Unreachable:
         """One paragraph for a database that cannot be used, without its password."""
         cause = getattr(error, "orig", None) or error
-        if self.dialect.lacks_table(cause):
+        if Fault.NO_TABLE in self.dialect.faults(error):
             return Unreachable(f"The database {self.shown}", "eventjet's tables are not in it", "Run `eventjet init`.")
         lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
         reason = lines[0] if lines else type(cause).__name__
@@ -121,7 +121,7 @@ class Database:
             raise self.unreachable(error) from None
         except DBAPIError as error:
             # A session that PostgreSQL ends because it was idle too long is no operational error there.
-            of_database = self.dialect.lacks_table(error.orig) or self.dialect.is_forbidden(error)
+            of_database = self.dialect.faults(error) & (Fault.NO_TABLE | Fault.FORBIDDEN)
             if not (error.connection_invalidated or of_database):
                 raise
             raise self.unreachable(error) from None

@@ -22,9 +22,10 @@ from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.checkpoint import DECLARED, RETIRED, UNASSIGNED, Checkpoint, names_of, revisions
 from eventjet.sql.database import unusable
-from eventjet.sql.dialect import Dialect, dialect_of, listed, make_enums
+from eventjet.sql.dialect import Dialect, Fault, dialect_of, listed
 from eventjet.sql.own_tables import projections
 from eventjet.sql.table_differences import column_differences
+from eventjet.sql.tables import make_enums, qualified
 
 _TOLD_MAX = 5
 """Columns that one message names."""
@@ -116,12 +117,9 @@ def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool =
         missing = [table for table in tables if not inspect(connection).has_table(table.name, schema=table.schema)]
     for schema in {table.schema for table in missing if table.schema is not None}:
         if not inspect(connection).has_schema(schema):
-            make = dialect.schema_statement(schema)
-            remedy = (
-                f"Run: {make}. Or leave it out of the Table."
-                if make
-                else "There are none here: leave it out of the Table."
-            )
+            remedy = "There are none here: leave it out of the Table."
+            if dialect.has_schemas:
+                remedy = f"Run: create schema {qualified(None, schema)}. Or leave it out of the Table."
             reason = f"the schema {schema!r}, which projection {resolved.name!r} declares for its table, is not in it"
             raise unusable(connection, reason, remedy)
     for table in missing:
@@ -144,8 +142,8 @@ def making(database: Connection | Engine, name: str, tables: Sequence[Table]) ->
         dialect, cause = dialect_of(database), error
         if isinstance(error, DBAPIError):
             cause = error.orig or error
-            others = (dialect.is_transient, dialect.is_locked_out, dialect.is_forbidden)
-            if error.connection_invalidated or any(of_other(error) for of_other in others):
+            others = Fault.TRANSIENT | Fault.LOCKED_OUT | Fault.FORBIDDEN
+            if error.connection_invalidated or dialect.faults(error) & others:
                 raise
         said = str(cause).strip().partition("\n")[0].rstrip(".")
         raise unusable(
@@ -167,7 +165,7 @@ def ensure(connection: Connection, resolved: AnyResolved, log: str = "") -> None
     if held is not None and (_is_assigned(held) or held.state == RETIRED):
         check_location(resolved, held.location, dialect_of(connection))
         return
-    dialect_of(connection).lock_migrations(connection)
+    dialect_of(connection).tables.lock_migrations(connection)
     held = checkpoint.read(connection, resolved.name, resolved.revision)
     if held is None or not _is_assigned(held):
         _give(connection, resolved, log, may_create=False)
@@ -288,7 +286,7 @@ def _give(connection: Connection, resolved: AnyResolved, log: str, *, may_create
     if holder is not None:
         # The holder's own location too, so that whoever exchanges them needs no right to create it.
         for revision in (resolved.revision, holder):
-            dialect.ensure_location(connection, dialect.own_location(resolved.name, revision))
+            dialect.tables.ensure_location(connection, dialect.own_location(resolved.name, revision))
     checkpoint.ensure(connection, resolved.name, resolved.revision, resolved.app)
     # A revision older than the one that holds the location does not push it away by itself.
     takes_over = holder is not None and holder < resolved.revision
@@ -307,11 +305,11 @@ def _give(connection: Connection, resolved: AnyResolved, log: str, *, may_create
 def _check_free(connection: Connection, resolved: AnyResolved) -> None:
     """Raise `Unreachable` where a declared table is that of another projection, of this app or another one."""
     dialect = dialect_of(connection)
-    own = {dialect.name_in_full(connection, name) for name in names_of(recorded(resolved))}
+    own = {dialect.tables.name_in_full(connection, name) for name in names_of(recorded(resolved))}
     for other, _ in checkpoint.read_all(connection):
         if other.name == resolved.name or other.state == RETIRED:
             continue
-        shared = [name for name in names_of(other.tables) if dialect.name_in_full(connection, name) in own]
+        shared = [name for name in names_of(other.tables) if dialect.tables.name_in_full(connection, name) in own]
         if shared:
             drop = f"`eventjet db unused --drop {other.name}:{other.revision}` of that app"
             raise unusable(
@@ -360,15 +358,15 @@ def identities(connection: Connection, tables: str, location: str) -> str:
     """
     dialect = dialect_of(connection)
     names = names_of(tables)
-    found = dialect.find_tables(connection, names, location)
-    known = [dialect.identify(connection, found[name]) for name in names if name in found]
-    return json.dumps([dialect.home(connection), *known])
+    found = dialect.tables.find_all(connection, names, location)
+    known = [dialect.tables.identity(connection, found[name], make=True) for name in names if name in found]
+    return json.dumps([dialect.tables.home(connection), *known])
 
 
 def are_noted(connection: Connection, held: Checkpoint) -> bool:
     """Whether its tables are known here; if not, it was restored from a dump."""
     home, *known = json.loads(held.identities) or [""]
-    return len(known) == len(names_of(held.tables)) and home == dialect_of(connection).home(connection)
+    return len(known) == len(names_of(held.tables)) and home == dialect_of(connection).tables.home(connection)
 
 
 def check_identity(connection: Connection, held: Checkpoint) -> None:
@@ -389,12 +387,14 @@ def _lost(connection: Connection, held: Checkpoint) -> str | None:
         return None
     dialect = dialect_of(connection)
     names = names_of(held.tables)
-    found = dialect.find_tables(connection, names, held.location)
+    found = dialect.tables.find_all(connection, names, held.location)
     missing = [repr(name[1]) for name in names if name not in found]
     if missing:
         return f"{listed(missing)} is not in the database"
     if not are_noted(connection, held):
         return None
     known = zip(names, json.loads(held.identities)[1:], strict=True)
-    strange = [repr(name[1]) for name, identity in known if dialect.identity(connection, found[name]) != identity]
+    strange = [
+        repr(name[1]) for name, identity in known if dialect.tables.identity(connection, found[name]) != identity
+    ]
     return f"{listed(strange)} is another table than the one its rows were written to" if strange else None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence, Sized
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Generator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC
 from math import inf
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import psycopg
-from sqlalchemy import ColumnElement, Connection, Engine, Table, cast, create_engine, event, text
+from sqlalchemy import ColumnElement, Connection, Engine, Table, create_engine, event, text
+from sqlalchemy import cast as sql_cast
 from sqlalchemy import types as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import URL
@@ -18,7 +19,6 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool
-from sqlalchemy.schema import CreateSchema
 
 from eventjet.domain.parked import Parked
 from eventjet.projections.columns import canonical, dumps, element, stored
@@ -26,32 +26,22 @@ from eventjet.projections.row_codec import RowCodec
 from eventjet.sql import (
     postgres_connections,
     postgres_statements,
-    postgres_tables,
 )
 from eventjet.sql.dialect import (
     Dialect,
-    Feature,
+    Fault,
     Fit,
     SessionLimits,
     Soundness,
-    TableName,
-    TableRef,
     Weakness,
     numbers_of,
-    qualified,
-    verbatim,
 )
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.postgres_statements import CLOCK, PostgresStatements
-from eventjet.sql.statements import TextOrder
+from eventjet.sql.postgres_tables import PostgresTables
 
 T = TypeVar("T")
 
-LOCK_TIMEOUT_MS = 500
-"""How long an exchange of tables may make readers queue behind it before it steps back."""
-CHECKPOINT_LOCK_MS = 10_000
-"""How long it waits for the batch that handlers have in hand: only their next one waits behind it."""
-_MIGRATIONS_LOCK = 0x656A_6464_6C  # "ejddl"
 _ABOUT_DATA = frozenset({"21", "22", "23", "44", "54"})
 """SQLSTATE classes: cardinality, data, integrity, check options, limits of a row or an index."""
 _TRANSIENT = ("08", "40", "53", "55", "57", "58", "XX", "25006", "25P03")
@@ -65,11 +55,11 @@ _TOO_LONG = "22001"
 _FORBIDDEN = "42501"
 _PARAMETERS_MAX = 65_535
 """Of one statement: its protocol counts them in 16 bits."""
-_NOT_EMPTY = "2BP01"
 
 
 class Postgres(Dialect):
     name = "postgresql"
+    tables = PostgresTables()
     clock = CLOCK
     is_concurrent = True
     relocates_handlers = True
@@ -98,34 +88,6 @@ class Postgres(Dialect):
             table.schema = location
             table.fullname = f"{location}.{table.name}"
 
-    def ensure_location(self, connection: Connection, location: str) -> None:
-        # Not IF NOT EXISTS, which asks for the right to create it even when it exists.
-        query = text("select 1 from pg_namespace where nspname = :name")
-        if location and connection.scalar(query, {"name": location}) is None:
-            connection.execute(CreateSchema(location))
-
-    def drop_location(self, connection: Connection, location: str) -> None:
-        try:
-            with connection.begin_nested():
-                connection.execute(verbatim(f"drop schema if exists {qualified(None, location)} restrict"))
-        except DBAPIError as error:
-            if _state(error) != _NOT_EMPTY:
-                raise
-
-    def find_table(self, connection: Connection, name: TableName, location: str) -> TableRef | None:
-        """The search path says where declared tables without a schema are."""
-        schema, table = name
-        found = connection.execute(_FIND, {"name": qualified(location or schema, table)}).one_or_none()
-        return None if found is None else TableRef(int(found[0]), str(found[1]), str(found[2]))
-
-    def move_table(
-        self, connection: Connection, table: TableRef, name: TableName, location: str, schema: str | None
-    ) -> None:
-        """Its indexes, constraints and sequences go with it, and keep their names."""
-        target = schema or location or name[0] or str(connection.scalar(text("select current_schema()")))
-        quoted = qualified(None, target)
-        connection.execute(verbatim(f"alter table {table.quoted()} set schema {quoted}"))
-
     def differ(self, one: ColumnElement[Any], other: ColumnElement[Any]) -> ColumnElement[bool]:
         """By their text, but for types that have one form of each value.
 
@@ -133,69 +95,7 @@ class Postgres(Dialect):
         """
         if isinstance(one.type, _ONE_FORM):
             return one.is_distinct_from(other)
-        return cast(one, sa.Text).collate("C").is_distinct_from(cast(other, sa.Text).collate("C"))
-
-    def inherit(self, connection: Connection, old: TableRef, heir: TableRef) -> None:
-        postgres_tables.inherit(connection, old, heir)
-
-    def dependents(
-        self,
-        connection: Connection,
-        table: TableRef,
-        along: Sequence[TableRef],
-        *,
-        for_good: bool,  # noqa: ARG002 - nothing follows a name
-    ) -> list[str]:
-        return postgres_tables.dependents(connection, table, along)
-
-    def features(self, connection: Connection, table: TableRef, heir: TableRef | None = None) -> list[Feature]:
-        return postgres_tables.features(connection, table, heir)
-
-    def modelled(self, connection: Connection, tables: Sequence[Table]) -> AbstractContextManager[Connection]:
-        return postgres_tables.modelled(connection, tables)
-
-    def text_order(self, connection: Connection, table: TableRef, column: str) -> TextOrder | None:
-        return postgres_tables.text_order(connection, table.oid, column)
-
-    def count_rows(self, connection: Connection, table: TableRef) -> int:
-        """As the last ANALYZE had it, or exactly where there was none."""
-        about = connection.scalar(text("select reltuples::bigint from pg_class where oid = :oid"), {"oid": table.oid})
-        return int(about) if about and about > 0 else super().count_rows(connection, table)
-
-    def home(self, connection: Connection) -> str:
-        """A dump that is restored makes eventjet's own table anew, too, even within one database."""
-        return str(connection.scalar(_HOME))
-
-    def identity(self, connection: Connection, table: TableRef) -> str:  # noqa: ARG002 - known since it was found
-        return str(table.oid)
-
-    def identify(self, connection: Connection, table: TableRef) -> str:
-        return self.identity(connection, table)
-
-    def drop_tables(self, connection: Connection, tables: Sequence[TableRef]) -> None:
-        """All in one statement, as foreign keys may be between them. What depends on one keeps them all."""
-        if tables:
-            connection.execute(verbatim(f"drop table {', '.join(one.quoted() for one in tables)} restrict"))
-
-    def lock_migrations(self, connection: Connection) -> None:
-        connection.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATIONS_LOCK})
-
-    def lock_tables(self, connection: Connection, tables: Iterable[TableRef], *, readers: bool) -> None:
-        """One after the other, in the order given."""
-        mode = "exclusive" if readers else "access exclusive"
-        for table in tables:
-            connection.execute(verbatim(f"lock table {table.quoted()} in {mode} mode"))
-
-    def bound_waits(self, connection: Connection, timeout_ms: int = LOCK_TIMEOUT_MS) -> None:
-        """Whoever wants the table after a waiting lock waits behind it, even to read."""
-        connection.execute(text(f"set local lock_timeout = {timeout_ms}"))
-
-    def patiently(self, connection: Connection, lock: Callable[[], T]) -> T:
-        """Nobody who reads tables waits behind a lock of checkpoints, so it may take longer."""
-        self.bound_waits(connection, CHECKPOINT_LOCK_MS)
-        locked = lock()
-        self.bound_waits(connection)
-        return locked
+        return sql_cast(one, sa.Text).collate("C").is_distinct_from(sql_cast(other, sa.Text).collate("C"))
 
     def refusal_of(self, url: URL) -> str | None:
         if not _OPTIONS.issuperset(url.query) or not str(url.query.get("connect_timeout", "0")).isdecimal():
@@ -232,9 +132,6 @@ class Postgres(Dialect):
     def load_all(self, connection: Connection) -> None:
         postgres_statements.load_all(connection)
 
-    def lacks_table(self, cause: object) -> bool:
-        return isinstance(cause, psycopg.errors.UndefinedTable)
-
     def remedy(self, cause: object) -> str:
         if "statement pooling" in str(cause):
             return postgres_connections.REMEDY
@@ -242,32 +139,28 @@ class Postgres(Dialect):
             return "A pooler refuses what sessions need: give PgBouncer `ignore_startup_parameters = options`."
         return "Check that it runs, and that EVENTJET_DATABASE names its host, database and user."
 
-    def is_about_data(self, error: DBAPIError) -> bool:
-        return _state(error)[:2] in _ABOUT_DATA or postgres_statements.is_of_driver(error)
-
-    def is_too_long(self, error: DBAPIError) -> bool:
-        return _state(error) == _TOO_LONG
-
-    def is_transient(self, error: DBAPIError) -> bool:
-        state = _state(error)
-        if state:
-            # A plan of a table that has changed since; a new session makes another.
-            return state.startswith(_TRANSIENT) or (state == "0A000" and "cached plan" in str(error.orig))
-        # Without a code it is the driver that speaks: of the connection, or of a value it cannot send.
-        is_drivers = isinstance(error.orig, psycopg.Error) and isinstance(error, OperationalError | InterfaceError)
-        return is_drivers and not _has_too_many_parameters(error)
-
-    def is_locked_out(self, error: DBAPIError) -> bool:
-        return _state(error) in _LOCKED_OUT
+    def faults(self, error: DBAPIError | BaseException) -> Fault:
+        cause = getattr(error, "orig", None) or error
+        if isinstance(cause, psycopg.errors.UndefinedTable):
+            return Fault.NO_TABLE
+        if not isinstance(error, DBAPIError):
+            return Fault.NOTHING_KNOWN
+        state, found = _state(error), Fault.NOTHING_KNOWN
+        if state[:2] in _ABOUT_DATA or postgres_statements.is_of_driver(error):
+            found |= Fault.DATA
+        if state == _TOO_LONG:
+            found |= Fault.TOO_LONG
+        if state == _FORBIDDEN:
+            found |= Fault.FORBIDDEN
+        if state in _LOCKED_OUT:
+            found |= Fault.LOCKED_OUT
+        return found | Fault.TRANSIENT if _is_transient(error, state) else found
 
     def refuses_writes(self, connection: Connection) -> str:
         if connection.scalar(text("select pg_is_in_recovery()")):
             return "the database is a standby, or is being recovered: it takes no writes"
         setting = connection.execute(_READ_ONLY_FOR_ALL).scalar_one_or_none()
         return "" if setting is None else f"the database takes no writes: {setting} is on for everybody"
-
-    def is_forbidden(self, error: DBAPIError) -> bool:
-        return _state(error) == _FORBIDDEN
 
 
 _READ_ONLY_FOR_ALL = text(
@@ -276,6 +169,15 @@ _READ_ONLY_FOR_ALL = text(
 )
 
 POSTGRES = Postgres()
+
+
+def _is_transient(error: DBAPIError, state: str) -> bool:
+    if state:
+        # A plan of a table that has changed since; a new session makes another.
+        return state.startswith(_TRANSIENT) or (state == "0A000" and "cached plan" in str(error.orig))
+    # Without a code it is the driver that speaks: of the connection, or of a value it cannot send.
+    is_drivers = isinstance(error.orig, psycopg.Error) and isinstance(error, OperationalError | InterfaceError)
+    return is_drivers and not _has_too_many_parameters(error)
 
 
 def _has_too_many_parameters(error: DBAPIError) -> bool:
@@ -291,17 +193,6 @@ def _state(error: DBAPIError) -> str:
 @compiles(Clock, Postgres.name)
 def _clock(_element: Clock, _compiler: Any, **_: Any) -> str:  # pyright: ignore[reportUnusedFunction]  registered
     return CLOCK
-
-
-_FIND = text("""
-select c.oid, n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
- where c.oid = to_regclass(:name)
-""")
-
-_HOME = text("""
-select concat_ws('/', system_identifier, d.oid, to_regclass('eventjet_projection')::oid)
-  from pg_control_system(), pg_database d where d.datname = current_database()
-""")
 
 
 _DIALECT = postgresql.dialect()
@@ -354,8 +245,7 @@ def missing_labels(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> l
 def _room(kind: sa.TypeEngine[Any]) -> _Room | None:
     """None of a type that eventjet does not know; SQL by hand may declare such, and of a domain no limits are told."""
     if isinstance(kind, sa.ARRAY):
-        items: Any = kind  # pyright: ignore[reportUnknownVariableType]
-        each = _room(element(items, _DIALECT))
+        each = _room(element(cast("sa.TypeEngine[Any]", kind), _DIALECT))
         return each and replace(each, kind=f"array of {each.kind}")
     if isinstance(kind, sa.String):
         return _text(kind)

@@ -6,60 +6,140 @@ of publications, subscriptions, security labels and inheritance.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 
 from sqlalchemy import Connection, Table, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.schema import CreateSchema
 
-from eventjet.sql.dialect import Feature, TableRef, creation, make_enums, qualified, verbatim
 from eventjet.sql.statements import TextOrder
+from eventjet.sql.tables import Feature, TableName, TableRef, Tables, creation, make_enums, qualified, verbatim
+
+LOCK_TIMEOUT_MS = 500
+"""How long an exchange of tables may make readers queue behind it before it steps back."""
+CHECKPOINT_LOCK_MS = 10_000
+"""How long it waits for the batch that handlers have in hand: only their next one waits behind it."""
+_MIGRATIONS_LOCK = 0x656A_6464_6C  # "ejddl"
+_NOT_EMPTY = "2BP01"
 
 
-def dependents(connection: Connection, table: TableRef, along: Sequence[TableRef]) -> list[str]:
-    """Everything that would be dropped with a table, or keep it from being dropped, or stay with it when it moves."""
-    query = _DEPENDENTS.bindparams(along=[one.oid for one in along])
-    return [str(one) for one in connection.scalars(query, {"oid": table.oid})]
+class PostgresTables(Tables):
+    def find(self, connection: Connection, name: TableName, location: str) -> TableRef | None:
+        """The search path says where declared tables without a schema are."""
+        schema, table = name
+        found = connection.execute(_FIND, {"name": qualified(location or schema, table)}).one_or_none()
+        return None if found is None else TableRef(int(found[0]), str(found[1]), str(found[2]))
 
+    def count_rows(self, connection: Connection, table: TableRef) -> int:
+        """As the last ANALYZE had it, or exactly where there was none."""
+        about = connection.scalar(text("select reltuples::bigint from pg_class where oid = :oid"), {"oid": table.oid})
+        return int(about) if about and about > 0 else super().count_rows(connection, table)
 
-def features(connection: Connection, table: TableRef, heir: TableRef | None) -> list[Feature]:
-    """Everything that makes one table differ from another, without rights, owner and what depends on it."""
-    target = heir or table
-    names = {"oid": table.oid, "heir": target.quoted(), "schema": qualified(None, str(target.schema))}
-    # PostgreSQL leaves the schemas of its path out of definitions, so that a table has the same ones in any schema.
-    path = connection.scalar(_PATH)
-    connection.execute(_SET_PATH, {"path": ", ".join(filter(None, (qualified(None, str(table.schema)), path)))})
-    rows = connection.execute(_FEATURES, names).all()
-    connection.execute(_SET_PATH, {"path": path})
-    return [
-        Feature(str(key), str(words), str(definition), carried, str(needs))
-        for key, words, definition, carried, needs in rows
-    ]
+    def features(self, connection: Connection, table: TableRef, heir: TableRef | None = None) -> list[Feature]:
+        """Everything that makes one table differ from another, without rights, owner and what depends on it."""
+        target = heir or table
+        names = {"oid": table.oid, "heir": target.quoted(), "schema": qualified(None, str(target.schema))}
+        # PostgreSQL leaves the schemas of its path out of definitions, so that a table has the same ones in any schema.
+        path = connection.scalar(_PATH)
+        connection.execute(_SET_PATH, {"path": ", ".join(filter(None, (qualified(None, str(table.schema)), path)))})
+        rows = connection.execute(_FEATURES, names).all()
+        connection.execute(_SET_PATH, {"path": path})
+        return [
+            Feature(str(key), str(words), str(definition), carried, str(needs))
+            for key, words, definition, carried, needs in rows
+        ]
 
+    def dependents(
+        self,
+        connection: Connection,
+        table: TableRef,
+        along: Sequence[TableRef],
+        *,
+        for_good: bool,  # noqa: ARG002 - nothing follows a name
+    ) -> list[str]:
+        """Everything that would be dropped with it, or keep it from being dropped, or stay with it when it moves."""
+        query = _DEPENDENTS.bindparams(along=[one.oid for one in along])
+        return [str(one) for one in connection.scalars(query, {"oid": table.oid})]
 
-def inherit(connection: Connection, old: TableRef, heir: TableRef) -> None:
-    """Give the heir the owner, exactly the rights, and the features that it does not declare and that can be carried.
+    @contextmanager
+    def modelled(self, connection: Connection, tables: Sequence[Table]) -> Generator[Connection]:
+        """Empty tables as they are declared, in the schema that they name, in a transaction that is rolled back."""
+        with connection.engine.connect().execution_options(postgresql_readonly=False) as other, other.begin() as made:
+            for schema in {table.schema for table in tables}:
+                other.execute(verbatim(f"create schema {qualified(None, str(schema))}"))
+            make(other, tables)
+            yield other
+            made.rollback()
 
-    Columns and their sequences inherit from those of the same names.
-    """
-    ids = {"old": old.oid, "heir": heir.oid}
-    for statements in (_OWNER, _RIGHTS):
-        for statement in connection.scalars(statements, ids).all():
-            connection.execute(verbatim(str(statement)))
-    there = {one.key for one in features(connection, heir, None)}
-    for one in features(connection, old, heir):
-        if one.carried is not None and one.key not in there and (not one.needs or one.needs in there):
-            connection.execute(verbatim(one.carried))
+    def text_order(self, connection: Connection, table: TableRef, column: str) -> TextOrder | None:
+        """The order in which an index of the table finds it; None where no index is in the order of code points.
 
+        To the end of the transaction plans keep to such an index: of a table that was never analysed the planner
+        believes that few rows match, and would read and sort all that do.
+        """
+        connection.execute(_KEEP_TO_INDEXES)
+        found = connection.execute(_ORDER, {"oid": table.oid, "column": column}).scalar()
+        return None if found is None else TextOrder[found]
 
-@contextmanager
-def modelled(connection: Connection, tables: Sequence[Table]) -> Generator[Connection]:
-    """Empty tables as they are declared, in the schema that they name, in a transaction that is rolled back."""
-    with connection.engine.connect().execution_options(postgresql_readonly=False) as other, other.begin() as made:
-        for schema in {table.schema for table in tables}:
-            other.execute(verbatim(f"create schema {qualified(None, str(schema))}"))
-        make(other, tables)
-        yield other
-        made.rollback()
+    def home(self, connection: Connection) -> str:
+        """A dump that is restored makes eventjet's own table anew, too, even within one database."""
+        return str(connection.scalar(_HOME))
+
+    def identity(self, connection: Connection, table: TableRef, *, make: bool = False) -> str:  # noqa: ARG002 - known since it was found
+        return str(table.oid)
+
+    def move(self, connection: Connection, table: TableRef, name: TableName, location: str, schema: str | None) -> None:
+        """Its indexes, constraints and sequences go with it, and keep their names."""
+        target = schema or location or name[0] or str(connection.scalar(text("select current_schema()")))
+        quoted = qualified(None, target)
+        connection.execute(verbatim(f"alter table {table.quoted()} set schema {quoted}"))
+
+    def inherit(self, connection: Connection, old: TableRef, heir: TableRef) -> None:
+        """Give the heir the owner, exactly the rights, and what can be carried of the features that it lacks.
+
+        Columns and their sequences inherit from those of the same names.
+        """
+        ids = {"old": old.oid, "heir": heir.oid}
+        for statements in (_OWNER, _RIGHTS):
+            for statement in connection.scalars(statements, ids).all():
+                connection.execute(verbatim(str(statement)))
+        there = {one.key for one in self.features(connection, heir)}
+        for one in self.features(connection, old, heir):
+            if one.carried is not None and one.key not in there and (not one.needs or one.needs in there):
+                connection.execute(verbatim(one.carried))
+
+    def drop(self, connection: Connection, tables: Sequence[TableRef]) -> None:
+        """All in one statement, as foreign keys may be between them. What depends on one keeps them all."""
+        if tables:
+            connection.execute(verbatim(f"drop table {', '.join(one.quoted() for one in tables)} restrict"))
+
+    def ensure_location(self, connection: Connection, location: str) -> None:
+        # Not IF NOT EXISTS, which asks for the right to create it even when it exists.
+        query = text("select 1 from pg_namespace where nspname = :name")
+        if location and connection.scalar(query, {"name": location}) is None:
+            connection.execute(CreateSchema(location))
+
+    def drop_location(self, connection: Connection, location: str) -> None:
+        try:
+            with connection.begin_nested():
+                connection.execute(verbatim(f"drop schema if exists {qualified(None, location)} restrict"))
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) != _NOT_EMPTY:
+                raise
+
+    def lock_migrations(self, connection: Connection) -> None:
+        connection.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATIONS_LOCK})
+
+    def lock(self, connection: Connection, tables: Iterable[TableRef], *, readers: bool) -> None:
+        """One after the other, in the order given."""
+        mode = "exclusive" if readers else "access exclusive"
+        for table in tables:
+            connection.execute(verbatim(f"lock table {table.quoted()} in {mode} mode"))
+
+    def bound_waits(self, connection: Connection, *, patient: bool = False) -> None:
+        """Whoever wants the table after a waiting lock waits behind it, even to read."""
+        connection.execute(text(f"set local lock_timeout = {CHECKPOINT_LOCK_MS if patient else LOCK_TIMEOUT_MS}"))
 
 
 def make(connection: Connection, tables: Sequence[Table]) -> None:
@@ -325,17 +405,6 @@ select format('grant %s%s on %s to %s%s', privilege_type, columns, target,
 """)
 
 
-def text_order(connection: Connection, oid: int | None, column: str) -> TextOrder | None:
-    """The order in which an index of the table finds it; None where no index is in the order of code points.
-
-    To the end of the transaction plans keep to such an index: of a table that was never analysed the planner believes
-    that few rows match, and would read and sort all that do.
-    """
-    connection.execute(_KEEP_TO_INDEXES)
-    found = connection.execute(_ORDER, {"oid": oid, "column": column}).scalar()
-    return None if found is None else TextOrder[found]
-
-
 _KEEP_TO_INDEXES = text(
     "select set_config(name, 'off', true) from unnest(array['enable_seqscan', 'enable_bitmapscan', 'enable_sort']) name"
 )
@@ -367,4 +436,15 @@ select case when kind in ('text_pattern_ops', 'varchar_pattern_ops') then 'PATTE
                     or (kind in ('text_ops', 'varchar_ops')
                         and (sorts in ('C', 'POSIX') or (sorts = 'default' and by_bytes))))
  order by found desc limit 1
+""")
+
+
+_FIND = text("""
+select c.oid, n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
+ where c.oid = to_regclass(:name)
+""")
+
+_HOME = text("""
+select concat_ws('/', system_identifier, d.oid, to_regclass('eventjet_projection')::oid)
+  from pg_control_system(), pg_database d where d.datname = current_database()
 """)

@@ -35,7 +35,7 @@ from eventjet.sql.checkpoint import (
     revisions,
 )
 from eventjet.sql.database import COMMAND, Database
-from eventjet.sql.dialect import TableName, TableRef, dialect_of, listed
+from eventjet.sql.dialect import Fault, dialect_of, listed
 from eventjet.sql.locations import check_owner, holders
 from eventjet.sql.own_tables import quarantine
 from eventjet.sql.table_moves import (
@@ -49,6 +49,7 @@ from eventjet.sql.table_moves import (
     retried,
     undeclared,
 )
+from eventjet.sql.tables import TableName, TableRef
 
 TAIL_S = 1.0
 """How long the holder of the declared location may be kept from writing while the other one catches up with it."""
@@ -116,9 +117,9 @@ def attempt(connection: Connection, resolved: AnyResolved, *, epoch: int | None 
         if missing:
             raise NotNow(f"it is {missing} events behind revision {there[-1].revision}")
         _check_promotion(connection, resolved, own, exchange)
-        broken = dialect_of(connection).broken_by_name(connection)
+        broken = dialect_of(connection).tables.broken_by_name(connection)
         exchange.carry_out()
-        broken = dialect_of(connection).broken_by_name(connection) - broken
+        broken = dialect_of(connection).tables.broken_by_name(connection) - broken
         if broken:
             raise PromotionRefused(resolved, f"{listed(sorted(broken))} could not be used with its table")
         failpoints.reach("takeover.moved")
@@ -167,7 +168,7 @@ def _limited(connection: Connection, resolved: AnyResolved) -> Generator[None]:
         with bounded(connection):
             yield
     except DBAPIError as error:
-        if not dialect_of(connection).is_forbidden(error):
+        if Fault.FORBIDDEN not in dialect_of(connection).faults(error):
             raise
         raise PromotionRefused(resolved, str(error.orig).partition("\n")[0]) from error
 
@@ -198,7 +199,7 @@ def _check_promotion(connection: Connection, resolved: AnyResolved, own: Checkpo
     strangers = [
         name[1]
         for name in exchange.coming
-        if name not in exchange.leaving and dialect.find_table(connection, name, DECLARED)
+        if name not in exchange.leaving and dialect.tables.find(connection, name, DECLARED)
     ]
     if strangers:
         raise PromotionRefused(resolved, f"no checkpoint knows whose {listed(strangers)} is")
@@ -209,7 +210,9 @@ def _check_promotion(connection: Connection, resolved: AnyResolved, own: Checkpo
         f"{one} of {name[1]}"
         for name, table in exchange.leaving.items()
         if name in exchange.coming
-        for one in undeclared(dialect.features(connection, table), dialect.features(connection, exchange.coming[name]))
+        for one in undeclared(
+            dialect.tables.features(connection, table), dialect.tables.features(connection, exchange.coming[name])
+        )
     ]
     if left:
         logs.FEATURES_LEFT.tell(_log, name=resolved.name, features=listed(left))
@@ -267,26 +270,22 @@ def _forget(connection: Connection, resolved: AnyResolved) -> Mapping[TableName,
     if held is None or held.state == RETIRED:
         return {}  # It begins anew anyway.
     _check_resettable(held)
-    dialect = dialect_of(connection)
-    tables = dialect.find_tables(connection, names_of(held.tables), held.location)
-    _check_dependents(connection, resolved, tables)
+    exchange = Exchange(connection, [Move(table, held.location, _ASIDE) for table in names_of(held.tables)], [])
+    exchange.look()
+    _check_dependents(resolved, exchange)
     (locked,) = lock_as_workers(
-        connection,
-        resolved,
-        lambda: dialect.lock_tables(connection, tables.values(), readers=False),
-        lambda: checkpoint.revisions(connection, name, lock=True, only=[revision]),
+        connection, resolved, exchange.lock_leaving, lambda: revisions(connection, name, lock=True, only=[revision])
     )
     if (locked.location, locked.tables, locked.identities) != (held.location, held.tables, held.identities):
         raise NotNow("its tables were swapped or moved meanwhile")
-    _check_dependents(connection, resolved, tables)
+    exchange.look_again()
+    _check_dependents(resolved, exchange)
     if checkpoint.reset(connection, locked) is None:
         _check_resettable(locked)
     own = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
     connection.execute(delete(quarantine).where(own))
-    for table, there in tables.items():
-        dialect.ensure_location(connection, _ASIDE)
-        dialect.move_table(connection, there, table, _ASIDE, None)
-    return dialect.find_tables(connection, tables, _ASIDE)
+    exchange.carry_out()
+    return dialect_of(connection).tables.find_all(connection, exchange.leaving, _ASIDE)
 
 
 def _drop(connection: Connection, resolved: AnyResolved, old: Mapping[TableName, TableRef]) -> None:
@@ -294,7 +293,7 @@ def _drop(connection: Connection, resolved: AnyResolved, old: Mapping[TableName,
     held = checkpoint.read(connection, resolved.name, resolved.revision)
     assert held is not None, "the caller has prepared it"
     dialect = dialect_of(connection)
-    made = dialect.find_tables(connection, names_of(held.tables), held.location)
+    made = dialect.tables.find_all(connection, names_of(held.tables), held.location)
     added = dependents(connection, made)
     if added:
         what = f"{listed(added)} would come with the table that is made"
@@ -303,17 +302,17 @@ def _drop(connection: Connection, resolved: AnyResolved, old: Mapping[TableName,
         )
     for name, heir in made.items():
         if name in old:
-            lost = undeclared(dialect.features(connection, old[name]), dialect.features(connection, heir))
+            lost = undeclared(dialect.tables.features(connection, old[name]), dialect.tables.features(connection, heir))
             if lost:
                 what = f"{listed(lost)} of {heir.name}, which the table does not declare, would be lost"
                 raise UsageError(f"{resolved.name} is not reset: {what}. {UNDECLARED_REMEDY}")
-            dialect.inherit(connection, old[name], heir)
-    dialect.drop_tables(connection, list(old.values()))
-    dialect.drop_location(connection, _ASIDE)
+            dialect.tables.inherit(connection, old[name], heir)
+    dialect.tables.drop(connection, list(old.values()))
+    dialect.tables.drop_location(connection, _ASIDE)
 
 
-def _check_dependents(connection: Connection, resolved: AnyResolved, tables: Mapping[TableName, TableRef]) -> None:
-    hanging = dependents(connection, tables)
+def _check_dependents(resolved: AnyResolved, exchange: Exchange) -> None:
+    hanging = dependents(exchange.connection, exchange.leaving)
     if hanging:
         raise UsageError(f"{resolved.name} is not reset: {listed(hanging)} would be lost. Drop that first.")
 
@@ -370,9 +369,11 @@ def retire(
     (held,) = [one for one in revisions(connection, name) if one.revision == revision]
     # Tables before checkpoints, as workers lock them.
     dialect = dialect_of(connection)
+    exchange = Exchange(connection, [Move(table, held.location, None) for table in names_of(held.tables)], [])
     try:
         with bounded(connection):
-            dialect.drop_tables(connection, list(_there(connection, held).values()))
+            exchange.look()
+            exchange.carry_out()
     except NotNow as later:
         raise UsageError(f"{name}:{revision} is not dropped: {later}. Try again.") from None
     locked = checkpoint.lock(connection, name, revision)
@@ -380,7 +381,7 @@ def retire(
         raise UsageError(f"{name}:{revision} was moved meanwhile. Look again with `eventjet db unused`.")
     # Once more, now that nobody can take it.
     _droppable(connection, name, revision, declared, app)
-    dialect.drop_location(connection, dialect.own_location(name, revision))
+    dialect.tables.drop_location(connection, dialect.own_location(name, revision))
     of_it = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
     connection.execute(delete(quarantine).where(of_it))
     checkpoint.retire(connection, name, revision)
@@ -419,7 +420,7 @@ def _described(connection: Connection, one: Checkpoint, left_s: float, declared:
         one.state,
         one.location,
         tuple(table.quoted() for table in tables.values()),
-        sum(dialect_of(connection).count_rows(connection, table) for table in tables.values()),
+        sum(dialect_of(connection).tables.count_rows(connection, table) for table in tables.values()),
         one.position,
         owner,
         in_use,
@@ -428,7 +429,7 @@ def _described(connection: Connection, one: Checkpoint, left_s: float, declared:
 
 def _there(connection: Connection, one: Checkpoint) -> dict[TableName, TableRef]:
     """The tables of a revision that are there."""
-    return dialect_of(connection).find_tables(connection, names_of(one.tables), one.location)
+    return dialect_of(connection).tables.find_all(connection, names_of(one.tables), one.location)
 
 
 _Change: TypeAlias = Callable[[Connection, Checkpoint], Checkpoint | None]

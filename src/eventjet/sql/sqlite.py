@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 import sqlite3
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import astuple
 from datetime import date, datetime
 from decimal import Decimal
@@ -49,20 +48,15 @@ from sqlalchemy.sql import quoted_name
 from eventjet.domain.parked import Parked
 from eventjet.projections.columns import Convert, dumps, loads, normaliser, plain, stored
 from eventjet.projections.row_codec import RowCodec
-from eventjet.sql import sqlite_tables
 from eventjet.sql.checkpoint import ADVANCE
 from eventjet.sql.dialect import (
     Dialect,
-    Feature,
+    Fault,
     Fit,
     SessionLimits,
     Soundness,
-    TableName,
-    TableRef,
     Weakness,
     numbers_of,
-    qualified,
-    verbatim,
 )
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.sqlite_connections import (
@@ -73,6 +67,7 @@ from eventjet.sql.sqlite_connections import (
     prepare,
     prepare_for_handlers,
 )
+from eventjet.sql.sqlite_tables import SqliteTables
 from eventjet.sql.statements import (
     COLUMNS,
     INSERT,
@@ -83,7 +78,6 @@ from eventjet.sql.statements import (
     Names,
     QuarantineChanges,
     Rendered,
-    TextOrder,
     by_key,
 )
 
@@ -91,17 +85,6 @@ CLOCK = "(julianday('now') - 2440587.5) * 86400.0"
 _OWN_LOCATION = re.compile(r"(.+)__r[0-9]+")
 _TRANSIENT = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
 """Primary codes of faults that another try may not meet: busy, locked, out of memory, read-only, interrupted, I/O …"""
-_NAME = r'"(?:[^"]|"")*"|\[[^]]*\]|`[^`]*`|[^\s(]+'
-_INDEX = re.compile(rf"\s*CREATE\s+(UNIQUE\s+)?INDEX\s+(?:{_NAME})\s+ON\s+(?:{_NAME})\s*(?=\()", re.IGNORECASE)
-_TABLE = text("select name from sqlite_master where type = 'table' and lower(name) = lower(:name)")
-_MARKS = text(
-    "select name from sqlite_master "
-    "where type = 'trigger' and lower(tbl_name) = lower(:name) and name glob 'eventjet_identity_*' order by 1"
-)
-_INDEXES = text(
-    "select name, sql from sqlite_master "
-    "where type = 'index' and sql is not null and lower(tbl_name) = lower(:name) order by 1"
-)
 
 
 def _float(value: Any) -> float:
@@ -131,7 +114,9 @@ _CONVERSIONS: tuple[tuple[type[Any], Convert, Convert], ...] = (
 
 class Sqlite(Dialect):
     name = "sqlite"
+    tables = SqliteTables()
     clock = CLOCK
+    has_schemas = False
     is_concurrent = False
     relocates_handlers = False
     look_options: ClassVar[Mapping[str, Any]] = {READ_ONLY: True}
@@ -177,89 +162,10 @@ class Sqlite(Dialect):
                 # The whole database shares the names of indexes.
                 index.name = quoted_name(f"{index.name}__{table.name}", None)
 
-    def name_in_full(self, connection: Connection, name: TableName) -> TableName:  # noqa: ARG002 - there are no schemas
-        return None, name[1].lower()
-
-    def schema_statement(self, schema: str) -> str:  # noqa: ARG002 - there are none
-        return ""
-
     def differ(self, one: ColumnElement[Any], other: ColumnElement[Any]) -> ColumnElement[bool]:
         """By their types and bytes: a collation may call texts equal."""
         kinds = func.typeof(one).is_distinct_from(func.typeof(other))
         return or_(kinds, _in_bytes(one).is_distinct_from(_in_bytes(other)))
-
-    def find_table(self, connection: Connection, name: TableName, location: str) -> TableRef | None:
-        """SQLite does not tell capitals from small letters in names."""
-        wanted = f"{name[1]}{location}"
-        found = connection.scalar(_TABLE, {"name": wanted})
-        return None if found is None else TableRef(None, None, wanted)
-
-    def move_table(
-        self,
-        connection: Connection,
-        table: TableRef,
-        name: TableName,
-        location: str,
-        schema: str | None,  # noqa: ARG002 - there are none
-    ) -> None:
-        """Rename the table and its indexes, which are made again: the whole file shares the names of indexes.
-
-        Views and foreign keys go on naming what they name, so they find the table that takes a name over.
-        """
-        after = f"{name[1]}{location}"
-        made = [(str(index), str(statement)) for index, statement in connection.execute(_INDEXES, {"name": table.name})]
-        for index, _ in made:
-            connection.exec_driver_sql(f"drop index {qualified(None, index)}")
-        connection.exec_driver_sql("pragma legacy_alter_table = on")
-        try:
-            quoted = table.quoted(), qualified(None, after)
-            connection.exec_driver_sql(f"alter table {quoted[0]} rename to {quoted[1]}")
-        finally:
-            connection.exec_driver_sql("pragma legacy_alter_table = off")
-        for index, statement in made:
-            # As `located` names it.
-            own = index.removesuffix(f"__{table.name}") + (f"__{after}" if location else "")
-            found = _INDEX.match(statement)
-            assert found is not None, f"SQLite stores an index as {statement!r}"
-            columns = statement[found.end() :]
-            kind = f"{(found[1] or '').lower()}index"
-            connection.exec_driver_sql(f"create {kind} {qualified(None, own)} on {quoted[1]} {columns}")
-
-    def dependents(
-        self, connection: Connection, table: TableRef, along: Sequence[TableRef], *, for_good: bool
-    ) -> list[str]:
-        return sqlite_tables.dependents(connection, table.name, [one.name for one in along], for_good=for_good)
-
-    def features(self, connection: Connection, table: TableRef, heir: TableRef | None = None) -> list[Feature]:  # noqa: ARG002
-        return sqlite_tables.features(connection, table.name)
-
-    def modelled(self, connection: Connection, tables: Sequence[Table]) -> AbstractContextManager[Connection]:  # noqa: ARG002
-        return sqlite_tables.modelled(tables)
-
-    def broken_by_name(self, connection: Connection) -> set[str]:
-        return sqlite_tables.broken_by_name(connection)
-
-    def text_order(self, connection: Connection, table: TableRef, column: str) -> TextOrder | None:  # noqa: ARG002
-        """Every key is BINARY: see `projections.resolve`."""
-        return TextOrder.PLAIN
-
-    def identity(self, connection: Connection, table: TableRef) -> str | None:
-        found = connection.scalar(_MARKS, {"name": table.name})
-        return None if found is None else str(found)
-
-    def identify(self, connection: Connection, table: TableRef) -> str:
-        """The name of a trigger that never fires: it goes with the table, into backups, and when it is dropped."""
-        known = self.identity(connection, table)
-        if known is not None:
-            return known
-        made = f"eventjet_identity_{secrets.token_hex(8)}"
-        connection.exec_driver_sql(f"create trigger {made} after delete on {table.quoted()} when 0 begin select 1; end")
-        return made
-
-    def drop_tables(self, connection: Connection, tables: Sequence[TableRef]) -> None:
-        """Foreign keys are not enforced on connections of eventjet's own."""
-        for table in tables:
-            connection.execute(verbatim(f"drop table {table.quoted()}"))
 
     def refusal_of(self, url: URL) -> str | None:
         if url.database in (None, "", ":memory:"):
@@ -302,8 +208,17 @@ class Sqlite(Dialect):
     def load_all(self, connection: Connection) -> None:
         load_all(connection)
 
-    def lacks_table(self, cause: object) -> bool:
-        return "no such table" in str(cause)
+    def faults(self, error: DBAPIError | BaseException) -> Fault:
+        cause = getattr(error, "orig", None) or error
+        found = Fault.NO_TABLE if "no such table" in str(cause) else Fault.NOTHING_KNOWN
+        if not isinstance(error, DBAPIError):
+            return found
+        is_refused = isinstance(cause, sqlite3.IntegrityError | sqlite3.DataError | OverflowError)
+        if is_refused or is_of_driver(error):
+            found |= Fault.DATA
+        code = getattr(cause, "sqlite_errorcode", None)
+        is_transient = isinstance(code, int) and code & 0xFF in _TRANSIENT
+        return found | Fault.TRANSIENT if is_transient else found
 
     def remedy(self, cause: object) -> str:
         if isinstance(cause, FileReplaced):
@@ -311,14 +226,6 @@ class Sqlite(Dialect):
         if is_busy(cause):
             return f"Another program has held it for {BUSY_TIMEOUT_S:.0f} s: end that one, or try again."
         return "Check that its folder exists and may be written to."
-
-    def is_about_data(self, error: DBAPIError) -> bool:
-        refused = isinstance(error.orig, sqlite3.IntegrityError | sqlite3.DataError | OverflowError)
-        return refused or is_of_driver(error)
-
-    def is_transient(self, error: DBAPIError) -> bool:
-        code = getattr(error.orig, "sqlite_errorcode", None)
-        return isinstance(code, int) and code & 0xFF in _TRANSIENT
 
 
 SQLITE = Sqlite()

@@ -7,14 +7,16 @@ What SQLite tells in no pragma is read from the statement that made the table, w
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+import secrets
+from collections.abc import Container, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from sqlalchemy import Connection, Table, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
-from eventjet.sql.dialect import Feature, creation, qualified
+from eventjet.sql.statements import TextOrder
+from eventjet.sql.tables import Feature, TableName, TableRef, Tables, creation, qualified, verbatim
 
 _TOKEN = re.compile(
     r"""--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|"(?:[^"]|"")*"|\[[^]]*\]|`(?:[^`]|``)*`|[\w$]+|\S""", re.DOTALL
@@ -52,14 +54,97 @@ _FOREIGN = text(
 _NUMBER = re.compile(r"'(-?[\d.]+)'")
 
 
-def dependents(connection: Connection, name: str, along: Iterable[str], *, for_good: bool) -> list[str]:
-    """The table's own triggers; where no other table takes the name, whatever names it."""
-    found = [str(one) for one in connection.scalars(_TRIGGERS, {"name": name})]
-    if for_good:
-        found += _broken_without(connection, name)
-        together = {f"a foreign key of {one}".lower() for one in along}
-        found += [one for one in connection.scalars(_REFERRING, {"name": name}) if one.lower() not in together]
-    return found
+_NAME = r'"(?:[^"]|"")*"|\[[^]]*\]|`[^`]*`|[^\s(]+'
+_INDEX = re.compile(rf"\s*CREATE\s+(UNIQUE\s+)?INDEX\s+(?:{_NAME})\s+ON\s+(?:{_NAME})\s*(?=\()", re.IGNORECASE)
+_TABLE = text("select name from sqlite_master where type = 'table' and lower(name) = lower(:name)")
+_MARKS = text(
+    "select name from sqlite_master "
+    "where type = 'trigger' and lower(tbl_name) = lower(:name) and name glob 'eventjet_identity_*' order by 1"
+)
+
+
+class SqliteTables(Tables):
+    """No locks, since a transaction that writes has the whole file to itself; no owners and no rights."""
+
+    def find(self, connection: Connection, name: TableName, location: str) -> TableRef | None:
+        """SQLite does not tell capitals from small letters in names."""
+        wanted = f"{name[1]}{location}"
+        found = connection.scalar(_TABLE, {"name": wanted})
+        return None if found is None else TableRef(None, None, wanted)
+
+    def name_in_full(self, connection: Connection, name: TableName) -> TableName:  # noqa: ARG002 - there are no schemas
+        return None, name[1].lower()
+
+    def features(self, connection: Connection, table: TableRef, heir: TableRef | None = None) -> list[Feature]:  # noqa: ARG002
+        """Everything that makes one table differ from another; nothing of it can be carried over by a statement."""
+        return list(_features(connection, table.name))
+
+    def dependents(
+        self, connection: Connection, table: TableRef, along: Sequence[TableRef], *, for_good: bool
+    ) -> list[str]:
+        """The table's own triggers; where no other table takes the name, whatever names it."""
+        found = [str(one) for one in connection.scalars(_TRIGGERS, {"name": table.name})]
+        if for_good:
+            found += _broken_without(connection, table.name)
+            together = {f"a foreign key of {one.name}".lower() for one in along}
+            referring = connection.scalars(_REFERRING, {"name": table.name})
+            found += [one for one in referring if one.lower() not in together]
+        return found
+
+    def broken_by_name(self, connection: Connection) -> set[str]:
+        return broken_by_name(connection)
+
+    def modelled(self, connection: Connection, tables: Sequence[Table]) -> AbstractContextManager[Connection]:  # noqa: ARG002
+        return modelled(tables)
+
+    def text_order(self, connection: Connection, table: TableRef, column: str) -> TextOrder | None:  # noqa: ARG002
+        """Every key is BINARY: see `projections.resolve`."""
+        return TextOrder.PLAIN
+
+    def identity(self, connection: Connection, table: TableRef, *, make: bool = False) -> str | None:
+        """The name of a trigger that never fires: it goes with the table, into backups, and when it is dropped."""
+        known = connection.scalar(_MARKS, {"name": table.name})
+        if known is not None or not make:
+            return None if known is None else str(known)
+        made = f"eventjet_identity_{secrets.token_hex(8)}"
+        connection.exec_driver_sql(f"create trigger {made} after delete on {table.quoted()} when 0 begin select 1; end")
+        return made
+
+    def move(
+        self,
+        connection: Connection,
+        table: TableRef,
+        name: TableName,
+        location: str,
+        schema: str | None,  # noqa: ARG002 - there are none
+    ) -> None:
+        """Rename the table and its indexes, which are made again: the whole file shares the names of indexes.
+
+        Views and foreign keys go on naming what they name, so they find the table that takes a name over.
+        """
+        after = f"{name[1]}{location}"
+        made = [(str(index), str(statement)) for index, statement in connection.execute(_INDEXES, {"name": table.name})]
+        for index, _ in made:
+            connection.exec_driver_sql(f"drop index {qualified(None, index)}")
+        connection.exec_driver_sql("pragma legacy_alter_table = on")
+        try:
+            quoted = table.quoted(), qualified(None, after)
+            connection.exec_driver_sql(f"alter table {quoted[0]} rename to {quoted[1]}")
+        finally:
+            connection.exec_driver_sql("pragma legacy_alter_table = off")
+        for index, statement in made:
+            # As `located` names it.
+            own = index.removesuffix(f"__{table.name}") + (f"__{after}" if location else "")
+            found = _INDEX.match(statement)
+            assert found is not None, f"SQLite stores an index as {statement!r}"
+            columns = statement[found.end() :]
+            kind = f"{(found[1] or '').lower()}index"
+            connection.exec_driver_sql(f"create {kind} {qualified(None, own)} on {quoted[1]} {columns}")
+
+    def drop(self, connection: Connection, tables: Sequence[TableRef]) -> None:
+        """Foreign keys are not enforced on connections of eventjet's own."""
+        for table in tables:
+            connection.execute(verbatim(f"drop table {table.quoted()}"))
 
 
 def broken_by_name(connection: Connection) -> set[str]:
@@ -100,11 +185,6 @@ def _use(connection: Connection, kind: str, of: str, made: str) -> str:
         sets = ", ".join(f"{qualified(None, str(one.name))} = null" for one in columns if not one.hidden)
         return f"update {table} set {sets}"  # noqa: S608 - of a known table
     return f"insert into {table} default values" if event == "insert" else f"delete from {table}"  # noqa: S608 - as above
-
-
-def features(connection: Connection, name: str) -> list[Feature]:
-    """Everything that makes one table differ from another; nothing of it can be carried over by a statement."""
-    return list(_features(connection, name))
 
 
 @contextmanager

@@ -16,8 +16,9 @@ from sqlalchemy import types as sa
 from sqlalchemy.exc import NoSuchTableError
 
 from eventjet.projections.columns import element, stored
-from eventjet.sql.dialect import Fit, dialect_of, qualified, spoken
+from eventjet.sql.dialect import Fit, dialect_of, spoken
 from eventjet.sql.postgres import missing_labels
+from eventjet.sql.tables import qualified
 
 _CHANGES = "values may be rounded, cut or refused, or come back as others"
 

@@ -1,7 +1,7 @@
-"""`Exchange`: tables leave their location, and others of the same names come into it, in the caller's transaction.
+"""`Exchange`: tables leave their location, and others of the same names may come into it, in the caller's transaction.
 
-Readers see the one or the other, never none. Promotions of revisions are made of it, and on PostgreSQL the swaps of
-rebuilds.
+Readers see the one or the other, never none. Whatever moves a table is made of it: promotion, reset and retirement of
+a revision, and on PostgreSQL the swap of a rebuild.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from sqlalchemy.exc import DBAPIError
 
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.dialect import Feature, TableName, TableRef, dialect_of
+from eventjet.sql.dialect import Fault, dialect_of
+from eventjet.sql.tables import Feature, TableName, TableRef
 
 T = TypeVar("T")
 
@@ -50,7 +51,7 @@ class Exchange:
 
     def __init__(self, connection: Connection, leaving: Sequence[Move], coming: Sequence[Move]) -> None:
         self.connection = connection
-        self._dialect = dialect_of(connection)
+        self._tables = dialect_of(connection).tables
         self._moves = leaving, coming
         self.leaving: Mapping[TableName, TableRef] = {}
         """Those that are there."""
@@ -59,12 +60,12 @@ class Exchange:
     def lock_leaving(self) -> None:
         """Keep the writers of what leaves out, and let readers in."""
         self.look()
-        self._dialect.lock_tables(self.connection, self.leaving.values(), readers=True)
+        self._tables.lock(self.connection, self.leaving.values(), readers=True)
 
     def lock(self) -> None:
         """The same, and keep the writers of what comes out."""
         self.lock_leaving()
-        self._dialect.lock_tables(self.connection, self.coming.values(), readers=True)
+        self._tables.lock(self.connection, self.coming.values(), readers=True)
 
     def look(self) -> None:
         """Find the tables."""
@@ -82,27 +83,27 @@ class Exchange:
 
     def carry_out(self) -> None:
         """Keep readers out, too; let those that come inherit; then out first, in afterwards."""
-        connection, dialect = self.connection, self._dialect
+        connection, tables = self.connection, self._tables
         leaving, coming = self._moves
-        dialect.lock_tables(connection, (*self.leaving.values(), *self.coming.values()), readers=False)
+        tables.lock(connection, (*self.leaving.values(), *self.coming.values()), readers=False)
         for name, table in self.coming.items():
             if name in self.leaving:
-                dialect.inherit(connection, self.leaving[name], table)
-        dialect.drop_tables(connection, [self.leaving[one.name] for one in leaving if self._is_dropped(one)])
+                tables.inherit(connection, self.leaving[name], table)
+        tables.drop(connection, [self.leaving[one.name] for one in leaving if self._is_dropped(one)])
         for one in leaving:
             if one.name in self.leaving and one.after is not None:
-                dialect.ensure_location(connection, one.after)
-                dialect.move_table(connection, self.leaving[one.name], one.name, one.after, None)
+                tables.ensure_location(connection, one.after)
+                tables.move(connection, self.leaving[one.name], one.name, one.after, None)
         for one in coming:
             left = self.leaving.get(one.name)
             assert one.after is not None, "what comes stays"
-            dialect.move_table(connection, self.coming[one.name], one.name, one.after, left.schema if left else None)
+            tables.move(connection, self.coming[one.name], one.name, one.after, left.schema if left else None)
 
     def _is_dropped(self, one: Move) -> bool:
         return one.after is None and one.name in self.leaving
 
     def _found(self, moves: Iterable[Move]) -> dict[TableName, TableRef]:
-        looked = {one.name: self._dialect.find_table(self.connection, one.name, one.before) for one in moves}
+        looked = {one.name: self._tables.find(self.connection, one.name, one.before) for one in moves}
         return {name: table for name, table in looked.items() if table is not None}
 
 
@@ -115,7 +116,7 @@ def dependents(connection: Connection, tables: Mapping[TableName, TableRef], *, 
     return [
         f"{one} on {name[1]}"
         for name, table in tables.items()
-        for one in dialect.dependents(connection, table, along, for_good=for_good)
+        for one in dialect.tables.dependents(connection, table, along, for_good=for_good)
     ]
 
 
@@ -159,9 +160,12 @@ def lock_as_workers(
     keeps it while handlers touch whatever they touch.
     """
     if isinstance(resolved, ResolvedSql):
-        found = dialect_of(connection).patiently(connection, checkpoints)
+        waits = dialect_of(connection).tables.bound_waits
+        waits(connection, patient=True)
+        locked = checkpoints()
+        waits(connection)
         tables()
-        return found
+        return locked
     tables()
     return checkpoints()
 
@@ -182,10 +186,10 @@ def retried(attempt: Callable[[], T], patience_s: float = 60.0) -> T:
 def bounded(connection: Connection) -> Generator[None]:
     """Wait for no lock longer than readers may be kept; raises `NotNow` instead."""
     dialect = dialect_of(connection)
-    dialect.bound_waits(connection)
+    dialect.tables.bound_waits(connection)
     try:
         yield
     except DBAPIError as error:
-        if not dialect.is_locked_out(error):
+        if Fault.LOCKED_OUT not in dialect.faults(error):
             raise
         raise NotNow("another transaction holds, or has begun to use, one of the tables or checkpoints") from error

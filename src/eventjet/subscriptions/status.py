@@ -40,7 +40,7 @@ from eventjet.settings import Settings
 from eventjet.sql import locations
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, Checkpoint, read_all
 from eventjet.sql.database import COMMAND, READ_ONLY, Database
-from eventjet.sql.dialect import dialect_of
+from eventjet.sql.dialect import Fault, dialect_of
 from eventjet.sql.quarantine import parked_counts
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import PROCESS, Cursor
@@ -586,6 +586,6 @@ def _judged(connection: Connection, checkpoint: Checkpoint) -> Checkpoint:
     except TableLost as error:
         return replace(checkpoint, state=FAILED, reason=str(error))
     except DBAPIError as error:
-        if not dialect_of(connection).is_forbidden(error):
+        if Fault.FORBIDDEN not in dialect_of(connection).faults(error):
             raise
     return checkpoint

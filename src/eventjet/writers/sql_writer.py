@@ -29,7 +29,7 @@ from eventjet.observability import logs
 from eventjet.projections.sql_projection import ResolvedHandler, ResolvedSql
 from eventjet.runtime import is_cancelled
 from eventjet.sql.checkpoint import Checkpoint, advance, renew
-from eventjet.sql.dialect import dialect_named, is_transient, listed
+from eventjet.sql.dialect import Fault, dialect_named, is_transient, listed
 from eventjet.writers.batch import Batch
 from eventjet.writers.fold_writer import fenced
 
@@ -256,7 +256,7 @@ class Guard:
         if is_transient(error):
             self.fault = self.fault or error
             return
-        if dialect_named(context.dialect.name).is_too_long(error):
+        if Fault.TOO_LONG in dialect_named(context.dialect.name).faults(error):
             running = context.execution_context
             compiled = getattr(running, "compiled", None)
             given = running.compiled_parameters if compiled is not None else context.parameters

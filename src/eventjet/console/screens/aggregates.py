@@ -20,10 +20,10 @@ from eventjet.domain.identity import decode_id
 from eventjet.errors import Refused
 from eventjet.operations.aggregates import (
     FOLDED_MAX,
-    AggregateFound,
+    AggregateMatch,
     Folded,
-    IdsFound,
-    SnapshotShown,
+    IdMatches,
+    SnapshotInfo,
     StateDifference,
     TimeTravel,
     changed_last,
@@ -53,14 +53,14 @@ async def aggregates(request: Request) -> Response:
     return page(request, "aggregates.html", **values | _none(problem) | {"last": last})
 
 
-async def _last(sources: Sources) -> list[AggregateFound]:
+async def _last(sources: Sources) -> list[AggregateMatch]:
     return await changed_last((await sources.log()).repositories.store)
 
 
 async def _searched(sources: Sources, kind: str, wanted: str, after: str) -> dict[str, Any]:
     """The aggregate of this id, and those whose ids begin so, which the log is asked about last."""
 
-    async def by_index() -> IdsFound:
+    async def by_index() -> IdMatches:
         return await sources.ask(lambda one: ids_beginning(sources.app, one, kind, wanted, after))
 
     exact, index = await asyncio.gather(
@@ -71,7 +71,7 @@ async def _searched(sources: Sources, kind: str, wanted: str, after: str) -> dic
         ),
         sources.see("The database", by_index, ANSWER_S / 2),
     )
-    begun: Seen[list[AggregateFound]] = Seen([])
+    begun: Seen[list[AggregateMatch]] = Seen([])
     ids = [one for one in index.value.ids if one != wanted] if index.value is not None else []
     if ids and not exact.fault:
         begun = await sources.see("The server", lambda: _looked_up(sources, kind, ids), ANSWER_S / 2)
@@ -79,7 +79,7 @@ async def _searched(sources: Sources, kind: str, wanted: str, after: str) -> dic
     return {"found": found, "index": index, "fault_told": exact.fault or begun.fault, "problem": "", "last": None}
 
 
-async def _looked_up(sources: Sources, kind: str, ids: list[str]) -> list[AggregateFound]:
+async def _looked_up(sources: Sources, kind: str, ids: list[str]) -> list[AggregateMatch]:
     return await looked_up((await sources.log()).repositories.store, kind, ids)
 
 
@@ -194,7 +194,7 @@ async def _history_rows(log: OpenLog, kind: str, aggregate_id: str, upto: int, h
     return [header_view(record, voids) | {"logged_at": import_time(record)} for record in found]
 
 
-async def _snapshot(log: OpenLog, kind: str, aggregate_id: str) -> SnapshotShown | None:
+async def _snapshot(log: OpenLog, kind: str, aggregate_id: str) -> SnapshotInfo | None:
     return await log.travel.snapshot(kind, aggregate_id) if log.travel.knows(kind) else None
 
 

@@ -26,7 +26,7 @@ from eventjet.jet import Jet
 from eventjet.jetstream.client import Client
 from eventjet.operations.events import (
     NEAR,
-    CauseFound,
+    Cause,
     Effects,
     Node,
     RowsTouched,
@@ -356,7 +356,7 @@ async def _at(sources: Sources, position: int) -> tuple[OpenLog, RawRecord | Non
     return log, record, state.last
 
 
-async def _cause(log: OpenLog, record: RawRecord, cause: str | None) -> CauseFound | None:
+async def _cause(log: OpenLog, record: RawRecord, cause: str | None) -> Cause | None:
     return None if not cause else await cause_of(log.repositories.store, record, cause)
 
 

@@ -41,14 +41,14 @@ class Upgraded:
 
 def version(connection: Connection) -> str | None:
     """The revision of eventjet's tables in a database; None when none is noted."""
-    there = dialect_of(connection).find_table(connection, (None, VERSION_TABLE), DECLARED) is not None
+    there = dialect_of(connection).tables.find(connection, (None, VERSION_TABLE), DECLARED) is not None
     return connection.scalar(select(_version.c.version_num)) if there else None
 
 
 def upgrade(connection: Connection) -> Upgraded:
     """Bring eventjet's tables to the newest revision, within the caller's transaction; raises `Unreachable`."""
     if version(connection) == HEAD:
-        dialect_of(connection).lock_migrations(connection)
+        dialect_of(connection).tables.lock_migrations(connection)
         return Upgraded(HEAD, HEAD)
     # Before the lock: on a busy machine the import takes longer than those who wait for the lock may.
     from alembic.operations import Operations
@@ -57,7 +57,7 @@ def upgrade(connection: Connection) -> Upgraded:
     from alembic.script.revision import RevisionError
 
     scripts = ScriptDirectory(str(Path(__file__).parent))
-    dialect_of(connection).lock_migrations(connection)
+    dialect_of(connection).tables.lock_migrations(connection)
     before = version(connection)
     if before == HEAD:
         return Upgraded(before, HEAD)
