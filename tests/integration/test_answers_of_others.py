@@ -38,7 +38,7 @@ from eventjet.nats.protocol import Frame
 from eventjet.observability import logs
 from eventjet.settings import Settings
 from eventjet.subscriptions.cursor import Cursor
-from eventjet.subscriptions.cursor_store import Cursors, HeldCursor
+from eventjet.subscriptions.cursor_store import Cursors, StoredCursor
 from tests.archives import archive_of
 from tests.contracts.unique_contract import Called, User
 from tests.faults.proxy import PASS, Fate, NatsProxy, Publish
@@ -233,7 +233,7 @@ async def a_timer(client: Client, app: str) -> None:
 
 async def a_cursor(client: Client, app: str) -> None:
     cursor = Cursor("letters", "reactor", "log")
-    await Cursors(client, app).write(HeldCursor(cursor, 0), cursor)
+    await Cursors(client, app).write(StoredCursor(cursor, 0), cursor)
 
 
 async def a_publication(client: Client, app: str) -> None:

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from eventjet.domain.parked import PARKED, Parked
 from eventjet.errors import CursorDamaged
 from eventjet.subscriptions import cursor as module
-from eventjet.subscriptions.cursor import ACTIVE, FAILED, PAUSED, Cursor, OwnerWatch
+from eventjet.subscriptions.cursor import ACTIVE, FAILED, PAUSED, Cursor
 from eventjet.subscriptions.cursor_store import ParkedEntry
+from eventjet.subscriptions.retry import OwnerWatch
 
 STATES = (ACTIVE, PAUSED, FAILED)
 TRANSITIONS: dict[str, Callable[[Cursor], Cursor]] = {
@@ -162,14 +163,14 @@ def test_what_is_no_cursor_is_said_to_be_none(body: bytes) -> None:
 
 def test_an_owner_is_silent_after_a_lease_without_a_write() -> None:
     now = [0.0]
-    watch = OwnerWatch(3.5, lambda: now[0])
-    assert not watch.saw(7)
+    watch = OwnerWatch(lambda: now[0])
+    assert not watch.is_silent(7, 3.5)
     now[0] = 3.4
-    assert not watch.saw(7)
+    assert not watch.is_silent(7, 3.5)
     now[0] = 3.6
-    assert watch.saw(7)
-    assert not watch.saw(8)
+    assert watch.is_silent(7, 3.5)
+    assert not watch.is_silent(8, 3.5)
     now[0] = 7.0
-    assert not watch.saw(8)
+    assert not watch.is_silent(8, 3.5)
     now[0] = 7.2
-    assert watch.saw(8)
+    assert watch.is_silent(8, 3.5)

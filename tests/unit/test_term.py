@@ -17,7 +17,7 @@ from eventjet.observability.metrics import FollowerMeter
 from eventjet.projections.fold import Offered
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor
-from eventjet.subscriptions.cursor_store import HeldCursor, ParkedEntry
+from eventjet.subscriptions.cursor_store import ParkedEntry, StoredCursor
 from eventjet.subscriptions.declarations import Declaration
 from eventjet.subscriptions.handlers import EventHandler, Try
 from eventjet.subscriptions.keyed_executor import KeyedExecutor
@@ -36,7 +36,7 @@ class Written:
 
     async def write(
         self,
-        held: HeldCursor,
+        held: StoredCursor,
         cursor: Cursor,
         kept: Sequence[ParkedEntry] = (),
         gone: Sequence[ParkedEntry] = (),
@@ -119,7 +119,7 @@ def term_of(
     kept: Any = cursors
     repositories: Any = SimpleNamespace(catalog=SimpleNamespace(is_private=False))
     context = ReactionContext(repositories, kept, anything, "me", WorkerOptions(), clock=lambda: NOW)
-    held = HeldCursor(Cursor("echo", "reactor", "log"), 1, written_at)
+    held = StoredCursor(Cursor("echo", "reactor", "log"), 1, written_at)
     return CursorSession(followed or Handled(cursors), context, held, lanes, parked, FollowerMeter("", ""))
 
 

@@ -11,7 +11,7 @@ from eventjet.domain.parked import DROPPED, PARKED, RETRY, Parked
 from eventjet.errors import CursorFenced
 from eventjet.subscriptions import cursor_control
 from eventjet.subscriptions.cursor import Cursor
-from eventjet.subscriptions.cursor_store import Cursors, HeldCursor, ParkedEntry
+from eventjet.subscriptions.cursor_store import Cursors, ParkedEntry, StoredCursor
 
 
 class Busy(Cursors):
@@ -25,8 +25,8 @@ class Busy(Cursors):
         self.entry = ParkedEntry(Parked(7, "thing", "one", "", "", PARKED), sequence=7)
         self.decided: list[str] = []
 
-    async def read(self, name: str) -> HeldCursor:
-        return HeldCursor(Cursor(name, "reactor", "log"), self.at)
+    async def read(self, name: str) -> StoredCursor:
+        return StoredCursor(Cursor(name, "reactor", "log"), self.at)
 
     async def parked(self, name: str, *, resolved: bool = False) -> list[ParkedEntry]:
         self.at += 1
@@ -36,7 +36,7 @@ class Busy(Cursors):
             self.entry = ParkedEntry(read.parked, tries=read.tries + 1, sequence=read.sequence + 1)
         return [read]
 
-    async def decide(self, held: HeldCursor, cursor: Cursor, entries: Sequence[ParkedEntry]) -> None:
+    async def decide(self, held: StoredCursor, cursor: Cursor, entries: Sequence[ParkedEntry]) -> None:
         if held.sequence != self.at or [one.sequence for one in entries] != [self.entry.sequence]:
             raise CursorFenced(cursor.name)
         self.decided += [one.parked.resolution for one in entries]

@@ -244,14 +244,14 @@ def undeclared_cursors(at: AppTarget) -> list[UndeclaredCursor]:
 
 async def _drop(at: AppTarget, cursors: Sequence[CursorSeen]) -> int:
     """Return how many quarantined events went with them; raises `UsageError` where somebody was quicker."""
-    from eventjet.subscriptions.cursor_store import HeldCursor
+    from eventjet.subscriptions.cursor_store import StoredCursor
 
     parked = 0
     async with at.cursors() as store:
         for seen in cursors:
             entries = await store.parked(seen.cursor.name, resolved=True)
             try:
-                await store.drop(HeldCursor(seen.cursor, seen.sequence), entries)
+                await store.drop(StoredCursor(seen.cursor, seen.sequence), entries)
             except CursorFenced:
                 raise UsageError(
                     f"Somebody wrote the cursor {seen.cursor.name!r} just now. Look, and try again."

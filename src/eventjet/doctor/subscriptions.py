@@ -50,7 +50,7 @@ def check_read_models(
 def _check_code(installation: Installation, report: Report, one: WorkStatus, seen: SeenDatabase) -> None:
     """Rows that were made by other code than that of the app at hand, under the same revision."""
     code = installation.app.projections[one.name].code
-    for held, _ in seen.checkpoints.held:
+    for held, _ in seen.checkpoints.rows:
         if (held.name, held.revision) == (one.name, one.revision) and held.has_rows_of_other_code(code):
             report.warning(
                 "code",

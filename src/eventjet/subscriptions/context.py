@@ -108,11 +108,11 @@ class WorkerContext:
         return self.meters.setdefault(resolved.durable, Meter(resolved.name, resolved.revision))
 
     def fold_writer(
-        self, resolved: ResolvedProjection, held: Checkpoint, blocked: BlockedAggregates | None = None
+        self, resolved: ResolvedProjection, checkpoint: Checkpoint, blocked: BlockedAggregates | None = None
     ) -> FoldWriter:
         """For one term: it writes to where the checkpoint says that the table is."""
         dialect = self.database.dialect
-        table = located(resolved.table, held.location, dialect)
+        table = located(resolved.table, checkpoint.location, dialect)
         return FoldWriter(resolved, dialect, lease_s=self.options.lease_s, table=table, blocked=blocked)
 
     def turn(self) -> AbstractAsyncContextManager[Any]:

@@ -21,7 +21,7 @@ Each cell says what the state becomes: `=` stays, `-` is refused and changes not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, cast
 
@@ -166,24 +166,3 @@ class Cursor:
 def known_fields(cls: Any, told: Mapping[str, Any]) -> dict[str, Any]:
     """What a class has fields for, of what was stored, perhaps by a later release."""
     return {one.name: told[one.name] for one in fields(cls) if one.name in told}
-
-
-class OwnerWatch:
-    """Tells that an owner has gone silent, by this process's own clock; no clock is compared between machines.
-
-    An owner writes its cursor well within a lease, and each write changes the sequence. One that was seen unchanged for
-    as long as a lease is nobody's.
-    """
-
-    def __init__(self, lease_s: float, clock: Callable[[], float]) -> None:
-        self._lease_s = lease_s
-        self._clock = clock
-        self._sequence = -1
-        self._since = 0.0
-
-    def saw(self, sequence: int) -> bool:
-        """To be told at each look; whether the owner is silent."""
-        now = self._clock()
-        if sequence != self._sequence:
-            self._sequence, self._since = sequence, now
-        return now - self._since > self._lease_s

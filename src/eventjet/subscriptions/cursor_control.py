@@ -24,7 +24,7 @@ from eventjet.log.store import EventStore
 from eventjet.projections.fold import is_of
 from eventjet.sql.quarantine import Listed, Shown, VerdictOutcome
 from eventjet.subscriptions.cursor import PAUSED, Cursor
-from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, FoundCursor, ParkedEntry
+from eventjet.subscriptions.cursor_store import CHANGES_MAX, CursorEntry, Cursors, ParkedEntry
 from eventjet.subscriptions.declarations import Declaration, missing_stream
 
 T = TypeVar("T")
@@ -50,36 +50,36 @@ class PausedCursor:
 
 async def listed(cursors: Cursors, name: str, *, resolved: bool = False) -> list[Listed]:
     """The parked events of one quarantine with how many each blocks; also what was decided before, if asked for."""
-    held = await cursors.read(name)
+    stored = await cursors.read(name)
     entries = await cursors.parked(name, resolved=resolved)
-    return [_listed(held.cursor, entry, entries) for entry in entries if entry.parked.resolution != BLOCKED]
+    return [_listed(stored.cursor, entry, entries) for entry in entries if entry.parked.resolution != BLOCKED]
 
 
 async def first_listed(cursors: Cursors, name: str, limit: int) -> tuple[list[Listed], bool]:
     """As `listed`, of so many entries at the most; and whether there may be others."""
-    held = await cursors.read(name)
+    stored = await cursors.read(name)
     entries = await cursors.parked(name, resolved=True, limit=limit)
     still = [entry for entry in entries if entry.is_open]
-    heads = [_listed(held.cursor, entry, still) for entry in still if entry.parked.resolution != BLOCKED]
+    heads = [_listed(stored.cursor, entry, still) for entry in still if entry.parked.resolution != BLOCKED]
     return heads, len(entries) >= limit
 
 
 async def shown(cursors: Cursors, name: str, position: int) -> Shown | None:
     """One event of a quarantine, whole but for its body, which is in the log; None when it is not there."""
-    held = await cursors.read(name)
+    stored = await cursors.read(name)
     entries = await cursors.parked(name, resolved=True)
     entry = next((one for one in entries if one.position == position), None)
     if entry is None:
         return None
     blocked_by = _head(entry, entries) if entry.parked.resolution == BLOCKED else None
-    return Shown(_listed(held.cursor, entry, entries), entry.parked.traceback, None, blocked_by)
+    return Shown(_listed(stored.cursor, entry, entries), entry.parked.traceback, None, blocked_by)
 
 
 async def waiting(cursors: Cursors, head: Listed) -> list[Listed]:
     """The events that wait behind a parked one, in order."""
-    held, entries = await cursors.read(head.projection), await cursors.parked(head.projection)
+    stored, entries = await cursors.read(head.projection), await cursors.parked(head.projection)
     behind = [one for one in entries if one.key == (head.aggregate, head.aggregate_id)]
-    return [_listed(held.cursor, one, entries) for one in behind if one.parked.resolution == BLOCKED]
+    return [_listed(stored.cursor, one, entries) for one in behind if one.parked.resolution == BLOCKED]
 
 
 async def retry(cursors: Cursors, name: str, positions: Sequence[int] | None) -> list[int]:
@@ -101,12 +101,12 @@ async def outcomes(cursors: Cursors, name: str, positions: Sequence[int]) -> lis
         entry = by_position.get(position)
         if entry is None:
             continue
-        told = (None, None, "")
+        mismatch = (None, None, "")
         if (head := _blocking(entry, entries)) is not None:
             resolution = head.parked.resolution
             # With nothing parked before it, a worker is to try what was blocked.
-            told = (head.position, RETRY if resolution == BLOCKED else resolution, head.parked.reason)
-        found.append(VerdictOutcome(position, entry.parked.resolution, entry.parked.reason, *told))
+            mismatch = (head.position, RETRY if resolution == BLOCKED else resolution, head.parked.reason)
+        found.append(VerdictOutcome(position, entry.parked.resolution, entry.parked.reason, *mismatch))
     return found
 
 
@@ -123,9 +123,9 @@ async def pause(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
 
 async def resume(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
     """Let them go on; raises `UsageError` for one that is not paused, where no other partition of it is, either."""
-    held = {name: (await cursors.read(name)).cursor for name in names}
-    paused = {declared_name(name) for name, cursor in held.items() if cursor.state == PAUSED}
-    for name, cursor in held.items():
+    stored = {name: (await cursors.read(name)).cursor for name in names}
+    paused = {declared_name(name) for name, cursor in stored.items() if cursor.state == PAUSED}
+    for name, cursor in stored.items():
         if declared_name(name) not in paused:
             raise UsageError(f"{cursor.kind} {name!r} is {cursor.state}, not paused. Nothing to resume.")
     return [await _changed(cursors, name, Cursor.resumed) for name in names]
@@ -159,9 +159,9 @@ async def _changed(cursors: Cursors, name: str, change: _Change) -> PausedCursor
 
 async def _written(cursors: Cursors, name: str, change: _Change) -> Cursor:
     async def write() -> Cursor:
-        held = await cursors.read(name)
-        await cursors.write(held, change(held.cursor))
-        return held.cursor
+        stored = await cursors.read(name)
+        await cursors.write(stored, change(stored.cursor))
+        return stored.cursor
 
     return await _unfenced(write)
 
@@ -196,9 +196,9 @@ async def _decided(cursors: Cursors, name: str, entries: Sequence[ParkedEntry]) 
     """
     if not entries:
         return
-    held = await cursors.read(name)
+    stored = await cursors.read(name)
     for start in range(0, len(entries), CHANGES_MAX):
-        await cursors.decide(held, held.cursor.decided(), entries[start : start + CHANGES_MAX])
+        await cursors.decide(stored, stored.cursor.decided(), entries[start : start + CHANGES_MAX])
 
 
 def _chosen(name: str, heads: Sequence[ParkedEntry], positions: Sequence[int] | None) -> list[ParkedEntry]:
@@ -369,7 +369,7 @@ async def _make(cursors: Cursors, parts: Sequence[Declaration], at: Cursor) -> l
 async def _divide_at(
     cursors: Cursors,
     client: Client,
-    had: Sequence[FoundCursor],
+    had: Sequence[CursorEntry],
     parts: Sequence[Declaration],
     at: Cursor,
     record_at: RecordAt,
@@ -391,20 +391,20 @@ async def _divide_at(
 async def _divide_anew(
     cursors: Cursors,
     client: Client,
-    had: Sequence[FoundCursor],
+    had: Sequence[CursorEntry],
     parts: Sequence[Declaration],
     at: Cursor,
     parked: Sequence[tuple[str, ParkedEntry]] | None = None,
 ) -> list[Cursor]:
     """The cursors of another number of partitions, in the place of those that are there, at one position."""
-    told = _told(parts, len(had))
-    await _check_silent(cursors, told, had)
+    mismatch = _mismatch(parts, len(had))
+    await _check_silent(cursors, mismatch, had)
     if parked is None:
         parked = [(found.name, entry) for found in had for entry in await cursors.parked(found.name)]
     if len(parked) > _MOVES_MAX:
         raise UsageError(
-            f"{told} With them {len(parked)} parked events would move, and {_MOVES_MAX} can at once. Have them tried "
-            "again, or drop them, with the release before, then try again."
+            f"{mismatch} With them {len(parked)} parked events would move, and {_MOVES_MAX} can at once. Have them "
+            "tried again, or drop them, with the release before, then try again."
         )
     moved = [(old, _partition_for(entry, parts), entry) for old, entry in parked]
     before = [found.cursor for found in had if found.cursor is not None]
@@ -415,7 +415,7 @@ async def _divide_anew(
         await cursors.divide(had, fresh, moved)
     except CursorFenced:
         raise UsageError(
-            f"{told} Somebody wrote one of them just now: a worker, which has to be ended, or another `eventjet`. "
+            f"{mismatch} Somebody wrote one of them just now: a worker, which has to be ended, or another `eventjet`. "
             "Look at `eventjet status`, then try again."
         ) from None
     for found in had:
@@ -428,25 +428,25 @@ def _partition_for(entry: ParkedEntry, parts: Sequence[Declaration]) -> str:
     return cursor_name(parts[0].declared_as, partition_of(entry.key, len(parts)), len(parts))
 
 
-def _told(parts: Sequence[Declaration], had: int) -> str:
+def _mismatch(parts: Sequence[Declaration], had: int) -> str:
     return f"The app divides {parts[0].declared_as!r} into {len(parts)} and it has {had} cursors."
 
 
-async def _check_silent(cursors: Cursors, told: str, had: Sequence[FoundCursor]) -> None:
+async def _check_silent(cursors: Cursors, mismatch: str, had: Sequence[CursorEntry]) -> None:
     """Raise `UsageError` where a worker has one of them and writes it; one that was killed has only left its name."""
     if all(found.cursor is None or found.cursor.owner is None for found in had):
         return
     await asyncio.sleep(_SILENT_S)
     for found in had:
         if await cursors.sequence(found.name) != found.sequence:
-            raise UsageError(f"{told} A worker is at it: stop those of the release before, then try again.")
+            raise UsageError(f"{mismatch} A worker is at it: stop those of the release before, then try again.")
 
 
 def _where_they_stand(parts: Sequence[Declaration], before: Sequence[Cursor]) -> Cursor:
     positions = sorted({one.position for one in before})
     if len(positions) > 1 or any(one.done for one in before):
         raise UsageError(
-            f"{_told(parts, len(before))} They stand at {', '.join(map(str, positions))}, and have to stand at one "
+            f"{_mismatch(parts, len(before))} They stand at {', '.join(map(str, positions))}, and have to stand at one "
             "position to be divided anew. Let the workers of the release before come to the end of the log, then try "
             f"again. Or run `eventjet cursor set {parts[0].declared_as} {positions[0]}`: what comes after that is done "
             "again."

@@ -88,7 +88,7 @@ def parked_now(parked: Parked, tries: int, log: str) -> ParkedEntry:
 
 
 @dataclass(slots=True)
-class HeldCursor:
+class StoredCursor:
     """A cursor, and the sequence that the next write of it expects."""
 
     cursor: Cursor
@@ -98,7 +98,7 @@ class HeldCursor:
 
 
 @dataclass(frozen=True, slots=True)
-class FoundCursor:
+class CursorEntry:
     """A cursor as it is stored under its name."""
 
     name: str
@@ -117,20 +117,20 @@ class Cursors:
         self._stream = f"KV_{bucket}"
         self._prefix = f"$KV.{bucket}."
 
-    async def read(self, name: str) -> HeldCursor:
+    async def read(self, name: str) -> StoredCursor:
         """The cursor of a name, from the leader; raises `CursorMissing` where `init` has not made it."""
         found = await self.find(name)
         if found is None:
             raise CursorMissing(self.app, name)
         return found
 
-    async def find(self, name: str) -> HeldCursor | None:
+    async def find(self, name: str) -> StoredCursor | None:
         """As `read`; None where there is none."""
         try:
             record = await self._client.ask(last_message(self._stream, f"{self._prefix}c.{name}"))
         except StreamMissing:
             return None
-        return HeldCursor(Cursor.decoded(record[4]), record[0]) if record is not None and record[4] else None
+        return StoredCursor(Cursor.decoded(record[4]), record[0]) if record is not None and record[4] else None
 
     async def sequence(self, name: str) -> int:
         """What the next write of a cursor has to expect, whatever is there, or was."""
@@ -139,7 +139,7 @@ class Cursors:
 
     async def write(
         self,
-        held: HeldCursor,
+        stored: StoredCursor,
         cursor: Cursor,
         kept: Sequence[ParkedEntry] = (),
         gone: Sequence[ParkedEntry] = (),
@@ -150,42 +150,42 @@ class Cursors:
         then it may have been written.
         """
         messages: list[_Message] = [
-            (f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(held.sequence))]),
+            (f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(stored.sequence))]),
             *((_key(cursor.name, entry), entry.encoded(), []) for entry in kept),
             *((_key(cursor.name, entry), b"", list(_GONE)) for entry in gone),
         ]
-        await self._replace(held, cursor, messages)
+        await self._replace(stored, cursor, messages)
 
-    async def decide(self, held: HeldCursor, cursor: Cursor, entries: Sequence[ParkedEntry]) -> None:
+    async def decide(self, stored: StoredCursor, cursor: Cursor, entries: Sequence[ParkedEntry]) -> None:
         """As `write`, of entries that may have been read before the cursor was: as long as nobody has changed them."""
         await self._replace(
-            held,
+            stored,
             cursor,
             [
-                (f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(held.sequence))]),
+                (f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(stored.sequence))]),
                 *((_key(cursor.name, one), one.encoded(), [(EXPECTED, str(one.sequence))]) for one in entries),
             ],
         )
 
-    async def _replace(self, held: HeldCursor, cursor: Cursor, messages: Sequence[_Message]) -> None:
+    async def _replace(self, stored: StoredCursor, cursor: Cursor, messages: Sequence[_Message]) -> None:
         last = await self._send(cursor.name, messages)
-        held.sequence = last - len(messages) + 1
-        held.cursor = cursor
+        stored.sequence = last - len(messages) + 1
+        stored.cursor = cursor
 
-    async def of(self, name: str) -> list[FoundCursor]:
+    async def of(self, name: str) -> list[CursorEntry]:
         """All that something of this name has, however many it was divided among."""
-        found: list[FoundCursor] = []
+        found: list[CursorEntry] = []
         for sequence, _, subject, _, body in await self._client.values(self._bucket, "c.*"):
             own = subject.decode().removeprefix(f"{self._prefix}c.")
             if declared_name(own) == name:
                 with suppress(CursorDamaged):
-                    found.append(FoundCursor(own, sequence, Cursor.decoded(body)))
+                    found.append(CursorEntry(own, sequence, Cursor.decoded(body)))
                     continue
-                found.append(FoundCursor(own, sequence, None))
+                found.append(CursorEntry(own, sequence, None))
         return found
 
     async def divide(
-        self, had: Sequence[FoundCursor], cursors: Sequence[Cursor], moved: Sequence[tuple[str, str, ParkedEntry]]
+        self, had: Sequence[CursorEntry], cursors: Sequence[Cursor], moved: Sequence[tuple[str, str, ParkedEntry]]
     ) -> None:
         """Put these cursors in the place of those that were found, all of them or none; raises as `write`.
 
@@ -211,16 +211,16 @@ class Cursors:
             raise CursorFenced(name)
         return 0 if record is None else record[0]
 
-    async def drop(self, held: HeldCursor, entries: Sequence[ParkedEntry]) -> None:
+    async def drop(self, stored: StoredCursor, entries: Sequence[ParkedEntry]) -> None:
         """Remove a cursor with what is in its quarantine; raises as `write`.
 
         Of more than `CHANGES_MAX` the first go before it: who is interrupted begins again.
         """
         while len(entries) > CHANGES_MAX:
-            await self.write(held, held.cursor.released(), gone=entries[:CHANGES_MAX])
+            await self.write(stored, stored.cursor.released(), gone=entries[:CHANGES_MAX])
             entries = entries[CHANGES_MAX:]
-        name = held.cursor.name
-        messages: list[_Message] = [(f"c.{name}", b"", [(EXPECTED, str(held.sequence)), *_GONE])]
+        name = stored.cursor.name
+        messages: list[_Message] = [(f"c.{name}", b"", [(EXPECTED, str(stored.sequence)), *_GONE])]
         messages += [(_key(name, entry), b"", list(_GONE)) for entry in entries]
         await self._send(name, messages)
 

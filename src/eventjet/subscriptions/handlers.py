@@ -473,12 +473,12 @@ async def wake(
 
     `fired` is the sequence of a timer that has fired and is being dealt with. Return the position of the state.
     """
-    held = await runner.advance(process_id, position=position)
+    folded = await runner.advance(process_id, position=position)
     if not runner.info.has_deadlines:
-        return held.position
-    found = await runner.next_deadline(process_id, held)
+        return folded.position
+    found = await runner.next_deadline(process_id, folded)
     if found is None:
-        await timers.cancel(runner.name, process_id, held.version)
+        await timers.cancel(runner.name, process_id, folded.version)
     else:
-        await timers.set(runner.name, process_id, held.version, found.at, fired)
-    return held.position
+        await timers.set(runner.name, process_id, folded.version, found.at, fired)
+    return folded.position

@@ -21,14 +21,15 @@ from eventjet import failpoints
 from eventjet.errors import CheckpointFenced, PromotionRefused, TableOccupied
 from eventjet.observability import logs
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql import checkpoint, locations
+from eventjet.sql import checkpoint as checkpoints
+from eventjet.sql import locations
 from eventjet.sql.checkpoint import Checkpoint, revisions
 from eventjet.sql.dialect import dialect_of
 from eventjet.sql.locations import holders, located_tables
 from eventjet.sql.revisions import TAIL_MAX, TAIL_S, Promoted, attempt, freeze, lag
 from eventjet.sql.table_moves import NotNow
 from eventjet.subscriptions.context import P, Session, T, WorkerContext
-from eventjet.subscriptions.retry import pause
+from eventjet.subscriptions.retry import OwnerWatch, pause
 
 _log = logging.getLogger(__name__)
 
@@ -44,26 +45,16 @@ def new_owner() -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
 
 
-class LeaseWatch:
-    """Tells a standby that an owner has gone silent, by this process's own clock.
+def silent_checkpoint(watch: OwnerWatch, checkpoint: Checkpoint | None) -> Checkpoint | None:
+    """Return the checkpoint of this look where its owner is silent, else None.
 
-    An owner renews its lease well before it ends, and each renewal changes the row. So the owner of one that was seen
-    unchanged for as long as it lasts is dead or cut off, even where the database's clock has been set back and would
-    let the lease live for hours. Should the owner be only slow, its epoch fences it.
+    That is by this process's clock: the database's may have been set back, and would let the lease live for hours.
     """
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._lease: tuple[int, float] | None = None
-        self._since = 0.0
-
-    def saw(self, found: Checkpoint | None) -> Checkpoint | None:
-        """To be told at each look; what was found, if its owner is silent."""
-        now = self._clock()
-        lease = None if found is None or found.owner is None else (found.epoch, found.lease_until)
-        if lease != self._lease:
-            self._lease, self._since = lease, now
-        return found if found is not None and lease is not None and now - self._since > found.lease_s else None
+    if checkpoint is None or checkpoint.owner is None:
+        watch.is_silent(None, 0.0)
+        return None
+    lease = (checkpoint.epoch, checkpoint.lease_until)
+    return checkpoint if watch.is_silent(lease, checkpoint.lease_s) else None
 
 
 class Lease:
@@ -72,8 +63,8 @@ class Lease:
     Each change is one statement, and raises `CheckpointFenced` when another epoch has begun.
     """
 
-    def __init__(self, session: Session, resolved: AnyResolved, ttl_s: float, held: Checkpoint) -> None:
-        self.held = held
+    def __init__(self, session: Session, resolved: AnyResolved, ttl_s: float, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
         """The checkpoint as it was when the lease was taken, or looked at again."""
         self._session = session
         self._resolved = resolved
@@ -95,17 +86,17 @@ class Lease:
         `failed_at` the very position in this process, it is not.
         """
         name, revision, ttl_s = resolved.name, resolved.revision, context.options.lease_s
-        watch, silent = LeaseWatch(), None
+        watch, silent = OwnerWatch(), None
 
         def is_free(connection: Connection) -> bool:
             nonlocal silent
             locations.check_owner(connection, name, resolved.app, context.log)
-            silent = watch.saw(checkpoint.read(connection, name, revision))
-            return checkpoint.is_free(connection, name, revision, context.owner, stumbled_at=failed_at, silent=silent)
+            silent = silent_checkpoint(watch, checkpoints.read(connection, name, revision))
+            return checkpoints.is_free(connection, name, revision, context.owner, stumbled_at=failed_at, silent=silent)
 
         def take(connection: Connection) -> Checkpoint | None:
             locations.ensure(connection, resolved, context.log)
-            return checkpoint.take(
+            return checkpoints.take(
                 connection,
                 name,
                 revision,
@@ -119,10 +110,12 @@ class Lease:
         while not stop.is_set():
             # A standby only reads: it must not wait for locks, nor make others wait.
             if await session.read(is_free):
-                held = await session.write(take)
-                if held is not None:
-                    logs.TOOK_LEASE.tell(_log, name=held.name, position=held.position, epoch=held.epoch)
-                    return cls(session, resolved, ttl_s, held)
+                checkpoint = await session.write(take)
+                if checkpoint is not None:
+                    logs.TOOK_LEASE.tell(
+                        _log, name=checkpoint.name, position=checkpoint.position, epoch=checkpoint.epoch
+                    )
+                    return cls(session, resolved, ttl_s, checkpoint)
             on_standby()
             await pause(stop, context.options.poll_s)
         return None
@@ -131,7 +124,7 @@ class Lease:
         """Raise `TableOccupied` when a projection that has not begun could not begin with an empty table."""
 
         def check(connection: Connection) -> None:
-            for table in located_tables(self._resolved, self.held.location, dialect_of(connection)):
+            for table in located_tables(self._resolved, self.checkpoint.location, dialect_of(connection)):
                 if connection.execute(select(1).select_from(table).limit(1)).first() is not None:
                     raise TableOccupied(self._resolved, f"{table.name} holds rows that no checkpoint knows of")
 
@@ -141,57 +134,57 @@ class Lease:
         """Raise `TableLost` when its tables are no longer those that the checkpoint is true for."""
 
         def check(connection: Connection) -> None:
-            now = checkpoint.read(connection, self.held.name, self.held.revision)
-            if now is None or now.epoch != self.held.epoch:
+            now = checkpoints.read(connection, self.checkpoint.name, self.checkpoint.revision)
+            if now is None or now.epoch != self.checkpoint.epoch:
                 raise self._fenced()
             locations.check_identity(connection, now)
 
         await self._session.read(check)
 
     async def renew(self) -> None:
-        await self._change(checkpoint.renew, self._ttl_s)
+        await self._change(checkpoints.renew, self._ttl_s)
 
     async def settle(self, state: str | None, reason: str | None = None) -> int:
         """Note a state (None keeps it) and a reason, at the position returned."""
-        return await self._change(checkpoint.settle, state, reason)
+        return await self._change(checkpoints.settle, state, reason)
 
     async def adopt(self, log: str) -> None:
         """Remember whose it is, the log, and which tables are made from it."""
 
-        def change(connection: Connection, held: Checkpoint) -> bool:
-            known = locations.identities(connection, held.tables, held.location)
-            return checkpoint.adopt(connection, held, self._resolved.app, log, known)
+        def change(connection: Connection, checkpoint: Checkpoint) -> bool:
+            known = locations.identities(connection, checkpoint.tables, checkpoint.location)
+            return checkpoints.adopt(connection, checkpoint, self._resolved.app, log, known)
 
         await self._change(change)
 
     async def are_tables_noted(self) -> bool:
         """Whether the checkpoint knows which tables it is true for: after a restore from a dump it does not."""
-        return await self._session.read(locations.are_noted, self.held)
+        return await self._session.read(locations.are_noted, self.checkpoint)
 
     async def stand_back(self) -> None:
-        await self._change(checkpoint.stand_back)
+        await self._change(checkpoints.stand_back)
 
     async def release(self) -> None:
         """Let a standby go on at once. Raises nothing about another epoch: then there is nothing to release."""
-        await self._session.write(checkpoint.release, self.held)
+        await self._session.write(checkpoints.release, self.checkpoint)
 
     async def _change(
         self, change: Callable[Concatenate[Connection, Checkpoint, P], T | None], *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        outcome = await self._session.write(change, self.held, *args, **kwargs)
+        outcome = await self._session.write(change, self.checkpoint, *args, **kwargs)
         if outcome is None or outcome is False:
             raise self._fenced()
         return outcome
 
     def _fenced(self) -> CheckpointFenced:
-        return CheckpointFenced(self.held.name, f"its epoch is no longer {self.held.epoch}")
+        return CheckpointFenced(self.checkpoint.name, f"its epoch is no longer {self.checkpoint.epoch}")
 
 
 class Promotion:
     """One term's attempts. `wanted` is false for a revision that is in the declared location, or was there."""
 
     def __init__(self, resolved: AnyResolved, context: WorkerContext, lease: Lease, session: Session) -> None:
-        self.wanted = lease.held.takes_over
+        self.wanted = lease.checkpoint.takes_over
         self._resolved = resolved
         self._context = context
         self._lease = lease
@@ -236,7 +229,7 @@ class Promotion:
         return True
 
     async def _exchange(self, step: Callable[[float], Awaitable[object]]) -> Promoted | None:
-        resolved, epoch = self._resolved, self._lease.held.epoch
+        resolved, epoch = self._resolved, self._lease.checkpoint.epoch
         if not self._context.database.dialect.is_concurrent:
             # Its one writer lock lets nobody write meanwhile, and is asked for right after a batch of ours.
             return await self._session.write(attempt, resolved, epoch=epoch)

@@ -71,17 +71,17 @@ class ProcessRunner:
         decision raises that its step does not name, and what `EventStore` raises.
         """
         for _ in range(STEPS_MAX):
-            held = await self._own.reaching(process_id, position=position)
-            step: Step[Any, Any] | None = own_copy(held.state).step()
+            folded = await self._own.reaching(process_id, position=position)
+            step: Step[Any, Any] | None = own_copy(folded.state).step()
             if step is None:
-                return held
-            position = max(position, await self._take(process_id, held, step))
+                return folded
+            position = max(position, await self._take(process_id, folded, step))
         raise UsageError(f"{self._shown(process_id)} took {STEPS_MAX} steps without rest. Let it come to an end.")
 
     async def hear(self, process_id: str, listener: Listener, event: Recorded[Any]) -> None:
         """Make the listening decision, once, and after all that was heard before."""
-        held = await self._own.reaching(process_id)
-        if await self._heard_until(process_id, held, event.position) >= event.position:
+        folded = await self._own.reaching(process_id)
+        if await self._heard_until(process_id, folded, event.position) >= event.position:
             return
         await self._repository.run(
             Planned(
@@ -100,8 +100,8 @@ class ProcessRunner:
 
         On a state that has moved meanwhile nothing is due: its own event sets its own timer.
         """
-        held = await self._own.reaching(process_id, version=version)
-        found = await self.next_deadline(process_id, held)
+        folded = await self._own.reaching(process_id, version=version)
+        found = await self.next_deadline(process_id, folded)
         if found is None or found.at > now:
             return
 
@@ -112,8 +112,8 @@ class ProcessRunner:
             return events
 
         failpoints.reach("due.before")
-        command_id = f"{self._step_id(process_id, held)}/due"
-        metadata = self._metadata(process_id, held.event_id)
+        command_id = f"{self._step_id(process_id, folded)}/due"
+        metadata = self._metadata(process_id, folded.event_id)
         await self._repository.run(
             Planned(
                 self._own,
@@ -121,25 +121,25 @@ class ProcessRunner:
                 decide,
                 command_id,
                 metadata,
-                since=held.position,
+                since=folded.position,
                 called=found.deadline.call.decide,
-                only_at=held.position,
+                only_at=folded.position,
             )
         )
         failpoints.reach("due.stored")
 
-    async def next_deadline(self, process_id: str, held: FoldedState[Any]) -> NextDeadline | None:
+    async def next_deadline(self, process_id: str, folded: FoldedState[Any]) -> NextDeadline | None:
         """The earliest deadline of a state; None also when the leader knows a newer one, which has its own."""
-        deadlines = deadlines_of(held.state)
+        deadlines = deadlines_of(folded.state)
         if not deadlines:
             return None
         newest = await self._store.tail(self.name, process_id)
-        if newest is None or newest[0] != held.position:
+        if newest is None or newest[0] != folded.position:
             return None
         last = recorded_at(newest)
         return min((NextDeadline(one.due_at(last), one) for one in deadlines), key=lambda one: one.at)
 
-    async def _take(self, process_id: str, held: FoldedState[Any], step: Step[Any, Any]) -> int:
+    async def _take(self, process_id: str, folded: FoldedState[Any], step: Step[Any, Any]) -> int:
         """Take one step, or find that the process has moved; the position up to which it is known then."""
         asked = step.asked
         target = self._repositories.of(asked.aggregate).executor
@@ -154,20 +154,20 @@ class ProcessRunner:
         labels = {"eventjet.name": self.name}
         with tracing.span(tracing.STEP, self.name, labels, {"eventjet.decision": asked.call.name}) as told:
             try:
-                return await retry(lambda lost: self._attempt(process_id, held, step, lost, told), places)
+                return await retry(lambda lost: self._attempt(process_id, folded, step, lost, told), places)
             except _Moved:
-                return held.position
+                return folded.position
 
     async def _attempt(
-        self, process_id: str, held: FoldedState[Any], step: Step[Any, Any], lost: int, told: dict[str, Any]
+        self, process_id: str, folded: FoldedState[Any], step: Step[Any, Any], lost: int, told: dict[str, Any]
     ) -> int | Conflict:
         known = await self._own.load(process_id, lost > 0)
-        if (known.position, known.event_id) != (held.position, held.event_id):
+        if (known.position, known.event_id) != (folded.position, folded.event_id):
             raise _Moved
         asked = step.asked
         target = self._repositories.of(asked.aggregate).executor
-        metadata = self._metadata(process_id, held.event_id)
-        command_id = self._step_id(process_id, held)
+        metadata = self._metadata(process_id, folded.event_id)
+        command_id = self._step_id(process_id, folded)
         other = Planned(target, asked.aggregate_id, asked.call.on, command_id, metadata)
         decided: list[Decision[Any, Any]] = []
         try:
@@ -226,15 +226,15 @@ class ProcessRunner:
 
         return Planned(self._own, process_id, decide, command_id, metadata)
 
-    async def _heard_until(self, process_id: str, held: FoldedState[Any], position: int) -> int:
+    async def _heard_until(self, process_id: str, folded: FoldedState[Any], position: int) -> int:
         """The last position that the process recorded something for; of what it passed over nothing is known."""
         prefix = self._heard
-        if held.commands.complete:
-            ids = [one for one in held.commands.as_mapping(held.version) if one.startswith(prefix)]
+        if folded.commands.complete:
+            ids = [one for one in folded.commands.as_mapping(folded.version) if one.startswith(prefix)]
         else:
             # What it recorded for an event came after that event.
             since = await self._own.histories.commands_since(
-                process_id, held, position, lambda told: unquote(told).startswith(prefix)
+                process_id, folded, position, lambda told: unquote(told).startswith(prefix)
             )
             ids = [unquote(told) for told in since]
         return max((int(one[len(prefix) :]) for one in ids), default=0)
@@ -243,8 +243,8 @@ class ProcessRunner:
     def _heard(self) -> str:
         return f"{self.name}.heard."
 
-    def _step_id(self, process_id: str, held: FoldedState[Any]) -> str:
-        return f"{self.name}/{process_id}/{held.version}"
+    def _step_id(self, process_id: str, folded: FoldedState[Any]) -> str:
+        return f"{self.name}/{process_id}/{folded.version}"
 
     def _metadata(self, process_id: str, causation: str, correlation: str | None = None) -> Metadata:
         return Metadata(

@@ -63,7 +63,7 @@ class FoldCommitter:
         self,
         session: Session,
         writer: FoldWriter,
-        held: Checkpoint,
+        checkpoint: Checkpoint,
         reader: EventReader,
         *,
         overlaps: bool,
@@ -72,7 +72,7 @@ class FoldCommitter:
         self._is_private = private
         self._session = session
         self._writer = writer
-        self._held = held
+        self._checkpoint = checkpoint
         self._reader = reader
         self._overlaps = overlaps
         self._ahead: Prepared | None = None
@@ -83,7 +83,7 @@ class FoldCommitter:
             prepared = await self._session.read(self._writer.prepare, part)
         failpoints.reach("worker.batch_folded")
         began = time.perf_counter()
-        writing = self._session.write(self._writer.commit, self._held, prepared)
+        writing = self._session.write(self._writer.commit, self._checkpoint, prepared)
         if self._overlaps:
             # In this order: by its first wait the transaction has sent its only statement, and the server works while
             # the loop folds.
@@ -97,7 +97,7 @@ class FoldCommitter:
         else:
             await writing
         took_s = time.perf_counter() - began
-        log_parked(self._held.name, prepared.changes.quarantine)
+        log_parked(self._checkpoint.name, prepared.changes.quarantine)
         return took_s
 
     async def _fold_ahead(self, after: int) -> None:
@@ -115,15 +115,15 @@ class FoldCommitter:
 class SqlCommitter:
     """Runs the handlers of SQL by hand within the transaction."""
 
-    def __init__(self, session: Session, writer: SqlWriter, held: Checkpoint) -> None:
+    def __init__(self, session: Session, writer: SqlWriter, checkpoint: Checkpoint) -> None:
         self._session = session
         self._writer = writer
-        self._held = held
+        self._checkpoint = checkpoint
 
     async def commit(self, part: Batch) -> float:
         began = time.perf_counter()
         async with self._session.transaction() as connection:
-            await self._writer.write(connection, self._held, part)
+            await self._writer.write(connection, self._checkpoint, part)
         return time.perf_counter() - began
 
 
@@ -144,7 +144,7 @@ class BatchPipeline:
     def __init__(
         self,
         resolved: AnyResolved,
-        held: Checkpoint,
+        checkpoint: Checkpoint,
         reader: EventReader,
         committer: Committer,
         pace: Pace,
@@ -155,7 +155,7 @@ class BatchPipeline:
         self._committer = committer
         self._pace = pace
         self._on_commit = on_commit
-        self.position = held.position
+        self.position = checkpoint.position
 
     async def step(self, timeout_s: float) -> bool:
         """Commit the next batch; False when none came in time or reading was woken.
@@ -259,12 +259,12 @@ class ProjectionRunner:
             lease = await Lease.acquire(session, self.resolved, self._context, stop, self._on_ready, self._failed_at)
             if lease is None:
                 return
-            self._warn_of_other_code(lease.held)
+            self._warn_of_other_code(lease.checkpoint)
             failpoints.reach("worker.lease_taken")
             if not by_hand:
                 await session.commit_by_statement()
-            elif lease.held.location != DECLARED:
-                await session.look_first_in(lease.held.location)
+            elif lease.checkpoint.location != DECLARED:
+                await session.look_first_in(lease.checkpoint.location)
             await self._tell_waiting(lease)
             try:
                 await session.read(locations.check_tables, [self.resolved], self._context.log)
@@ -282,11 +282,13 @@ class ProjectionRunner:
                     failpoints.reach("worker.before_release")
                     await lease.release()
 
-    def _warn_of_other_code(self, held: Checkpoint) -> None:
+    def _warn_of_other_code(self, checkpoint: Checkpoint) -> None:
         """Say once in a process that other code made some of the rows, without a new revision."""
-        if not self._has_warned and held.has_rows_of_other_code(self.resolved.code):
+        if not self._has_warned and checkpoint.has_rows_of_other_code(self.resolved.code):
             self._has_warned = True
-            logs.CODE_CHANGED.tell(_log, name=held.name, revision=held.revision, newer=held.revision + 1)
+            logs.CODE_CHANGED.tell(
+                _log, name=checkpoint.name, revision=checkpoint.revision, newer=checkpoint.revision + 1
+            )
 
     async def _tell_waiting(self, lease: Lease) -> None:
         """Note what ended the terms before, so that the state does not look as if it went on."""
@@ -320,23 +322,23 @@ class ProjectionRunner:
 
     async def _follow(self, session: Session, lease: Lease, stop: asyncio.Event) -> None:
         """Take the durable over, check the log, and write."""
-        context, held = self._context, lease.held
+        context, checkpoint = self._context, lease.checkpoint
         # What was blocked, or remembered, before this lease was taken is read anew.
         blocked = await load_blocked(session, self.resolved)
         source = Source(context.endpoint, context.stream, self.resolved.durable)
         decoder = partial(reader_of, context.catalog, self.resolved, ())
-        opening = EventReader.open(source, held.position, decoder, context.options.batch_max)
+        opening = EventReader.open(source, checkpoint.position, decoder, context.options.batch_max)
         reader = await self._renewing(lease, opening)
         beside: list[asyncio.Task[Any]] = [asyncio.create_task(_wake_at(stop, reader))]
         try:
-            if not held.log:
+            if not checkpoint.log:
                 await lease.check_unused()
             # After the durable is made: whoever replaces the stream from here on deletes it too.
-            log = await self._renewing(lease, check_whole_log(context.client, context.stream, held))
-            if held.log != log or held.app != self.resolved.app or not await lease.are_tables_noted():
+            log = await self._renewing(lease, check_whole_log(context.client, context.stream, checkpoint))
+            if checkpoint.log != log or checkpoint.app != self.resolved.app or not await lease.are_tables_noted():
                 await lease.adopt(log)
             failpoints.reach("worker.log_checked")
-            pipeline = self._pipeline(session, held, reader, blocked)
+            pipeline = self._pipeline(session, checkpoint, reader, blocked)
             reader.start()
             self._on_ready()
             self._pause = None
@@ -352,17 +354,17 @@ class ProjectionRunner:
         return await renewing(work, lease.renew, self._context.options.lease_s / 3)
 
     def _pipeline(
-        self, session: Session, held: Checkpoint, reader: EventReader, blocked: BlockedAggregates
+        self, session: Session, checkpoint: Checkpoint, reader: EventReader, blocked: BlockedAggregates
     ) -> BatchPipeline:
         context, resolved = self._context, self.resolved
         if isinstance(resolved, ResolvedSql):
-            committer = SqlCommitter(session, SqlWriter(resolved, lease_s=context.options.lease_s), held)
+            committer = SqlCommitter(session, SqlWriter(resolved, lease_s=context.options.lease_s), checkpoint)
         else:
-            writer = context.fold_writer(resolved, held, blocked)
+            writer = context.fold_writer(resolved, checkpoint, blocked)
             overlaps = context.database.dialect.is_concurrent
             private = resolved.is_private
-            committer = FoldCommitter(session, writer, held, reader, overlaps=overlaps, private=private)
-        return BatchPipeline(resolved, held, reader, committer, self.pace, self._committed)
+            committer = FoldCommitter(session, writer, checkpoint, reader, overlaps=overlaps, private=private)
+        return BatchPipeline(resolved, checkpoint, reader, committer, self.pace, self._committed)
 
     def _committed(self, position: int, events: int, seconds: float) -> None:
         self._meter.committed(events, seconds)
@@ -373,7 +375,7 @@ class ProjectionRunner:
         client, stream = self._context.client, self._context.stream
         while True:
             await asyncio.sleep(_LOOK_S)
-            await check_running(client, stream, lease.held, log)
+            await check_running(client, stream, lease.checkpoint, log)
             self._pause = await pause_of(client, stream, self.resolved.durable)
 
     async def _project(
@@ -388,7 +390,7 @@ class ProjectionRunner:
         """Write until `stop`, or until the revision is promoted."""
         context = self._context
         promotion = Promotion(self.resolved, context, lease, session)
-        building = lease.held.state == BUILDING and not promotion.wanted
+        building = lease.checkpoint.state == BUILDING and not promotion.wanted
         looked_at, pause = time.monotonic(), None
         while not stop.is_set():
             if time.monotonic() - looked_at > _LOOK_S:

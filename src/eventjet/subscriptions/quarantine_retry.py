@@ -66,11 +66,11 @@ class _Retries:
 
     def __init__(self, session: Session, context: WorkerContext, resolved: ResolvedProjection, lease: Lease) -> None:
         self._session = session
-        self._writer = context.fold_writer(resolved, lease.held)
+        self._writer = context.fold_writer(resolved, lease.checkpoint)
         self._context = context
         self._resolved = resolved
         self._lease = lease
-        self._held = lease.held
+        self._checkpoint = lease.checkpoint
         self._size = self._size_max = min(context.options.batch_max, _EVENTS_MAX)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -98,14 +98,14 @@ class _Retries:
 
     def _unmoved(self, offers: Sequence[Any] = ()) -> Batch:
         """A batch that leaves the checkpoint where it is."""
-        return Batch(self._held.position, self._held.position, self._held.event_id, offers)
+        return Batch(self._checkpoint.position, self._checkpoint.position, self._checkpoint.event_id, offers)
 
     async def _try(self, waiting: Sequence[WaitingEvent], offers: Sequence[Offered]) -> None:
         outcome = await self._session.read(self._writer.sort, offers)
         failed = {(parked.aggregate, parked.aggregate_id): parked for parked in reversed(outcome.parked)}
         changes = changes_of(outcome.changed, _sorting(waiting, len(offers), failed))
         prepared = Prepared(self._unmoved(), changes, outcome.changed)
-        await self._session.write(self._writer.commit, self._held, prepared)
+        await self._session.write(self._writer.commit, self._checkpoint, prepared)
         log_parked(self._resolved.name, changes.quarantine, "is parked again")
 
     def _offers(self, waiting: Sequence[WaitingEvent]) -> list[Offered]:
@@ -115,7 +115,7 @@ class _Retries:
         offers: list[Offered] = []
         size = 0
         with NatsConnection.open(endpoint) as connection:
-            check_same_log(connection, stream, self._held)
+            check_same_log(connection, stream, self._checkpoint)
             earlier = PredecessorReader(connection, stream)
             offer = Offering(context.catalog, self._resolved.events, [event.position for event in waiting], earlier)
             for event, record in _read(connection, stream, waiting):

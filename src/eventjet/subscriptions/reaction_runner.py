@@ -46,13 +46,22 @@ from eventjet.observability.metrics import FollowerMeter
 from eventjet.projections.fold import Offered, Reader, blocked_by, is_of, parked_for
 from eventjet.runtime import called
 from eventjet.subscriptions.context import WorkerOptions
-from eventjet.subscriptions.cursor import Cursor, OwnerWatch
-from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, HeldCursor, ParkedEntry, parked_now
+from eventjet.subscriptions.cursor import Cursor
+from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, ParkedEntry, StoredCursor, parked_now
 from eventjet.subscriptions.handlers import EventHandler, Try
 from eventjet.subscriptions.keyed_executor import KeyedExecutor
 from eventjet.subscriptions.partitions import PartitionAssignment
 from eventjet.subscriptions.reader import EventReader, Source
-from eventjet.subscriptions.retry import Backoff, boot_clock, now_told, pause, renewing, run_sessions, waiting_since
+from eventjet.subscriptions.retry import (
+    Backoff,
+    OwnerWatch,
+    boot_clock,
+    now_told,
+    pause,
+    renewing,
+    run_sessions,
+    waiting_since,
+)
 from eventjet.writers.batch import Batch
 
 _log = logging.getLogger(__name__)
@@ -91,30 +100,30 @@ class CursorSession:
         self,
         handler: EventHandler,
         context: ReactionContext,
-        held: HeldCursor,
+        stored: StoredCursor,
         lanes: KeyedExecutor,
         parked: Sequence[ParkedEntry],
         meter: FollowerMeter,
     ) -> None:
         self._handler = handler
         self._context = context
-        self._held = held
+        self._stored = stored
         self._lanes = lanes
         self._meter = meter
-        self._before = held.cursor
-        self._waking = held.cursor.waking
-        own = [entry for entry in parked if entry.log == held.cursor.log]
+        self._before = stored.cursor
+        self._waking = stored.cursor.waking
+        own = [entry for entry in parked if entry.log == stored.cursor.log]
         self._known = {entry.position: entry for entry in own}
         self._waiting: dict[AggregateKey, int] = {entry.key: entry.position for entry in reversed(own)}
         self._parked = own
         self._kept: list[ParkedEntry] = []
         self._gone: list[ParkedEntry] = []
         self._writing = asyncio.Lock()
-        self._left = held.cursor.reason
+        self._left = stored.cursor.reason
         self._waits: dict[AggregateKey, str] = {}
         self._pause: str | None = None
         self._reader: Reading | None = None
-        self._noted = held.cursor
+        self._noted = stored.cursor
 
     async def take(self, reader: Reading) -> None:
         """Hand every event to its lane; first those that are to be tried again. Ends with what ends the reading."""
@@ -231,7 +240,7 @@ class CursorSession:
 
     def has_moved(self) -> bool:
         """Whether it was written, since this was asked last, that more is done than before."""
-        before, self._noted = self._noted, self._held.cursor
+        before, self._noted = self._noted, self._stored.cursor
         return _is_further(self._noted, before)
 
     @property
@@ -240,7 +249,7 @@ class CursorSession:
         lanes, is_written = self._lanes, not (self._kept or self._gone or self._waits or self._pause)
         if not (is_written and lanes.is_idle and self._waking is None) or self._reader is None:
             return False
-        return self._held.cursor.position == lanes.position and not self._reader.left_after(lanes.position)
+        return self._stored.cursor.position == lanes.position and not self._reader.left_after(lanes.position)
 
     async def write(self) -> None:
         """Raises `CursorFenced`, and `StoreUnavailable` when it is not known whether it was written."""
@@ -255,23 +264,23 @@ class CursorSession:
             lanes = self._lanes
             lanes.changed.clear()
             began = self._context.clock()
-            cursor = self._held.cursor.moved(lanes.position, lanes.event_id, lanes.done_beyond(), self._waking)
+            cursor = self._stored.cursor.moved(lanes.position, lanes.event_id, lanes.done_beyond(), self._waking)
             if _is_further(cursor, self._before):
                 self._left = None  # what ended the terms before has not ended this one
             cursor = cursor.waiting(self._reason_to_wait())
             failpoints.reach("cursor.before_write")
             while len(self._kept) + len(self._gone) > CHANGES_MAX:
                 # Parked before it is passed over: whoever comes next finds both.
-                await self._write_with_changes(self._held.cursor)
+                await self._write_with_changes(self._stored.cursor)
             await self._write_with_changes(cursor if owned else cursor.released())
             failpoints.reach("cursor.written")
-            self._held.written_at = began
+            self._stored.written_at = began
 
     async def _write_with_changes(self, cursor: Cursor) -> None:
         """What changes in the quarantine stays to be written until it is: another write may follow one that fails."""
         kept = self._kept[:CHANGES_MAX]
         gone = self._gone[: CHANGES_MAX - len(kept)]
-        await self._context.cursors.write(self._held, cursor, kept, gone)
+        await self._context.cursors.write(self._stored, cursor, kept, gone)
         for one in (each.parked for each in kept if each.parked.resolution == PARKED):
             logs.PARKED.tell(_log, name=cursor.name, position=one.position, how="is parked", more="", reason=one.reason)
         del self._kept[: len(kept)], self._gone[: len(gone)]
@@ -397,7 +406,7 @@ class CursorSession:
 
     async def _in_time(self) -> None:
         """Begin nothing while the lease may be over: a process that was stopped looks before it acts."""
-        while self._context.clock() - self._held.written_at > self._context.options.lease_s:
+        while self._context.clock() - self._stored.written_at > self._context.options.lease_s:
             await self.write()
 
     def _coming_due(self, due: Due) -> Any:
@@ -551,10 +560,10 @@ class ReactionRunner:
     async def _term(self, stop: asyncio.Event) -> None:
         """From the taking of the cursor, as soon as it is free, to its end."""
         lease_s, clock = self._context.options.lease_s, self._context.clock
-        watch, left = OwnerWatch(lease_s, clock), OwnerWatch(_LEFT * lease_s, clock)
+        watch, left = OwnerWatch(clock), OwnerWatch(clock)
         while not stop.is_set():
             free = await self._look_at(watch)  # also where there is no room: how long nobody writes it is seen so
-            if free is None or not (self._share.has_room() or left.saw(free.sequence)):
+            if free is None or not (self._share.has_room() or left.is_silent(free.sequence, _LEFT * lease_s)):
                 self._on_ready()
                 await pause(stop, self._context.options.poll_s)
                 continue
@@ -564,51 +573,51 @@ class ReactionRunner:
                     await self._hold(free, stop, let_go)
                     return
 
-    async def _look_at(self, watch: OwnerWatch) -> HeldCursor | None:
+    async def _look_at(self, watch: OwnerWatch) -> StoredCursor | None:
         """The cursor, if it is free, or its owner silent."""
         one, context = self._handler.declaration, self._context
-        held = await context.cursors.read(self.name)
-        silent = watch.saw(held.sequence)
-        is_free = held.cursor.is_free(one.revision, context.owner, silent=silent, failed_at=self._failed_at)
-        return held if is_free else None
+        stored = await context.cursors.read(self.name)
+        silent = watch.is_silent(stored.sequence, context.options.lease_s)
+        is_free = stored.cursor.is_free(one.revision, context.owner, silent=silent, failed_at=self._failed_at)
+        return stored if is_free else None
 
-    async def _take(self, held: HeldCursor) -> bool:
+    async def _take(self, stored: StoredCursor) -> bool:
         """Whether it is ours now: another may have been quicker."""
         context = self._context
         began = context.clock()
         try:
-            await context.cursors.write(held, held.cursor.taken(context.owner, self._handler.declaration.revision))
+            await context.cursors.write(stored, stored.cursor.taken(context.owner, self._handler.declaration.revision))
         except CursorFenced:
             return False
-        held.written_at = began
-        logs.TOOK_CURSOR.tell(_log, name=self.name, position=held.cursor.position)
+        stored.written_at = began
+        logs.TOOK_CURSOR.tell(_log, name=self.name, position=stored.cursor.position)
         return True
 
-    async def _hold(self, held: HeldCursor, stop: asyncio.Event, let_go: asyncio.Event) -> None:
+    async def _hold(self, stored: StoredCursor, stop: asyncio.Event, let_go: asyncio.Event) -> None:
         """Work on it until one of these is set; what stops it for good is written down."""
         try:
-            await self._follow(held, stop, let_go)
+            await self._follow(stored, stop, let_go)
             self._meter.terms["drained"] += 1
         except _STOPS as error:
             logs.STOPPED.tell(_log, name=self.name, reason=error)
-            await self._context.cursors.write(held, held.cursor.failed(str(error)))
-            self._failed_at = held.cursor.position
+            await self._context.cursors.write(stored, stored.cursor.failed(str(error)))
+            self._failed_at = stored.cursor.position
             self._meter.terms["failed"] += 1
         except CursorFenced:
             raise
         except Exception:
             if self.pace.waits is not None:  # it was so in the term before as well
                 with suppress(EventjetError):
-                    await self._context.cursors.write(held, held.cursor.waiting(self.pace.waits))
+                    await self._context.cursors.write(stored, stored.cursor.waiting(self.pace.waits))
             raise
 
-    async def _follow(self, held: HeldCursor, stop: asyncio.Event, let_go: asyncio.Event) -> None:
-        context, cursor, events = self._context, held.cursor, self._handler.source
+    async def _follow(self, stored: StoredCursor, stop: asyncio.Event, let_go: asyncio.Event) -> None:
+        context, cursor, events = self._context, stored.cursor, self._handler.source
 
         async def renew() -> None:
             began = context.clock()
-            await context.cursors.write(held, held.cursor)
-            held.written_at = began
+            await context.cursors.write(stored, stored.cursor)
+            stored.written_at = began
 
         # However long these take: whoever is next would have to do them as well.
         every_s = context.options.lease_s / 3
@@ -620,10 +629,10 @@ class ReactionRunner:
         reader = await renewing(opening, renew, every_s)
         lanes = KeyedExecutor(LANES, AHEAD_MAX, cursor.position, cursor.event_id, cursor.done)
         try:
-            term = CursorSession(self._handler, context, held, lanes, parked, self._meter)
+            term = CursorSession(self._handler, context, stored, lanes, parked, self._meter)
             reader.start()
             self._on_ready()
-            keeping = (term.keep(), self._look(held, term), term.wake(), term.look_again(), _raised(lanes))
+            keeping = (term.keep(), self._look(stored, term), term.wake(), term.look_again(), _raised(lanes))
             tasks = [asyncio.ensure_future(one) for one in (term.take(reader), *keeping)]
             try:
                 await self._until_ended(term, lanes, tasks, stop, let_go)
@@ -666,12 +675,12 @@ class ReactionRunner:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _look(self, held: HeldCursor, term: CursorSession) -> None:
+    async def _look(self, stored: StoredCursor, term: CursorSession) -> None:
         """Raise as soon as the stream is another one, or no longer whole; note whether anything stands in the way."""
         while True:
             await asyncio.sleep(_LOOK_S)
             handler = self._handler
-            term.tell_pause(await handler.source.look(held.cursor, handler.durable))
+            term.tell_pause(await handler.source.look(stored.cursor, handler.durable))
             if term.has_moved() or term.is_idle:
                 self.pace.progressed()
 

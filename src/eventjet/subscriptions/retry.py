@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Hashable
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
@@ -172,6 +172,26 @@ async def pause(stop: asyncio.Event, seconds: float) -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await stop.wait()
+
+
+class OwnerWatch:
+    """Tells that the owner of a lease has gone silent, by this process's own clock; no clocks are compared.
+
+    An owner renews its lease well before it ends, and each renewal changes what is stored. So the owner of one that was
+    seen unchanged for longer than it lasts is dead or cut off. Should it be only slow, its next write is fenced.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lease: Hashable = None
+        self._since = clock()
+
+    def is_silent(self, lease: Hashable, lasts_s: float) -> bool:
+        """Note what names the lease at this look (None for no owner); whether that has not changed for so long."""
+        now = self._clock()
+        if lease != self._lease:
+            self._lease, self._since = lease, now
+        return lease is not None and now - self._since > lasts_s
 
 
 def boot_clock() -> float:

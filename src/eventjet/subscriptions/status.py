@@ -37,8 +37,8 @@ from eventjet.log.topology import standstill as standstill_of
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application
 from eventjet.settings import Settings
-from eventjet.sql import checkpoint, locations
-from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, Checkpoint
+from eventjet.sql import locations
+from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, Checkpoint, read_all
 from eventjet.sql.database import COMMAND, READ_ONLY, Database
 from eventjet.sql.dialect import Fault, dialect_of
 from eventjet.sql.quarantine import parked_counts
@@ -412,7 +412,7 @@ class StatusReader:
 class SeenCheckpoints:
     """What the database says of an app's projections."""
 
-    held: list[tuple[Checkpoint, float]]
+    rows: list[tuple[Checkpoint, float]]
     """Every checkpoint, failed where its tables are lost, with the seconds its lease still has."""
     parked: dict[tuple[str, int], int]
     """Events in quarantine, by name and revision."""
@@ -425,15 +425,15 @@ def see_checkpoints(connection: Connection, app: str, declared: Collection[tuple
 
     Of another app's checkpoints it says no more than that they keep those which this app has `declared` from beginning.
     """
-    found = checkpoint.read_all(connection)
+    found = read_all(connection)
     owners = {one.name: one.app for one, _ in found if one.app not in ("", app)}
-    held = [(_judged(connection, one), left_s) for one, left_s in found if one.name not in owners]
+    checkpoint = [(_judged(connection, one), left_s) for one, left_s in found if one.name not in owners]
     for name, revision in sorted(declared):
         if name in owners:
             reason = f"in this database its name belongs to the app {owners[name]!r}"
-            held.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, FAILED, reason), 0.0))
+            checkpoint.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, FAILED, reason), 0.0))
     parked = {key: count for key, count in parked_counts(connection).items() if key[0] not in owners}
-    return SeenCheckpoints(held, parked, dialect_of(connection).refuses_writes(connection))
+    return SeenCheckpoints(checkpoint, parked, dialect_of(connection).refuses_writes(connection))
 
 
 def look_at_projections(
@@ -461,43 +461,47 @@ class SeenLog:
 
 def checkpoints_of(seen: SeenCheckpoints, declared: Collection[tuple[str, int]]) -> list[Checkpoint]:
     """All there are, by name and revision, and new ones of what is declared and has none."""
-    found = [held for held, _ in seen.held]
-    for name, revision in set(declared) - {(held.name, held.revision) for held in found}:
+    found = [checkpoint for checkpoint, _ in seen.rows]
+    for name, revision in set(declared) - {(checkpoint.name, checkpoint.revision) for checkpoint in found}:
         found.append(Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, NEW, None))
-    return sorted(found, key=lambda held: (held.name, held.revision))
+    return sorted(found, key=lambda checkpoint: (checkpoint.name, checkpoint.revision))
 
 
 def statuses_of(seen: SeenCheckpoints, declared: Collection[tuple[str, int]], log: SeenLog) -> list[WorkStatus]:
     """Every projection that is declared or has a checkpoint, over a log as it was seen."""
-    left_s = {(held.name, held.revision): left_s for held, left_s in seen.held}
+    left_s = {(checkpoint.name, checkpoint.revision): left_s for checkpoint, left_s in seen.rows}
     return [
-        _status(held, left_s.get((held.name, held.revision), 0.0), seen, declared, log)
-        for held in checkpoints_of(seen, declared)
+        _status(checkpoint, left_s.get((checkpoint.name, checkpoint.revision), 0.0), seen, declared, log)
+        for checkpoint in checkpoints_of(seen, declared)
     ]
 
 
 def _status(
-    held: Checkpoint, lease_left_s: float, seen: SeenCheckpoints, declared: Collection[tuple[str, int]], log: SeenLog
+    checkpoint: Checkpoint,
+    lease_left_s: float,
+    seen: SeenCheckpoints,
+    declared: Collection[tuple[str, int]],
+    log: SeenLog,
 ) -> WorkStatus:
-    key = (held.name, held.revision)
-    lives = _lives(held, lease_left_s)
+    key = (checkpoint.name, checkpoint.revision)
+    lives = _lives(checkpoint, lease_left_s)
     # Nobody could note a reason there; whoever has a lease could write it.
-    stuck = seen.refusal if not lives and held.state in (NEW, BUILDING, ACTIVE) else ""
+    stuck = seen.refusal if not lives and checkpoint.state in (NEW, BUILDING, ACTIVE) else ""
     return WorkStatus(
-        name=held.name,
-        revision=held.revision,
-        state=FAILED if key in log.faults else held.state,
-        position=held.position,
+        name=checkpoint.name,
+        revision=checkpoint.revision,
+        state=FAILED if key in log.faults else checkpoint.state,
+        position=checkpoint.position,
         log_position=log.last,
-        lag_events=max(0, log.last - held.position),
-        lag_s=log.ages.get(held.position),
-        owner=held.owner if lives else None,
-        generation=held.generation,
-        reason=_cut(log.faults.get(key) or stuck or held.reason),
+        lag_events=max(0, log.last - checkpoint.position),
+        lag_s=log.ages.get(checkpoint.position),
+        owner=checkpoint.owner if lives else None,
+        generation=checkpoint.generation,
+        reason=_cut(log.faults.get(key) or stuck or checkpoint.reason),
         declared=key in declared,
-        location=held.location,
-        lost_owner=None if lives else held.owner,
-        lost_s=_silent_s(held, lease_left_s),
+        location=checkpoint.location,
+        lost_owner=None if lives else checkpoint.owner,
+        lost_s=_silent_s(checkpoint, lease_left_s),
         parked=seen.parked.get(key, 0),
     )
 
@@ -506,7 +510,7 @@ def look_at_followers(
     connection: NatsConnection, app: Application, declared: Mapping[str, Declaration], last: int
 ) -> list[WorkStatus]:
     """Every reactor and process that is declared or has a cursor, over a log that ends at `last`. Blocks."""
-    looks = {held.name: held for held in look_at_cursors(connection, app)}
+    looks = {checkpoint.name: checkpoint for checkpoint in look_at_cursors(connection, app)}
     names = sorted({*declared, *looks})
     return [_follower(name, declared.get(name), looks.get(name), last) for name in names]
 
@@ -543,12 +547,12 @@ def see_log(connection: NatsConnection, stream: str, checkpoints: Sequence[Check
     """
     identity, state = state_of_log(connection, stream)
     faults: dict[tuple[str, int], str] = {}
-    for held in checkpoints:
-        fault = log_fault(connection, identity, state, held)
-        if fault is not None and held.state in (NEW, BUILDING, ACTIVE):
-            faults[held.name, held.revision] = str(fault)
+    for checkpoint in checkpoints:
+        fault = log_fault(connection, identity, state, checkpoint)
+        if fault is not None and checkpoint.state in (NEW, BUILDING, ACTIVE):
+            faults[checkpoint.name, checkpoint.revision] = str(fault)
     ages: dict[int, float | None] = {}
-    for position in {held.position for held in checkpoints}:
+    for position in {checkpoint.position for checkpoint in checkpoints}:
         if position >= state.last:
             ages[position] = 0.0
             continue
@@ -562,26 +566,26 @@ def _cut(reason: str | None) -> str | None:
     return None if reason is None else cut(reason, REASON_MAX)
 
 
-def _lives(held: Checkpoint, left_s: float) -> bool:
+def _lives(checkpoint: Checkpoint, left_s: float) -> bool:
     """A lease with more left than it lasts was given before the clock was set back, and not renewed since."""
-    return 0 < left_s <= held.lease_s + _CLOCK_S
+    return 0 < left_s <= checkpoint.lease_s + _CLOCK_S
 
 
-def _silent_s(held: Checkpoint, left_s: float) -> float | None:
+def _silent_s(checkpoint: Checkpoint, left_s: float) -> float | None:
     """How long its owner has been silent, where it was lost."""
-    return None if held.owner is None or left_s > 0 else held.lease_s - left_s
+    return None if checkpoint.owner is None or left_s > 0 else checkpoint.lease_s - left_s
 
 
-def _judged(connection: Connection, held: Checkpoint) -> Checkpoint:
+def _judged(connection: Connection, checkpoint: Checkpoint) -> Checkpoint:
     """As its worker will find it: failed where its tables are lost. Who may not look at them sees what is noted."""
-    if held.state not in (BUILDING, ACTIVE):
-        return held
+    if checkpoint.state not in (BUILDING, ACTIVE):
+        return checkpoint
     try:
         with connection.begin_nested():
-            locations.check_identity(connection, held)
+            locations.check_identity(connection, checkpoint)
     except TableLost as error:
-        return replace(held, state=FAILED, reason=str(error))
+        return replace(checkpoint, state=FAILED, reason=str(error))
     except DBAPIError as error:
         if Fault.FORBIDDEN not in dialect_of(connection).faults(error):
             raise
-    return held
+    return checkpoint
