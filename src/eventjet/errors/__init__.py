@@ -56,7 +56,6 @@ EventjetError
 │   ├── StillHeld
 │   ├── LocationTaken
 │   ├── PromotionRefused
-│   ├── FoldProcessLost
 │   └── NotCaughtUp
 ├── RebuildError
 │   ├── ArchiveBroken

@@ -186,8 +186,8 @@ def snapshot_lines(report: SnapshotReport) -> Iterator[str]:
         "could not be folded": tally.broken,
     }
     yield from (f"  - {number:,} {why}" for why, number in left.items() if number)
-    yield from (f"  - {fault}" for fault in tally.told)
-    yield from _rest(tally.broken, len(tally.told))
+    yield from (f"  - {fault}" for fault in tally.faults)
+    yield from _rest(tally.broken, len(tally.faults))
     yield f"{report.engine} engine: {spent(report.seconds)}"
 
 

@@ -11,12 +11,12 @@ import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from os import cpu_count
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import psycopg
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, SQLAlchemyError
@@ -48,13 +48,38 @@ from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.urls import shown_master
 
-if TYPE_CHECKING:
-    from eventjet.rebuild.snapshots import Tally
-
 T = TypeVar("T")
 
 STOP_TIMEOUT_S = 15.0
 """How long a cancelled job may take to clear up before its caller goes on without it."""
+
+SNAPSHOT_FAULTS_MAX = 20
+"""Broken histories that are named; the others are counted."""
+
+
+@dataclass(slots=True)
+class SnapshotTally:
+    """How many aggregates a bulk run of snapshots has folded, and the outcome of each."""
+
+    events: int = 0
+    aggregates: int = 0
+    written: int = 0
+    newer: int = 0
+    """Had a snapshot of the same or of a later event."""
+    few: int = 0
+    """Have too few events."""
+    too_large: int = 0
+    unkept: int = 0
+    """Have a state that does not come back from JSON as it is."""
+    broken: int = 0
+    faults: list[str] = field(default_factory=list[str])
+    """Messages about the first broken histories."""
+
+    def add(self, other: Mapping[str, Any]) -> None:
+        """Add the tally of another part."""
+        for name, value in other.items():
+            setattr(self, name, getattr(self, name) + value)
+        self.faults = sorted(self.faults)[:SNAPSHOT_FAULTS_MAX]
 
 
 _FACTORIES: Mapping[EngineName, str] = {
@@ -145,7 +170,7 @@ class Engine(Protocol):
         """Fold what the plan reads and load it into the shadows; return what each part of each projection holds."""
         ...
 
-    def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, least: int) -> Tally:
+    def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, least: int) -> SnapshotTally:
         """Write the snapshots of the aggregates of one type that have `least` events."""
         ...
 

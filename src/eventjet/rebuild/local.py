@@ -16,7 +16,7 @@ from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.replay_source import read_ahead
 from eventjet.rebuild.runs import Part, Target
-from eventjet.rebuild.snapshots import SnapshotFold, Tally, by_subject
+from eventjet.rebuild.snapshots import SnapshotFold, SnapshotTally, by_subject
 from eventjet.runtime import uncollected
 
 
@@ -55,7 +55,7 @@ class LocalEngine:
         with watch.phase("load"):
             return loader.finish(done)
 
-    def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, least: int) -> Tally:
+    def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, least: int) -> SnapshotTally:
         watch, endpoint = job.watch, job.log.endpoint
         subjects = f"{plan.stream}.{aggregate}.*"
         with SnapshotFold(job.app, aggregate, least, endpoint, plan.last, job.catalog.voids) as fold, uncollected():

@@ -6,7 +6,7 @@ Commands go on meanwhile: a snapshot never replaces a newer one. Run again, it w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from os import cpu_count
 from typing import Any
 
@@ -23,38 +23,10 @@ from eventjet.jetstream.connection import ask_once
 from eventjet.log.snapshots import VALUE_MAX, WINDOW, WINDOW_BYTES, BulkSnapshots, Offer, SnapshotCodec
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, aggregate_of
-from eventjet.rebuild.job import EngineOptions, Job, in_job
+from eventjet.rebuild.job import SNAPSHOT_FAULTS_MAX, EngineOptions, Job, SnapshotTally, in_job
 from eventjet.rebuild.plan import EngineChoice, EngineName, plan_snapshots
 from eventjet.rebuild.progress import Report
 from eventjet.settings import Settings
-
-FAULTS_MAX = 20
-"""Broken histories that are named; the others are counted."""
-
-
-@dataclass(slots=True)
-class Tally:
-    """How many aggregates were folded, and what became of them."""
-
-    events: int = 0
-    aggregates: int = 0
-    written: int = 0
-    newer: int = 0
-    """Had a snapshot of the same or of a later event."""
-    few: int = 0
-    """Have too few events."""
-    too_large: int = 0
-    unkept: int = 0
-    """Have a state that does not come back from JSON as it is."""
-    broken: int = 0
-    told: list[str] = field(default_factory=list[str])
-    """What is wrong with the first of the broken ones."""
-
-    def add(self, other: Mapping[str, Any]) -> None:
-        """Add the tally of another part."""
-        for name, value in other.items():
-            setattr(self, name, getattr(self, name) + value)
-        self.told = sorted(self.told)[:FAULTS_MAX]
 
 
 class SnapshotFold:
@@ -63,7 +35,7 @@ class SnapshotFold:
     def __init__(
         self, app: Application, aggregate: str, least: int, endpoint: Endpoint, last: int, voids: Mapping[int, str]
     ) -> None:
-        self.tally = Tally()
+        self.tally = SnapshotTally()
         self._initial, _ = snapshotted(app, aggregate)
         self._codec: SnapshotCodec[Any] = SnapshotCodec(self._initial)
         self._decoder = Decoder(app.catalog.of_log(voids))
@@ -117,7 +89,7 @@ class SnapshotFold:
     def __len__(self) -> int:
         return len(self._states)
 
-    def done(self, tell: Callable[[int, int], None] | None = None) -> Tally:
+    def done(self, tell: Callable[[int, int], None] | None = None) -> SnapshotTally:
         """Finish all, reporting how many of how many are, and write what is left."""
         for number, subject in enumerate(subjects := list(self._states)):
             if tell is not None and number % WINDOW == 0:
@@ -140,8 +112,8 @@ class SnapshotFold:
     def _break(self, subject: bytes, reason: str) -> None:
         self._states[subject] = None
         self.tally.broken += 1
-        if len(self.tally.told) < FAULTS_MAX:
-            self.tally.told.append(reason)
+        if len(self.tally.faults) < SNAPSHOT_FAULTS_MAX:
+            self.tally.faults.append(reason)
 
 
 def by_subject(records: Iterable[RawRecord]) -> dict[bytes, list[RawRecord]]:
@@ -172,7 +144,7 @@ class SnapshotReport:
     position: int
     """Up to here the log was read."""
     min_events: int
-    tally: Tally
+    tally: SnapshotTally
     seconds: Mapping[str, float]
     """Wall time by phase."""
 
@@ -219,5 +191,5 @@ def _build(job: Job, aggregate: str, min_events: int | None) -> SnapshotReport:
         except StreamMissing:
             raise Unreachable(f"The bucket {bucket!r}", "it does not exist", "Run `eventjet init` once.") from None
     plan = plan_snapshots(job.extent(job.log.state.last), engine=job.engine.name, cores=cpu_count() or 1)
-    tally = job.engine.fold_snapshots(job, plan, aggregate, least) if plan.events else Tally()
+    tally = job.engine.fold_snapshots(job, plan, aggregate, least) if plan.events else SnapshotTally()
     return SnapshotReport(aggregate, plan.engine, plan.last, least, tally, job.watch.seconds)

@@ -17,7 +17,7 @@ from eventjet.rebuild.job import EngineOptions, Job
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runs import Part, Target
-from eventjet.rebuild.snapshots import Tally
+from eventjet.rebuild.snapshots import SnapshotTally
 from eventjet.spark.class_archive import JvmCache
 from eventjet.spark.jvm import find_java
 from eventjet.spark.session import Started, not_installed, spark_session
@@ -77,7 +77,7 @@ class SparkEngine:
         self._watch.cores = cores_of(started)
         return load_on_spark(job, plan, targets, started, ship=self._options.ship) if plan.events else []
 
-    def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, least: int) -> Tally:
+    def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, least: int) -> SnapshotTally:
         with self._watch.phase("start"):
             started = self._session()
         from eventjet.spark.snapshotting import fold_on_spark

@@ -17,7 +17,7 @@ from typing import Any
 from eventjet.projections.app_ref import AppRef
 from eventjet.rebuild.job import Job
 from eventjet.rebuild.plan import Plan
-from eventjet.rebuild.snapshots import SnapshotFold, Tally
+from eventjet.rebuild.snapshots import SnapshotFold, SnapshotTally
 from eventjet.spark.columns import pyarrow, records_of
 from eventjet.spark.options import LogOptions
 from eventjet.spark.running import following, provisions, send_files
@@ -25,7 +25,7 @@ from eventjet.spark.session import Started
 from eventjet.spark.source import log_frame
 
 _TALLY = "tally string"
-"""What a task that folds snapshots tells: its `Tally` as JSON."""
+"""What a task that folds snapshots tells: its `SnapshotTally` as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class SnapshotTask:
             yield pyarrow().RecordBatch.from_pylist([{"tally": json.dumps(asdict(fold.done()))}])
 
 
-def fold_on_spark(job: Job, plan: Plan, aggregate: str, least: int, started: Started, *, ship: bool) -> Tally:
+def fold_on_spark(job: Job, plan: Plan, aggregate: str, least: int, started: Started, *, ship: bool) -> SnapshotTally:
     """Write the snapshots of one aggregate type; raises `RebuildError`."""
     with provisions(job, started) as provided:
         task = SnapshotTask(provided.app(ship=ship), aggregate, least, plan.last, provided.options, job.catalog.voids)
@@ -61,7 +61,7 @@ def fold_on_spark(job: Job, plan: Plan, aggregate: str, least: int, started: Sta
         frame: Any = log_frame(started.spark, provided.options, plan.ranges)
         own = frame.where(frame["subject"].startswith(f"{plan.stream}.{aggregate}."))
         histories = own.repartition(plan.partitions, "subject").sortWithinPartitions("subject", "position")
-        tally = Tally()
+        tally = SnapshotTally()
         with (
             job.watch.phase("read", plan.events),
             following(started.spark, job.watch, "read", 0, plan.events, plan.events),
