@@ -21,7 +21,8 @@ from eventjet.projections.row_codec import RowCodec
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import Database
-from eventjet.sql.dialect import Dialect, Fault, dialect_of, is_about_data, is_transient
+from eventjet.sql.dialect import Dialect, Fault
+from eventjet.sql.dialects import dialect_of, is_about_data, is_transient
 from eventjet.sql.locations import create_tables, located
 from eventjet.sql.own_tables import Clock, quarantine
 from eventjet.sql.statements import Changes, QuarantineChanges, Statements, keys_from

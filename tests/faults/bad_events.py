@@ -17,7 +17,7 @@ from eventjet.dev.nats import NatsServer
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import READ_ONLY, Database
-from eventjet.sql.dialect import dialect_of
+from eventjet.sql.dialects import dialect_of
 from eventjet.sql.locations import located
 from eventjet.sql.own_tables import quarantine
 from tests.faults.tally import Added, Tally, Total, added

@@ -215,7 +215,7 @@ def judge(truth: Truth, seen: Seen) -> Verdict:
 
 def _readable(connection: Connection, table: Table) -> Table:
     from eventjet.sql.checkpoint import DECLARED
-    from eventjet.sql.dialect import dialect_of
+    from eventjet.sql.dialects import dialect_of
     from eventjet.sql.locations import located
 
     return located(table, DECLARED, dialect_of(connection))

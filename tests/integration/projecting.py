@@ -17,7 +17,7 @@ from eventjet.projections.projection import entries, projection
 from eventjet.projections.resolve import ResolvedProjection, resolve
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import Database
-from eventjet.sql.dialect import dialect_of
+from eventjet.sql.dialects import dialect_of
 from eventjet.sql.locations import create_tables, located
 
 

@@ -33,7 +33,7 @@ from eventjet.rebuild import rebuild
 from eventjet.rebuild.workspace import leftovers, remove_leftovers
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import Database
-from eventjet.sql.dialect import dialect_of
+from eventjet.sql.dialects import dialect_of
 from eventjet.sql.locations import create_tables, located
 from eventjet.sql.revisions import promote, reset, retire
 from eventjet.sql.table_moves import dependents, undeclared

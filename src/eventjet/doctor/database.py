@@ -18,7 +18,8 @@ from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild.workspace import leftovers
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.database import Database
-from eventjet.sql.dialect import Fault, SessionLimits, Soundness, dialect_of
+from eventjet.sql.dialect import Fault, SessionLimits, Soundness
+from eventjet.sql.dialects import dialect_of
 from eventjet.sql.locations import check, recorded
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.revisions import unused

@@ -31,7 +31,7 @@ from eventjet.log.store import EventStore
 from eventjet.operations.events import plain_json
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.sql import checkpoint
-from eventjet.sql.dialect import dialect_of
+from eventjet.sql.dialects import dialect_of
 from eventjet.sql.locations import located
 from eventjet.sql.statements import keys_from
 

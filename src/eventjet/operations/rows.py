@@ -37,7 +37,7 @@ from eventjet.rebuild.verifying import DriftProbe, are_equal
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import Database
-from eventjet.sql.dialect import dialect_of
+from eventjet.sql.dialects import dialect_of
 from eventjet.sql.locations import check_owner, located
 from eventjet.sql.own_tables import quarantine
 from eventjet.sql.quarantine import of

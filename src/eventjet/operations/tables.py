@@ -28,7 +28,8 @@ from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import Checkpoint, names_of
 from eventjet.sql.database import unusable
-from eventjet.sql.dialect import Dialect, dialect_of
+from eventjet.sql.dialect import Dialect
+from eventjet.sql.dialects import dialect_of
 from eventjet.sql.locations import check_owner, located_tables
 from eventjet.text import cut
 

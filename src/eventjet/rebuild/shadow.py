@@ -20,7 +20,8 @@ from eventjet.rebuild.workspace import workspace_of
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, names_of, revisions
 from eventjet.sql.database import Database
-from eventjet.sql.dialect import dialect_of, listed
+from eventjet.sql.dialect import listed
+from eventjet.sql.dialects import dialect_of
 from eventjet.sql.locations import check_owner, create_tables, identities, located_tables, making, recorded
 from eventjet.sql.own_tables import projections, quarantine
 from eventjet.sql.quarantine import of

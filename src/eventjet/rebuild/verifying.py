@@ -42,7 +42,7 @@ from eventjet.rebuild.workspace import remove_leftovers
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import RETIRED, Checkpoint
 from eventjet.sql.database import READ_ONLY
-from eventjet.sql.dialect import dialect_of
+from eventjet.sql.dialects import dialect_of
 
 EXAMPLES_MAX = 20
 """Differences that are looked into; all are counted."""

@@ -20,7 +20,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.errors import Unreachable, UsageError
 from eventjet.sql import postgres_connections, sqlite_connections
-from eventjet.sql.dialect import Dialect, Fault, SessionLimits, dialect_named
+from eventjet.sql.dialect import Dialect, Fault, SessionLimits
+from eventjet.sql.dialects import dialect_named
 from eventjet.urls import database_url, shown_database
 
 READ_ONLY = sqlite_connections.READ_ONLY

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import Enum, Flag, auto
-from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 from sqlalchemy import CheckConstraint, ColumnElement, Connection, Engine, Table
@@ -23,7 +22,6 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.domain.parked import Parked
-from eventjet.errors import UsageError
 from eventjet.projections.columns import Convert, element, labels, plain, stored
 from eventjet.projections.row_codec import ColumnValues, RowCodec
 from eventjet.sql.statements import Statements
@@ -188,44 +186,6 @@ class Dialect(ColumnValues):
     def refuses_writes(self, connection: Connection, /) -> str:  # noqa: ARG002 - it does not say so
         """Why the database takes no writes of anybody, as far as it can be asked; empty where it may take them."""
         return ""
-
-
-@cache
-def _dialects() -> dict[str, Dialect]:
-    # Imported here because they are built on this module.
-    from eventjet.sql.postgres import POSTGRES
-    from eventjet.sql.sqlite import SQLITE
-
-    return {dialect.name: dialect for dialect in (POSTGRES, SQLITE)}
-
-
-def dialect_named(name: str) -> Dialect:
-    """The dialect that SQLAlchemy calls so; raises `UsageError` for one that is not supported."""
-    dialect = _dialects().get(name)
-    if dialect is None:
-        raise UsageError(f"eventjet does not support the database {name!r}. Use one of {', '.join(_dialects())}.")
-    return dialect
-
-
-def dialect_of(connection: Connection | Engine) -> Dialect:
-    """The dialect of the database at the other end."""
-    return dialect_named(connection.dialect.name)
-
-
-def declared_names(name: str) -> set[str]:
-    """The declared names that a table may have, whatever the database."""
-    return {dialect.declared_name(name) for dialect in _dialects().values()}
-
-
-def is_about_data(error: DBAPIError) -> bool:
-    """Whether a value or a row broke a rule of the database, so that trying again cannot help."""
-    return any(Fault.DATA in dialect.faults(error) for dialect in _dialects().values())
-
-
-def is_transient(error: DBAPIError) -> bool:
-    """Whether the connection, a lock, or the server failed, so that the same may succeed another time."""
-    known = _dialects().values()
-    return error.connection_invalidated or any(Fault.TRANSIENT in dialect.faults(error) for dialect in known)
 
 
 def listed(found: Sequence[str]) -> str:

@@ -22,7 +22,8 @@ from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.checkpoint import DECLARED, RETIRED, UNASSIGNED, Checkpoint, names_of, revisions
 from eventjet.sql.database import unusable
-from eventjet.sql.dialect import Dialect, Fault, dialect_of, listed
+from eventjet.sql.dialect import Dialect, Fault, listed
+from eventjet.sql.dialects import dialect_of
 from eventjet.sql.own_tables import projections
 from eventjet.sql.table_differences import column_differences
 from eventjet.sql.tables import make_enums, qualified

@@ -35,7 +35,8 @@ from eventjet.sql.checkpoint import (
     revisions,
 )
 from eventjet.sql.database import COMMAND, Database
-from eventjet.sql.dialect import Fault, dialect_of, listed
+from eventjet.sql.dialect import Fault, listed
+from eventjet.sql.dialects import dialect_of
 from eventjet.sql.locations import check_owner, holders
 from eventjet.sql.own_tables import quarantine
 from eventjet.sql.table_moves import (

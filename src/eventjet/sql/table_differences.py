@@ -16,7 +16,8 @@ from sqlalchemy import types as sa
 from sqlalchemy.exc import NoSuchTableError
 
 from eventjet.projections.columns import element, stored
-from eventjet.sql.dialect import Fit, dialect_of, spoken
+from eventjet.sql.dialect import Fit, spoken
+from eventjet.sql.dialects import dialect_of
 from eventjet.sql.postgres import missing_labels
 from eventjet.sql.tables import qualified
 

@@ -18,7 +18,8 @@ from sqlalchemy.exc import DBAPIError
 
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.dialect import Fault, dialect_of
+from eventjet.sql.dialect import Fault
+from eventjet.sql.dialects import dialect_of
 from eventjet.sql.tables import Feature, TableName, TableRef
 
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, sel
 from eventjet.errors import Unreachable
 from eventjet.sql.checkpoint import DECLARED
 from eventjet.sql.database import unusable
-from eventjet.sql.dialect import dialect_of
+from eventjet.sql.dialects import dialect_of
 
 HEAD = "0002"
 """The newest revision, known here so that looking whether a database is current does not import Alembic."""
