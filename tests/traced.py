@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import DEFAULT_ON, Sampler
 
-from eventjet.observability import tracing
+from eventjet.observability import spans, tracing
 from eventjet.observability.otel import Telemetry
 
 
@@ -31,10 +31,10 @@ def traced(
     meters.shutdown()
 
 
-def of(exporter: InMemorySpanExporter, kind: tracing.SpanType) -> list[ReadableSpan]:
+def of(exporter: InMemorySpanExporter, kind: spans.SpanType) -> list[ReadableSpan]:
     """The finished spans of a kind; a command's is called after its decision."""
     finished = exporter.get_finished_spans()
-    if kind is tracing.COMMAND:
+    if kind is spans.COMMAND:
         return [one for one in finished if one.name in ("cup.fill", "cup.wash")]
     return [one for one in finished if one.name.partition(" ")[0] == kind.name]
 

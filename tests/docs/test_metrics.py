@@ -15,7 +15,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from eventjet.observability import logs, tracing
+from eventjet.observability import logs, spans
 from eventjet.observability.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
@@ -38,7 +38,7 @@ def test_the_page_lists_every_metric_and_span_as_it_is_declared() -> None:
     declared = [f"| `{one.name}` | {one.kind} | {named(one.labels)} | {one.help} |" for one in METRICS]
     declared += [
         f"| `{one.name}` | {one.kind} | {named(one.labels)} | {named(one.attributes)} | {one.help} |"
-        for one in tracing.SPANS
+        for one in spans.SPANS
     ]
     declared += [
         f"| `{one.name}` | {logging.getLevelName(one.level).lower()} | {named(fields_of(one))} | {one.help} |"
@@ -55,10 +55,8 @@ def known_labels() -> dict[str, set[str]]:
     """Every name that a query may ask for, with its labels."""
     known: dict[str, set[str]] = {}
     declared = [(one.name, one.labels, one.kind == "histogram") for one in METRICS]
-    declared += [
-        (one.prometheus, tuple(label.replace(".", "_") for label in one.labels), True) for one in tracing.SPANS
-    ]
-    declared.append((tracing.CONFLICTS_PROMETHEUS, ("eventjet_aggregate",), False))
+    declared += [(one.prometheus, tuple(label.replace(".", "_") for label in one.labels), True) for one in spans.SPANS]
+    declared.append((spans.CONFLICTS_PROMETHEUS, ("eventjet_aggregate",), False))
     for name, labels, is_histogram in declared:
         names = [f"{name}_{part}" for part in ("bucket", "sum", "count")] if is_histogram else [name]
         known |= {each: {*labels, *SCRAPED, *({"le"} if each.endswith("_bucket") else ())} for each in names}

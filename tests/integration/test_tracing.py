@@ -19,7 +19,7 @@ from sqlalchemy import Column, Integer, MetaData, String, Table
 
 from eventjet import App, Jet, Reaction, Recorded, Settings, aggregate, event, projection, reactor, served
 from eventjet.dev.nats import NatsServer
-from eventjet.observability import tracing
+from eventjet.observability import spans, tracing
 from tests.integration.projecting import made
 from tests.integration.reacting import until, working
 from tests.logs import fresh_name
@@ -135,12 +135,12 @@ async def test_one_trace_leads_from_a_request_to_its_row_and_to_what_follows(
             scope = {"method": "POST", "path": "/cups", "headers": [(b"traceparent", BROWSER.encode())]}
             await asgi(jet)(scope, send)
             assert sent[0]["status"] == 204
-            await until(lambda: bool(of(exporter, tracing.BATCH)) and len(of(exporter, tracing.COMMAND)) == 2)
-            await until(lambda: bool(of(exporter, tracing.HANDLE)))
+            await until(lambda: bool(of(exporter, spans.BATCH)) and len(of(exporter, spans.COMMAND)) == 2)
+            await until(lambda: bool(of(exporter, spans.HANDLE)))
     (request,) = [one for one in exporter.get_finished_spans() if one.name == "POST /cups"]
-    fill = next(one for one in of(exporter, tracing.COMMAND) if one.name == "cup.fill")
-    wash = next(one for one in of(exporter, tracing.COMMAND) if one.name == "cup.wash")
-    batch, handle = of(exporter, tracing.BATCH)[0], of(exporter, tracing.HANDLE)[0]
+    fill = next(one for one in of(exporter, spans.COMMAND) if one.name == "cup.fill")
+    wash = next(one for one in of(exporter, spans.COMMAND) if one.name == "cup.wash")
+    batch, handle = of(exporter, spans.BATCH)[0], of(exporter, spans.HANDLE)[0]
     trace_id = int(BROWSER[3:35], 16)
     assert {ids(one)[0] for one in (request, fill, wash, batch, handle)} == {trace_id}
     parents = {one.name: one.parent.span_id if one.parent else 0 for one in (request, fill, wash, batch, handle)}
@@ -153,10 +153,10 @@ async def test_one_trace_leads_from_a_request_to_its_row_and_to_what_follows(
     }
     assert [(one.context.trace_id, one.context.span_id) for one in batch.links] == [ids(fill)]
     assert dict(batch.attributes or {}).items() >= {"eventjet.projection": "cups", "eventjet.events": 1}.items()
-    assert tracing.APPEND_SECONDS in (fill.attributes or {})
+    assert spans.APPEND_SECONDS in (fill.attributes or {})
     durations = metrics_of(reader)
-    assert durations[tracing.COMMAND.metric] == 2
-    assert durations[tracing.BATCH.metric] >= 1
+    assert durations[spans.COMMAND.metric] == 2
+    assert durations[spans.BATCH.metric] >= 1
 
 
 async def test_a_batch_of_many_traces_is_linked_to_each_and_has_a_trace_of_its_own(
@@ -168,13 +168,11 @@ async def test_a_batch_of_many_traces_is_linked_to_each_and_has_a_trace_of_its_o
         for n in range(5):
             await jet.repository(Cup).execute(f"c-{n}", Cup.fill, n)
         async with working(app, settings):
-            await until(lambda: sum(len(one.links) for one in of(exporter, tracing.BATCH)) == 5)
-    filled = {ids(one) for one in of(exporter, tracing.COMMAND) if one.name == "cup.fill"}
-    linked = [
-        (one.context.trace_id, one.context.span_id) for batch in of(exporter, tracing.BATCH) for one in batch.links
-    ]
+            await until(lambda: sum(len(one.links) for one in of(exporter, spans.BATCH)) == 5)
+    filled = {ids(one) for one in of(exporter, spans.COMMAND) if one.name == "cup.fill"}
+    linked = [(one.context.trace_id, one.context.span_id) for batch in of(exporter, spans.BATCH) for one in batch.links]
     assert set(linked) == filled
-    assert all(one.parent is None for one in of(exporter, tracing.BATCH) if len(one.links) > 1)
+    assert all(one.parent is None for one in of(exporter, spans.BATCH) if len(one.links) > 1)
 
 
 async def test_a_refusal_is_told_by_its_type_and_a_lost_race_is_counted(
@@ -188,11 +186,11 @@ async def test_a_refusal_is_told_by_its_type_and_a_lost_race_is_counted(
         await jet.repository(Cup).execute("c-1", Cup.fill, 1)
         await rival.repository(Cup).execute("c-1", Cup.fill, 2)
         await jet.repository(Cup).execute("c-1", Cup.fill, 3)
-    refused, *_, last = of(exporter, tracing.COMMAND)
-    assert (refused.attributes or {})[tracing.ERROR] == "ValueError"
-    assert (refused.attributes or {})[tracing.OUTCOME] == "refused"
-    assert (last.attributes or {})[tracing.LOST] == 1
-    assert metrics_of(reader)[tracing.CONFLICTS] == 1
+    refused, *_, last = of(exporter, spans.COMMAND)
+    assert (refused.attributes or {})[spans.ERROR] == "ValueError"
+    assert (refused.attributes or {})[spans.OUTCOME] == "refused"
+    assert (last.attributes or {})[spans.LOST] == 1
+    assert metrics_of(reader)[spans.CONFLICTS] == 1
     assert not [one for one in exporter.get_finished_spans() if SECRET in one.to_json()]
 
 
@@ -205,9 +203,9 @@ async def test_a_served_command_is_in_its_callers_trace(
         async with jet.service(), app.client(settings) as remote:
             await remote.repository(Cup).execute("c-1", Cup.fill, 1)
             await remote.repository(Cup).command("once").execute("c-1", Cup.fill, 2)
-    commands = [one for one in of(exporter, tracing.COMMAND) if one.name == "cup.fill"]
+    commands = [one for one in of(exporter, spans.COMMAND) if one.name == "cup.fill"]
     for request, served_one, command in zip(
-        of(exporter, tracing.REQUEST), of(exporter, tracing.SERVE), commands, strict=True
+        of(exporter, spans.REQUEST), of(exporter, spans.SERVE), commands, strict=True
     ):
         assert served_one.parent is not None
         assert served_one.parent.span_id == ids(request)[1]

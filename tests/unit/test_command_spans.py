@@ -14,7 +14,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext
 
 from eventjet import App, Jet, Metadata, aggregate, event
 from eventjet.errors import Refused
-from eventjet.observability import tracing
+from eventjet.observability import spans, tracing
 from tests.traced import ids, metrics_of, of, traced
 
 UNSAMPLED = SpanContext(0x0AF7651916CD43DD8448EB211C80319C, 0xB7AD6B7169203331, is_remote=True)
@@ -81,7 +81,7 @@ async def test_beneath_a_request_that_is_not_sampled_no_span_is_made_and_its_con
             assert await headers(jet) == [HEADER]
         context.detach(token)
         assert (sampler.asked, exporter.get_finished_spans()) == (0, ())
-        assert metrics_of(reader)[tracing.COMMAND.metric] == 1
+        assert metrics_of(reader)[spans.COMMAND.metric] == 1
 
 
 async def test_a_command_whose_cause_is_not_sampled_goes_on_with_its_trace() -> None:
@@ -114,14 +114,14 @@ async def test_a_span_says_what_came_of_its_command() -> None:
             with pytest.raises(ValueError):  # noqa: PT011 - of the domain
                 await cups.execute("c-1", Cup.fill, -1)
             (header,) = await headers(jet)
-        filled, nothing, refused = of(exporter, tracing.COMMAND)
+        filled, nothing, refused = of(exporter, spans.COMMAND)
         told = dict(filled.attributes or {})
-        assert told.pop(tracing.APPEND_SECONDS) > 0  # pyright: ignore[reportOperatorIssue]
+        assert told.pop(spans.APPEND_SECONDS) > 0  # pyright: ignore[reportOperatorIssue]
         assert told == {"eventjet.aggregate_id": "c-1", "eventjet.position": done.position}
         assert header == header_of(filled)
-        assert [dict(one.attributes or {}).get(tracing.OUTCOME) for one in (nothing, refused)] == ["nothing", "refused"]
-        assert (refused.attributes or {})[tracing.ERROR] == "ValueError"
-        assert metrics_of(reader)[tracing.COMMAND.metric] == 3
+        assert [dict(one.attributes or {}).get(spans.OUTCOME) for one in (nothing, refused)] == ["nothing", "refused"]
+        assert (refused.attributes or {})[spans.ERROR] == "ValueError"
+        assert metrics_of(reader)[spans.COMMAND.metric] == 3
 
 
 async def test_a_transaction_is_one_span_with_the_loads_of_its_members_beneath() -> None:
@@ -134,12 +134,12 @@ async def test_a_transaction_is_one_span_with_the_loads_of_its_members_beneath()
                 await jet.transact(cups.decide("c-1", Cup.fill, 0), cups.decide("c-2", Cup.fill, 2))
         taken, refused = [one for one in exporter.get_finished_spans() if one.name == "transact"]
         told = dict(taken.attributes or {})
-        assert told.pop(tracing.APPEND_SECONDS) > 0  # pyright: ignore[reportOperatorIssue]
+        assert told.pop(spans.APPEND_SECONDS) > 0  # pyright: ignore[reportOperatorIssue]
         assert told == {"eventjet.events": 2, "eventjet.position": done[-1].position}
         assert header == header_of(taken)
-        loads = of(exporter, tracing.LOAD)[:2]
+        loads = of(exporter, spans.LOAD)[:2]
         assert [one.parent.span_id if one.parent else 0 for one in loads] == [ids(taken)[1]] * 2
-        assert (refused.attributes or {})[tracing.OUTCOME] == "failed"
+        assert (refused.attributes or {})[spans.OUTCOME] == "failed"
         assert not refused.status.is_ok
 
 
@@ -185,9 +185,9 @@ def test_what_a_loop_left_untold_is_told_by_the_next_one_of_its_thread() -> None
 
     with traced() as (exporter, _, _):
         asyncio.run(left())
-        assert of(exporter, tracing.COMMAND) == []
+        assert of(exporter, spans.COMMAND) == []
         asyncio.run(left())
-        assert len(of(exporter, tracing.COMMAND)) == 1
+        assert len(of(exporter, spans.COMMAND)) == 1
 
 
 async def test_many_commands_are_told_while_the_connection_is_open() -> None:
@@ -195,5 +195,5 @@ async def test_many_commands_are_told_while_the_connection_is_open() -> None:
         async with CUPS.in_memory() as jet:
             for n in range(1, 41):
                 await jet.repository(Cup).execute("c-1", Cup.fill, n)
-            while len(of(exporter, tracing.COMMAND)) < 40:
+            while len(of(exporter, spans.COMMAND)) < 40:
                 await asyncio.sleep(0.01)

@@ -44,8 +44,9 @@ from eventjet.errors import (
     UsageError,
 )
 from eventjet.log.store import BATCH_MAX, Append, EventStore, NewEvent
-from eventjet.observability import tracing
-from eventjet.observability.tracing import APPEND_SECONDS, active, current_traceparent
+from eventjet.observability import spans, tracing
+from eventjet.observability.spans import APPEND_SECONDS
+from eventjet.observability.tracing import active, current_traceparent
 from eventjet.text import listed
 
 S = TypeVar("S")
@@ -303,7 +304,7 @@ class Executor(Generic[S, E]):
     async def newest(self, aggregate_id: str) -> FoldedState[S]:
         """Read the newest state from the log, and cache it."""
         cached = self.cache.get(aggregate_id)
-        with tracing.span(tracing.LOAD, labels={"eventjet.aggregate": self.info.name}) as attributes:
+        with tracing.span(spans.LOAD, labels={"eventjet.aggregate": self.info.name}) as attributes:
             newest = await self.histories.load(aggregate_id, cached)
             attributes["eventjet.version"] = newest.version
         if cached is not None:

@@ -55,7 +55,7 @@ from eventjet.jetstream.connection import NatsConnection, ask_once
 from eventjet.log.topology import explained_by, snapshots_config
 from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
-from eventjet.observability import tracing
+from eventjet.observability import spans, tracing
 from eventjet.runtime import is_cancelled
 
 S = TypeVar("S")
@@ -246,7 +246,7 @@ class KeyValueSnapshots:
                 if value is None:
                     self.dropped += 1
                 else:
-                    with tracing.span(tracing.SNAPSHOT, labels={"eventjet.aggregate": aggregate}):
+                    with tracing.span(spans.SNAPSHOT, labels={"eventjet.aggregate": aggregate}):
                         await self.put(aggregate, aggregate_id, value)
                     self.written += 1
             except BaseException as raised:

@@ -32,8 +32,8 @@ from opentelemetry.trace import (
 )
 
 from eventjet.errors import EventjetError, UnexpectedExit
-from eventjet.observability import tracing
-from eventjet.observability.tracing import BUCKETS, COMMAND, ERROR, LINKS_MAX, LOST, OUTCOME, SPANS, SpanType
+from eventjet.observability import spans
+from eventjet.observability.spans import BUCKETS, COMMAND, ERROR, LINKS_MAX, LOST, OUTCOME, SPANS, SpanType
 
 BATCH = 16
 DELAY_S = 0.1
@@ -190,7 +190,7 @@ class Telemetry:
             )
             for each in SPANS
         }
-        conflicts = meter.create_counter(tracing.CONFLICTS, unit="{conflict}", description=tracing.CONFLICTS_HELP)
+        conflicts = meter.create_counter(spans.CONFLICTS, unit="{conflict}", description=spans.CONFLICTS_HELP)
         self._told = Told(self._durations[COMMAND.name], conflicts)
 
     @classmethod
@@ -244,7 +244,7 @@ class Telemetry:
         """A span linked to the traces that these headers are of; a part of the one where there is one only."""
         links = list(dict.fromkeys(parents))
         of_one = len({one[3:35] for one in links}) == 1
-        return self.span(tracing.BATCH, name, labels, links[0] if of_one else None, links[:LINKS_MAX], more=more)
+        return self.span(spans.BATCH, name, labels, links[0] if of_one else None, links[:LINKS_MAX], more=more)
 
     def tell(self) -> None:
         """Complete the commands of this thread that have ended."""

@@ -29,7 +29,7 @@ from eventjet.log.integrity import state_of_log
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.nats.endpoint import Endpoint
-from eventjet.observability import tracing
+from eventjet.observability import spans, tracing
 from eventjet.projections.app_ref import Application, AppRef, loaded
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild.plan import (
@@ -270,7 +270,7 @@ async def in_thread(settings: Settings, report: Report | None, work: Callable[[W
     watch = Watch(report)
 
     def run() -> T:
-        with tracing.span(tracing.REBUILD), _translated(Database(settings.database)):
+        with tracing.span(spans.REBUILD), _translated(Database(settings.database)):
             return work(watch)
 
     future = asyncio.get_running_loop().run_in_executor(None, copy_context().run, run)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from eventjet.observability import tracing
+from eventjet.observability import spans, tracing
 
 Phase: TypeAlias = Literal[
     "start",
@@ -64,7 +64,7 @@ class Watch:
         self.tell(name, 0, total)
         started = time.perf_counter()
         try:
-            with tracing.span(tracing.PHASE, name, {"eventjet.phase": name}):
+            with tracing.span(spans.PHASE, name, {"eventjet.phase": name}):
                 yield
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started

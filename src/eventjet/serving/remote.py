@@ -30,7 +30,7 @@ from eventjet.errors import (
 from eventjet.jetstream.client import Client
 from eventjet.nats.client import NatsClient, given_endpoint
 from eventjet.nats.endpoint import Endpoint
-from eventjet.observability import tracing
+from eventjet.observability import spans, tracing
 from eventjet.observability.tracing import current_traceparent
 from eventjet.serving.service import DOMAIN, ERROR, ERROR_CODE, REUSED, TAKEN, UNAVAILABLE, UNKNOWN, command_subject
 from eventjet.settings import Settings
@@ -109,7 +109,7 @@ class Remote(Generic[S, E]):
         subject = command_subject(self._app, name, one.name, encode_id(aggregate_id))
         try:
             labels = {"eventjet.aggregate": name, "eventjet.decision": one.name}
-            with tracing.span(tracing.REQUEST, f"{name}.{one.name}", labels):
+            with tracing.span(spans.REQUEST, f"{name}.{one.name}", labels):
                 status, kind, answer = await self._asked(subject, body)
         except NoResponders:
             raise NobodyServes(subject, self._app, f"{name}.{one.name}") from None

@@ -41,7 +41,7 @@ from eventjet.errors import (
 from eventjet.jetstream.client import Client
 from eventjet.nats.client import Listening
 from eventjet.nats.protocol import Frame
-from eventjet.observability import logs, tracing
+from eventjet.observability import logs, spans, tracing
 from eventjet.runtime import is_cancelled
 from eventjet.text import cut
 
@@ -216,7 +216,7 @@ class Service:
             labels = {"eventjet.aggregate": endpoint.aggregate, "eventjet.decision": endpoint.served.name}
             parent = header(frame[3], TRACEPARENT)
             with tracing.span(
-                tracing.SERVE, f"{endpoint.aggregate}.{endpoint.served.name}", labels, parent=parent
+                spans.SERVE, f"{endpoint.aggregate}.{endpoint.served.name}", labels, parent=parent
             ) as told:
                 answer = await self._executed(endpoint, frame)
                 told["eventjet.status"] = answer.status if isinstance(answer, Problem) else 200

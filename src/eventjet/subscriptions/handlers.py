@@ -31,7 +31,7 @@ from eventjet.domain.state import own_copy
 from eventjet.errors import DepsUnusable, Unreachable
 from eventjet.log.public_stream import PublicStream
 from eventjet.log.timers import Due, JetStreamTimers
-from eventjet.observability import logs, tracing
+from eventjet.observability import logs, spans, tracing
 from eventjet.projections.app_ref import Application
 from eventjet.projections.fold import aggregate_key_of
 from eventjet.subscriptions.context import WorkerOptions
@@ -250,7 +250,7 @@ class EventHandler:
         more: dict[str, Any] = {"eventjet.attempt": attempt}
         if event is not None:
             more["eventjet.position"] = event.position
-        return tracing.span(tracing.HANDLE, self.declaration.name, labels, more, parent=parent)
+        return tracing.span(spans.HANDLE, self.declaration.name, labels, more, parent=parent)
 
     async def instances(self, after: int, until: int) -> tuple[dict[str, int], int]:
         """Some processes with events after a position, each with its last one of those; and how far that reaches.

@@ -24,7 +24,7 @@ from eventjet.domain.recorded import Metadata, Recorded, own_event
 from eventjet.domain.state import own_copy
 from eventjet.errors import EventjetError, NotUnique, UsageError
 from eventjet.log.store import EventStore
-from eventjet.observability import tracing
+from eventjet.observability import spans, tracing
 
 STEPS_MAX = 200
 """Steps without rest: more are a circle."""
@@ -152,7 +152,7 @@ class ProcessRunner:
                 f"{self._shown(process_id)} asks itself for {asked.call}. Put both into one decision of its own."
             )
         labels = {"eventjet.name": self.name}
-        with tracing.span(tracing.STEP, self.name, labels, {"eventjet.decision": asked.call.name}) as told:
+        with tracing.span(spans.STEP, self.name, labels, {"eventjet.decision": asked.call.name}) as told:
             try:
                 return await retry(lambda lost: self._attempt(process_id, folded, step, lost, told), places)
             except _Moved:
