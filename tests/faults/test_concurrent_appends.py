@@ -26,7 +26,7 @@ WRITERS = 10
 EVENTS = int(os.environ.get("EVENTJET_TEST_CONCURRENT", "600"))
 ENTITIES = 40
 CATCH_UP_S = 60.0
-"""So long they may come no nearer; a worker with fold processes is slow alone."""
+"""So long they may come no nearer."""
 
 
 async def write(ledger: Ledger, seed: int, events: int) -> None:
