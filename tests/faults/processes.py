@@ -78,7 +78,7 @@ class WorkerProcess:
         return "ready\n" in self.logged()
 
     def fired(self) -> str:
-        """What its failpoint noted when it, or a fold process of its, reached it; empty before."""
+        """Return what its failpoint noted when the process reached it; empty before."""
         return self._fired.read_text() if self._fired.exists() else ""
 
     def reached(self) -> bool:

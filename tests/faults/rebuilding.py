@@ -32,8 +32,6 @@ from tests.integration.projecting import made
 from tests.integration.rebuild_log import remains
 from tests.logs import fresh_name
 
-"""Places that a rebuild's fold processes reach, where it has some."""
-
 _COUNTS = {"totals": "coalesce(sum(additions), 0)", "journal": "count(*)"}
 _PACE_S = 0.002
 _REST, _REST_MAX_S = 3, 0.2

@@ -38,7 +38,6 @@ def clock_jumps(trial: Trial) -> None:
         "'select pg_catalog.clock_timestamp() + make_interval(secs => (select seconds from shifted.jump))'",
         f'alter database "{name}" set search_path = shifted, pg_catalog, public',
     )
-    # A worker with fold processes is slow on purpose: writers that never pause would outrun it for ever.
     with trial.running([server.url], database, pause_s=0.0) as run:
         workers = [run.worker]
         for number in range(trial.options.rounds):
