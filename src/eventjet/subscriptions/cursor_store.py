@@ -2,8 +2,8 @@
 
 `c.<name>` is a cursor. `q.<name>.<position>` is a quarantined or blocked event. `w.<name>.<owner>` announces a process
 that works on a partitioned reactor, and expires with its time to live. All keys are in one stream, so that quarantining
-an event and moving the cursor past it are one atomic batch. Reads go to the leader: a replica that lags may not know
-yet which events were quarantined.
+an event and moving the cursor past it are one atomic batch. Reads return what the leader knows: a replica that lags may
+not know yet which events were quarantined.
 """
 
 from __future__ import annotations
