@@ -73,6 +73,7 @@ class Notices:
         client.on_lost.append(self._lost)
 
     def tell(self, projection: str, revision: int, position: int) -> None:
+        """Publish the position of a projection, unless the server has denied this connection the subject."""
         if not self._is_denied:
             self._client.publish(notice_subject(self._app, projection), notice(revision, position))
 

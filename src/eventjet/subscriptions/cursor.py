@@ -154,15 +154,19 @@ class Cursor:
         return replace(self, reason=None if reason is None else reason[:_REASON_MAX])
 
     def released(self) -> Cursor:
+        """Return the cursor without an owner, so that another worker can take it at once."""
         return replace(self, owner=None)
 
     def failed(self, reason: str) -> Cursor:
+        """Return the cursor as failed, with the reason cut to 2,000 characters and without an owner."""
         return replace(self, owner=None, state=FAILED, reason=reason[:_REASON_MAX])
 
     def paused(self) -> Cursor:
+        """Return the cursor as paused: no worker takes it until it is resumed."""
         return replace(self, owner=None, state=PAUSED, reason=None)
 
     def resumed(self) -> Cursor:
+        """Return a paused cursor as active; any other cursor is returned unchanged."""
         return replace(self, owner=None, state=ACTIVE, reason=None) if self.state == PAUSED else self
 
     def decided(self) -> Cursor:

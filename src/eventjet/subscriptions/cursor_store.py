@@ -62,6 +62,7 @@ class ParkedEntry:
 
     @property
     def is_open(self) -> bool:
+        """Whether the event is still quarantined, blocked, or to be retried."""
         return self.parked.resolution in BLOCKING
 
     def resolved(self, resolution: str) -> ParkedEntry:
@@ -88,6 +89,7 @@ class ParkedEntry:
 
 
 def parked_now(parked: Parked, tries: int, log: str) -> ParkedEntry:
+    """Return an entry for an event that is quarantined or blocked now."""
     return ParkedEntry(parked, time.time(), tries, log=log)
 
 

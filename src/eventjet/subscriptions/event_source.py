@@ -34,7 +34,7 @@ class EventSource(Protocol):
     async def look(self, cursor: Cursor, durable: str) -> str | None:
         """Check again what may change while the stream is read; return why its durable delivers nothing when paused.
 
-        Raises as `check`. A server that cannot be reached is not a fault.
+        Raises as `check`, but a server that cannot be reached or an inbox stream that is missing is not a fault.
         """
         ...
 
@@ -99,7 +99,7 @@ class StreamSource:
 
     async def check(self, cursor: Cursor) -> None:
         await self._check(cursor)
-        # The stream identifies a message without an id, and it may have been created anew since the last session.
+        # The stream is part of the id of a message without one, and may have been created anew since the last session.
         self._decoder = IncomingDecoder(self._type, cursor.log)
 
     async def _check(self, cursor: Cursor) -> None:

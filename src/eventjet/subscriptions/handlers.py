@@ -140,6 +140,7 @@ class Cause:
 
     @classmethod
     def of_event(cls, reactor: str, event: Recorded[Any]) -> Cause:
+        """Return the cause for an event of this log."""
         metadata = Metadata(
             causation=event.event_id,
             correlation=event.metadata.correlation or event.event_id,

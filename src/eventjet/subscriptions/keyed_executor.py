@@ -62,7 +62,7 @@ class KeyedExecutor:
     def add(self, position: int, event_id: str, works: Sequence[tuple[Hashable, Work]]) -> None:
         """Queue the work of one position, higher than all before, perhaps for several keys.
 
-        A position without work is done at once.
+        The floor does not pass the position before all its work is done; a position without work is done at once.
         """
         self._open[position] = (len(works), event_id)
         self._added = position

@@ -131,7 +131,10 @@ class Lease:
         await self._session.read(check)
 
     async def check_tables(self) -> None:
-        """Raise `TableLost` when the projection's tables are no longer the tables that the checkpoint describes."""
+        """Raise `TableLost` when the projection's tables are no longer the tables that the checkpoint describes.
+
+        Raises `CheckpointFenced` when another epoch has begun.
+        """
 
         def check(connection: Connection) -> None:
             now = checkpoints.read(connection, self.checkpoint.name, self.checkpoint.revision)

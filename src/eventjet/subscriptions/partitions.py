@@ -52,7 +52,7 @@ class PartitionAssignment:
     def divide(self, processes: int) -> None:
         """Divide the partitions among this many processes, this one included.
 
-        When the number has changed, partitions beyond the new limit are released, those taken last first.
+        When this lowers the limit, the partitions that were taken last are released.
         """
         if processes == self._processes:
             return

@@ -81,6 +81,7 @@ class FoldCommitter:
         self._ahead: Prepared | None = None
 
     async def commit(self, part: Batch) -> float:
+        """Fold a part unless it was folded ahead, and write it; see `Committer`. The seconds are those of writing."""
         prepared, self._ahead = self._ahead, None
         if prepared is None or prepared.batch is not part:
             prepared = await self._session.read(self._writer.prepare, part)

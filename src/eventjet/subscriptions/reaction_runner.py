@@ -708,6 +708,7 @@ async def _raised(lanes: KeyedExecutor) -> None:
 
 
 def raise_ended(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Raise the error of the first task that has ended; `UnexpectedExit` when it was cancelled or raised nothing."""
     for task in tasks:
         if not task.done():
             continue

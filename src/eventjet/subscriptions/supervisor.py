@@ -155,6 +155,7 @@ class Workers:
         self._tasks: dict[str, Callable[[asyncio.Event], Coroutine[Any, Any, None]]] = {}
 
     async def begin_projections(self, chosen: Sequence[AnyResolved], log: str, client: Client) -> None:
+        """Prepare a runner for each projection, and note the faults that keep some from work."""
         notices = Notices(client, self._app.name)
         database = Database(self._settings.database)
         catalog = self._app.catalog.of_log()
@@ -171,6 +172,7 @@ class Workers:
     async def begin_followers(
         self, chosen: Sequence[Declaration], repositories: Repositories, client: Client, ending: AsyncExitStack
     ) -> None:
+        """Prepare a runner for each other subscription, and note the faults that keep some from work."""
         app = self._app
         cursors = Cursors(client, app.name)
         faults = await asyncio.gather(*(_cursor_fault(cursors, one.name) for one in chosen))
