@@ -3,7 +3,7 @@
 A cursor is the value of one key in a key-value stream and is only replaced by compare-and-set: a writer names the
 sequence that it read, and a fenced writer names an old sequence. So there is no epoch: the sequence is the fence.
 
-Each cell says what the state becomes: `=` means unchanged, `-` means that the transition is refused.
+Each cell says what the state becomes: `=` means unchanged, `-` means that the transition is refused without any change.
 
 | transition | active | paused | failed | whose |
 |------------|--------|--------|--------|-------|

@@ -1,6 +1,7 @@
 """The quarantine of a projection at the start of a session: carry out retries, then load the blocked aggregates.
 
-While the worker has the lease nobody else changes either: resolving a quarantined event raises the epoch.
+While the worker has the lease nobody else changes the quarantine: resolving a quarantined event raises the epoch, which
+fences the worker.
 """
 
 from __future__ import annotations

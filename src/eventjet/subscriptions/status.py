@@ -185,7 +185,7 @@ def look_at_cursors(connection: NatsConnection, app: Application) -> list[Cursor
 
 
 def _standstill(connection: NatsConnection, declared: Mapping[str, Any]) -> LogDrifted | None:
-    """Return the settings of this stream with which no cursor can move.
+    """Return the error for settings of this stream with which no cursor can move.
 
     None when there are none, when the stream is missing, and when its settings may not be read.
     """
