@@ -1,1 +1,1 @@
-"""Subscriptions: what follows the log with a checkpoint or a cursor, and does something of each event."""
+"""Subscriptions: what follows the log with a checkpoint or a cursor and handles its events."""

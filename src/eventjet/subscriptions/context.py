@@ -1,4 +1,4 @@
-"""What the projectors of one process share, `WorkerContext`, and the SQL connection of one term, `Session`."""
+"""`WorkerContext`: what the projection runners of one process share; `Session`: the SQL connection of one session."""
 
 from __future__ import annotations
 
@@ -39,30 +39,30 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """Bounds of a worker; by default it takes over a dead worker's projection in under 5 s."""
+    """The limits of a worker; by default a worker takes over a dead worker's projection in under 5 s."""
 
     batch_max: int = 16_000
-    """Events in one transaction, at most: with slow handlers a worker takes fewer."""
+    """Most events in one transaction: with slow handlers a worker takes fewer."""
     lease_s: float = 3.5
-    """How long a lease lives without a batch or a renewal."""
+    """How long a lease lasts without a batch or a renewal, in seconds."""
     poll_s: float = 0.5
-    """How often a standby looks for a free lease."""
+    """How often a standby looks for a free lease, in seconds."""
     backoff_s: tuple[float, float] = (0.1, 5.0)
-    """First and longest pause after a transient fault; each is twice the one before."""
+    """First and longest pause after a transient fault, in seconds; each pause is twice the last."""
     drain_s: float = 10.0
-    """How long a stopping worker may take to finish the batches in hand."""
+    """How long a stopping worker may take to finish its current batches, in seconds."""
     deps_s: float = 60.0
-    """How long opening `App(deps=…)` may take before it is given up, and tried again."""
+    """How long opening `App(deps=…)` may take before it is cancelled and tried again, in seconds."""
     look_s: float = 5.0
-    """How often health and metrics are looked after, where they are served."""
+    """How often the status is read for health and metrics, where they are served, in seconds."""
     stalled_s: float = 30.0
-    """How long a projection may lag without progress before its worker is called unhealthy."""
+    """How long a projection may lag without progress before its worker counts as unhealthy, in seconds."""
 
 
 class Notices:
-    """Tells over core NATS how far projections are true, so that nobody has to ask the database all the time.
+    """Publishes the positions of projections over core NATS, so that waiting readers need not poll the database.
 
-    Telling never waits and never fails. What is lost is harmless: see `eventjet.sql.waiting`.
+    Publishing never waits and never fails. A lost notice is harmless: see `eventjet.sql.waiting`.
     """
 
     def __init__(self, client: Client, app: str) -> None:
@@ -73,6 +73,7 @@ class Notices:
         client.on_lost.append(self._lost)
 
     def tell(self, projection: str, revision: int, position: int) -> None:
+        """Publish the position of a projection, unless the server has denied this connection the subject."""
         if not self._is_denied:
             self._client.publish(notice_subject(self._app, projection), notice(revision, position))
 
@@ -82,26 +83,26 @@ class Notices:
             logs.NOTICES_DENIED.tell(_log, reason=fault)
 
     def _lost(self) -> None:
-        self._is_denied = False  # the next connection may have other rights
+        self._is_denied = False  # the next connection may have other permissions
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """Made within the loop that runs the projectors."""
+    """The resources that the projection runners of one process share; created within the loop that runs them."""
 
     stream: str
     log: str
-    """Its identity when this process began."""
+    """Identity of the log when this process began."""
     catalog: Catalog
     database: Database
     endpoint: Endpoint
     client: Client
     owner: str
-    """This process, as leases name it."""
+    """Name of this process in leases."""
     options: WorkerOptions
     notices: Notices
     meters: dict[str, Meter] = field(default_factory=dict[str, Meter], repr=False)
-    """What this process has done, by durable."""
+    """The meters of this process, by durable."""
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, repr=False)
 
     def meter(self, resolved: AnyResolved) -> Meter:
@@ -110,18 +111,24 @@ class WorkerContext:
     def fold_writer(
         self, resolved: ResolvedProjection, checkpoint: Checkpoint, blocked: BlockedAggregates | None = None
     ) -> FoldWriter:
-        """For one term: it writes to where the checkpoint says that the table is."""
+        """Return a writer for one session, which writes to the table slot that the checkpoint names."""
         dialect = self.database.dialect
         table = located(resolved.table, checkpoint.location, dialect)
         return FoldWriter(resolved, dialect, lease_s=self.options.lease_s, table=table, blocked=blocked)
 
     def turn(self) -> AbstractAsyncContextManager[Any]:
-        """Held while writing: where one writer excludes all others, queueing here is cheaper than polling there."""
+        """Return the lock to use while writing.
+
+        In a database with a single writer, queueing in this process is cheaper than polling the database's lock.
+        """
         return nullcontext() if self.database.dialect.is_concurrent else self._turn
 
 
 class Session:
-    """Made by `Session.open`, used by one task at a time. Raises what SQLAlchemy raises; nothing is left open then."""
+    """The SQL connection of one session, created by `Session.open` and used by one task at a time.
+
+    Raises what SQLAlchemy raises; no transaction is left open then.
+    """
 
     def __init__(self, connection: AsyncConnection, context: WorkerContext) -> None:
         self._connection = connection
@@ -131,9 +138,10 @@ class Session:
     @classmethod
     @asynccontextmanager
     async def open(cls, context: WorkerContext, purpose: str, *, by_hand: bool = False) -> AsyncGenerator[Session]:
-        """A new connection, or `Unreachable`: what an older one has prepared may not fit the tables any more.
+        """Open a new connection for the block, since statements prepared on an older connection may no longer fit.
 
-        `by_hand` is for the statements of an application, which may rely upon its foreign keys.
+        `by_hand` prepares the connection for an application's own statements, which may rely on foreign keys. Raises
+        `Unreachable`.
         """
         engine = context.database.engine(f"eventjet {purpose}")
         if by_hand:
@@ -149,7 +157,7 @@ class Session:
             await engine.dispose()
 
     async def read(self, look: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run something that only reads; a transaction begins with its first statement, if there is any."""
+        """Run a function that only reads; its transaction, if any, is rolled back afterwards."""
         await self._read_only(True)
         try:
             return await self._connection.run_sync(look, *args, **kwargs)
@@ -158,13 +166,14 @@ class Session:
                 await self._connection.rollback()
 
     async def write(self, change: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function in one transaction, and commit it."""
         await self._read_only(False)
         async with self._context.turn(), self._connection.begin():
             return await self._connection.run_sync(change, *args, **kwargs)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[AsyncConnection]:
-        """A transaction for statements that are awaited one by one; rolled back on any error."""
+        """Open a transaction for statements that are awaited one by one; any error rolls it back."""
         await self._read_only(False)
         async with self._context.turn():
             await self._connection.begin()
@@ -176,22 +185,22 @@ class Session:
                 raise
 
     async def commit_by_statement(self) -> None:
-        """From here on each `write` is one statement, which a concurrent database commits without being asked."""
+        """Let the database commit each statement from here on, if it is concurrent: a `write` is one statement then."""
         if self._is_concurrent:
             await self._connection.execution_options(isolation_level="AUTOCOMMIT")
 
     async def look_first_in(self, schema: str) -> None:
-        """From here on names without a schema are looked for in this one before any other. Only for PostgreSQL."""
+        """Look for names without a schema in this schema first, from here on; only for PostgreSQL."""
 
         def look(made: DBAPIConnection, _record: object) -> None:
             look_first_in(made, schema)
 
-        # On whatever replaces the connection too, which SQLAlchemy may do by itself.
+        # Also on a connection that replaces this one, which SQLAlchemy may open by itself.
         event.listen(self._connection.sync_engine, "connect", look)
         await self._connection.run_sync(lambda connection: look_first_in(connection.connection, schema))
 
     async def _undo(self) -> None:
-        """Roll back; a connection that does not come out of it clean is replaced by a new one."""
+        """Roll back; a connection that is not clean afterwards is replaced by a new connection."""
         connection = self._connection
         with suppress(SQLAlchemyError):
             await connection.rollback()

@@ -1,22 +1,22 @@
-"""`Cursor`: how far something that follows the log has come, who moves it, and every change of that. PURE.
+"""`Cursor`: how far a subscription has come, which process moves it, and every transition of that state. PURE.
 
-It lives at one key of a key-value stream and is only ever replaced by compare-and-set: whoever writes it names the
-sequence that it read, and one who was fenced names an old one. So there is no epoch: the sequence is the fence.
+A cursor is the value of one key in a key-value stream and is only replaced by compare-and-set: a writer names the
+sequence that it read, and a fenced writer names an old sequence. So there is no epoch: the sequence is the fence.
 
-Each cell says what the state becomes: `=` stays, `-` is refused and changes nothing.
+Each cell says what the state becomes: `=` means unchanged, `-` means that the transition is refused without any change.
 
 | transition | active | paused | failed | whose |
 |------------|--------|--------|--------|-------|
-| take       | =      | -      | active | whoever finds it free |
+| take       | =      | -      | active | the process that finds the cursor free |
 | move       | =      | -      | -      | the owner's |
 | release    | =      | -      | -      | the owner's |
-| wait       | =      | -      | -      | the owner's: a reason, which goes as soon as it moves |
+| wait       | =      | -      | -      | the owner's: notes a reason, which is cleared as soon as the cursor moves |
 | fail       | failed | -      | -      | the owner's |
 | pause      | paused | =      | paused | anybody's; the owner is fenced |
 | resume     | -      | active | -      | anybody's |
-| decide     | =      | =      | active | anybody's: a verdict on a parked event; the owner is fenced |
+| decide     | =      | =      | active | anybody's: the resolution of a quarantined event; the owner is fenced |
 | set        | active | =      | active | anybody's: another position; the owner is fenced |
-| divide     | =      | =      | active | `init`'s, `cursor set`'s: into another number of partitions |
+| divide     | =      | =      | active | `init`'s and `cursor set`'s: into another number of partitions |
 """
 
 from __future__ import annotations
@@ -31,46 +31,58 @@ from eventjet.errors import CursorDamaged
 
 ACTIVE, PAUSED, FAILED = "active", "paused", "failed"
 PROCESS = "process"
-"""The kind of what waits: its instances are looked at by code of a higher revision."""
+"""The kind of a process cursor: code of a higher revision looks at the process's waiting instances again."""
 _REASON_MAX = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """What is at the key of one name."""
+    """The stored progress of one reactor partition, process, publication or inbox."""
 
     name: str
     kind: str
     """`reactor`, `process`, `publication` or `inbox`."""
     log: str
-    """UUID of the log that it stands in."""
+    """UUID of the log that the position belongs to; for an inbox, when its stream was created."""
     position: int = 0
-    """Everything up to here is done."""
+    """Every event up to and including this position is done."""
     event_id: str = ""
-    """Id of the event there."""
+    """Id of the event at `position`."""
     done: tuple[tuple[int, int], ...] = ()
-    """Ranges of positions beyond it that are done; between two neighbours may lie what does not concern it."""
+    """Ranges (first, last) of positions beyond `position` that are done.
+
+    A range may also cover positions of events that do not concern this subscription.
+    """
     owner: str | None = None
-    """The process that works on it, None when nobody does."""
+    """The worker that has the cursor; None when no worker has it."""
     revision: int = 0
-    """Of the code that took it last; older code stands by. 0 while none has."""
+    """Revision of the code that took the cursor last, 0 when none has; code of a lower revision stands by."""
     state: str = ACTIVE
     reason: str | None = None
-    """Why it failed, or what an active one waits for."""
+    """Why the subscription failed, or what an active subscription waits for."""
     waking: tuple[int, int] | None = None
-    """Of a process that code of a higher revision has taken: those whose last event is after the first position, and up
-    to the second, are still to be looked at; what comes later is followed as ever. None for none."""
+    """Range of positions in which code of a higher revision still has to look at process instances.
+
+    Instances whose last event is after the first position, and not after the second, remain to be looked at. Later
+    events wake their instances as usual. None when no instance remains.
+    """
     began: int = 0
-    """The first position that it was put at: it never followed anything up to there."""
+    """The lowest position the cursor was ever put at: the subscription never followed events up to there."""
 
     def encoded(self) -> bytes:
-        """Without `waking` and `began` where there are none: releases that do not know them read the rest."""
+        """Return the stored JSON value.
+
+        Empty `waking` and `began` are left out, so that releases without these fields can read the value.
+        """
         told = {name: value for name, value in asdict(self).items() if value or name not in ("waking", "began")}
         return orjson.dumps(told)
 
     @classmethod
     def decoded(cls, body: bytes) -> Cursor:
-        """The cursor in a value; raises `CursorDamaged` for what is none. What a later release added is dropped."""
+        """Return the cursor in a stored value, without the fields that a later release added.
+
+        Raises `CursorDamaged` for a value that is not a cursor.
+        """
         try:
             told = cast("dict[str, Any]", orjson.loads(body))
             told["done"] = tuple((int(first), int(last)) for first, last in told["done"])
@@ -82,6 +94,7 @@ class Cursor:
             raise CursorDamaged(body, str(error)) from None
 
     def is_done(self, position: int) -> bool:
+        """Return whether the event at this position is done."""
         return position <= self.position or any(first <= position <= last for first, last in self.done)
 
     def first_open(self, position: int) -> int:
@@ -93,9 +106,10 @@ class Cursor:
         return position
 
     def is_free(self, revision: int, owner: str, *, silent: bool, failed_at: int) -> bool:
-        """Whether a process may take it: nobody has it, or its owner has gone silent.
+        """Return whether a process may take the cursor: it has no owner, or its owner has gone silent.
 
-        What failed elsewhere is tried once here as well, but not where it `failed_at` this position in this process.
+        A cursor that failed in another process is tried once in this process too, but not when this process already
+        failed at the same position (`failed_at`).
         """
         if self.state == PAUSED or self.revision > revision or (self.state == FAILED and self.position == failed_at):
             return False
@@ -104,17 +118,20 @@ class Cursor:
     # Transitions.
 
     def taken(self, owner: str, revision: int) -> Cursor:
-        """A higher revision of a process may want other steps and deadlines of those that wait: from the first one on
-        that was followed, whatever an earlier revision had come to. Where none has run, nothing waits for anything yet.
+        """Return the cursor with this owner and revision.
+
+        A higher revision of a process may define other steps and deadlines for the instances that wait. So it looks at
+        all instances again, from `began` on, even where an earlier revision had not finished looking. When no revision
+        has run yet, no instance waits.
         """
         is_higher = self.kind == PROCESS and 0 < self.revision < revision
         waking = (self.began, self._reached) if is_higher else self.waking
-        reason = self.reason if self.state == ACTIVE else None  # only work shows that nothing is in its way any more
+        reason = self.reason if self.state == ACTIVE else None  # only progress clears the reason to wait
         return replace(self, owner=owner, revision=revision, state=ACTIVE, reason=reason, waking=waking)
 
     @property
     def _reached(self) -> int:
-        """The last position that something was done about."""
+        """The last position that is done, gaps before it ignored."""
         return max([self.position, *(last for _, last in self.done)])
 
     def moved(
@@ -125,32 +142,40 @@ class Cursor:
         waking: tuple[int, int] | None = None,
         reason: str | None = None,
     ) -> Cursor:
-        """`reason` is what some of it waits for meanwhile."""
+        """Return the cursor at another position; `reason` says what some events still wait for."""
         moved = replace(self, position=position, event_id=event_id, done=done, waking=waking)
         return moved.waiting(reason)
 
     def waiting(self, reason: str | None) -> Cursor:
-        """It goes on by itself once what the reason says is over; None for nothing that it waits for."""
+        """Return the cursor with the reason it waits for, cut to 2,000 characters; None clears the reason.
+
+        The subscription continues by itself once the cause is gone.
+        """
         return replace(self, reason=None if reason is None else reason[:_REASON_MAX])
 
     def released(self) -> Cursor:
+        """Return the cursor without an owner, so that another worker can take it at once."""
         return replace(self, owner=None)
 
     def failed(self, reason: str) -> Cursor:
+        """Return the cursor as failed, with the reason cut to 2,000 characters and without an owner."""
         return replace(self, owner=None, state=FAILED, reason=reason[:_REASON_MAX])
 
     def paused(self) -> Cursor:
+        """Return the cursor as paused: no worker takes it until it is resumed."""
         return replace(self, owner=None, state=PAUSED, reason=None)
 
     def resumed(self) -> Cursor:
+        """Return a paused cursor as active; any other cursor is returned unchanged."""
         return replace(self, owner=None, state=ACTIVE, reason=None) if self.state == PAUSED else self
 
     def decided(self) -> Cursor:
-        """Somebody decided about what is parked: whoever works on it looks anew."""
+        """Return the cursor after somebody resolved a quarantined event; the next session reads the quarantine anew."""
         state = self.state if self.state == PAUSED else ACTIVE
         return replace(self, owner=None, state=state, reason=None)
 
     def set_to(self, log: str, position: int, event_id: str) -> Cursor:
+        """Return the cursor at a position that an operator chose, perhaps in another log; a paused cursor stays so."""
         state = self.state if self.state == PAUSED else ACTIVE
         began = min(self.began, position)
         waking = self.waking if log == self.log or self.waking is None else (began, position)
@@ -158,11 +183,11 @@ class Cursor:
         return replace(moved, owner=None, state=state, reason=None)
 
     def divided(self, name: str, revision: int, *, paused: bool) -> Cursor:
-        """One of another number of partitions, at this position, where nobody has it."""
+        """Return the cursor of one partition of a new division, at this position and without an owner."""
         state = PAUSED if paused else ACTIVE
         return replace(self, name=name, revision=revision, owner=None, done=(), state=state, reason=None)
 
 
 def known_fields(cls: Any, told: Mapping[str, Any]) -> dict[str, Any]:
-    """What a class has fields for, of what was stored, perhaps by a later release."""
+    """Return the stored values that the dataclass has fields for; a later release may have stored more."""
     return {one.name: told[one.name] for one in fields(cls) if one.name in told}

@@ -1,7 +1,7 @@
-"""What `init` and operators change of cursors: make, divide anew, pause, move, and resolve parked events.
+"""Changes of cursors by `init` and operators: create, divide anew, pause, move, and resolve quarantined events.
 
-Each change is one compare-and-set of the cursor, together with what it changes in the quarantine. It fences the worker
-that has the cursor: that one begins another session, and finds what was decided.
+Each change is one compare-and-set of the cursor, together with its changes in the quarantine. It fences the worker that
+has the cursor: the worker begins another session and reads what was decided.
 """
 
 from __future__ import annotations
@@ -30,33 +30,36 @@ from eventjet.subscriptions.declarations import Declaration, missing_stream
 T = TypeVar("T")
 
 _TRIES = 50
-"""Writes that its owner was quicker than: it writes some times a second."""
+"""How often a change is tried when the owner writes the cursor first: the owner writes several times a second."""
 RecordAt: TypeAlias = Callable[[int], Awaitable[RawRecord | None]]
-"""The record at a position; None for none."""
+"""Return the record at a position, or None."""
 _Change: TypeAlias = Callable[[Cursor], Cursor]
 
 
 @dataclass(frozen=True, slots=True)
 class PausedCursor:
-    """What came of pausing or resuming one reactor or process."""
+    """The result of pausing or resuming one subscription."""
 
     name: str
     revision: int
     state: str
     position: int
     changed: bool
-    """False where it was so already."""
+    """False when the cursor was already in this state."""
 
 
 async def listed(cursors: Cursors, name: str, *, resolved: bool = False) -> list[Listed]:
-    """The parked events of one quarantine with how many each blocks; also what was decided before, if asked for."""
+    """Return the quarantined events of one cursor, each with the number of events that it blocks.
+
+    `resolved` includes events that were retried or dropped before.
+    """
     stored = await cursors.read(name)
     entries = await cursors.parked(name, resolved=resolved)
     return [_listed(stored.cursor, entry, entries) for entry in entries if entry.parked.resolution != BLOCKED]
 
 
 async def first_listed(cursors: Cursors, name: str, limit: int) -> tuple[list[Listed], bool]:
-    """As `listed`, of so many entries at the most; and whether there may be others."""
+    """Return what `listed` returns, of at most `limit` entries, and whether there may be more entries."""
     stored = await cursors.read(name)
     entries = await cursors.parked(name, resolved=True, limit=limit)
     still = [entry for entry in entries if entry.is_open]
@@ -65,7 +68,7 @@ async def first_listed(cursors: Cursors, name: str, limit: int) -> tuple[list[Li
 
 
 async def shown(cursors: Cursors, name: str, position: int) -> Shown | None:
-    """One event of a quarantine, whole but for its body, which is in the log; None when it is not there."""
+    """Return one event of a quarantine, without its body, which is in the log; None when it is not there."""
     stored = await cursors.read(name)
     entries = await cursors.parked(name, resolved=True)
     entry = next((one for one in entries if one.position == position), None)
@@ -76,24 +79,33 @@ async def shown(cursors: Cursors, name: str, position: int) -> Shown | None:
 
 
 async def waiting(cursors: Cursors, head: Listed) -> list[Listed]:
-    """The events that wait behind a parked one, in order."""
+    """Return the events that are blocked behind a quarantined event, in order."""
     stored, entries = await cursors.read(head.projection), await cursors.parked(head.projection)
     behind = [one for one in entries if one.key == (head.aggregate, head.aggregate_id)]
     return [_listed(stored.cursor, one, entries) for one in behind if one.parked.resolution == BLOCKED]
 
 
 async def retry(cursors: Cursors, name: str, positions: Sequence[int] | None) -> list[int]:
-    """Have parked events tried again, all of them where none is named; raises `UsageError` for what is not parked."""
+    """Have quarantined events tried again; None means all of them.
+
+    Raises `UsageError` for an event that is not quarantined. Returns the positions of the events.
+    """
     return await _decide(cursors, name, positions, RETRY)
 
 
 async def drop(cursors: Cursors, name: str, positions: Sequence[int]) -> list[int]:
-    """Give parked events up; what they block is tried. Raises `UsageError` for what is not parked."""
+    """Give up quarantined events for good; the events that they block are tried.
+
+    Raises `UsageError` for an event that is not quarantined. Returns the positions of the events.
+    """
     return await _decide(cursors, name, positions, DROPPED)
 
 
 async def outcomes(cursors: Cursors, name: str, positions: Sequence[int]) -> list[VerdictOutcome]:
-    """What has become of verdicts, and what blocks the aggregate of each now: one that failed again does itself."""
+    """Return what became of resolved events, and which event blocks the aggregate of each of them now.
+
+    An event that failed again blocks its aggregate itself.
+    """
     entries = await cursors.parked(name, resolved=True)
     by_position = {entry.position: entry for entry in entries}
     found: list[VerdictOutcome] = []
@@ -104,25 +116,28 @@ async def outcomes(cursors: Cursors, name: str, positions: Sequence[int]) -> lis
         mismatch = (None, None, "")
         if (head := _blocking(entry, entries)) is not None:
             resolution = head.parked.resolution
-            # With nothing parked before it, a worker is to try what was blocked.
+            # With no quarantined event before it, a worker is to try the blocked event.
             mismatch = (head.position, RETRY if resolution == BLOCKED else resolution, head.parked.reason)
         found.append(VerdictOutcome(position, entry.parked.resolution, entry.parked.reason, *mismatch))
     return found
 
 
 def _blocking(entry: ParkedEntry, entries: Sequence[ParkedEntry]) -> ParkedEntry | None:
-    """What the others of its aggregate wait for now, which may be the entry itself; None where nothing waits."""
+    """Return the entry that blocks the aggregate of this entry now, perhaps the entry itself; None when none does."""
     same = [one for one in entries if one.key == entry.key and one.is_open]
     return next((one for one in same if one.parked.resolution != BLOCKED), same[0] if same else None)
 
 
 async def pause(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
-    """Let them stand still until `resume`; their workers stop when they write their cursors next, within a lease."""
+    """Pause these cursors until `resume`; their workers stop at their next write of the cursor, within a lease."""
     return [await _changed(cursors, name, Cursor.paused) for name in names]
 
 
 async def resume(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
-    """Let them go on; raises `UsageError` for one that is not paused, where no other partition of it is, either."""
+    """Resume these cursors.
+
+    Raises `UsageError` for a cursor that is not paused, unless another of the named partitions of its reactor is.
+    """
     stored = {name: (await cursors.read(name)).cursor for name in names}
     paused = {declared_name(name) for name, cursor in stored.items() if cursor.state == PAUSED}
     for name, cursor in stored.items():
@@ -132,7 +147,10 @@ async def resume(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
 
 
 async def give_up_lost(cursors: Cursors, name: str, log: str, record_at: RecordAt) -> list[int]:
-    """Drop what is parked of events that this log does not have: it is another, or was restored. Their positions."""
+    """Drop quarantined events that this log does not have, since it is another log or was restored.
+
+    Returns their positions.
+    """
 
     async def give_up() -> list[int]:
         lost = [
@@ -147,7 +165,7 @@ async def give_up_lost(cursors: Cursors, name: str, log: str, record_at: RecordA
 
 
 async def set_position(cursors: Cursors, cursor: Cursor) -> None:
-    """Put a cursor where this one stands, whoever works on it."""
+    """Move the stored cursor of this name to the log and position of `cursor`; its owner is fenced."""
     await _written(cursors, cursor.name, lambda found: found.set_to(cursor.log, cursor.position, cursor.event_id))
 
 
@@ -167,7 +185,7 @@ async def _written(cursors: Cursors, name: str, change: _Change) -> Cursor:
 
 
 async def _decide(cursors: Cursors, name: str, positions: Sequence[int] | None, resolution: str) -> list[int]:
-    await cursors.read(name)  # which is not there where `init` has not made it
+    await cursors.read(name)  # raises where `init` has not created the cursor
 
     async def decide() -> list[int]:
         heads = [one for one in await cursors.parked(name) if one.parked.resolution in (PARKED, RETRY)]
@@ -179,7 +197,7 @@ async def _decide(cursors: Cursors, name: str, positions: Sequence[int] | None, 
 
 
 async def _unfenced(write: Callable[[], Awaitable[T]]) -> T:
-    """Read and write, again where its owner was quicker; raises `CursorFenced` where that does not end."""
+    """Run a read and write again while the owner writes first; raises `CursorFenced` after `_TRIES` tries."""
     for left in reversed(range(_TRIES)):
         try:
             return await write()
@@ -190,9 +208,9 @@ async def _unfenced(write: Callable[[], Awaitable[T]]) -> T:
 
 
 async def _decided(cursors: Cursors, name: str, entries: Sequence[ParkedEntry]) -> None:
-    """Write them, on the cursor as it is now: between its reading and its writing its owner must not have moved it.
+    """Write resolved entries together with the cursor, which its owner must not move between this read and write.
 
-    So it is not read before many entries are, which takes longer than its owner leaves it alone.
+    The cursor is therefore read after the entries: reading many entries takes longer than the owner's next write.
     """
     if not entries:
         return
@@ -239,19 +257,20 @@ def _listed(cursor: Cursor, entry: ParkedEntry, entries: Sequence[ParkedEntry]) 
 
 
 _SILENT_S = 5.0
-"""A worker writes its cursors more often than this."""
+"""A worker writes its cursors more often than this, in seconds."""
 _MOVES_MAX = CHANGES_MAX // 2 - 64
-"""Parked events that fit into one write with the cursors: each is put in one place and taken from another."""
+"""Quarantined events that fit into one write with the cursors: each takes two messages, one to add, one to remove."""
 
 
 async def begin(
     cursors: Cursors, store: EventStore, client: Client, declared: Iterable[Declaration]
 ) -> tuple[list[tuple[str, int]], list[LogUnusable]]:
-    """Make the cursors that are missing, where their declarations start; names and positions.
+    """Create the missing cursors at the start positions of their declarations.
 
-    Here and once: if the first worker did it, what is new would depend on when that one comes up. An inbox whose stream
-    does not exist has none yet, and is among the errors returned. Raises `UsageError` where a reactor has another
-    number of partitions than its cursors, and they cannot be divided anew; all others have theirs then.
+    Returns the names and positions of the new cursors, and an error for each inbox whose stream does not exist: it gets
+    no cursor yet. `init` does this once: if the first worker did it, the start position "new" would depend on when that
+    worker comes up. Raises `UsageError` where a reactor has another number of partitions than it has cursors and the
+    cursors cannot be divided anew; the cursors of all other declarations exist by then.
     """
     wanted: defaultdict[str, list[Declaration]] = defaultdict(list)
     for one in declared:
@@ -286,9 +305,10 @@ async def begin(
 
 
 async def cursor_at(store: EventStore, client: Client, one: Declaration, start: Start) -> Cursor:
-    """A cursor where something is to go on; raises `UsageError` for a position that is not there.
+    """Return a cursor at a start position of the declaration's stream, without writing it.
 
-    Raises `LogUnusable` for an inbox whose stream does not exist.
+    Raises `UsageError` for a position that the stream does not have, and `LogUnusable` for an inbox whose stream does
+    not exist.
     """
     if one.stream:
         try:
@@ -311,7 +331,7 @@ async def cursor_at(store: EventStore, client: Client, one: Declaration, start: 
 
 
 async def where(cursors: Cursors, parts: Sequence[Declaration]) -> tuple[int, int] | None:
-    """Where the partitions of something stand that is furthest behind, and furthest ahead; None for no cursor."""
+    """Return the lowest and the highest position among the cursors of these partitions; None without any cursor."""
     names = {one.name for one in parts}
     had = await cursors.of(parts[0].declared_as)
     own = [found.cursor for found in had if found.name in names] or [found.cursor for found in had]
@@ -322,11 +342,11 @@ async def where(cursors: Cursors, parts: Sequence[Declaration]) -> tuple[int, in
 async def put(
     cursors: Cursors, client: Client, parts: Sequence[Declaration], at: Cursor, record_at: RecordAt
 ) -> list[int]:
-    """Have something go on there, all of its partitions or some, whoever works on them.
+    """Move some or all partitions of a subscription to the position of `at`; workers that have them are fenced.
 
-    What is parked of events that `record_at` does not find is dropped: their log is another, or was restored; the
-    positions. Raises `UsageError` where all have to be put there, and where they are divided anew and a worker is at
-    one of them.
+    Quarantined events that `record_at` does not find are dropped, since they are of another log or the log was
+    restored; returns their positions. Raises `UsageError` when cursors are missing or unreadable and `parts` are not
+    all partitions, and when the cursors have to be divided anew while a worker has one of them.
     """
     name, names = parts[0].declared_as, {one.name for one in parts}
     had = await cursors.of(name)
@@ -348,7 +368,7 @@ async def put(
 
 
 def records_of(store: EventStore, client: Client, one: Declaration) -> RecordAt:
-    """What finds a record of the stream that something follows."""
+    """Return the function that reads a record of the stream that the declaration follows."""
 
     async def record_at(position: int) -> RawRecord | None:
         return await (client.ask(message_at(one.stream, position)) if one.stream else store.at(position))
@@ -357,7 +377,7 @@ def records_of(store: EventStore, client: Client, one: Declaration) -> RecordAt:
 
 
 async def _make(cursors: Cursors, parts: Sequence[Declaration], at: Cursor) -> list[Cursor]:
-    """Those that are missing, all of them or none; none where another was quicker."""
+    """Create the cursors of all partitions or none; returns an empty list when somebody else created one first."""
     fresh = [replace(at, name=one.name) for one in parts]
     try:
         await cursors.divide((), fresh, ())
@@ -374,7 +394,7 @@ async def _divide_at(
     at: Cursor,
     record_at: RecordAt,
 ) -> list[int]:
-    """Divide anew at a position that somebody names; the positions of what is parked of events that are lost."""
+    """Divide the cursors anew at a given position; returns the positions of quarantined events that the log lost."""
     lost: list[int] = []
 
     async def judged(entry: ParkedEntry) -> ParkedEntry:
@@ -396,7 +416,7 @@ async def _divide_anew(
     at: Cursor,
     parked: Sequence[tuple[str, ParkedEntry]] | None = None,
 ) -> list[Cursor]:
-    """The cursors of another number of partitions, in the place of those that are there, at one position."""
+    """Replace the cursors that exist with those of another number of partitions, all at one position."""
     mismatch = _mismatch(parts, len(had))
     await _check_silent(cursors, mismatch, had)
     if parked is None:
@@ -419,7 +439,7 @@ async def _divide_anew(
             "Look at `eventjet status`, then try again."
         ) from None
     for found in had:
-        with suppress(EventjetError):  # a durable that stays costs next to nothing
+        with suppress(EventjetError):  # a durable that is left behind costs next to nothing
             await client.ask(delete_consumer(parts[0].stream or cursors.app, found.name))
     return fresh
 
@@ -433,7 +453,7 @@ def _mismatch(parts: Sequence[Declaration], had: int) -> str:
 
 
 async def _check_silent(cursors: Cursors, mismatch: str, had: Sequence[CursorEntry]) -> None:
-    """Raise `UsageError` where a worker has one of them and writes it; one that was killed has only left its name."""
+    """Raise `UsageError` when a live worker writes one of the cursors; a killed worker only left its name there."""
     if all(found.cursor is None or found.cursor.owner is None for found in had):
         return
     await asyncio.sleep(_SILENT_S)

@@ -1,9 +1,9 @@
-"""Cursors on the server: the key-value stream `<app>_cursors`, a value a key, replaced by compare-and-set.
+"""Cursors on the server: the key-value stream `<app>_cursors`, one value a key, replaced by compare-and-set.
 
-`c.<name>` is a cursor; `q.<name>.<position>` is what is kept of an event that could not be taken; `w.<name>.<owner>`
-tells that a process works on what is divided, and goes with its time to live. All are in one stream, so that parking an
-event and passing over it are one atomic batch. What decides is what the leader knows: a replica that lags may not know
-yet what was parked.
+`c.<name>` is a cursor. `q.<name>.<position>` is a quarantined or blocked event. `w.<name>.<owner>` announces a process
+that works on a partitioned reactor, and expires with its time to live. All keys are in one stream, so that quarantining
+an event and moving the cursor past it are one atomic batch. Reads return what the leader knows: a replica that lags may
+not know yet which events were quarantined.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from eventjet.log.topology import cursors_config, explained
 from eventjet.subscriptions.cursor import Cursor, known_fields
 
 CHANGES_MAX = 900
-"""Parked events in one write: a batch holds 1,000 messages."""
+"""Most quarantine changes in one write: a batch holds 1,000 messages."""
 _DELETED, _TTL = ("KV-Operation", "DEL"), "Nats-TTL"
 _GONE = _DELETED, (_TTL, "1h")
-"""A key that is gone leaves a marker (ADR-8), which need not stay (ADR-43)."""
+"""Headers that delete a key: the delete marker (ADR-8) expires after an hour (ADR-43)."""
 _Message: TypeAlias = tuple[str, bytes, list[tuple[str, str]]]
 """(key, body, headers)"""
 
@@ -45,14 +45,15 @@ class ParkedEntry:
     """Seconds since 1970."""
     tries: int = 0
     resolved_at: float | None = None
+    """Seconds since 1970; None while nothing was resolved."""
     log: str = ""
-    """Which log it is of: at the same position of another one is another event."""
+    """Identity of the log that the event is of: another log has another event at the same position."""
     sequence: int = 0
-    """Of its key when it was read; no part of its value."""
+    """Sequence of the key when the entry was read; not part of the stored value."""
 
     @property
     def key(self) -> AggregateKey:
-        """Whose it is, and behind which others of the same wait."""
+        """The aggregate that this entry blocks or is blocked with."""
         return self.parked.aggregate, self.parked.aggregate_id
 
     @property
@@ -61,20 +62,24 @@ class ParkedEntry:
 
     @property
     def is_open(self) -> bool:
+        """Whether the event is still quarantined, blocked, or to be retried."""
         return self.parked.resolution in BLOCKING
 
     def resolved(self, resolution: str) -> ParkedEntry:
-        """As somebody, or a worker, has decided now."""
+        """Return the entry with a resolution that an operator or a worker decided just now."""
         return replace(self, parked=replace(self.parked, resolution=resolution), resolved_at=time.time())
 
     def encoded(self) -> bytes:
         value = asdict(self)
-        del value["parked"]["payload"], value["sequence"]  # the one stays in the log, the other is the server's
+        del value["parked"]["payload"], value["sequence"]  # the log keeps the payload, the server the sequence
         return orjson.dumps(value)
 
     @classmethod
     def decoded(cls, body: bytes, sequence: int = 0) -> ParkedEntry:
-        """The entry in a value; raises `CursorDamaged` for what is none. What a later release added is dropped."""
+        """Return the entry in a stored value, without the fields that a later release added.
+
+        Raises `CursorDamaged` for a value that is not an entry.
+        """
         try:
             told = cast("dict[str, Any]", orjson.loads(body))
             told |= {"parked": Parked(**known_fields(Parked, told["parked"])), "sequence": sequence}
@@ -84,17 +89,18 @@ class ParkedEntry:
 
 
 def parked_now(parked: Parked, tries: int, log: str) -> ParkedEntry:
+    """Return an entry for an event that is quarantined or blocked now."""
     return ParkedEntry(parked, time.time(), tries, log=log)
 
 
 @dataclass(slots=True)
 class StoredCursor:
-    """A cursor, and the sequence that the next write of it expects."""
+    """A cursor and the sequence that its next write expects."""
 
     cursor: Cursor
     sequence: int
     written_at: float = 0.0
-    """When the last write of it that was answered began, by the clock of its owner."""
+    """When the last successful write began, in seconds by the owner's clock; set by the owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +114,7 @@ class CursorEntry:
 
 
 class Cursors:
-    """The cursors of one app, for any number of tasks of one loop."""
+    """The cursors and quarantines of one app, for any number of tasks of one loop."""
 
     def __init__(self, client: Client, app: str) -> None:
         self._bucket = bucket = cursor_bucket(app)
@@ -118,14 +124,14 @@ class Cursors:
         self._prefix = f"$KV.{bucket}."
 
     async def read(self, name: str) -> StoredCursor:
-        """The cursor of a name, from the leader; raises `CursorMissing` where `init` has not made it."""
+        """Return the cursor of a name as the leader has it; raises `CursorMissing` where `init` has not created it."""
         found = await self.find(name)
         if found is None:
             raise CursorMissing(self.app, name)
         return found
 
     async def find(self, name: str) -> StoredCursor | None:
-        """As `read`; None where there is none."""
+        """Return what `read` does, or None where there is no cursor."""
         try:
             record = await self._client.ask(last_message(self._stream, f"{self._prefix}c.{name}"))
         except StreamMissing:
@@ -133,7 +139,7 @@ class Cursors:
         return StoredCursor(Cursor.decoded(record[4]), record[0]) if record is not None and record[4] else None
 
     async def sequence(self, name: str) -> int:
-        """What the next write of a cursor has to expect, whatever is there, or was."""
+        """Return the sequence that the next write of a cursor must expect, whether or not its value can be read."""
         record = await self._client.ask(last_message(self._stream, f"{self._prefix}c.{name}"))
         return 0 if record is None else record[0]
 
@@ -144,10 +150,11 @@ class Cursors:
         kept: Sequence[ParkedEntry] = (),
         gone: Sequence[ParkedEntry] = (),
     ) -> None:
-        """Replace the cursor, and what changes in its quarantine, or nothing; `CHANGES_MAX` of those at the most.
+        """Replace the cursor and change its quarantine in one atomic write.
 
-        Raises `CursorFenced` when it is no longer the one that was read, and `StoreUnavailable` when no answer came:
-        then it may have been written.
+        `kept` are entries to write, `gone` are entries to delete, at most `CHANGES_MAX` together. Raises `CursorFenced`
+        when the cursor has changed since it was read, and `StoreUnavailable` when no answer came: the write may have
+        happened then.
         """
         messages: list[_Message] = [
             (f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(stored.sequence))]),
@@ -157,7 +164,10 @@ class Cursors:
         await self._replace(stored, cursor, messages)
 
     async def decide(self, stored: StoredCursor, cursor: Cursor, entries: Sequence[ParkedEntry]) -> None:
-        """As `write`, of entries that may have been read before the cursor was: as long as nobody has changed them."""
+        """Replace the cursor and entries that may have been read before it; raises as `write`.
+
+        Also raises `CursorFenced` when an entry has changed since it was read.
+        """
         await self._replace(
             stored,
             cursor,
@@ -173,7 +183,7 @@ class Cursors:
         stored.cursor = cursor
 
     async def of(self, name: str) -> list[CursorEntry]:
-        """All that something of this name has, however many it was divided among."""
+        """Return all cursors of a declared name, however many partitions it was divided into."""
         found: list[CursorEntry] = []
         for sequence, _, subject, _, body in await self._client.values(self._bucket, "c.*"):
             own = subject.decode().removeprefix(f"{self._prefix}c.")
@@ -187,10 +197,10 @@ class Cursors:
     async def divide(
         self, had: Sequence[CursorEntry], cursors: Sequence[Cursor], moved: Sequence[tuple[str, str, ParkedEntry]]
     ) -> None:
-        """Put these cursors in the place of those that were found, all of them or none; raises as `write`.
+        """Replace the cursors that were read (`had`) with these cursors in one atomic write; raises as `write`.
 
-        `moved` are parked events, with the names of the cursors that had them and that get them: with the cursors
-        `CHANGES_MAX` messages at the most, two for each that gets another name.
+        `moved` are quarantined events, each with the name of the cursor that had it and of the cursor that gets it.
+        Cursors and events may be `CHANGES_MAX` messages together; an event that gets another cursor takes two messages.
         """
         known = {found.name: found.sequence for found in had}
         messages: list[_Message] = []
@@ -205,16 +215,17 @@ class Cursors:
         await self._send(cursors[0].name, messages)
 
     async def _vacant(self, name: str) -> int:
-        """What is to be expected where there is no cursor; raises `CursorFenced` where somebody has made one."""
+        """Return the sequence that creating a cursor must expect; raises `CursorFenced` when the cursor exists."""
         record = await self._client.ask(last_message(self._stream, f"{self._prefix}c.{name}"))
         if record is not None and record[4]:
             raise CursorFenced(name)
         return 0 if record is None else record[0]
 
     async def drop(self, stored: StoredCursor, entries: Sequence[ParkedEntry]) -> None:
-        """Remove a cursor with what is in its quarantine; raises as `write`.
+        """Remove a cursor and its quarantine entries; raises as `write`.
 
-        Of more than `CHANGES_MAX` the first go before it: who is interrupted begins again.
+        Of more than `CHANGES_MAX` entries the first are removed before the cursor, so an interrupted removal can be
+        repeated.
         """
         while len(entries) > CHANGES_MAX:
             await self.write(stored, stored.cursor.released(), gone=entries[:CHANGES_MAX])
@@ -225,18 +236,22 @@ class Cursors:
         await self._send(name, messages)
 
     async def beat(self, name: str, owner: str, partitions: int, ttl_s: float) -> int:
-        """Tell that a process works on what is divided into so many, for so long; how many do, this one included."""
+        """Announce for `ttl_s` seconds that a process works on a partitioned reactor.
+
+        Returns the number of processes, this one included, that announce the same number of partitions. The time to
+        live is rounded up to whole seconds.
+        """
         body = str(partitions).encode()
         ttl = f"{max(1, math.ceil(ttl_s))}s"
         await self._send(name, [(f"w.{name}.{encode_id(owner)}", body, [(_TTL, ttl)])])
         return sum(record[4] == body for record in await self._client.values(self._bucket, f"w.{name}.*"))
 
     async def leave(self, name: str, owner: str) -> None:
-        """It does no longer."""
+        """Withdraw the announcement of `beat`."""
         await self._send(name, [(f"w.{name}.{encode_id(owner)}", b"", [_DELETED, (_TTL, "1s")])])
 
     async def _send(self, name: str, messages: Sequence[_Message]) -> int:
-        """The sequence of the last."""
+        """Send messages as one atomic batch and return the sequence of the last; raises as `write`."""
         mark_batch([headers for _, _, headers in messages])
         *before, (key, body, block) = [
             (self._prefix + key, body, header_block(headers) if headers else b"") for key, body, headers in messages
@@ -255,7 +270,10 @@ class Cursors:
         return int(answer["seq"])
 
     async def _was_changed(self, messages: Sequence[_Message]) -> bool:
-        """Whether somebody wrote one of these keys since it was read: an error alone does not say whose it is."""
+        """Return whether somebody wrote one of these keys since it was read.
+
+        The server's error alone does not say that this write caused it.
+        """
         for key, _, headers in messages:
             expected = dict(headers).get(EXPECTED)
             if expected is not None:
@@ -265,9 +283,10 @@ class Cursors:
         return False
 
     async def parked(self, name: str, *, resolved: bool = False, limit: int | None = None) -> list[ParkedEntry]:
-        """What is parked or blocked, by position; with those that were retried or dropped, where asked for.
+        """Return the quarantined and blocked events of a cursor, by position.
 
-        `limit`: no more than so many are read, those that were written first.
+        `resolved` includes events that were retried or dropped. At most `limit` entries are read, those that were
+        written first.
         """
         records = await self._client.values(self._bucket, f"q.{name}.*", limit)
         entries = [ParkedEntry.decoded(record[4], record[0]) for record in records]

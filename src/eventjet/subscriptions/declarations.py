@@ -1,5 +1,6 @@
-"""What an app declares that follows the log (processes, reactors, inboxes, publications), checked as a whole, served
-commands too; and a `Declaration` for each cursor that they need.
+"""The processes, reactors, inboxes and publications of an app: checks of their definitions, and their `Declaration`s.
+
+Each cursor that they need has one `Declaration`. Served commands are checked here too.
 """
 
 from __future__ import annotations
@@ -41,34 +42,34 @@ REACTOR, PUBLICATION, INBOX = "reactor", "publication", "inbox"
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What follows the log by one cursor, as far as it can be told without a connection."""
+    """A subscription with one cursor, as far as it is known without a connection."""
 
     name: str
-    """Of its cursor: as it is declared, or as `receipts-1-of-4` where it is one of several partitions."""
+    """Name of the cursor: the declared name, or `receipts-1-of-4` for one of several partitions."""
     kind: str
     revision: int
     start: Start
     events: tuple[type, ...]
-    """What it is told of; nothing of this log for an inbox."""
+    """Event types that it handles; empty for an inbox, which takes no events of this log."""
     stream: str = ""
-    """The stream that it follows, where that is another than the log; empty for the log."""
+    """The stream that an inbox follows; empty for the log."""
     subject: str = ""
-    """Of that stream, what it takes."""
+    """The subject that an inbox takes from its stream."""
     partitions: int = 1
     partition: int = 0
 
     @property
     def declared_as(self) -> str:
-        """The name that the app gives it."""
+        """The name in the app's definition, without a partition."""
         return declared_name(self.name)
 
     def has(self, key: AggregateKey) -> bool:
-        """Whether an aggregate is of its partition."""
+        """Return whether an aggregate belongs to this partition."""
         return self.partitions == 1 or partition_of(key, self.partitions) == self.partition
 
 
 def declarations_of(app: Application) -> dict[str, Declaration]:
-    """All that an app has, by name."""
+    """Return all declarations of an app, by name of the cursor."""
     found = [
         *(part for one in app.reactors.values() for part in _partitions(one)),
         *(Declaration(one.name, PROCESS, one.revision, "new", heard_by(one)) for one in app.processes.values()),
@@ -82,12 +83,15 @@ def declarations_of(app: Application) -> dict[str, Declaration]:
 
 
 def has_timers(app: Application) -> bool:
-    """Whether something of it waits for a time."""
+    """Return whether a process of the app has deadlines."""
     return any(info.has_deadlines for info in app.processes.values())
 
 
 def probes_of(app: Application) -> list[tuple[str, str]]:
-    """(stream, subject) of each kind of message that the app stores, for who asks who else answers there."""
+    """Return a (stream, subject) pair for each kind of message that the app stores.
+
+    They are used to check which other streams or responders answer on these subjects.
+    """
     types = [info.name for info in (*app.aggregates.values(), *app.processes.values())]
     published = [(one.stream, one.name) for one in app.publications.values()]
     needs = {"cursors": bool(declarations_of(app)), "timers": has_timers(app)}
@@ -111,9 +115,9 @@ def _partitions(one: Reactor[Any, Any]) -> list[Declaration]:
 
 @asynccontextmanager
 async def opened_deps(app: Application) -> AsyncGenerator[Any]:
-    """Within the block what reactors need, as `App(deps=…)` opens it; None where the app names nothing.
+    """Open `App(deps=…)` for the block and yield its value; None when the app has no deps.
 
-    Raises `DepsUnusable` for what is no async context manager.
+    Raises `DepsUnusable` when `deps` returns something other than an async context manager.
     """
     made: Any = nullcontext() if app.deps is None else app.deps()
     if not isinstance(made, AbstractAsyncContextManager):
@@ -124,19 +128,19 @@ async def opened_deps(app: Application) -> AsyncGenerator[Any]:
 
 
 def missing_stream(inbox: str, stream: str) -> LogUnusable:
-    """The error for an inbox whose stream is not there."""
+    """Return the error for an inbox whose stream does not exist."""
     return LogUnusable(
         f"The stream {stream!r} of the inbox {inbox!r}", "it does not exist", "Create it first, or name another."
     )
 
 
 def heard_by(info: ProcessInfo) -> tuple[type, ...]:
-    """A process's own events, and those it listens to."""
+    """Return a process's own events and those it listens to."""
     return tuple(dict.fromkeys([*info.events, *(event for one in info.listeners for event in one.events)]))
 
 
 def filters_of(app: Application, events: Sequence[type]) -> list[str]:
-    """The subjects of all aggregates that one of the events belongs to."""
+    """Return the subjects of all aggregates that fold at least one of the events."""
     wanted = set(events)
     return [f"{app.name}.{info.name}.*" for cls, info in app.aggregates.items() if wanted & set(folded_events(cls))]
 
@@ -146,7 +150,7 @@ _ARGUMENTS = 2
 
 
 def resolved_processes(declared: Sequence[Any], catalog: Catalog, faults: list[str]) -> dict[Any, ProcessInfo]:
-    """By class; what is wrong goes to `faults`."""
+    """Return the processes by class; mistakes in their definitions are appended to `faults`."""
     found: dict[Any, ProcessInfo] = {}
     for cls in declared:
         if not is_process(cls):
@@ -156,7 +160,7 @@ def resolved_processes(declared: Sequence[Any], catalog: Catalog, faults: list[s
             info = aggregate_info(cls)
             own = folded_events(cls)
         except (DefinitionError, AttributeError, TypeError):
-            continue  # told as one of the aggregates
+            continue  # reported as a fault of an aggregate
         faults += [f"process {info.name!r}: {fault}" for fault in _function_faults(cls, own)]
         listeners = tuple(_listeners(cls, info.name, own, catalog, faults))
         has_deadlines = callable(getattr(cls, "deadline", None))
@@ -167,7 +171,7 @@ def resolved_processes(declared: Sequence[Any], catalog: Catalog, faults: list[s
 def checked_reactors(
     declared: Sequence[Reactor[Any, Any]], catalog: Catalog, faults: list[str]
 ) -> dict[str, Reactor[Any, Any]]:
-    """By name; what is wrong goes to `faults`."""
+    """Return the reactors by name; mistakes in their definitions are appended to `faults`."""
     found: dict[str, Reactor[Any, Any]] = {}
     for one in declared:
         if not isinstance(one, Reactor):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
@@ -183,7 +187,7 @@ def checked_reactors(
 
 
 def checked_inboxes(declared: Sequence[Inbox[Any, Any]], faults: list[str]) -> dict[str, Inbox[Any, Any]]:
-    """By name; what is wrong goes to `faults`."""
+    """Return the inboxes by name; mistakes in their definitions are appended to `faults`."""
     found: dict[str, Inbox[Any, Any]] = {}
     for one in declared:
         if not is_name(one.name):
@@ -204,7 +208,7 @@ def checked_inboxes(declared: Sequence[Inbox[Any, Any]], faults: list[str]) -> d
 def checked_publications(
     declared: Sequence[Publication[Any]], catalog: Catalog, faults: list[str]
 ) -> dict[str, Publication[Any]]:
-    """By name; what is wrong goes to `faults`."""
+    """Return the publications by name; mistakes in their definitions are appended to `faults`."""
     found: dict[str, Publication[Any]] = {}
     for one in declared:
         if not isinstance(one, Publication):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
@@ -222,7 +226,7 @@ def checked_publications(
 
 
 def checked_served(declared: Sequence[Served], aggregates: Mapping[Any, Any], faults: list[str]) -> tuple[Served, ...]:
-    """What is wrong goes to `faults`."""
+    """Return the served commands; mistakes in their definitions are appended to `faults`."""
     known: set[tuple[Any, str]] = set()
     for one in declared:
         if not isinstance(one, Served):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
@@ -244,7 +248,7 @@ def checked_served(declared: Sequence[Served], aggregates: Mapping[Any, Any], fa
 
 
 def shared_names(names: Mapping[str, Sequence[str]]) -> Iterator[str]:
-    """Names that two kinds share: commands take a name for either."""
+    """Yield a fault for each name that two kinds share, since the CLI's commands take a name of any kind."""
     owners: dict[str, str] = {}
     for kind, each in names.items():
         for name in each:
@@ -253,7 +257,7 @@ def shared_names(names: Mapping[str, Sequence[str]]) -> Iterator[str]:
 
 
 def _function_faults(cls: Any, own: tuple[type, ...]) -> Iterator[str]:
-    """What is wrong with `step` and `deadline`: they are plain functions, and say whose events they record."""
+    """Yield the mistakes in `step` and `deadline`, which must be plain functions annotated with what they return."""
     for name, kind in (("step", Step), ("deadline", Deadline)):
         function = getattr(cls, name, None)
         if function is None and name == "deadline":

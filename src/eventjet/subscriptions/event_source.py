@@ -1,4 +1,4 @@
-"""Where a follower reads: the app's own log, or another stream that an inbox takes messages of."""
+"""Event sources of subscriptions: the app's own log, or another stream that an inbox reads messages from."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from eventjet.subscriptions.declarations import Declaration, filters_of, missing
 
 
 class EventSource(Protocol):
-    """One stream, as a follower reads it."""
+    """A stream as a subscription reads it."""
 
     stream: str
     filters: Sequence[str]
     forgets: bool
-    """Whether old records may go without anybody having done wrong."""
+    """Whether the stream may drop old records as part of its normal operation."""
 
     async def check(self, cursor: Cursor) -> None:
-        """Raise when a cursor cannot go on over it."""
+        """Raise when a cursor cannot continue in this stream."""
         ...
 
     async def look(self, cursor: Cursor, durable: str) -> str | None:
-        """As `check`, for what may change while it is read, and why nothing comes from its durable, if that is paused.
+        """Check again what may change while the stream is read; return why its durable delivers nothing when paused.
 
-        A server that is away is no fault.
+        Raises as `check`, but a server that cannot be reached or an inbox stream that is missing is not a fault.
         """
         ...
 
     def reader(self, earlier: PredecessorReader) -> Reader:
-        """What makes `Offered` ones of its records."""
+        """Return the decoder that turns records of this stream into `Offered` events."""
         ...
 
     def decode(self, record: RawRecord) -> Offered | None:
-        """One record, by itself; None for what is not taken, or is void."""
+        """Decode one record by itself; None for a record that the subscription does not take or that is skipped."""
         ...
 
     async def at(self, position: int) -> RawRecord | None:
-        """The record at a position, None for none."""
+        """Return the record at a position, or None."""
         ...
 
 
 class LogSource:
-    """The app's own log, its events of some aggregates."""
+    """The app's own log, filtered to the aggregates of a declaration's events."""
 
     forgets = False
 
@@ -85,7 +85,7 @@ class LogSource:
 
 
 class StreamSource:
-    """Another stream: it is known by its time of creation, and may drop what is old."""
+    """The stream of an inbox, which is identified by its time of creation and may drop old messages."""
 
     forgets = True
 
@@ -99,7 +99,7 @@ class StreamSource:
 
     async def check(self, cursor: Cursor) -> None:
         await self._check(cursor)
-        # A message without an id is named by its stream, which may have been made again since the last term.
+        # The stream is part of the id of a message without one, and may have been created anew since the last session.
         self._decoder = IncomingDecoder(self._type, cursor.log)
 
     async def _check(self, cursor: Cursor) -> None:
@@ -143,7 +143,7 @@ def _in_this_one(cursor: Cursor) -> str:
 
 
 class _OfPartition:
-    """Of all records those whose aggregates are of one partition; the others are not decoded."""
+    """Decodes the records of one partition's aggregates and leaves out all others."""
 
     def __init__(self, whole: Offering, declaration: Declaration) -> None:
         self._whole = whole
@@ -153,7 +153,7 @@ class _OfPartition:
         return self._whole(record) if self._is_own(record) else None
 
     def expect(self, records: Sequence[RawRecord]) -> None:
-        """Of those the own ones: nothing of the others is looked up."""
+        """Announce only the records of this partition, so that no predecessor of another record is looked up."""
         self._whole.expect([record for record in records if self._is_own(record)])
 
     def _is_own(self, record: RawRecord) -> bool:
@@ -161,7 +161,7 @@ class _OfPartition:
 
 
 class _Each:
-    """Every record for itself: nothing is known of what it follows."""
+    """Decodes each record by itself, without a check of its predecessor."""
 
     def __init__(self, decode: Callable[[RawRecord], Offered | None]) -> None:
         self._decode = decode
@@ -170,4 +170,4 @@ class _Each:
         return self._decode(record)
 
     def expect(self, records: Sequence[RawRecord]) -> None:
-        """It takes them as they come."""
+        """Do nothing: records of another stream have no predecessors to look up."""

@@ -1,7 +1,7 @@
-"""The four handlers of a reaction runner: a reactor, a process, an inbox and a publication.
+"""The four event handlers of a reaction runner: for a reactor, a process, an inbox and a publication.
 
-A handler says what is to be done about an event and for which key; `ReactionRunner` decides when, and how often. Also
-what user code is given: `EventReaction` (commands that are carried out once) and `Deps` (`App(deps=…)`).
+A handler says what to do about an event and for which key; `ReactionRunner` decides when and how often. The module also
+has what user code receives: `EventReaction` (commands that are carried out once) and `Deps` (`App(deps=…)`).
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _log = logging.getLogger(__name__)
 
 
 class Deps:
-    """`App(deps=…)`, opened by a task of its own and closed by the same one; opened anew until that succeeds."""
+    """The opened `App(deps=…)`, opened and closed by one task of its own; opening is retried until it succeeds."""
 
     def __init__(self, app: Application, options: WorkerOptions, *, private: bool) -> None:
-        """Begins to open them. `private` where something personal is at hand."""
+        """Start to open the deps. `private` keeps personal data out of the logged reasons."""
         self._app = app
         self._options = options
         self._pace = Backoff(options.backoff_s)
@@ -58,10 +58,10 @@ class Deps:
         self._variables: dict[ContextVar[Any], Any] = {}
         self._fault = self._closed("they are not open yet")
         self.task = asyncio.create_task(self._keep(), name=f"the deps of the app {app.name!r}")
-        """Ends before `close` only where nothing could open them: with the `DepsUnusable` that says so."""
+        """The task that opens and closes the deps; it ends before `close` only with `DepsUnusable`."""
 
     async def opened(self) -> Any:
-        """What they gave, once they are open; the context variables that they set are set for the caller then.
+        """Return the value of the deps once they are open, and set the context variables that opening set.
 
         Raises `Unreachable` while they cannot be opened, or when the first try takes longer than a lease.
         """
@@ -75,7 +75,10 @@ class Deps:
         return self._value
 
     async def close(self) -> None:
-        """Close them, or end the opening; raises what closing raises. What hangs there is named, and given up."""
+        """Close the deps, or cancel their opening; raises what closing raises.
+
+        Closing may take half of `drain_s`; then it is cancelled and logged.
+        """
         self._closing.set()
         late_s = self._options.drain_s / 2 if self._is_open else 0.0
         await asyncio.wait({self.task}, timeout=late_s)
@@ -127,16 +130,17 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What a handler is called for."""
+    """The event or message that a handler is called for."""
 
     key: str
-    """The same on every try."""
+    """Prefix of the command ids, the same on every try."""
     metadata: Metadata
     since: int
-    """A position of the log that no command of it can have been recorded before; 0 where none is known."""
+    """Position of the log before which no command of this cause can have been recorded; 0 when unknown."""
 
     @classmethod
     def of_event(cls, reactor: str, event: Recorded[Any]) -> Cause:
+        """Return the cause for an event of this log."""
         metadata = Metadata(
             causation=event.event_id,
             correlation=event.metadata.correlation or event.event_id,
@@ -147,14 +151,14 @@ class Cause:
 
     @classmethod
     def of_message(cls, inbox: str, message: Incoming[Any]) -> Cause:
-        """A message of another stream has no place in this log."""
+        """Return the cause for a message of another stream, which has no position in this log."""
         name = f"{message.source}/{message.id}" if message.source else message.id
         metadata = Metadata(causation=name[:500], correlation=name[:500], actor=f"inbox:{inbox}")
         return cls(f"{inbox}/{name}", metadata, 0)
 
 
 class EventReaction:
-    """See `eventjet.Reaction`; made for one try of one event or message, and used by one task."""
+    """The implementation of `eventjet.Reaction`, for one try of one event or message and used by one task."""
 
     def __init__(self, repositories: Repositories, deps: Any, cause: Cause, attempt: int, *, name: str = "") -> None:
         self.deps = deps
@@ -178,8 +182,11 @@ class EventReaction:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Committed[S, E]:
-        """Under the next id. A command can only have been recorded after its cause: so far back its id is looked for,
-        and no farther, wherever the newest ids do not tell."""
+        """Execute a command once, under the next command id of this reaction.
+
+        Where the newest command ids do not say whether it was recorded before, the log is searched back to the position
+        of the cause: a command cannot have been recorded before its cause.
+        """
         self._count += 1
         command = repository.command(f"{self.key}/{self._count}", metadata=self._cause.metadata)
         plan = replace(command.decide(aggregate_id, decide, *args, **kwargs), since=self._cause.since)
@@ -190,7 +197,7 @@ class EventReaction:
 
 
 class CommandsOnce(Generic[S, E]):
-    """See `reactor.Reacted`."""
+    """The implementation of `reactor.Reacted`: a repository whose commands are carried out once."""
 
     def __init__(self, reaction: EventReaction, repository: Repository[S, E]) -> None:
         self._reaction = reaction
@@ -211,40 +218,40 @@ class CommandsOnce(Generic[S, E]):
 
 
 _RESTED_MAX = 10_000
-"""Processes that are remembered to rest."""
+"""Process instances whose resting state is remembered, at most."""
 _INSTANCES = 500
-"""Processes that are remembered to be looked at, about."""
+"""About how many process instances one call of `instances` returns."""
 
 Try: TypeAlias = Callable[[int], Awaitable[None]]
-"""One try; the argument is its number, from 1 on."""
+"""One try to handle an event; the argument is the number of the try, from 1 on."""
 
 
 class EventHandler:
-    """One declaration over one connection."""
+    """The handler of one declaration's events over one connection."""
 
     def __init__(self, declaration: Declaration, source: EventSource, retry: Retry, *, quarantines: bool) -> None:
         self.declaration = declaration
         self.source = source
         self.retry = retry
         self.takes_imported = False
-        """Whether imported events concern it: nothing follows from what happened elsewhere, but it may be told."""
+        """Whether imported events are handled: they must not cause new work, but they may be published."""
         self.quarantines = quarantines
-        """Whether what cannot be taken is parked; else it stops the follower."""
+        """Whether an event that cannot be handled is quarantined; otherwise it stops the subscription."""
 
     @property
     def durable(self) -> str:
-        """Name of its consumer."""
+        """The name of the durable consumer."""
         return self.declaration.name
 
     async def check(self) -> None:
-        """Raise where something is missing without which no event could be dealt with."""
+        """Raise when something is missing without which no event could be handled."""
 
     def work(self, event: Any) -> tuple[AggregateKey, Try] | None:
-        """What to do about an event, or a message, and in whose lane; None for nothing."""
+        """Return the key to queue an event or a message under and the try to run; None when there is nothing to do."""
         raise NotImplementedError
 
     def handling(self, attempt: int, event: Recorded[Any] | None = None) -> AbstractContextManager[dict[str, Any]]:
-        """A span of one try, in the trace of the event's command."""
+        """Return the span of one try, in the trace of the event's command."""
         labels = {"eventjet.name": self.declaration.name, "eventjet.kind": self.declaration.kind}
         parent = None if event is None else event.metadata.traceparent
         more: dict[str, Any] = {"eventjet.attempt": attempt}
@@ -253,35 +260,36 @@ class EventHandler:
         return tracing.span(spans.HANDLE, self.declaration.name, labels, more, parent=parent)
 
     async def instances(self, after: int, until: int) -> tuple[dict[str, int], int]:
-        """Some processes with events after a position, each with its last one of those; and how far that reaches.
+        """Return some process instances with events after `after`, and the position up to which they are complete.
 
-        That is `until` where there are no more up to there, and `after` where a replica lags behind.
+        Each instance comes with the position of its last event in that range. The second value is `until` when no
+        further events are in the range, and `after` when a replica lags behind.
         """
         del after
         return {}, until
 
     async def look_at(self, process_id: str, position: int) -> None:
-        """Wake a process whose last event is at that position; one that has gone on is woken by what it recorded.
+        """Wake a process instance whose last event is at that position.
 
-        Not where that was imported: nothing follows from it.
+        An instance with a newer event is woken by that event. An imported event does not wake its instance.
         """
 
     async def newest_fired(self) -> int:
-        """The sequence of the newest timer that has fired, of any process type; 0 for none."""
+        """Return the sequence of the newest timer of any process type that has fired; 0 for none."""
         return 0
 
     async def fired(self, after: int) -> Sequence[Due]:
-        """Timers that have fired, after a sequence."""
+        """Return timers that have fired, after a sequence."""
         del after
         return ()
 
     async def come_due(self, due: Due) -> None:
-        """What a timer that has fired leads to, and that it is over then."""
+        """Handle a timer that has fired, then clear it."""
         raise NotImplementedError
 
 
 class ReactorHandler(EventHandler):
-    """A handler, called with each event of its subscription."""
+    """Calls a reactor's function with each event of its subscription."""
 
     def __init__(
         self,
@@ -312,7 +320,7 @@ class ReactorHandler(EventHandler):
 
 
 class ProcessHandler(EventHandler):
-    """A process: its own events and its timers wake it, and it listens to those of others."""
+    """Runs a process: its own events and its timers wake an instance, and it listens to events of other aggregates."""
 
     def __init__(
         self, declaration: Declaration, source: EventSource, runner: ProcessRunner, timers: JetStreamTimers
@@ -321,7 +329,7 @@ class ProcessHandler(EventHandler):
         self._runner = runner
         self._timers = timers
         self._rested: dict[str, int] = {}
-        """Of processes that rest, by id, the position of the state that they rest on; the oldest first."""
+        """The position of the state on which each resting instance rests, by id, oldest first."""
 
     def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try] | None:
         info = self._runner.info
@@ -355,7 +363,7 @@ class ProcessHandler(EventHandler):
                 if record[0] > until:
                     return found, until
                 reached = record[0]
-                with suppress(ValueError):  # of a subject that names none
+                with suppress(ValueError):  # a subject that names no instance
                     found[entity_of(record[2])[1]] = reached
             if len(found) >= _INSTANCES:
                 return found, reached
@@ -368,8 +376,8 @@ class ProcessHandler(EventHandler):
                 await self.wake(process_id, position)
 
     async def check(self) -> None:
-        self._rested.clear()  # each session finds out for itself
-        await self.fired(0)  # whether their stream is there
+        self._rested.clear()  # each session checks for itself which instances rest
+        await self.fired(0)  # raises when the stream of the timers is missing
 
     async def wake(self, process_id: str, position: int = 0, fired: int = 0) -> None:
         self._rested.pop(process_id, None)
@@ -394,7 +402,7 @@ class ProcessHandler(EventHandler):
 
 
 class InboxHandler(EventHandler):
-    """A handler, called with each message of another stream."""
+    """Calls an inbox's function with each message of another stream."""
 
     def __init__(
         self,
@@ -415,7 +423,7 @@ class InboxHandler(EventHandler):
 
     @property
     def durable(self) -> str:
-        """Beside those of others in a stream that is not this app's alone."""
+        """The name of the durable consumer, with the app's name: other apps may have consumers of this stream too."""
         return f"{self._repositories.app.name}-{self._inbox.name}"
 
     def work(self, event: Incoming[Any]) -> tuple[AggregateKey, Try]:
@@ -430,7 +438,10 @@ class InboxHandler(EventHandler):
 
 
 class PublicationHandler(EventHandler):
-    """Events told in another stream, one after the other; what cannot be told stops it, since order is its promise."""
+    """Publishes events to another stream, one after the other.
+
+    An event that cannot be published stops the subscription, since a publication guarantees the order.
+    """
 
     def __init__(
         self, declaration: Declaration, source: EventSource, one: Publication[Any], stream: PublicStream
@@ -469,9 +480,9 @@ class PublicationHandler(EventHandler):
 async def wake(
     runner: ProcessRunner, timers: JetStreamTimers, process_id: str, position: int = 0, fired: int = 0
 ) -> int:
-    """Step after step until the process rests, on a state that contains `position`; then set its timer.
+    """Take steps until the process instance rests on a state that contains `position`, then set or cancel its timer.
 
-    `fired` is the sequence of a timer that has fired and is being dealt with. Return the position of the state.
+    `fired` is the sequence of a timer that has fired and is being handled. Returns the position of the state.
     """
     folded = await runner.advance(process_id, position=position)
     if not runner.info.has_deadlines:

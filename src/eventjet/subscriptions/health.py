@@ -1,7 +1,7 @@
-"""Whether a process of workers does what it is there for, told as `/healthz` and `/metrics` in threads of its own.
+"""Health and metrics of a worker process, served as `/healthz` and `/metrics` by threads of their own.
 
-`HealthState` is pure: it judges successive looks at the projections. `HealthMonitor` looks, and is read by any thread;
-`serving` answers with the standard library's server.
+`HealthState` is pure: it judges successive snapshots of the status. `HealthMonitor` takes the snapshots and is read by
+any thread. `serving` answers requests with the standard library's server.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _log = logging.getLogger(__name__)
 
 _LOOK_MAX_S = 20.0
 _REQUESTS_MAX = 16
-"""Answered at once; whoever comes beyond that is turned away."""
+"""Requests answered at once; connections beyond that are closed."""
 _REQUEST_S = 5.0
 _POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class HealthStatus:
-    """What `/healthz` answers."""
+    """The answer of `/healthz`."""
 
     healthy: bool
     reason: str | None
-    """Why it is not healthy: of the first that is not."""
+    """Why the process is not healthy: the first of the reasons; None when it is healthy."""
     projections: Sequence[Mapping[str, Any]]
 
 
@@ -51,23 +51,24 @@ class HealthStatus:
 class _Seen:
     status: WorkStatus
     moved_at: float
-    """When it last moved or had nothing to do."""
+    """When the subscription last moved or had nothing to do, by the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class HealthState:
-    """What the looks so far have shown; each look gives a new value, so that any thread may read the last."""
+    """The health after the snapshots so far; each snapshot gives a new value, so that any thread may read the last."""
 
     owner: str
-    """This process, as leases name it."""
+    """Name of this process in leases."""
     stalled_s: float
     began_at: float
     looked_at: float | None = None
     fault: str | None = None
-    """Why the last look failed."""
+    """Why the last snapshot failed; None when it succeeded."""
     seen: Mapping[tuple[str, int], _Seen] = field(default_factory=dict[tuple[str, int], _Seen])
 
     def after(self, now: float, statuses: Sequence[WorkStatus]) -> HealthState:
+        """Return the health after a snapshot that succeeded."""
         seen: dict[tuple[str, int], _Seen] = {}
         for status in statuses:
             key = status.name, status.revision
@@ -78,10 +79,17 @@ class HealthState:
         return replace(self, looked_at=now, fault=None, seen=seen)
 
     def without(self, fault: str) -> HealthState:
+        """Return the health after a snapshot that failed."""
         return replace(self, fault=fault)
 
     def status(self, now: float) -> HealthStatus:
-        """Healthy when each is kept, stands by elsewhere, or is paused, and waits for nothing; and looks succeed."""
+        """Judge the process: healthy unless a subscription failed or stands still, or snapshots fail for `stalled_s`.
+
+        Not healthy either before the first snapshot.
+
+        A subscription stands still when it lags or has a reason to wait, has not moved for `stalled_s`, and this
+        process could move it: no other worker has it, and it is neither paused nor retired.
+        """
         judged = [self._judged(seen, now) for seen in self.seen.values()]
         reasons = [f"{projection['name']}: {projection['fault']}" for projection in judged if projection["fault"]]
         silent_s = now - (self.began_at if self.looked_at is None else self.looked_at)
@@ -92,7 +100,7 @@ class HealthState:
         return HealthStatus(not reasons, reasons[0] if reasons else None, judged)
 
     def samples(self, now: float) -> list[Sample]:
-        """The gauges, of the last look."""
+        """Return the gauges of the last snapshot."""
         samples: list[Sample] = [(metrics.HEALTHY, (), int(self.status(now).healthy))]
         if self.looked_at is not None:
             samples.append((metrics.LOOK_AGE, (), now - self.looked_at))
@@ -123,7 +131,7 @@ class HealthState:
         }
 
     def _is_ours(self, status: WorkStatus) -> bool:
-        """Whether it is up to this process that it moves: nobody else holds it, and it may."""
+        """Return whether this process could move it: no other worker has it, and it is neither paused nor retired."""
         return status.state not in (PAUSED, RETIRED) and status.owner in (None, self.owner)
 
 
@@ -148,7 +156,10 @@ def _gauges(status: WorkStatus, owner: str) -> list[Sample]:
 
 
 class HealthMonitor:
-    """Health and metrics of one process of workers. Where the loop of `keep` hangs, the last look grows old."""
+    """Health and metrics of one worker process.
+
+    When the event loop hangs, `keep` takes no snapshots, and the process becomes unhealthy after `stalled_s`.
+    """
 
     def __init__(
         self,
@@ -159,7 +170,11 @@ class HealthMonitor:
         meters: Sequence[Mapping[str, Meter | FollowerMeter]],
         paces: Mapping[str, Backoff],
     ) -> None:
-        """`chosen` are the names of what this process works on, `meters` what it counts, `paces` by name."""
+        """Create the monitor.
+
+        `chosen` are the names of the subscriptions that this process runs, `meters` their counters, `paces` their
+        backoffs by name.
+        """
         self._meters = meters
         self._paces = paces
         self._reader = reader
@@ -168,14 +183,16 @@ class HealthMonitor:
         self._state = HealthState(owner, options.stalled_s, time.monotonic())
 
     def status(self) -> HealthStatus:
+        """Return the health now; may be called by any thread."""
         return self._state.status(time.monotonic())
 
     def metrics(self) -> str:
+        """Return all metrics in the format of `/metrics`; may be called by any thread."""
         meters = [meter for each in self._meters for meter in list(each.values())]
         return exposition(self._state.samples(time.monotonic()), meters)
 
     async def keep(self, stop: asyncio.Event) -> None:
-        """Look every `look_s` until `stop`; a look that fails is told by the state, and followed by another."""
+        """Take a snapshot every `look_s` until `stop`; an error is noted in the health, and the next one follows."""
         async with self._reader:
             while not stop.is_set():
                 try:
@@ -191,13 +208,13 @@ class HealthMonitor:
                 await pause(stop, self._options.look_s)
 
     def _with_reason(self, status: WorkStatus) -> WorkStatus:
-        """With what this process knows better: where a reason cannot be written, as in a database that is full."""
+        """Return the status with this process's own reason to wait where none is stored, as in a full database."""
         pace = self._paces.get(status.name)
         return status if status.reason or pace is None else replace(status, reason=pace.waits)
 
 
 def address_of(text: str) -> tuple[str, int]:
-    """Host and port of `HOST:PORT`; raises `UsageError`."""
+    """Return the host and port of `HOST:PORT`; raises `UsageError` for any other text."""
     host, separator, port = text.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not host or not (port.isascii() and port.isdigit()) or int(port) > 65_535:
@@ -207,7 +224,10 @@ def address_of(text: str) -> tuple[str, int]:
 
 @asynccontextmanager
 async def serving(address: tuple[str, int], monitor: HealthMonitor) -> AsyncGenerator[tuple[str, int]]:
-    """Answer at the address, yielded with its real port, within the block; raises `Unreachable`."""
+    """Answer requests at an address within the block, and yield the address with its real port.
+
+    Raises `Unreachable` when nothing can listen there.
+    """
     server = await asyncio.to_thread(_server, address, monitor)
     thread = threading.Thread(target=server.serve_forever, args=(_POLL_S,), name="eventjet http", daemon=True)
     thread.start()
@@ -243,7 +263,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
-        TCPServer.server_bind(self)  # past HTTPServer's, which asks DNS for a name that nobody needs
+        TCPServer.server_bind(self)  # skips HTTPServer's, which asks DNS for a name that is not needed
         self.server_name, self.server_port = "eventjet", int(self.server_address[1])
 
     def process_request(self, request: Any, client_address: Any) -> None:
@@ -285,7 +305,7 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815  the name the server calls
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  as it is called
-        """Probes are not worth a line each."""
+        """Log nothing: probes are not worth a line each."""
 
     def _answer(self, status: int, kind: str, text: str) -> None:
         body = text.encode()

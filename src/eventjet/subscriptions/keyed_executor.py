@@ -1,4 +1,4 @@
-"""`KeyedExecutor`: one piece of work at a time for each key, many keys at once."""
+"""`KeyedExecutor`: runs one piece of work at a time for each key, and many keys at once."""
 
 from __future__ import annotations
 
@@ -13,11 +13,15 @@ from eventjet.errors import UnexpectedExit
 Work: TypeAlias = Callable[[], Awaitable[None]]
 
 _place: ContextVar[asyncio.Semaphore] = ContextVar("place")
-"""Of the work under way: one of the places of its width."""
+"""The semaphore that the running work holds a place of."""
 
 
 class KeyedExecutor:
-    """Made within the loop that uses it. What work raises ends the lane and is the result of `failed`."""
+    """An executor with one queue for each key, and the position up to which all work is done.
+
+    It is created within the loop that uses it. An error of work stops the queue of its key and is the result of
+    `failed`.
+    """
 
     def __init__(
         self,
@@ -27,7 +31,10 @@ class KeyedExecutor:
         event_id: str = "",
         done: Sequence[tuple[int, int]] = (),
     ) -> None:
-        """So many lanes at once, and so many positions open; all is done up to `position`, and in the ranges `done`."""
+        """Create an executor that runs `width` keys at once and has at most `ahead_max` positions open.
+
+        All work up to `position` and in the ranges `done` was done before.
+        """
         self._width = asyncio.Semaphore(width)
         self._urgent = asyncio.Semaphore(max(1, width // 4))
         self._ahead_max = ahead_max
@@ -40,20 +47,23 @@ class KeyedExecutor:
         self._tasks: set[asyncio.Task[None]] = set()
         self._draining = self._closing = False
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """What the first piece of work that failed has raised."""
+        """Fails with the error of the first piece of work that failed."""
         self.position = position
-        """Everything up to here is done: the floor."""
+        """All work up to and including this position is done: the floor."""
         self.event_id = event_id
-        """Of the event there."""
+        """Id of the event at `position`."""
         self.changed = asyncio.Event()
-        """Set when the floor or what is done beyond it has moved; for its reader to clear."""
+        """Set when the floor or the work done beyond it has moved; whoever waits for it clears it."""
 
     async def room(self) -> None:
         """Wait until another position may be opened."""
         await self._room.wait()
 
     def add(self, position: int, event_id: str, works: Sequence[tuple[Hashable, Work]]) -> None:
-        """Work of one position, above all before it, perhaps for several keys; none passes it over."""
+        """Queue the work of one position, higher than all before, perhaps for several keys.
+
+        The floor does not pass the position before all its work is done; a position without work is done at once.
+        """
         self._open[position] = (len(works), event_id)
         self._added = position
         for key, work in works:
@@ -64,11 +74,11 @@ class KeyedExecutor:
             self._room.clear()
 
     def add_due(self, key: Hashable, work: Work) -> None:
-        """Work of no position, in a width of its own: it does not wait behind a backlog of other keys."""
+        """Queue work without a position; it has places of its own and does not wait behind a backlog of other keys."""
         self._queue(key, 0, work)
 
     async def pause(self, seconds: float) -> None:
-        """For work under way, before it tries again: other keys have its place meanwhile, and its own key waits."""
+        """Pause the running work before its next try: other keys use its place meanwhile, and its own key waits."""
         place = _place.get()
         place.release()
         await asyncio.sleep(seconds)  # only `close` cancels this, after which nothing needs a place
@@ -76,13 +86,13 @@ class KeyedExecutor:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was added is done."""
+        """Whether all work that was added is done."""
         return not self._open and not self._queues
 
     def done_beyond(self) -> tuple[tuple[int, int], ...]:
-        """Ranges of what is done beyond the floor; neighbours among what was added are one range.
+        """Return the ranges of positions that are done beyond the floor; added neighbours are one range.
 
-        What was done before and was not added yet is still done.
+        Ranges that were done before and whose positions were not added yet are included.
         """
         ranges: list[tuple[int, int]] = []
         joined = False
@@ -96,19 +106,19 @@ class KeyedExecutor:
         return tuple(ranges)
 
     async def drained(self) -> None:
-        """Begin nothing more, and wait until what has begun is done."""
+        """Start no further work, and wait until the running work is done."""
         self._draining = True
         while self._tasks:
             await asyncio.wait(list(self._tasks))
 
     async def close(self) -> None:
-        """Cancel what is under way, and wait for its end."""
+        """Cancel the running work and wait for its end."""
         self._closing = True
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self.failed.done() and not self.failed.cancelled():
-            self.failed.exception()  # taken, so that nobody is warned of it
+            self.failed.exception()  # retrieved, so that asyncio does not warn
         self.failed.cancel()
 
     def _queue(self, key: Hashable, position: int, work: Work) -> None:
@@ -136,7 +146,7 @@ class KeyedExecutor:
                 if self._closing:
                     raise
                 if not self.failed.done():
-                    # Whoever waits for it raises it; nothing that ends a lane goes unseen.
+                    # The session awaits `failed` and raises it, so an error that stops a queue is never lost.
                     self.failed.set_exception(UnexpectedExit.instead_of(raised))
                 return
             queue.popleft()

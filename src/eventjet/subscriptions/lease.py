@@ -1,7 +1,7 @@
-"""Who may advance a projection, `Lease`, and where its rows are: `Promotion` to the location that readers see.
+"""`Lease`: which worker may advance a projection; `Promotion`: move its tables to the table slot that readers see.
 
 A lease avoids wasted work; the fence is the epoch in each batch's transaction. A revision that builds beside another
-one takes the declared location once it has caught up.
+revision is promoted to the declared table slot once it has caught up.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ from eventjet.subscriptions.retry import OwnerWatch, pause
 _log = logging.getLogger(__name__)
 
 _PAUSE_S = (0.2, 2.0)
-"""First and longest pause while others hold a table or a checkpoint; each is twice the one before."""
+"""First and longest pause while others lock a table or a checkpoint, in seconds; each is twice the last."""
 _TAIL_WAIT_S = 0.2
 _REFUSED_S = 30.0
-"""Pause after something that does not pass by itself."""
+"""Pause after a refused promotion, whose cause does not end by itself, in seconds."""
 
 
 def new_owner() -> str:
-    """A name for this process, as `status` shows it."""
+    """Return a unique name for this process, as `status` shows it: host, process id and a random part."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(3)}"
 
 
 def silent_checkpoint(watch: OwnerWatch, checkpoint: Checkpoint | None) -> Checkpoint | None:
-    """Return the checkpoint of this look where its owner is silent, else None.
+    """Return the checkpoint that was just read if its owner is silent, else None.
 
-    That is by this process's clock: the database's may have been set back, and would let the lease live for hours.
+    This process's clock decides: the database's clock may have been set back, and would let the lease live for hours.
     """
     if checkpoint is None or checkpoint.owner is None:
         watch.is_silent(None, 0.0)
@@ -58,14 +58,14 @@ def silent_checkpoint(watch: OwnerWatch, checkpoint: Checkpoint | None) -> Check
 
 
 class Lease:
-    """One worker's lease of one projection, for one term; made by `acquire`.
+    """One worker's lease of one projection, for one session; created by `acquire`.
 
-    Each change is one statement, and raises `CheckpointFenced` when another epoch has begun.
+    Each change is one statement and raises `CheckpointFenced` when another epoch has begun.
     """
 
     def __init__(self, session: Session, resolved: AnyResolved, ttl_s: float, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        """The checkpoint as it was when the lease was taken, or looked at again."""
+        """The checkpoint as it was read when the lease was taken."""
         self._session = session
         self._resolved = resolved
         self._ttl_s = ttl_s
@@ -80,10 +80,10 @@ class Lease:
         on_standby: Callable[[], None],
         failed_at: int,
     ) -> Lease | None:
-        """Wait until the lease is ours; None when `stop` is set first.
+        """Wait until the lease is free and take it; None when `stop` is set first.
 
-        What failed elsewhere, or in another process, is tried once here too: a newer deploy may know better. Where it
-        `failed_at` the very position in this process, it is not.
+        A projection that failed in another process is tried once in this process too: this deploy may be newer. It is
+        not tried at a position where it already failed in this process (`failed_at`).
         """
         name, revision, ttl_s = resolved.name, resolved.revision, context.options.lease_s
         watch, silent = OwnerWatch(), None
@@ -108,7 +108,7 @@ class Lease:
             )
 
         while not stop.is_set():
-            # A standby only reads: it must not wait for locks, nor make others wait.
+            # A standby only reads: it must neither wait for locks nor make others wait.
             if await session.read(is_free):
                 checkpoint = await session.write(take)
                 if checkpoint is not None:
@@ -121,7 +121,7 @@ class Lease:
         return None
 
     async def check_unused(self) -> None:
-        """Raise `TableOccupied` when a projection that has not begun could not begin with an empty table."""
+        """Raise `TableOccupied` when a projection that has not begun has rows in its tables."""
 
         def check(connection: Connection) -> None:
             for table in located_tables(self._resolved, self.checkpoint.location, dialect_of(connection)):
@@ -131,7 +131,10 @@ class Lease:
         await self._session.read(check)
 
     async def check_tables(self) -> None:
-        """Raise `TableLost` when its tables are no longer those that the checkpoint is true for."""
+        """Raise `TableLost` when the projection's tables are no longer the tables that the checkpoint describes.
+
+        Raises `CheckpointFenced` when another epoch has begun.
+        """
 
         def check(connection: Connection) -> None:
             now = checkpoints.read(connection, self.checkpoint.name, self.checkpoint.revision)
@@ -142,14 +145,15 @@ class Lease:
         await self._session.read(check)
 
     async def renew(self) -> None:
+        """Extend the lease to its full length from now on."""
         await self._change(checkpoints.renew, self._ttl_s)
 
     async def settle(self, state: str | None, reason: str | None = None) -> int:
-        """Note a state (None keeps it) and a reason, at the position returned."""
+        """Note a state (None keeps it) and a reason; return the position of the checkpoint."""
         return await self._change(checkpoints.settle, state, reason)
 
     async def adopt(self, log: str) -> None:
-        """Remember whose it is, the log, and which tables are made from it."""
+        """Note in the checkpoint the app, the identity of its log, and which tables are made from the log."""
 
         def change(connection: Connection, checkpoint: Checkpoint) -> bool:
             known = locations.identities(connection, checkpoint.tables, checkpoint.location)
@@ -158,14 +162,18 @@ class Lease:
         await self._change(change)
 
     async def are_tables_noted(self) -> bool:
-        """Whether the checkpoint knows which tables it is true for: after a restore from a dump it does not."""
+        """Return whether the checkpoint names the tables it describes; after a restore from a dump it does not."""
         return await self._session.read(locations.are_noted, self.checkpoint)
 
     async def stand_back(self) -> None:
+        """Note that this revision no longer wants the declared table slot."""
         await self._change(checkpoints.stand_back)
 
     async def release(self) -> None:
-        """Let a standby go on at once. Raises nothing about another epoch: then there is nothing to release."""
+        """Release the lease so that a standby can take it at once.
+
+        Raises no `CheckpointFenced`: in another epoch there is nothing to release.
+        """
         await self._session.write(checkpoints.release, self.checkpoint)
 
     async def _change(
@@ -181,7 +189,10 @@ class Lease:
 
 
 class Promotion:
-    """One term's attempts. `wanted` is false for a revision that is in the declared location, or was there."""
+    """One session's attempts to promote a revision to the declared table slot.
+
+    `wanted` is false for a revision that has the declared slot, or had it before.
+    """
 
     def __init__(self, resolved: AnyResolved, context: WorkerContext, lease: Lease, session: Session) -> None:
         self.wanted = lease.checkpoint.takes_over
@@ -194,14 +205,14 @@ class Promotion:
         self._pause_s = _PAUSE_S[0]
 
     def is_due(self, left: int) -> bool:
-        """Whether to try with so many events left: a log that never rests always has some."""
+        """Return whether to try with so many events left: a busy log always has some left."""
         return self.wanted and left <= TAIL_MAX and time.monotonic() >= self._not_before
 
     async def attempt(self, step: Callable[[float], Awaitable[object]]) -> bool:
-        """Whether the term is over because the revision has the declared location now. For when `is_due`.
+        """Try to promote the revision when `is_due`; True ends the session, since its tables have moved.
 
-        Until it succeeds the revision goes on building; what hinders it lastingly is noted in its checkpoint. `step`
-        writes the next batch, if one comes in so many seconds.
+        Until an attempt succeeds the revision goes on building; a refused promotion is noted in its checkpoint. `step`
+        writes the next batch, if one comes within so many seconds.
         """
         if await self._session.read(self._has_successor):
             await self._lease.stand_back()
@@ -231,9 +242,9 @@ class Promotion:
     async def _exchange(self, step: Callable[[float], Awaitable[object]]) -> Promoted | None:
         resolved, epoch = self._resolved, self._lease.checkpoint.epoch
         if not self._context.database.dialect.is_concurrent:
-            # Its one writer lock lets nobody write meanwhile, and is asked for right after a batch of ours.
+            # The database's single writer lock excludes other writers, and our own batch was just committed.
             return await self._session.write(attempt, resolved, epoch=epoch)
-        # The freeze needs a transaction of its own, beside the session that goes on writing what is left.
+        # The freeze needs its own transaction, beside the session that writes the remaining events.
         async with Session.open(self._context, f"takeover {resolved.durable}") as own, own.transaction() as frozen:
             await frozen.run_sync(freeze, resolved)
             deadline = time.monotonic() + TAIL_S

@@ -1,8 +1,9 @@
-"""`PartitionAssignment`: how many of a reactor's partitions one process works on, so that all that run share the work.
+"""`PartitionAssignment`: how many of a reactor's partitions one process works on, so that all processes share the work.
 
-Each process tells the others that it is there, and takes at most ⌈partitions / processes⌉, and more only of what
-nobody takes: others may work on some partitions alone, be of an older revision, or have failed there. That is only how
-work is divided: who may move a cursor is decided by its compare-and-set, so a wrong count costs time and nothing else.
+Each process announces itself to the others and takes at most ⌈partitions / processes⌉ partitions. It takes more only
+where nobody else takes a partition: other processes may work on some partitions alone, run an older revision, or have
+failed there. The assignment only divides the work. The compare-and-set of the cursor decides who may move it, so a
+wrong count costs time and nothing else.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _log = logging.getLogger(__name__)
 
 
 class PartitionAssignment:
-    """Of one reactor in one process. Where there is one partition, whoever comes first has it."""
+    """The partitions of one reactor that one process works on.
+
+    A reactor with a single partition belongs to the first process that takes it.
+    """
 
     def __init__(self, partitions: int) -> None:
         self._partitions = partitions
@@ -32,12 +36,12 @@ class PartitionAssignment:
         self._held: list[asyncio.Event] = []
 
     def has_room(self) -> bool:
-        """Whether it may take another one."""
+        """Return whether this process may take another partition."""
         return len(self._held) < self._allowed
 
     @contextmanager
     def holding(self) -> Generator[asyncio.Event]:
-        """While one is taken and worked on; the event is set when it is to be let go."""
+        """Count one partition as taken within the block; the yielded event is set when it must be released."""
         let_go = asyncio.Event()
         self._held.append(let_go)
         try:
@@ -46,7 +50,10 @@ class PartitionAssignment:
             self._held.remove(let_go)
 
     def divide(self, processes: int) -> None:
-        """Among so many, this one included: where that is another number, what is too much is let go, newest first."""
+        """Divide the partitions among this many processes, this one included.
+
+        When this lowers the limit, the partitions that were taken last are released.
+        """
         if processes == self._processes:
             return
         self._processes = processes
@@ -55,7 +62,7 @@ class PartitionAssignment:
             let_go.set()
 
     async def keep(self, cursors: Cursors, name: str, owner: str, lease_s: float, stop: asyncio.Event) -> None:
-        """Tell that this process is there, and look who else is, until `stop`; faults are logged and passed over."""
+        """Announce this process and count the others every third of a lease until `stop`; faults are only logged."""
         try:
             while not stop.is_set():
                 try:

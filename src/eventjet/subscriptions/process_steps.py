@@ -1,8 +1,8 @@
-"""`ProcessRunner`: what a process does: it hears, takes steps, and comes due. Each is one append that its own sequence
-fences.
+"""`ProcessRunner`: lets a process instance hear events, take steps, and come due.
 
-A step is what the state says is next: the other aggregate's decision and the process's own are made on the newest
-states and recorded together, or not at all. So a step cannot be done twice, whoever tries: no outbox, no ids to match.
+Each of these is one append, which the sequence of the instance's own subject fences. A step is what the state says is
+next: the decisions of the other aggregate and of the process are made on the newest states and recorded together, or
+not at all. So a step cannot be done twice, whoever tries, without an outbox and without ids to match.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from eventjet.log.store import EventStore
 from eventjet.observability import spans, tracing
 
 STEPS_MAX = 200
-"""Steps without rest: more are a circle."""
+"""Most steps without rest: more than this counts as a circle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,10 @@ class _Moved(Exception):
 
 
 class ProcessRunner:
-    """One process type over one connection, for any number of tasks; one task at a time for each process."""
+    """Runs the instances of one process type over one connection.
+
+    Any number of tasks may use it, but one task at a time for each instance.
+    """
 
     def __init__(self, repositories: Repositories, cls: Any, info: ProcessInfo) -> None:
         self.info = info
@@ -53,19 +56,19 @@ class ProcessRunner:
         self._own: Executor[Any, Any] = self._repository.executor
         self._store = repositories.store
         self.steps = 0
-        """Taken by this runner."""
+        """Number of steps that this runner has taken."""
 
     @property
     def store(self) -> EventStore:
-        """The log that its processes are in."""
+        """The event store that holds the process instances."""
         return self._store
 
     async def state(self, process_id: str) -> FoldedState[Any]:
-        """The state of a process now."""
+        """Return the newest state of a process instance."""
         return await self._own.newest(process_id)
 
     async def advance(self, process_id: str, *, position: int = 0) -> FoldedState[Any]:
-        """Step after step, on a state that contains `position`, until the process rests; its state then.
+        """Take steps until the instance rests, from a state that contains `position`; return the last state.
 
         Raises `UsageError` for steps that record nothing, that concern the process itself or that never end, what a
         decision raises that its step does not name, and what `EventStore` raises.
@@ -79,7 +82,10 @@ class ProcessRunner:
         raise UsageError(f"{self._shown(process_id)} took {STEPS_MAX} steps without rest. Let it come to an end.")
 
     async def hear(self, process_id: str, listener: Listener, event: Recorded[Any]) -> None:
-        """Make the listening decision, once, and after all that was heard before."""
+        """Record what the listener decides about an event, once.
+
+        An event at or before the last one that the instance recorded something for is passed over.
+        """
         folded = await self._own.reaching(process_id)
         if await self._heard_until(process_id, folded, event.position) >= event.position:
             return
@@ -96,9 +102,9 @@ class ProcessRunner:
         )
 
     async def come_due(self, process_id: str, version: int, now: datetime) -> None:
-        """Make the decision of the earliest deadline if it is due, on a state that knows at least `version`.
+        """Record the decision of the earliest deadline if it is due, on a state of at least `version`.
 
-        On a state that has moved meanwhile nothing is due: its own event sets its own timer.
+        Nothing is due when the state has moved meanwhile: the newer event sets its own timer.
         """
         folded = await self._own.reaching(process_id, version=version)
         found = await self.next_deadline(process_id, folded)
@@ -129,7 +135,10 @@ class ProcessRunner:
         failpoints.reach("due.stored")
 
     async def next_deadline(self, process_id: str, folded: FoldedState[Any]) -> NextDeadline | None:
-        """The earliest deadline of a state; None also when the leader knows a newer one, which has its own."""
+        """Return the earliest deadline of a state; None without any.
+
+        Also None when the leader knows a newer state, which has its own deadlines.
+        """
         deadlines = deadlines_of(folded.state)
         if not deadlines:
             return None
@@ -140,7 +149,7 @@ class ProcessRunner:
         return min((NextDeadline(one.due_at(last), one) for one in deadlines), key=lambda one: one.at)
 
     async def _take(self, process_id: str, folded: FoldedState[Any], step: Step[Any, Any]) -> int:
-        """Take one step, or find that the process has moved; the position up to which it is known then."""
+        """Take one step unless the instance has moved; return the position that the next state must contain."""
         asked = step.asked
         target = self._repositories.of(asked.aggregate).executor
         places = [
@@ -175,7 +184,7 @@ class ProcessRunner:
         except EventjetError:
             raise
         except Exception as error:
-            # `decide` has made sure that it was raised on the newest state.
+            # `decide` has made sure that the decision raised this on the newest state.
             refusal = step.after_refusal(error)
             if refusal is None:
                 raise
@@ -208,7 +217,7 @@ class ProcessRunner:
         what: str,
         told: dict[str, Any] | None = None,
     ) -> Committed[Any, Any] | Conflict:
-        """What came of the process's own decision, recorded with those of others."""
+        """Record the process's own decision together with the decisions of others; return what was committed."""
         mine = await self._own.decide(own, known)
         if isinstance(mine, Conflict):
             return mine
@@ -227,12 +236,12 @@ class ProcessRunner:
         return Planned(self._own, process_id, decide, command_id, metadata)
 
     async def _heard_until(self, process_id: str, folded: FoldedState[Any], position: int) -> int:
-        """The last position that the process recorded something for; of what it passed over nothing is known."""
+        """Return the position of the last event that the instance heard and recorded something for; 0 for none."""
         prefix = self._heard
         if folded.commands.complete:
             ids = [one for one in folded.commands.as_mapping(folded.version) if one.startswith(prefix)]
         else:
-            # What it recorded for an event came after that event.
+            # An instance records its answer to an event after that event.
             since = await self._own.histories.commands_since(
                 process_id, folded, position, lambda told: unquote(told).startswith(prefix)
             )
@@ -262,7 +271,7 @@ class ProcessRunner:
 
 
 def _told(step: Step[Any, Any], taken: Decision[Any, Any]) -> tuple[Outcome[Any, Any], ...]:
-    """What the process's decision is given first, where it wants to know."""
+    """Return the outcome to pass to the process's decision first, if the step asks for it."""
     if not step.tells:
         return ()
     events = () if taken.append is None else tuple(own_copy(new.encoded.event) for new in taken.append.events)

@@ -1,10 +1,10 @@
 """`ProjectionRunner`: runs one projection in one process, session after session.
 
-A session is one lease: take it, take the durable over, check the log, then write batch by batch, each in as few
-transactions as hold. While the database commits a batch of a fold, the next one is folded. What is read, folded or
-remembered ahead lives for one session only; the fence in each transaction decides whether it counts. Any fault ends the
-session. After faults of connections, leases and locks another begins; faults of events and of the log stop the
-projection with their reason, until somebody rebuilds it or starts a worker that takes them.
+A session has one lease: it takes the lease, takes over the durable, checks the log, then writes batch by batch, each in
+as few transactions as possible. While the database commits a batch of a fold, the next batch is folded. What is read,
+folded or remembered ahead lives for one session only; the fence in each transaction decides whether it counts. Any
+fault ends the session. After faults of connections, leases and locks another session begins. Faults of events and of
+the log stop the projection with their reason, until somebody rebuilds it or starts a worker that takes the events.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ _log = logging.getLogger(__name__)
 
 
 class FoldCommitter:
-    """Reads and folds, then writes; `overlaps` says whether the next batch is folded while this one is written."""
+    """Commits batches of a fold: reads the rows, folds the events, writes the rows.
+
+    With `overlaps` the next batch is folded while this batch is written.
+    """
 
     def __init__(
         self,
@@ -78,6 +81,7 @@ class FoldCommitter:
         self._ahead: Prepared | None = None
 
     async def commit(self, part: Batch) -> float:
+        """Fold a part unless it was folded ahead, and write it; see `Committer`. The seconds are those of writing."""
         prepared, self._ahead = self._ahead, None
         if prepared is None or prepared.batch is not part:
             prepared = await self._session.read(self._writer.prepare, part)
@@ -85,14 +89,14 @@ class FoldCommitter:
         began = time.perf_counter()
         writing = self._session.write(self._writer.commit, self._checkpoint, prepared)
         if self._overlaps:
-            # In this order: by its first wait the transaction has sent its only statement, and the server works while
-            # the loop folds.
+            # The order matters: by its first wait the transaction has sent its only statement, so the server works
+            # while the loop folds.
             sent = asyncio.ensure_future(writing)
             folding = asyncio.ensure_future(self._fold_ahead(part.last))
             try:
                 await sent
             finally:
-                # It either has folded by now or waits for more of the log, which nobody should wait for.
+                # The task has either folded by now or waits for more of the log, which may take any time.
                 folding.cancel()
         else:
             await writing
@@ -101,10 +105,10 @@ class FoldCommitter:
         return took_s
 
     async def _fold_ahead(self, after: int) -> None:
-        """Fold the batch after that position if it is a whole one: with less to do nobody is in a hurry."""
+        """Fold the batch after a position if it is whole: with fewer events folding ahead gains nothing."""
         batch = await self._reader.peek_whole()
         if batch is None or batch.after != after:
-            return  # the rest of a batch that was cut comes first
+            return  # the rest of a cut batch comes first
         try:
             self._ahead = self._writer.prepare_next(batch)
         except Exception as error:  # noqa: BLE001 - folded again in its turn, it raises this again
@@ -113,7 +117,7 @@ class FoldCommitter:
 
 
 class SqlCommitter:
-    """Runs the handlers of SQL by hand within the transaction."""
+    """Commits batches of a SQL projection: runs its handlers within the transaction."""
 
     def __init__(self, session: Session, writer: SqlWriter, checkpoint: Checkpoint) -> None:
         self._session = session
@@ -128,17 +132,18 @@ class SqlCommitter:
 
 
 Committer: TypeAlias = FoldCommitter | SqlCommitter
-"""How a part of a batch gets into the database: `commit` is one transaction, and returns how many seconds it took.
+"""Writes a part of a batch to the database: `commit` is one transaction and returns how many seconds it took.
 
-It raises `CheckpointFenced`, `HandlerFailed` with the event that cannot be taken, and what the database raises; then
-nothing is written.
+`commit` raises `CheckpointFenced`, `HandlerFailed` with the event that cannot be handled, and what the database raises;
+then nothing is written.
 """
 
 
 class BatchPipeline:
-    """For one term; `position` is what the checkpoint says.
+    """Takes batches from the reader and commits them, for one session.
 
-    `on_commit` is told the position, the number of events and the seconds of each transaction.
+    `position` is the position of the checkpoint. `on_commit` is called with the position, the number of events and the
+    seconds of each transaction.
     """
 
     def __init__(
@@ -160,7 +165,7 @@ class BatchPipeline:
     async def step(self, timeout_s: float) -> bool:
         """Commit the next batch; False when none came in time or reading was woken.
 
-        Where an event cannot be taken, what precedes it is committed first. Raises `HandlerFailed`, `CodecError`,
+        The events before one that cannot be handled are committed first. Raises `HandlerFailed`, `CodecError`,
         `CheckpointFenced`, what the database raises, and whatever ended the reading.
         """
         batch = await self._reader.take(timeout_s)
@@ -201,14 +206,14 @@ class BatchPipeline:
 
 
 def _traces(part: Batch) -> list[str]:
-    """The headers of the commands that its events came from."""
+    """Return the trace headers of the commands that recorded the events."""
     events: Any = part.events
     recorded = [one.event if isinstance(one, Offered) else one for one in events]
     return [one.metadata.traceparent for one in recorded if one is not None and one.metadata.traceparent is not None]
 
 
 _LOOK_S = 2.0
-"""How often a worker looks whether its tables are still there, and the log is the one it began with, and whole."""
+"""How often a worker checks that its tables exist and that the log is the same and whole, in seconds."""
 _STOPS = (
     HandlerFailed,
     CodecError,
@@ -224,7 +229,10 @@ _STOPS = (
 
 
 class ProjectionRunner:
-    """One projection in one process. `on_ready` is called, perhaps often, once it works or waits for the lease."""
+    """Runs one projection in one process.
+
+    `on_ready` is called, perhaps often, once the runner works or waits for the lease.
+    """
 
     def __init__(self, resolved: AnyResolved, context: WorkerContext, on_ready: Callable[[], None]) -> None:
         self.resolved = resolved
@@ -234,12 +242,12 @@ class ProjectionRunner:
         self.pace = Pace(context.options)
         self._tells_waiting = False
         self._pause: str | None = None
-        """Why nothing comes from the durable, where somebody has paused it."""
+        """Why the durable delivers nothing, when somebody has paused it at the server."""
         self._failed_at = -1
         self._has_warned = False
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Term after term until `stop`; the batch in hand is finished and the lease let go."""
+        """Run session after session until `stop`, then finish the current batch and release the lease."""
         resolved, ends = self.resolved, self._meter.terms
         await run_sessions(
             resolved.name,
@@ -283,7 +291,7 @@ class ProjectionRunner:
                     await lease.release()
 
     def _warn_of_other_code(self, checkpoint: Checkpoint) -> None:
-        """Say once in a process that other code made some of the rows, without a new revision."""
+        """Log once in a process that other code made some of the rows under the same revision."""
         if not self._has_warned and checkpoint.has_rows_of_other_code(self.resolved.code):
             self._has_warned = True
             logs.CODE_CHANGED.tell(
@@ -291,7 +299,7 @@ class ProjectionRunner:
             )
 
     async def _tell_waiting(self, lease: Lease) -> None:
-        """Note what ended the terms before, so that the state does not look as if it went on."""
+        """Note in the checkpoint what ended the sessions before, so that the projection does not look healthy."""
         if self.pace.waits is not None:
             with suppress(SQLAlchemyError, OSError, EventjetError):
                 await lease.settle(None, self.pace.waits)
@@ -303,16 +311,16 @@ class ProjectionRunner:
         self._tells_waiting = True
 
     async def _goes_on(self, lease: Lease) -> None:
-        """Something was written, or there is nothing to write: nothing is in its way any more."""
+        """Clear the backoff and the reason to wait, since a batch was written or nothing is left to write."""
         self.pace.progressed()
         if self._tells_waiting:
             await lease.settle(None)
             self._tells_waiting = False
 
     async def _hold(self, session: Session, lease: Lease, stop: asyncio.Event) -> None:
-        """Check the tables, carry out retries; then write.
+        """Check the tables, carry out retries, then write batches.
 
-        Each step relies on those before it, and all of them on the lease.
+        Each step relies on the steps before it, and all steps rely on the lease.
         """
         context = self._context
         await lease.check_tables()
@@ -321,9 +329,9 @@ class ProjectionRunner:
         await self._follow(session, lease, stop)
 
     async def _follow(self, session: Session, lease: Lease, stop: asyncio.Event) -> None:
-        """Take the durable over, check the log, and write."""
+        """Take over the durable, check the log, and write batches."""
         context, checkpoint = self._context, lease.checkpoint
-        # What was blocked, or remembered, before this lease was taken is read anew.
+        # Another worker may have changed what is blocked before this lease was taken.
         blocked = await load_blocked(session, self.resolved)
         source = Source(context.endpoint, context.stream, self.resolved.durable)
         decoder = partial(reader_of, context.catalog, self.resolved, ())
@@ -333,7 +341,7 @@ class ProjectionRunner:
         try:
             if not checkpoint.log:
                 await lease.check_unused()
-            # After the durable is made: whoever replaces the stream from here on deletes it too.
+            # Check after the durable exists: replacing the stream from here on deletes the durable too.
             log = await self._renewing(lease, check_whole_log(context.client, context.stream, checkpoint))
             if checkpoint.log != log or checkpoint.app != self.resolved.app or not await lease.are_tables_noted():
                 await lease.adopt(log)
@@ -350,7 +358,7 @@ class ProjectionRunner:
             await reader.close()
 
     async def _renewing(self, lease: Lease, work: Awaitable[T]) -> T:
-        """Await what does not use the session, however long it takes."""
+        """Await work that does not use the database session, and renew the lease meanwhile."""
         return await renewing(work, lease.renew, self._context.options.lease_s / 3)
 
     def _pipeline(
@@ -371,7 +379,7 @@ class ProjectionRunner:
         self._context.notices.tell(self.resolved.name, self.resolved.revision, position)
 
     async def _look(self, lease: Lease, log: str) -> NoReturn:
-        """Raise as soon as the log is another one, or no longer whole; note whether the durable is paused."""
+        """Raise as soon as the log is another one or has lost records; note whether the durable is paused."""
         client, stream = self._context.client, self._context.stream
         while True:
             await asyncio.sleep(_LOOK_S)
@@ -387,7 +395,7 @@ class ProjectionRunner:
         stop: asyncio.Event,
         looking: asyncio.Task[NoReturn],
     ) -> None:
-        """Write until `stop`, or until the revision is promoted."""
+        """Write batches until `stop`, or until the revision is promoted."""
         context = self._context
         promotion = Promotion(self.resolved, context, lease, session)
         building = lease.checkpoint.state == BUILDING and not promotion.wanted
@@ -402,7 +410,7 @@ class ProjectionRunner:
             if pause is not None and before is None:
                 await self._tell_pause(lease, waiting_since(now_told(), pause))
             wrote = await pipeline.step(context.options.lease_s / 3)
-            left = reader.left_after(pipeline.position)  # silence does not say that there is no more
+            left = reader.left_after(pipeline.position)  # no batch in time does not mean the end of the log
             if not wrote:
                 await lease.renew()
             if pause is None and (self._tells_waiting if wrote else not left):
@@ -418,7 +426,7 @@ class ProjectionRunner:
                 building = False
 
     async def _stop(self, lease: Lease, error: EventjetError) -> None:
-        """Stop the projection with its reason; a schema that only a newer deploy knows is left to that one."""
+        """Stop the projection with its reason; an event schema of a newer deploy is left to that deploy and raised."""
         if isinstance(error, UnknownEvent) and is_newer(self._context.catalog, error):
             self.pace.hold_off()
             await lease.settle(None, str(error))

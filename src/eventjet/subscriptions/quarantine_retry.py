@@ -1,6 +1,7 @@
-"""What a worker does about the quarantine at the start of a term: it carries out retries, then loads what is blocked.
+"""The quarantine of a projection at the start of a session: carry out retries, then load the blocked aggregates.
 
-While it holds the lease nobody else changes either: whoever decides about a parked event raises the epoch.
+While the worker has the lease nobody else changes the quarantine: resolving a quarantined event raises the epoch, which
+fences the worker.
 """
 
 from __future__ import annotations
@@ -35,14 +36,18 @@ from eventjet.writers.fold_writer import Prepared, changes_of
 _log = logging.getLogger(__name__)
 
 _EVENTS_MAX = 200
-"""Events tried in one transaction: a lease lasts longer than that takes."""
+"""Most events tried in one transaction, which must take less time than a lease lasts."""
 _AT_ONCE = 20
+"""Records requested from the log at once."""
 _BYTES_MAX = 16 * 1024 * 1024
-"""Their bodies; a single larger event still passes."""
+"""Most bytes of bodies in one transaction; a single larger event still passes."""
 
 
 async def load_blocked(session: Session, resolved: AnyResolved) -> BlockedAggregates:
-    """The aggregates whose events wait; raises `StillHeld`."""
+    """Return the aggregates whose events are blocked.
+
+    Raises `StillHeld` when there are any and the projection no longer quarantines.
+    """
     blocked = await session.read(quarantine.blocked_aggregates, resolved.name, resolved.revision)
     if blocked and not resolved.quarantines:
         raise StillHeld(resolved, len(blocked))
@@ -52,17 +57,17 @@ async def load_blocked(session: Session, resolved: AnyResolved) -> BlockedAggreg
 async def carry_out_retries(
     session: Session, context: WorkerContext, resolved: AnyResolved, lease: Lease, stop: asyncio.Event
 ) -> None:
-    """Try again what people asked to, until it is done or `stop` is set.
+    """Try the events again that operators asked to retry, until none is left or `stop` is set.
 
     Raises `CheckpointFenced`, `LogRolledBack`, `HistoryBroken`, `HandlerFailed` for an event that cannot even be
-    parked, and `UnknownEvent` for a schema of a newer deploy.
+    quarantined, and `UnknownEvent` for a schema of a newer deploy.
     """
     if resolved.quarantines and not isinstance(resolved, ResolvedSql):
         await _Retries(session, context, resolved, lease).run(stop)
 
 
 class _Retries:
-    """Events that somebody asked to try again: aggregate by aggregate, a bounded number in one transaction."""
+    """Tries quarantined events again: aggregate by aggregate, a bounded number in one transaction."""
 
     def __init__(self, session: Session, context: WorkerContext, resolved: ResolvedProjection, lease: Lease) -> None:
         self._session = session
@@ -74,7 +79,7 @@ class _Retries:
         self._size = self._size_max = min(context.options.batch_max, _EVENTS_MAX)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Each round takes events out of the quarantine, or parks them anew."""
+        """Run rounds until no retry waits; each round frees events from the quarantine or quarantines them again."""
         while not stop.is_set() and (waiting := await self.waiting()):
             reading = asyncio.to_thread(self._offers, waiting[: self._size])
             offers = await renewing(reading, self._lease.renew, self._context.options.lease_s / 3)
@@ -88,16 +93,16 @@ class _Retries:
                     self._size = max(1, len(tried) // 2)
                 else:
                     self._size = min(2 * self._size, self._size_max)
-                    break  # what waits is another now
+                    break  # other events wait now
 
     async def waiting(self) -> list[WaitingEvent]:
-        """What is next, and one more."""
+        """Return the next events to try, and one more."""
         return await self._session.read(
             quarantine.to_retry, self._resolved.name, self._resolved.revision, self._size + 1
         )
 
     def _unmoved(self, offers: Sequence[Any] = ()) -> Batch:
-        """A batch that leaves the checkpoint where it is."""
+        """Return a batch that does not move the checkpoint."""
         return Batch(self._checkpoint.position, self._checkpoint.position, self._checkpoint.event_id, offers)
 
     async def _try(self, waiting: Sequence[WaitingEvent], offers: Sequence[Offered]) -> None:
@@ -109,7 +114,7 @@ class _Retries:
         log_parked(self._resolved.name, changes.quarantine, "is parked again")
 
     def _offers(self, waiting: Sequence[WaitingEvent]) -> list[Offered]:
-        """Read them from the log that the rows were made from; blocks. Fewer when they are large."""
+        """Read the events from the log that the rows were made from; fewer when they are large. Blocks."""
         context, stream = self._context, self._context.stream
         endpoint = context.endpoint.with_name(f"eventjet worker {self._resolved.durable}")
         offers: list[Offered] = []
@@ -133,17 +138,18 @@ class _Retries:
 def _read(
     connection: NatsConnection, stream: str, waiting: Sequence[WaitingEvent]
 ) -> Iterator[tuple[WaitingEvent, RawRecord | None]]:
-    """Each with its record, asked for some at a time: a far server does not take as often as long."""
+    """Yield each event with its record; records are requested some at once, which saves round trips to the server."""
     for start in range(0, len(waiting), _AT_ONCE):
         some = waiting[start : start + _AT_ONCE]
         yield from zip(some, connection.ask_all([message_at(stream, one.position) for one in some]), strict=True)
 
 
 def _sorting(waiting: Sequence[WaitingEvent], tried: int, failed: Mapping[AggregateKey, Parked]) -> QuarantineChanges:
-    """Of so many tried: what was parked and is taken stays as history, what was blocked by it is forgotten.
+    """Return the changes of the quarantine after the first `tried` of the waiting events were tried.
 
-    `failed` is the first of each aggregate that was not taken; the rest of that stays blocked. Where an aggregate has
-    more than was tried, its next is to be.
+    Quarantined events that were handled stay as history; blocked events that were handled are removed. `failed` has the
+    first event of each aggregate that failed; the rest of that aggregate stays blocked. When an aggregate has more
+    events than were tried, its next event is marked for retry.
     """
     taken = [
         event
@@ -162,7 +168,7 @@ def _sorting(waiting: Sequence[WaitingEvent], tried: int, failed: Mapping[Aggreg
 
 
 def log_parked(name: str, quarantine: QuarantineChanges | None, how: str = "is parked") -> None:
-    """Log what was just parked: one line a batch, whatever it blocks."""
+    """Log the events that were just quarantined, one line for each batch."""
     heads = [event for event in quarantine.parked if event.resolution == PARKED] if quarantine is not None else []
     if heads:
         more = f", and {len(heads) - 1} more" if len(heads) > 1 else ""

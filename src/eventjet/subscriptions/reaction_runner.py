@@ -1,8 +1,8 @@
 """`ReactionRunner`: runs one reactor, process, inbox or publication in one process, session after session.
 
-A session takes the cursor, takes the durable over after its position, and has each event dealt with, one at a time for
-each key. The cursor is written a few times a second by compare-and-set, which is progress, lease and fence in one. What
-was done after the last write is done again by the next owner.
+A session takes the cursor, takes over the durable after the cursor's position, and has each event handled, one at a
+time for each key. The cursor is written several times a second by compare-and-set, which is progress, lease and fence
+in one. Delivery is at least once: the next owner repeats what was done after the last write.
 """
 
 from __future__ import annotations
@@ -67,22 +67,23 @@ from eventjet.writers.batch import Batch
 _log = logging.getLogger(__name__)
 
 _TRIES_UNTOLD = 2
-"""A try that fails is handler by another one; from so many on the cursor tells of it."""
+"""From this many failed tries of an event on, the cursor says what it waits for."""
 WRITE_S = 0.05
-"""How often a cursor that moves is written."""
+"""Pause between two writes of a moving cursor, in seconds."""
 _LOOKS_AT_ONCE = 16
+"""Process instances that are looked at for the first time at once."""
 _LOOKS_MAX = 1_000
-"""Those included that are tried again and again."""
+"""Process instances being looked at, including those that are tried again and again."""
 _DUE_S = 0.25
-"""How often it is looked what has fired: the server itself looks as often."""
+"""How often fired timers are looked for, in seconds: the server fires timers as often."""
 _PASSING = (StoreUnavailable, OutcomeUnknown, ConcurrencyConflict, StreamFull, Unreachable)
-"""What ends by itself where it comes from eventjet."""
+"""Errors of eventjet whose causes end by themselves: the event is tried again without limit."""
 _HOPELESS = (UsageError, DefinitionError)
-"""What eventjet says of the code itself: it would say so again at once."""
+"""Errors of eventjet about the code itself: another try would fail in the same way."""
 
 
 class Reading(Protocol):
-    """What `EventReader` is to a term."""
+    """The part of `EventReader` that a session uses."""
 
     def start(self) -> None: ...
 
@@ -94,7 +95,7 @@ class Reading(Protocol):
 
 
 class CursorSession:
-    """Used within one loop, from the taking of a cursor to its end."""
+    """One session of a cursor, from the moment that it is taken until it is released or lost; used within one loop."""
 
     def __init__(
         self,
@@ -126,7 +127,7 @@ class CursorSession:
         self._noted = stored.cursor
 
     async def take(self, reader: Reading) -> None:
-        """Hand every event to its lane; first those that are to be tried again. Ends with what ends the reading."""
+        """Queue every event under its key, retries of quarantined events first; raises what ends the reading."""
         self._reader = reader
         self._retry_parked()
         while True:
@@ -143,7 +144,7 @@ class CursorSession:
                 self._lanes.add(batch.last, batch.event_id, [])
 
     async def keep(self) -> None:
-        """Write the cursor when it has moved, and often enough for the lease."""
+        """Write the cursor when it has moved, and otherwise about every third of a lease."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._context.options.lease_s / 3):
@@ -154,7 +155,7 @@ class CursorSession:
             await asyncio.sleep(WRITE_S)
 
     async def wake(self) -> None:
-        """Have what has come due dealt with, one at a time for each process."""
+        """Queue the timers that have fired, one at a time for each process instance."""
         after, listed = 0, -1
         while True:
             newest = await self._handler.newest_fired()
@@ -164,20 +165,23 @@ class CursorSession:
                     after = due.sequence
                     self._lanes.add_due((self._handler.declaration.name, due.process_id), self._coming_due(due))
                 listed = listed if fired else newest
-            # At the same moments for all processes of this loop, which share an answer.
+            # All processes of this loop ask at the same moments, so that they share an answer.
             await asyncio.sleep(_DUE_S - asyncio.get_running_loop().time() % _DUE_S)
 
     async def look_again(self) -> None:
-        """Look at all processes that wait, once for each revision of the code; the cursor says how far that is."""
+        """Look at all waiting process instances, once for each revision of the code; the cursor keeps the progress."""
         if self._waking is not None:
             await self._look_at_all(*self._waking)
             self._waking = None
             self._lanes.changed.set()
             logs.LOOKED_AGAIN.tell(_log, name=self._handler.declaration.name, revision=self._before.revision)
-        await asyncio.Event().wait()  # nothing of a term ends before it does
+        await asyncio.Event().wait()  # a task that ends would end the session
 
     async def _look_at_all(self, after: int, until: int) -> None:
-        """Some at once; one that fails or takes long keeps the others from nothing, and the mark below its position."""
+        """Look at the instances in a range of positions, some at once.
+
+        An instance that fails or takes long does not delay the others; the stored progress stays below its position.
+        """
         looking: dict[asyncio.Future[None], int] = {}
         places = asyncio.Semaphore(_LOOKS_AT_ONCE)
 
@@ -209,7 +213,7 @@ class CursorSession:
     def _looking_at(
         self, key: AggregateKey, position: int, places: asyncio.Semaphore, done: asyncio.Future[None]
     ) -> Any:
-        """Its place is another's from its first try on, whatever came of that."""
+        """Return the work that looks at one instance; its place is free after the first try, whatever the result."""
 
         async def attempt(number: int) -> None:
             try:
@@ -219,7 +223,7 @@ class CursorSession:
                     places.release()
 
         async def look() -> None:
-            if key in self._waiting:  # what is parked comes first; its retry wakes the process
+            if key in self._waiting:  # the quarantined event comes first; its retry wakes the process
                 places.release()
             else:
                 _, error = await self._tried(attempt, key, position)
@@ -230,7 +234,7 @@ class CursorSession:
         return look
 
     def tell_pause(self, reason: str | None) -> None:
-        """Why nothing comes, since somebody has paused its consumer at the server; None where nobody has."""
+        """Note and log why no events come when the consumer is paused at the server; None when it is not paused."""
         if (reason is None) == (self._pause is None):
             return
         self._pause = None if reason is None else waiting_since(now_told(), reason)
@@ -239,24 +243,27 @@ class CursorSession:
             logs.WAITS.tell(_log, name=self._handler.declaration.name, reason=self._pause)
 
     def has_moved(self) -> bool:
-        """Whether it was written, since this was asked last, that more is done than before."""
+        """Return whether a cursor with more progress was written since the last call."""
         before, self._noted = self._noted, self._stored.cursor
         return _is_further(self._noted, before)
 
     @property
     def is_idle(self) -> bool:
-        """Whether it is at the end of the log, with all written that was done, and nothing waits."""
+        """Whether the session is at the end of the log, has written all its progress, and waits for nothing."""
         lanes, is_written = self._lanes, not (self._kept or self._gone or self._waits or self._pause)
         if not (is_written and lanes.is_idle and self._waking is None) or self._reader is None:
             return False
         return self._stored.cursor.position == lanes.position and not self._reader.left_after(lanes.position)
 
     async def write(self) -> None:
-        """Raises `CursorFenced`, and `StoreUnavailable` when it is not known whether it was written."""
+        """Write the cursor and the changes of the quarantine.
+
+        Raises `CursorFenced`, and `StoreUnavailable` when it is not known whether it was written.
+        """
         await self._write(owned=True)
 
     async def release(self) -> None:
-        """Write for the last time, and let go of the cursor."""
+        """Write the cursor for the last time and release it; raises as `write`."""
         await self._write(owned=False)
 
     async def _write(self, *, owned: bool) -> None:
@@ -266,18 +273,18 @@ class CursorSession:
             began = self._context.clock()
             cursor = self._stored.cursor.moved(lanes.position, lanes.event_id, lanes.done_beyond(), self._waking)
             if _is_further(cursor, self._before):
-                self._left = None  # what ended the terms before has not ended this one
+                self._left = None  # what ended the sessions before has not ended this one
             cursor = cursor.waiting(self._reason_to_wait())
             failpoints.reach("cursor.before_write")
             while len(self._kept) + len(self._gone) > CHANGES_MAX:
-                # Parked before it is passed over: whoever comes next finds both.
+                # Events are quarantined before the cursor passes them, so that the next owner misses none.
                 await self._write_with_changes(self._stored.cursor)
             await self._write_with_changes(cursor if owned else cursor.released())
             failpoints.reach("cursor.written")
             self._stored.written_at = began
 
     async def _write_with_changes(self, cursor: Cursor) -> None:
-        """What changes in the quarantine stays to be written until it is: another write may follow one that fails."""
+        """Write the cursor with the next changes of the quarantine, which stay queued until a write succeeds."""
         kept = self._kept[:CHANGES_MAX]
         gone = self._gone[: CHANGES_MAX - len(kept)]
         await self._context.cursors.write(self._stored, cursor, kept, gone)
@@ -313,7 +320,7 @@ class CursorSession:
         await self._refuse(offered, key, offered.error, 1)
 
     async def _deal_with(self, offered: Offered, key: AggregateKey, attempt: Try) -> None:
-        """Try until it is done, or park it: what waits behind an earlier one of its aggregate, without a try."""
+        """Try an event until it is done or quarantined; behind an earlier event of its key it is blocked untried."""
         ahead = next((one for one in (offered.aggregate_key, key) if self._is_behind(offered, one)), None)
         if ahead is not None:
             self._park(_of(blocked_by(offered), ahead))
@@ -325,6 +332,7 @@ class CursorSession:
             self._meter.handled += 1
 
     async def _refuse(self, offered: Offered, key: AggregateKey, error: Exception, tries: int) -> None:
+        """Quarantine an event that failed; raises `ReactionFailed` or the `CodecError` where none is quarantined."""
         if not self._handler.quarantines:
             if isinstance(error, CodecError):
                 raise error
@@ -337,7 +345,10 @@ class CursorSession:
         self._park(_of(parked_for(offered, error, private=self._is_private), key), tries)
 
     def _is_behind(self, offered: Offered, key: AggregateKey) -> bool:
-        """Whether an earlier event waits: where a cursor was set back, a later one may."""
+        """Return whether an earlier event of the key waits.
+
+        Where a cursor was set back, the waiting event may be a later one, which blocks nothing before it.
+        """
         return self._waiting.get(key, offered.position) < offered.position
 
     def _park(self, parked: Parked, tries: int = 0) -> None:
@@ -347,9 +358,9 @@ class CursorSession:
         self._lanes.changed.set()
 
     async def _tried(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
-        """How often it was tried, and what the last try raised; None when it is done. Position 0 is a deadline.
+        """Return how often an event was tried, and what the last try raised: None when it is done.
 
-        From the second try that fails on the cursor tells why it waits.
+        Position 0 means a deadline. From the second failed try on the cursor says why it waits.
         """
         try:
             return await self._tried_until(attempt, key, position)
@@ -393,7 +404,7 @@ class CursorSession:
             logs.WAITS.tell(_log, name=self._handler.declaration.name, reason=reason)
 
     def _reason_to_wait(self) -> str | None:
-        """What keeps its events from being dealt with: of the one that has waited longest."""
+        """Return why events are not handled, for the key that has waited longest; None when nothing waits."""
         first = next(iter(self._waits.values()), self._pause or self._left)
         return first if first is None or len(self._waits) < 2 else f"{first} (and {len(self._waits) - 1} more wait)"
 
@@ -405,17 +416,17 @@ class CursorSession:
         return reason_of(error, private=self._is_private)
 
     async def _in_time(self) -> None:
-        """Begin nothing while the lease may be over: a process that was stopped looks before it acts."""
+        """Renew a lease that may have expired before a try begins: this process may have been suspended meanwhile."""
         while self._context.clock() - self._stored.written_at > self._context.options.lease_s:
             await self.write()
 
     def _coming_due(self, due: Due) -> Any:
-        """The work of one timer that has fired. What its decision raises is parked at the process's last event."""
+        """Return the work of one fired timer; an error of its decision quarantines the instance's last event."""
         key = (self._handler.declaration.name, due.process_id)
 
         async def come_due() -> None:
             if key in self._waiting:
-                return  # what is parked comes first; its retry wakes the process, which is due then
+                return  # the quarantined event comes first; its retry wakes the process, which is due then
             _, error = await self._tried(lambda _: self._handler.come_due(due), key, 0)
             if error is not None:
                 await self._unasked_failed(due.process_id, error)
@@ -423,7 +434,7 @@ class CursorSession:
         return come_due
 
     async def _unasked_failed(self, process_id: str, error: Exception) -> None:
-        """Of a process that no event woke: parked at its last one."""
+        """Quarantine the last event of a process instance that failed without an event having woken it."""
         name = self._handler.declaration.name
         repositories = self._context.repositories
         record = await repositories.store.tail(name, process_id)
@@ -432,7 +443,7 @@ class CursorSession:
         await self._refuse(Offered(record, None, error), (name, process_id), error, self._handler.retry.tries)
 
     def _retry_parked(self) -> None:
-        """Try what somebody decided about, in the lane of its aggregate, before anything that comes after it."""
+        """Queue the retries of quarantined events under their keys, before any later event of the same key."""
         by_key: defaultdict[AggregateKey, list[ParkedEntry]] = defaultdict(list)
         for entry in self._parked:
             by_key[entry.key].append(entry)
@@ -473,7 +484,7 @@ class CursorSession:
         self._lanes.changed.set()
 
     async def _try_again(self, entry: ParkedEntry, record: RawRecord | None) -> Offered | None:
-        """What could not be taken again; None when it was."""
+        """Try a quarantined event again; return it with its error when it failed again, None when it is done."""
         if record is None or not is_of(entry.parked.event_id, record):
             reason = "the parked event is no longer there" if record is None else "the event parked there is another"
             raise LogRolledBack(self._handler.declaration.name, entry.position, reason)
@@ -490,36 +501,36 @@ class CursorSession:
 
 
 def _is_further(cursor: Cursor, before: Cursor) -> bool:
-    """Whether more is done than before."""
+    """Return whether the progress differs from that of the earlier cursor."""
     return (cursor.position, cursor.done, cursor.waking) != (before.position, before.done, before.waking)
 
 
 def _of(parked: Parked, key: AggregateKey) -> Parked:
-    """Kept in the name of what waits behind it: a process, for what it hears."""
+    """Return the event under the key of its queue: for an event that a process hears, the process instance."""
 
     return replace(parked, aggregate=key[0], aggregate_id=key[1])
 
 
 LANES = 32
-"""Events dealt with at once by one follower."""
+"""Events that one subscription handles at once."""
 AHEAD_MAX = 1_000
-"""Positions taken from the log and not yet below the floor."""
+"""Positions read from the log beyond the position up to which all is done."""
 _BATCH_MAX = 500
 _LEFT = 2
-"""Leases that a free cursor is left to those who are to have it."""
+"""How many leases long a process without room for it leaves a free cursor to other processes."""
 _LOOK_S = 2.0
-"""How often it looks whether the log is the one it began with, and whole."""
+"""How often the stream's identity and integrity are checked, in seconds."""
 _STOPS = (CodecError, LogIncomplete, LogRolledBack, CursorDamaged, ReactionFailed)
 
 OpenReader: TypeAlias = Callable[
     [Source, int, Callable[[PredecessorReader], Reader], int, Sequence[str]], Awaitable[Reading]
 ]
-"""As `EventReader.open`."""
+"""A function like `EventReader.open`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReactionContext:
-    """What the followers of one process share."""
+    """The resources that the reaction runners of one process share."""
 
     repositories: Repositories
     cursors: Cursors
@@ -528,7 +539,7 @@ class ReactionContext:
     options: WorkerOptions
     meters: dict[str, FollowerMeter] = field(default_factory=dict[str, FollowerMeter])
     clock: Callable[[], float] = boot_clock
-    """Of leases, in seconds."""
+    """The clock of leases, in seconds."""
     open_reader: OpenReader = EventReader.open
 
     def meter(self, handler: EventHandler) -> FollowerMeter:
@@ -537,7 +548,10 @@ class ReactionContext:
 
 
 class ReactionRunner:
-    """`on_ready` is called, perhaps often, once it works or waits for the cursor."""
+    """Runs one reactor partition, process, inbox or publication in one process.
+
+    `on_ready` is called, perhaps often, once the runner works or waits for the cursor.
+    """
 
     def __init__(
         self, handler: EventHandler, context: ReactionContext, share: PartitionAssignment, on_ready: Callable[[], None]
@@ -552,17 +566,17 @@ class ReactionRunner:
         self._failed_at = -1
 
     async def run(self, stop: asyncio.Event) -> None:
-        """CursorSession after term until `stop`; what is being dealt with is finished and the cursor let go."""
+        """Run session after session until `stop`, then finish the events in progress and release the cursor."""
         private = self._context.repositories.catalog.is_private
         ends, ready = self._meter.terms, self._on_ready
         await run_sessions(self.name, self._term, stop, ends, self.pace, on_ready=ready, private=private)
 
     async def _term(self, stop: asyncio.Event) -> None:
-        """From the taking of the cursor, as soon as it is free, to its end."""
+        """Wait until the cursor is free, take it, and run one session."""
         lease_s, clock = self._context.options.lease_s, self._context.clock
         watch, left = OwnerWatch(clock), OwnerWatch(clock)
         while not stop.is_set():
-            free = await self._look_at(watch)  # also where there is no room: how long nobody writes it is seen so
+            free = await self._look_at(watch)  # also without room, to see how long the cursor is not written
             if free is None or not (self._share.has_room() or left.is_silent(free.sequence, _LEFT * lease_s)):
                 self._on_ready()
                 await pause(stop, self._context.options.poll_s)
@@ -574,7 +588,7 @@ class ReactionRunner:
                     return
 
     async def _look_at(self, watch: OwnerWatch) -> StoredCursor | None:
-        """The cursor, if it is free, or its owner silent."""
+        """Return the cursor if it is free or its owner is silent, else None."""
         one, context = self._handler.declaration, self._context
         stored = await context.cursors.read(self.name)
         silent = watch.is_silent(stored.sequence, context.options.lease_s)
@@ -582,7 +596,7 @@ class ReactionRunner:
         return stored if is_free else None
 
     async def _take(self, stored: StoredCursor) -> bool:
-        """Whether it is ours now: another may have been quicker."""
+        """Take the cursor; False when another process took it first."""
         context = self._context
         began = context.clock()
         try:
@@ -594,7 +608,7 @@ class ReactionRunner:
         return True
 
     async def _hold(self, stored: StoredCursor, stop: asyncio.Event, let_go: asyncio.Event) -> None:
-        """Work on it until one of these is set; what stops it for good is written down."""
+        """Run the session until `stop` or `let_go` is set; an error that stops the subscription is written to it."""
         try:
             await self._follow(stored, stop, let_go)
             self._meter.terms["drained"] += 1
@@ -606,7 +620,7 @@ class ReactionRunner:
         except CursorFenced:
             raise
         except Exception:
-            if self.pace.waits is not None:  # it was so in the term before as well
+            if self.pace.waits is not None:  # the session before ended in a fault as well
                 with suppress(EventjetError):
                     await self._context.cursors.write(stored, stored.cursor.waiting(self.pace.waits))
             raise
@@ -619,7 +633,7 @@ class ReactionRunner:
             await context.cursors.write(stored, stored.cursor)
             stored.written_at = began
 
-        # However long these take: whoever is next would have to do them as well.
+        # The lease is renewed however long these take: the next owner would have to do them as well.
         every_s = context.options.lease_s / 3
         await renewing(events.check(cursor), renew, every_s)
         await renewing(self._handler.check(), renew, every_s)
@@ -652,7 +666,7 @@ class ReactionRunner:
         stop: asyncio.Event,
         let_go: asyncio.Event,
     ) -> None:
-        """Read, deal with, write; then finish what has begun, and let go. Raises whatever ends the term."""
+        """Run the tasks until the end, then finish events in progress and release; raises what ends the session."""
         stopped, going = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(let_go.wait())
         taking, *keeping = working
         tasks: list[asyncio.Future[Any]] = [stopped, going, *working]
@@ -662,7 +676,7 @@ class ReactionRunner:
             taking.cancel()
             drained = asyncio.ensure_future(lanes.drained())
             tasks.append(drained)
-            # Whoever is to have it next can wait for a handler; whoever stops this process cannot for long.
+            # The next owner can wait for a running handler; a process that is stopped cannot wait long.
             await _first_of([stopped, drained, *keeping], self._handler.retry.timeout_s)
             await _first_of([drained, *keeping], self._context.options.drain_s / 2 if stop.is_set() else 0.0)
             raise_ended(keeping)
@@ -676,7 +690,7 @@ class ReactionRunner:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _look(self, stored: StoredCursor, term: CursorSession) -> None:
-        """Raise as soon as the stream is another one, or no longer whole; note whether anything stands in the way."""
+        """Raise as soon as the stream is another one or has lost records; note whether its consumer is paused."""
         while True:
             await asyncio.sleep(_LOOK_S)
             handler = self._handler
@@ -694,6 +708,7 @@ async def _raised(lanes: KeyedExecutor) -> None:
 
 
 def raise_ended(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Raise the error of the first task that has ended; `UnexpectedExit` when it was cancelled or raised nothing."""
     for task in tasks:
         if not task.done():
             continue

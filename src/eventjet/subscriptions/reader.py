@@ -1,6 +1,6 @@
-"""`EventReader`: the log after a position, read and decoded in a thread of its own while the loop writes.
+"""`EventReader`: reads and decodes a stream after a position in a thread of its own while the loop writes.
 
-`EventBuffer` hands the decoded pieces from the thread to the loop, merged into batches.
+`EventBuffer` passes the decoded chunks from the thread to the loop, merged into batches.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from eventjet.projections.fold import Reader
 from eventjet.writers.batch import Batch
 
 BYTES_MAX = 16 * 1024 * 1024
-"""Bodies that may wait, in bytes; a single larger chunk still passes."""
+"""Bytes of bodies that may wait in a buffer; a single larger chunk still passes."""
 _WAIT_S = 1.0
 _GATHER_S = 0.05
-"""How long a batch waits for more where the log has more: whole ones cost less an event, here and in the database."""
+"""How long a batch waits for more events where the log has more: a whole batch costs less per event."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk(Batch):
-    """Some records of the log, decoded: several make a batch."""
+    """A decoded piece of the log; several chunks make a batch."""
 
     count: int
-    """Records in it, those of no subscription included."""
+    """Number of records read, including records that gave no event."""
     size: int
     """Bytes of their bodies."""
     left: int = 0
-    """About how many more the log has after it."""
+    """About how many more records the consumer has after this chunk."""
 
 
 class EventBuffer:
-    """One thread puts, one task of the loop takes. Holds at most two batches.
+    """A buffer of about two batches, filled by one thread and emptied by one task of the loop.
 
-    What waits is merged, so that batches are small while the writer keeps up and whole while it is far behind.
+    Waiting chunks are merged, so that batches are small while the writer keeps up and whole while it is far behind.
     """
 
     def __init__(self, batch_max: int) -> None:
-        """Made within the loop that takes."""
+        """Create the buffer within the loop that takes from it."""
         self.batch_max = batch_max
         self._loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
@@ -64,7 +64,7 @@ class EventBuffer:
         self._closed = self._finished = False
 
     def put(self, chunk: Chunk) -> bool:
-        """Hand over, waiting while two batches are ahead; False once the buffer is closed."""
+        """Add a chunk, waiting while two batches are buffered; False once the buffer is closed. Blocks."""
         with self._changed:
             while not self._closed and self._is_full():
                 self._changed.wait(_WAIT_S)
@@ -77,19 +77,19 @@ class EventBuffer:
         return True
 
     def fail(self, error: BaseException) -> None:
-        """Have `take` raise this once everything before it is taken."""
+        """Have `take` raise this error once all chunks before it are taken."""
         with self._changed:
             self._failure = error
         self._wake_from_thread()
 
     def finish(self) -> None:
-        """Nothing more will be put."""
+        """Declare that no more chunks will be put."""
         with self._changed:
             self._finished = True
         self._wake_from_thread()
 
     async def take(self, timeout_s: float) -> Batch | None:
-        """What waits, up to `batch_max` records; None when nothing comes in time or `wake` is called."""
+        """Return the waiting events, of up to `batch_max` records; None when none come in time or `wake` is called."""
         if not self._chunks and not self._has_ended:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -104,14 +104,14 @@ class EventBuffer:
         return self._pop()
 
     async def take_whole(self) -> Batch | None:
-        """A whole batch, however long that takes; None when reading ends before there is one."""
+        """Return a whole batch, however long that takes; None when reading ends before there is one."""
         while not self._has_ended and not self._is_whole():
             self._arrived.clear()
             await self._arrived.wait()
         return self._pop() if self._is_whole() else None
 
     def wake(self) -> None:
-        """Let a waiting `take` return. From the loop."""
+        """Let a waiting `take` return; to be called in the loop."""
         self._arrived.set()
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class EventBuffer:
         return self._count >= self.batch_max or self._is_full()
 
     def _is_partial(self) -> bool:
-        """Whether something waits, and more is about to come: more than is left of a batch."""
+        """Return whether less than a batch waits and more than a whole batch is still to come."""
         with self._changed:
             coming = self._chunks and not self._has_ended and self._chunks[-1].left > self.batch_max
             return bool(coming) and not self._is_whole()
@@ -161,7 +161,7 @@ class EventBuffer:
         try:
             self._loop.call_soon_threadsafe(self._arrived.set)
         except RuntimeError:
-            # The loop is closed, so nobody waits any more.
+            # The loop is closed, so no task waits any more.
             self.close()
 
 
@@ -169,12 +169,12 @@ _log = logging.getLogger(__name__)
 
 _JOIN_S = 5.0
 CHUNK_MAX = 1_000
-"""Events decoded at a time, of which several make a batch."""
+"""Records that are pulled and decoded at a time, at most; several chunks make a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Which durable of which stream is read, and where."""
+    """The stream and durable to read, and the endpoint to connect to."""
 
     endpoint: Endpoint
     stream: str
@@ -182,7 +182,10 @@ class Source:
 
 
 class EventReader:
-    """Made by `EventReader.open`; raises from `take` whatever ended the reading, after the events before it."""
+    """Reads one durable in a thread; create it with `EventReader.open`.
+
+    `take` raises whatever ended the reading, after it returned the events before.
+    """
 
     def __init__(
         self,
@@ -210,9 +213,9 @@ class EventReader:
         batch_max: int,
         filters: Sequence[str] = (),
     ) -> EventReader:
-        """Take the durable over, so that it goes on after `position`; `start` begins to read.
+        """Take over the durable so that it continues after `position`; `start` begins to read.
 
-        What is read is what `decoder` makes, which is given the log to ask for what an event follows.
+        `decoder` makes the function that decodes records; it is given a reader of the predecessors of events.
         """
         endpoint = source.endpoint.with_name(f"eventjet worker {source.durable}")
         opening = asyncio.ensure_future(
@@ -229,7 +232,7 @@ class EventReader:
         try:
             pull = await asyncio.shield(opening)
         except asyncio.CancelledError:
-            opening.add_done_callback(_close_unused)  # a thread goes on, whoever waits for it
+            opening.add_done_callback(_close_unused)  # cancelling does not stop the thread
             raise
         earlier = PredecessorReader(pull.link, source.stream)
         return cls(pull, EventBuffer(batch_max), decoder(earlier), earlier, position, source.durable)
@@ -238,14 +241,14 @@ class EventReader:
         self._thread.start()
 
     async def take(self, timeout_s: float) -> Batch | None:
-        """The next events; None when none came in time or `wake` was called."""
+        """Return the next events; None when none came in time or `wake` was called."""
         batch, self._peeked = self._peeked, None
         return await self._buffer.take(timeout_s) if batch is None else batch
 
     async def peek_whole(self) -> Batch | None:
-        """What the next `take` returns, once it is as many as may be in a batch; None when reading ends before.
+        """Return the batch that the next `take` will return, once it is whole; None when reading ends before.
 
-        Nothing is lost where it is cancelled: it waits only while the buffer still has the events.
+        Cancelling this call loses no events: they stay in the buffer while it waits.
         """
         if self._peeked is None:
             self._peeked = await self._buffer.take_whole()
@@ -258,13 +261,13 @@ class EventReader:
         return left_after(self._pull, position)
 
     async def close(self) -> None:
-        """End the thread and the connection; the durable stays."""
+        """Stop the thread and close the connection; the durable stays on the server."""
         self._buffer.close()
         self._earlier.close()
         await asyncio.to_thread(close_reading, self._pull, self._thread)
 
     def _read(self) -> None:
-        """The thread: whatever ends it is handed over."""
+        """Run the thread; whatever ends it is passed to the task that takes."""
         try:
             for records in self._pull:
                 if records and not self._hand_over(records):
@@ -274,7 +277,10 @@ class EventReader:
             self._buffer.fail(error)
 
     def _hand_over(self, records: Sequence[RawRecord]) -> bool:
-        """Decode and put; a record that cannot be decoded ends the chunk before it. False when nobody takes."""
+        """Decode records and put them as a chunk; False when the buffer is closed.
+
+        A record that cannot be decoded ends the chunk before it and raises its error afterwards.
+        """
         decode = self._decode
         decode.expect(records)
         events: list[Recorded[Any]] = []
@@ -302,8 +308,8 @@ class EventReader:
 
 
 def left_after(pull: DurablePull, position: int) -> int:
-    """About how many events are known to come after `position`; 0 at the end."""
-    # The thread that reads changes this last: what arrives in between counts twice, never not at all.
+    """Return about how many events are known to come after `position`; 0 at the end."""
+    # The reading thread changes `pending` last: an event that arrives in between is counted twice, but never missed.
     pending = pull.pending
     return max(0, pull.position - position) + pending
 
@@ -314,7 +320,7 @@ def _close_unused(opened: asyncio.Future[DurablePull]) -> None:
 
 
 def close_reading(pull: DurablePull, thread: threading.Thread) -> None:
-    """End what a thread reads, and the thread, if it was started. Blocks."""
+    """Close the pull and wait for its thread, if it was started; a thread that does not end is logged. Blocks."""
     pull.close()
     if thread.ident is not None:
         thread.join(_JOIN_S)

@@ -1,4 +1,7 @@
-"""Terms: whoever follows the log works in one after the other. Any fault ends a term, and most begin another."""
+"""Sessions of subscriptions, one after the other: any fault ends a session, and after a pause another begins.
+
+Also the helpers of sessions: backoff, batch sizes, lease renewal, and the watch over other owners.
+"""
 
 from __future__ import annotations
 
@@ -23,36 +26,37 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PASSES = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
-"""What is foreseen; anything else is told with its traceback."""
+"""Expected errors; any other error is logged with its traceback."""
 
 
 END_S = 5.0
-"""How long what was cancelled may take to end, to roll back and to let go."""
+"""How long cancelled tasks may take to roll back, release and end, in seconds."""
 _LASTING = 3
-"""Terms in a row that ended in faults, from which on whoever waits for this one to begin waits no longer."""
+"""After this many failed sessions in a row the subscription no longer delays the readiness of the process."""
 
 _PART_FIRST = 500
-"""Events in the first transaction, before anything is known of the handler."""
+"""Events in the first transaction, before the speed of the handler is known."""
 
 
 class Backoff:
-    """Pauses between terms that end in faults, and what those were."""
+    """The pauses between sessions that end in faults, and the last of these faults."""
 
     def __init__(self, backoff_s: tuple[float, float]) -> None:
         self._first_s, self._most_s = backoff_s
         self.pause_s = self._first_s
-        """How long to wait after the next fault."""
+        """Pause after the next fault, in seconds."""
         self.faults = 0
-        """In a row, without progress between them."""
+        """Faults in a row, without progress between them."""
         self.waits: str | None = None
-        """What the last of them was, and since when there have been any; None after progress."""
+        """The last fault, and the time of the first in this row; None after progress."""
         self._since = ""
 
     def progressed(self) -> None:
+        """Forget the faults, since there was progress."""
         self.pause_s, self.faults, self.waits = self._first_s, 0, None
 
     def failed_term(self, reason: str) -> bool:
-        """A term ended in a fault; whether it is another one than that of the term before."""
+        """Note that a session ended in a fault; return whether it differs from the fault of the session before."""
         self._since = self._since if self.faults else now_told()
         self.faults += 1
         before, self.waits = self.waits, waiting_since(self._since, reason)
@@ -60,28 +64,29 @@ class Backoff:
 
     @property
     def is_lasting(self) -> bool:
+        """Whether so many sessions in a row failed that others need not wait for this subscription."""
         return self.faults >= _LASTING
 
     def hold_off(self) -> None:
-        """What ended the term does not pass soon."""
+        """Take the longest pause next, since the cause does not end soon."""
         self.pause_s = self._most_s
 
     def paused(self) -> None:
-        """Wait longer after the next fault, unless there is progress before it."""
+        """Double the pause after the next fault, up to the longest; progress before it resets the pause."""
         self.pause_s = min(2 * self.pause_s, self._most_s)
 
 
 class Pace(Backoff):
-    """What a projector has learnt of its handlers and its database; outlives terms."""
+    """The backoff and the batch size of one projection, learnt from the speed of its commits; outlives sessions."""
 
     def __init__(self, options: WorkerOptions) -> None:
         super().__init__(options.backoff_s)
         self._options = options
         self.part_max = min(_PART_FIRST, options.batch_max)
-        """Events in one transaction, at most."""
+        """Most events in one transaction."""
 
     def committed(self, count: int, took_s: float) -> None:
-        """Larger parts as long as a lease lasts for many of them: handlers may be slow."""
+        """Note a commit and size the next parts: larger below a tenth of a lease, smaller above a quarter."""
         options = self._options
         if took_s < options.lease_s / 10:
             self.part_max = min(2 * self.part_max, options.batch_max)
@@ -90,17 +95,17 @@ class Pace(Backoff):
         self.progressed()
 
     def failed(self, count: int) -> None:
-        """Perhaps so many events were too many for the lease, or for the database's limits: fewer then."""
+        """Halve the parts: this many events may have been too many for the lease or for the database's limits."""
         self.part_max = max(1, count // 2)
 
 
 def now_told() -> str:
-    """This moment, as reasons tell it."""
+    """Return the current time as reasons print it: UTC to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def waiting_since(since: str, reason: str) -> str:
-    """The reason of what goes on by itself once something else is as it has to be."""
+    """Return the reason of a subscription that continues by itself once a cause is gone."""
     return f"waiting since {since}: {reason}"
 
 
@@ -114,9 +119,10 @@ async def run_sessions(
     on_ready: Callable[[], None],
     private: bool,
 ) -> None:
-    """Term after term until `stop`; `ends` counts how they ended. `private` where something personal is at hand.
+    """Run session after session until `stop`, with a pause after each fault.
 
-    The same fault again is not logged again. `on_ready` is called where faults last: nobody has to wait for this one.
+    `ends` counts how sessions ended. `private` keeps personal data out of logged reasons. A repeated fault is logged
+    once. After several faults in a row `on_ready` is called, so that others do not wait for this subscription.
     """
     while not stop.is_set():
         try:
@@ -138,7 +144,10 @@ async def run_sessions(
 
 
 async def renewing(work: Awaitable[T], renew: Callable[[], Awaitable[object]], every_s: float) -> T:
-    """Await something that may take longer than a lease, and renew the lease meanwhile; a failed renewal ends it."""
+    """Await work that may take longer than a lease, and renew the lease every `every_s` seconds meanwhile.
+
+    An error of a renewal cancels the work and is raised.
+    """
     task = asyncio.ensure_future(work)
     try:
         while not task.done():
@@ -151,13 +160,13 @@ async def renewing(work: Awaitable[T], renew: Callable[[], Awaitable[object]], e
             task.cancel()
             await asyncio.wait({task})
         if not task.cancelled():
-            task.exception()  # raised above, or of no interest any more
+            task.exception()  # retrieved, so that asyncio does not warn
 
 
 async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel tasks and wait for their ends, whatever they raise, for `END_S`; what hangs is named, and given up.
+    """Cancel tasks and wait up to `END_S` for their ends, whatever they raise; a task that hangs is logged and left.
 
-    Code of the application may take no notice of a cancellation, and nothing can force it to.
+    Application code may ignore a cancellation, and nothing can force it to end.
     """
     for task in tasks:
         task.cancel()
@@ -168,17 +177,17 @@ async def end(tasks: Collection[asyncio.Task[Any]]) -> None:
 
 
 async def pause(stop: asyncio.Event, seconds: float) -> None:
-    """Wait, or return as soon as `stop` is set."""
+    """Wait for some seconds, or until `stop` is set."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await stop.wait()
 
 
 class OwnerWatch:
-    """Tells that the owner of a lease has gone silent, by this process's own clock; no clocks are compared.
+    """Detects by this process's own clock that the owner of a lease has gone silent; no clocks are compared.
 
-    An owner renews its lease well before it ends, and each renewal changes what is stored. So the owner of one that was
-    seen unchanged for longer than it lasts is dead or cut off. Should it be only slow, its next write is fenced.
+    An owner renews its lease well before it ends, and each renewal changes what is stored. So an owner whose lease was
+    seen unchanged for longer than it lasts is dead or cut off. If the owner is only slow, its next write is fenced.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -187,7 +196,10 @@ class OwnerWatch:
         self._since = clock()
 
     def is_silent(self, lease: Hashable, lasts_s: float) -> bool:
-        """Note what names the lease at this look (None for no owner); whether that has not changed for so long."""
+        """Note the lease that was just read, and return whether it has been unchanged for longer than `lasts_s`.
+
+        `lease` is any value that changes with each renewal; None means that there is no owner.
+        """
         now = self._clock()
         if lease != self._lease:
             self._lease, self._since = lease, now
@@ -195,7 +207,7 @@ class OwnerWatch:
 
 
 def boot_clock() -> float:
-    """Seconds since this machine was started, those in which it was suspended included, where the system tells them."""
+    """Return the seconds since this machine started, including suspended time where the system counts it."""
     return time.clock_gettime(_BOOT)
 
 

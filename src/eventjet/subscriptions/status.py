@@ -1,4 +1,4 @@
-"""`status`: where each projection, reactor, process, publication and inbox of an app stands, seen from outside."""
+"""`status`: the position, lag and state of each subscription of an app, read from the database and the server."""
 
 from __future__ import annotations
 
@@ -50,36 +50,37 @@ from eventjet.subscriptions.declarations import INBOX, REACTOR, Declaration, dec
 from eventjet.text import cut
 
 _CLOCK_S = 1.0
-"""How far the clocks of two servers of a cluster may be apart."""
+"""How far the clocks of two servers of a cluster may differ, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class CursorSeen:
-    """One cursor as it is stored."""
+    """A cursor as it is stored, and how long ago it was written."""
 
     cursor: Cursor
     sequence: int
     silent_s: float
-    """How long ago it was written, by the server's clock."""
+    """Seconds since the cursor was written, by the server's clock."""
 
     @property
     def has_lost_owner(self) -> bool:
-        """Whether a worker has it that has ended without letting go: a live one writes it three times a lease."""
+        """Whether the owner ended without releasing the cursor: a live owner writes it three times a lease."""
         return self.cursor.owner is not None and self.silent_s > 2 * WorkerOptions().lease_s + _CLOCK_S
 
 
 @dataclass(frozen=True, slots=True)
 class CursorLook:
-    """One cursor, and what waits for it."""
+    """A cursor with its lag, its quarantine and its fault."""
 
     seen: CursorSeen
     lag_events: int
-    """Positions of the log after it, where one of them concerns it; else 0."""
+    """Number of positions after the cursor if one of them concerns it, else 0."""
     lag_s: float | None
-    """Age of the oldest event that it has not dealt with; None when it cannot be known."""
+    """Age in seconds of the oldest event that is not done; None when unknown."""
     parked: int
+    """Number of quarantined events."""
     fault: str = ""
-    """Why it cannot go on over this log."""
+    """Why the cursor cannot continue in this log; empty if it can."""
 
     @property
     def cursor(self) -> Cursor:
@@ -91,15 +92,15 @@ class CursorLook:
 
 
 def cursors_of(connection: NatsConnection, app: Application) -> list[Cursor]:
-    """All cursors of an app, as `cursors_seen` has them; none where `init` has not made their bucket."""
+    """Return all cursors of an app as `cursors_seen` does; none where `init` has not created their bucket."""
     return [_cursor_in(record, app) for record in _cursor_records(connection, app)]
 
 
 def cursors_seen(connection: NatsConnection, app: Application) -> list[CursorSeen]:
-    """As `cursors_of`, with how long each has not been written. No clock of this machine is asked.
+    """Return all cursors of an app, each with the seconds since it was written.
 
-    The log's leader tells the time, and the newest cursor where that is ahead of it. One that cannot be read has failed
-    for that, and is of no log.
+    This machine's clock is not used: the current time is that of the log's leader, or that of the newest cursor if it
+    is later. A cursor that cannot be read is returned as failed, with an empty `log`.
     """
     now = connection.ask(server_time(app.name))
     records = _cursor_records(connection, app)
@@ -118,9 +119,10 @@ def _cursor_in(record: RawRecord, app: Application) -> Cursor:
 
 
 def _cursor_records(connection: NatsConnection, app: Application) -> list[RawRecord]:
-    """None, too, where the app declares nothing that has a cursor, and its roles may look at none.
+    """Return the records of all cursors.
 
-    Without direct gets, which list them, there are only those that the app declares.
+    The list is empty when the app declares no cursors and its credentials may not read any. Without direct gets, which
+    list the keys, only the cursors that the app declares are read.
     """
     try:
         return connection.values(cursor_bucket(app.name), "c.*")
@@ -137,7 +139,7 @@ def _cursor_records(connection: NatsConnection, app: Application) -> list[RawRec
 def cursor_fault(
     connection: NatsConnection, identity: str, state: StreamState, cursor: Cursor
 ) -> LogRolledBack | LogIncomplete | str | None:
-    """Why it cannot go on over this log; None if it can, or follows another stream."""
+    """Return why a cursor cannot continue in this log; None if it can, or if it follows another stream."""
     if not cursor.log:
         return cursor.reason
     if cursor.kind == INBOX:
@@ -149,7 +151,7 @@ def cursor_fault(
 
 
 def look_at_cursors(connection: NatsConnection, app: Application) -> list[CursorLook]:
-    """All cursors of an app; none where `init` has not made their bucket."""
+    """Return all cursors of an app with their lags and faults; none where `init` has not created their bucket."""
     identity, state = state_of_log(connection, app.name)
     last = state.last
     declared = declarations_of(app)
@@ -167,7 +169,7 @@ def look_at_cursors(connection: NatsConnection, app: Application) -> list[Cursor
             looks.append(CursorLook(seen, 0, None, 0, str(error)))
             continue
         except NoResponders as error:
-            # Where nobody may look at the settings, that nothing can be listed is all that is known.
+            # Where the settings may not be read, the failed listing is all that is known.
             standstill, entries = standstill or error, []
         if own is not None and own.stream:
             look = _inbox(connection, own, seen, entries)
@@ -183,7 +185,10 @@ def look_at_cursors(connection: NatsConnection, app: Application) -> list[Cursor
 
 
 def _standstill(connection: NatsConnection, declared: Mapping[str, Any]) -> LogDrifted | None:
-    """With which settings of this stream no cursor can move; None where it is missing, or nobody may look."""
+    """Return the error for settings of this stream with which no cursor can move.
+
+    None when there are none, when the stream is missing, and when its settings may not be read.
+    """
     try:
         return standstill_of(connection.ask(stream_info(str(declared["name"]))), declared)
     except (StreamMissing, Forbidden):
@@ -191,7 +196,10 @@ def _standstill(connection: NatsConnection, declared: Mapping[str, Any]) -> LogD
 
 
 def _public_fault(connection: NatsConnection, app: Application, name: str) -> LogUnusable | None:
-    """Why the stream of a publication cannot be used; None for anything else, and where nobody may look."""
+    """Return why the stream of a publication cannot be used.
+
+    None when it can, for other subscriptions, and when the stream may not be read.
+    """
     publication = app.publications.get(name)
     if publication is None:
         return None
@@ -211,7 +219,7 @@ def _public_fault(connection: NatsConnection, app: Application, name: str) -> Lo
 def _inbox(
     connection: NatsConnection, own: Declaration, seen: CursorSeen, entries: Sequence[ParkedEntry]
 ) -> CursorLook:
-    """One that follows another stream than the log."""
+    """Return the look at an inbox, which follows another stream than the log."""
     cursor = seen.cursor
     parked = sum(entry.parked.resolution in (PARKED, RETRY) for entry in entries)
     try:
@@ -229,7 +237,10 @@ def _inbox(
 def _lag(
     connection: NatsConnection, stream: str, cursor: Cursor, filters: list[str], last: int
 ) -> tuple[int, float | None]:
-    """(positions after it, age of the first that concerns it)."""
+    """Return the number of positions after the cursor, and the age in seconds of the first event that concerns it.
+
+    The number is 0 when no later event concerns the cursor. The age is None when the subjects are unknown.
+    """
     if cursor.position >= last:
         return 0, 0.0
     waiting: list[tuple[int, int]] = []
@@ -247,62 +258,64 @@ def _lag(
 
 PROJECTION = "projection"
 REASON_MAX = 1_000
-"""Characters of why something stands still."""
+"""Most characters of a reason."""
 _PACE_S = 10.0
-"""How far the database's clock may be corrected without notice."""
+"""Span of the snapshots that the pace of `watched` is computed from, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkStatus:
-    """One projection at one revision, or one reactor, process, publication or inbox."""
+    """The status of one projection at one revision, or of one reactor partition, process, publication or inbox."""
 
     name: str
     revision: int
     state: str
     position: int
-    """What its rows are true for."""
+    """Position up to which events are in the rows, or done."""
     log_position: int
     """The log's last position."""
     lag_events: int
+    """Number of positions that are still to come."""
     lag_s: float | None
-    """Age of the oldest event that is not in it yet; None when it cannot be known."""
+    """Age in seconds of the oldest event that is not done yet; None when unknown."""
     owner: str | None
-    """The worker that holds the lease now."""
+    """The worker that has the lease or cursor now."""
     generation: int
-    """Rebuilds swapped in, and one."""
+    """Number of rebuilds swapped in, plus 1."""
     reason: str | None
-    """Why it failed or waits."""
+    """Why it failed or what it waits for."""
     declared: bool
-    """Whether the app still declares this revision; nobody advances one that no process declares."""
+    """Whether the app still declares this revision; no worker advances a revision that no process declares."""
     location: str = ""
-    """Where its tables are: empty where they are declared and read, else a schema, or a suffix on SQLite."""
+    """The table slot: empty for the declared tables, which readers see; else a schema, or a suffix on SQLite."""
     lost_owner: str | None = None
-    """The worker that held the lease last and did not let go of it: killed, stopped or cut off."""
+    """The last worker, if it did not release its lease or cursor: it was killed, stopped or cut off."""
     lost_s: float | None = None
-    """How long ago it was seen last; None where the database's clock has been set back since."""
+    """Seconds since the lost owner was last seen; None where the database's clock has been set back since."""
     parked: int = 0
-    """Events it could not take, which wait for a decision or for a worker that tries them again."""
+    """Number of quarantined events, which wait for a decision or for a worker that tries them again."""
     events_per_s: float | None = None
-    """How fast its position moves; None when only one look was taken."""
+    """How many positions it advances per second; None when only one snapshot was taken."""
     eta_s: float | None = None
-    """When it will have caught up with the log, which grows meanwhile; None when it will not at this pace."""
+    """Seconds until it has caught up with the growing log; None when it will not at this pace."""
     kind: str = PROJECTION
-    """`projection`, `reactor` or `process`."""
+    """`projection`, `reactor`, `process`, `publication` or `inbox`."""
 
 
 @dataclass(frozen=True, slots=True)
 class StatusSnapshot:
-    """All projections at one moment."""
+    """The status of all subscriptions at one moment."""
 
     at: float
-    """By this process's monotonic clock."""
+    """Time of the snapshot in seconds, by this process's monotonic clock."""
     projections: list[WorkStatus]
 
 
 async def status(app: Application, settings: Settings, *, pause_s: float | None = None) -> list[WorkStatus]:
-    """Every projection that is declared or has a checkpoint, by name and revision. Raises `Unreachable`.
+    """Return the status of every subscription that is declared or has a checkpoint or a cursor.
 
-    With pace and time left after a pause, which is taken only where something lags.
+    With `pause_s`, a second snapshot after that pause gives the pace and the time left; the pause is taken only when
+    something lags. Raises `Unreachable`.
     """
     async with StatusReader(app, settings) as reader:
         first = last = await reader.read()
@@ -317,9 +330,9 @@ async def status(app: Application, settings: Settings, *, pause_s: float | None 
 async def watched(
     app: Application, settings: Settings, interval_s: float
 ) -> AsyncGenerator[list[WorkStatus] | EventjetError]:
-    """The status every `interval_s` without end, its pace by the snapshots of the last ten seconds.
+    """Yield the status every `interval_s` without end, with the pace over the last ten seconds.
 
-    Raises what the first look raises; what goes wrong later is yielded, and looked after again.
+    Raises an error of the first read; a later error is yielded instead of a status, and reading continues.
     """
     async with StatusReader(app, settings) as reader:
         snapshots = deque([await reader.read()])
@@ -337,7 +350,7 @@ async def watched(
 
 
 def paced(before: StatusSnapshot, after: StatusSnapshot) -> list[WorkStatus]:
-    """The later snapshot, with what the earlier one tells of pace and time left."""
+    """Return the later snapshot's statuses, with the pace and time left computed from the earlier snapshot."""
     known = {(status.name, status.revision, status.generation): status for status in before.projections}
     return [
         _paced(status, known.get((status.name, status.revision, status.generation)), after.at - before.at)
@@ -355,10 +368,14 @@ def _paced(status: WorkStatus, before: WorkStatus | None, seconds: float) -> Wor
 
 
 class StatusReader:
-    """Reads the status again and again, over connections that it keeps; a fault drops them. Used by one task."""
+    """Reads the status repeatedly over connections that it keeps; a fault closes them. Used by one task."""
 
     def __init__(self, app: Application, settings: Settings, names: Collection[str] | None = None) -> None:
-        """All that the app has, or what is named: for who may look at nothing else."""
+        """Create a reader for which `names` are declared, by default all subscriptions of the app.
+
+        Without the name of a projection the database is not read, and without another name no cursor is: the
+        credentials may not allow it.
+        """
         self._database = Database(settings.database)
         self._endpoint = Endpoint.of(settings)
         wanted = [*app.projections, *declarations_of(app)] if names is None else names
@@ -375,7 +392,10 @@ class StatusReader:
         await self._close()
 
     async def read(self) -> StatusSnapshot:
-        """Every projection that is declared or has a checkpoint, by name and revision. Raises `Unreachable`."""
+        """Return the status of every subscription that is declared or has a checkpoint or a cursor.
+
+        Projections come first, by name and revision. Raises `Unreachable`.
+        """
         try:
             seen = await self._checkpoints() if self._declared else SeenCheckpoints([], {})
             at = time.monotonic()
@@ -386,7 +406,7 @@ class StatusReader:
         return StatusSnapshot(at, statuses)
 
     def _look(self, seen: SeenCheckpoints) -> list[WorkStatus]:
-        """Blocks."""
+        """Return the statuses for the checkpoints that were read from the database. Blocks."""
         if self._connection is None:
             self._connection = NatsConnection.open(self._endpoint)
         statuses, last = look_at_projections(self._connection, self._app.name, seen, self._declared)
@@ -411,20 +431,21 @@ class StatusReader:
 
 @dataclass(frozen=True, slots=True)
 class SeenCheckpoints:
-    """What the database says of an app's projections."""
+    """The checkpoints and quarantines of an app's projections, as the database has them."""
 
     rows: list[tuple[Checkpoint, float]]
-    """Every checkpoint, failed where its tables are lost, with the seconds its lease still has."""
+    """Every checkpoint, failed if its tables are lost, with the seconds that its lease still has."""
     parked: dict[tuple[str, int], int]
-    """Events in quarantine, by name and revision."""
+    """Number of quarantined events by name and revision."""
     refusal: str = ""
-    """Why the database takes no writes, where it says so."""
+    """Why the database takes no writes, if it says so; else empty."""
 
 
 def see_checkpoints(connection: Connection, app: str, declared: Collection[tuple[str, int]]) -> SeenCheckpoints:
-    """Only looks; what these credentials may not look at counts as it is noted.
+    """Read the checkpoints and quarantines of an app, without writing.
 
-    Of another app's checkpoints it says no more than that they keep those which this app has `declared` from beginning.
+    Tables that these credentials may not read count as the checkpoint describes them. Checkpoints of another app are
+    left out; a `declared` projection whose name belongs to another app is returned as failed.
     """
     found = read_all(connection)
     owners = {one.name: one.app for one, _ in found if one.app not in ("", app)}
@@ -440,9 +461,9 @@ def see_checkpoints(connection: Connection, app: str, declared: Collection[tuple
 def look_at_projections(
     connection: NatsConnection, stream: str, seen: SeenCheckpoints, declared: Collection[tuple[str, int]]
 ) -> tuple[list[WorkStatus], int]:
-    """Every projection that is declared, as (name, revision), or has a checkpoint; and the log's last position. Blocks.
+    """Return the status of every projection that is declared or has a checkpoint, and the log's last position.
 
-    Raises `Unreachable` and `StoreError`.
+    `declared` are pairs of name and revision. Blocks. Raises `Unreachable` and `StoreError`.
     """
     log = see_log(connection, stream, checkpoints_of(seen, declared))
     return statuses_of(seen, declared, log), log.last
@@ -450,18 +471,18 @@ def look_at_projections(
 
 @dataclass(frozen=True, slots=True)
 class SeenLog:
-    """What the log says of checkpoints."""
+    """The end of the log, and what it says about checkpoints."""
 
     last: int = 0
-    """Its last position."""
+    """The log's last position."""
     ages: Mapping[int, float | None] = field(default_factory=dict[int, float | None])
-    """Of the event after each checkpoint's position: 0 at the end of the log, None where it is not known."""
+    """Age in seconds of the event after each checkpoint's position: 0 at the end of the log, None when unknown."""
     faults: Mapping[tuple[str, int], str] = field(default_factory=dict[tuple[str, int], str])
-    """What the worker of a name and a revision will stop at."""
+    """The fault that will stop the worker of a name and revision."""
 
 
 def checkpoints_of(seen: SeenCheckpoints, declared: Collection[tuple[str, int]]) -> list[Checkpoint]:
-    """All there are, by name and revision, and new ones of what is declared and has none."""
+    """Return all checkpoints by name and revision, with a new one for each declared revision that has none."""
     found = [checkpoint for checkpoint, _ in seen.rows]
     for name, revision in set(declared) - {(checkpoint.name, checkpoint.revision) for checkpoint in found}:
         found.append(Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, NEW, None))
@@ -469,7 +490,7 @@ def checkpoints_of(seen: SeenCheckpoints, declared: Collection[tuple[str, int]])
 
 
 def statuses_of(seen: SeenCheckpoints, declared: Collection[tuple[str, int]], log: SeenLog) -> list[WorkStatus]:
-    """Every projection that is declared or has a checkpoint, over a log as it was seen."""
+    """Return the status of every projection that is declared or has a checkpoint, given what was read from the log."""
     left_s = {(checkpoint.name, checkpoint.revision): left_s for checkpoint, left_s in seen.rows}
     return [
         _status(checkpoint, left_s.get((checkpoint.name, checkpoint.revision), 0.0), seen, declared, log)
@@ -486,7 +507,7 @@ def _status(
 ) -> WorkStatus:
     key = (checkpoint.name, checkpoint.revision)
     lives = _lives(checkpoint, lease_left_s)
-    # Nobody could note a reason there; whoever has a lease could write it.
+    # A database that takes no writes holds no reason; a live lease shows that its worker can write.
     stuck = seen.refusal if not lives and checkpoint.state in (NEW, BUILDING, ACTIVE) else ""
     return WorkStatus(
         name=checkpoint.name,
@@ -510,7 +531,10 @@ def _status(
 def look_at_followers(
     connection: NatsConnection, app: Application, declared: Mapping[str, Declaration], last: int
 ) -> list[WorkStatus]:
-    """Every reactor and process that is declared or has a cursor, over a log that ends at `last`. Blocks."""
+    """Return the status of every declared reactor, process, publication and inbox, and of all others with a cursor.
+
+    `last` is the last position of the log. Blocks.
+    """
     looks = {checkpoint.name: checkpoint for checkpoint in look_at_cursors(connection, app)}
     names = sorted({*declared, *looks})
     return [_follower(name, declared.get(name), looks.get(name), last) for name in names]
@@ -542,9 +566,9 @@ def _follower(name: str, declared: Declaration | None, look: CursorLook | None, 
 
 
 def see_log(connection: NatsConnection, stream: str, checkpoints: Sequence[Checkpoint]) -> SeenLog:
-    """Its last position, the age of the event after each checkpoint's, and what its worker will stop at. Blocks.
+    """Read the log's last position, the age of the event after each checkpoint, and the faults of active checkpoints.
 
-    Raises `Unreachable` and `StoreError`.
+    Blocks. Raises `Unreachable` and `StoreError`.
     """
     identity, state = state_of_log(connection, stream)
     faults: dict[tuple[str, int], str] = {}
@@ -563,22 +587,29 @@ def see_log(connection: NatsConnection, stream: str, checkpoints: Sequence[Check
 
 
 def _cut(reason: str | None) -> str | None:
-    """Whoever wrote it may have written anything."""
+    """Cut a stored reason, which may be of any length, to `REASON_MAX` characters."""
     return None if reason is None else cut(reason, REASON_MAX)
 
 
 def _lives(checkpoint: Checkpoint, left_s: float) -> bool:
-    """A lease with more left than it lasts was given before the clock was set back, and not renewed since."""
+    """Return whether a lease is live.
+
+    A lease with more time left than it lasts is not: it was taken before the database's clock was set back, and not
+    renewed since.
+    """
     return 0 < left_s <= checkpoint.lease_s + _CLOCK_S
 
 
 def _silent_s(checkpoint: Checkpoint, left_s: float) -> float | None:
-    """How long its owner has been silent, where it was lost."""
+    """Return for how many seconds a lost owner has been silent; None without one."""
     return None if checkpoint.owner is None or left_s > 0 else checkpoint.lease_s - left_s
 
 
 def _judged(connection: Connection, checkpoint: Checkpoint) -> Checkpoint:
-    """As its worker will find it: failed where its tables are lost. Who may not look at them sees what is noted."""
+    """Return the checkpoint as its worker will see it: failed if its tables are lost.
+
+    Unchanged when these credentials may not read the tables.
+    """
     if checkpoint.state not in (BUILDING, ACTIVE):
         return checkpoint
     try:

@@ -1,4 +1,4 @@
-"""`run_workers`: projections, reactors and processes in one process, until it is asked to stop."""
+"""`run_workers`: run projections and other subscriptions in one process until it is asked to stop."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What one process works on."""
+    """The projections and other subscriptions that one process works on."""
 
     projections: Sequence[AnyResolved]
     followers: Sequence[Declaration]
@@ -67,7 +67,11 @@ class Chosen:
 
 
 def chosen_of(app: Application, names: Sequence[str]) -> Chosen:
-    """What these names mean, once each, or all that the app has when none is named; raises `UsageError`."""
+    """Return the subscriptions with these names, each once; no names mean all that the app has.
+
+    A name may be that of a reactor or that of one of its partitions. Raises `UsageError` for a name that the app does
+    not have.
+    """
     declared = declarations_of(app).values()
     known = list(dict.fromkeys([*app.projections, *(one.declared_as for one in declared)]))
     for name in names:
@@ -91,13 +95,15 @@ async def run_workers(
     options: WorkerOptions | None = None,
     http: tuple[str, int] | None = None,
 ) -> None:
-    """Work on what is named (none means all that the app has) until `stop` is set, then finish what is in hand.
+    """Run the named subscriptions (no names mean all) until `stop` is set, then finish the work in progress.
 
-    `on_ready` is called once, when everything works, waits as a standby, or is kept from work by a fault. Raises
-    `UsageError` for a name the app does not have, and `Unreachable` when the server or the log is missing at the
-    start; later outages are waited out. What is missing for some of it alone, a cursor, the database, a table, another
-    stream, keeps nothing else from work, and is looked for again; where all that was named lacks its cursor or its
-    tables, that is raised. At the address `http` health and metrics are told meanwhile.
+    `on_ready` is called once, when each subscription works, waits as a standby, or is kept from work by a fault. The
+    address `http` serves health and metrics meanwhile.
+
+    Raises `UsageError` for a name the app does not have, and `Unreachable` when the server or the log is missing at the
+    start; later outages are waited out. When a cursor, the database, a table or another stream is missing for some
+    subscriptions, the others work, and it is looked for again. When every named subscription lacks its cursor or its
+    tables, the first of these errors is raised.
     """
     chosen = chosen_of(app, names)
     if not chosen.names:
@@ -116,7 +122,7 @@ async def run_workers(
         if repositories is not None:
             await working.begin_followers(chosen.followers, repositories, client, ending)
         if len(working.faults) == len(chosen.names):
-            raise next(iter(working.faults.values()))  # nothing of it could do anything
+            raise next(iter(working.faults.values()))
         if http is not None:
             reader = StatusReader(app, settings, chosen.names)
             monitor = HealthMonitor(
@@ -128,7 +134,7 @@ async def run_workers(
 
 
 class Workers:
-    """What one process works on, and what that shares."""
+    """The running subscriptions of one process and the resources that they share."""
 
     def __init__(
         self, app: Application, settings: Settings, options: WorkerOptions, ready: Callable[[str], None]
@@ -138,9 +144,9 @@ class Workers:
         self.endpoint = Endpoint.of(settings)
         self.meters: list[Mapping[str, Meter | FollowerMeter]] = []
         self.paces: dict[str, Backoff] = {}
-        """By name, with what each waits for."""
+        """The backoff of each subscription by name, with the fault that it waits out."""
         self.faults: dict[str, EventjetError] = {}
-        """By name, what keeps it from work at the start: a cursor, a database or a table that is missing."""
+        """The error that keeps a subscription from work at the start, by name: a missing cursor, database or table."""
         self._deps: Deps | None = None
         self._timers: JetStreamTimers | None = None
         self._app = app
@@ -149,6 +155,7 @@ class Workers:
         self._tasks: dict[str, Callable[[asyncio.Event], Coroutine[Any, Any, None]]] = {}
 
     async def begin_projections(self, chosen: Sequence[AnyResolved], log: str, client: Client) -> None:
+        """Prepare a runner for each projection, and note the faults that keep some from work."""
         notices = Notices(client, self._app.name)
         database = Database(self._settings.database)
         catalog = self._app.catalog.of_log()
@@ -165,6 +172,7 @@ class Workers:
     async def begin_followers(
         self, chosen: Sequence[Declaration], repositories: Repositories, client: Client, ending: AsyncExitStack
     ) -> None:
+        """Prepare a runner for each other subscription, and note the faults that keep some from work."""
         app = self._app
         cursors = Cursors(client, app.name)
         faults = await asyncio.gather(*(_cursor_fault(cursors, one.name) for one in chosen))
@@ -187,7 +195,7 @@ class Workers:
                 self._tasks[f"{name} share"] = partial(share.keep, cursors, name, self.owner, self.options.lease_s)
 
     def _handler(self, one: Declaration, context: ReactionContext, client: Client) -> EventHandler:
-        """What it does about its events, over this connection."""
+        """Return the event handler of a declaration."""
         app, repositories = self._app, context.repositories
         if one.name in app.inboxes:
             assert self._deps is not None
@@ -207,11 +215,11 @@ class Workers:
         return ReactorHandler(one, source, app.reactors[one.declared_as], repositories, self._deps)
 
     def add(self, name: str, run: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
-        """Have one more task beside the others, which ends once the event is set."""
+        """Add a task that `run` starts with the others; the task must end once its event is set."""
         self._tasks[name] = run
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run all tasks until `stop`. The error of one that fails is logged, before or after `stop`, and raised."""
+        """Run all tasks until `stop` is set; the error of a task that fails, before or after, is logged and raised."""
         tasks = [asyncio.create_task(called(run(stop), "A worker"), name=name) for name, run in self._tasks.items()]
         stopped = asyncio.create_task(stop.wait())
         drain_s = self.options.drain_s
@@ -223,7 +231,7 @@ class Workers:
             _, late = await asyncio.wait(tasks, timeout=drain_s)
             for task in late:
                 logs.CUT_OFF.tell(_log, name=task.get_name(), seconds=drain_s)
-            # What fails while it stops must not look like a clean end.
+            # A failure while stopping must not look like a clean end.
             failed = [task for task in tasks if task.done() and (task.cancelled() or task.exception() is not None)]
             if errors := [_logged_end(task) for task in failed]:
                 raise errors[0]
@@ -232,7 +240,7 @@ class Workers:
 
 
 def _logged_end(task: asyncio.Task[Any]) -> BaseException:
-    """Log and return why a task has ended that was to go on, or that failed while it stopped."""
+    """Log and return why a task ended before `stop` was set, or failed while stopping."""
     error = None if task.cancelled() else task.exception()
     if error is None:
         error = UnexpectedExit(asyncio.CancelledError.__name__, f"The task {task.get_name()!r} of this worker")
@@ -241,7 +249,7 @@ def _logged_end(task: asyncio.Task[Any]) -> BaseException:
 
 
 def _when_all(names: Sequence[str], on_ready: Callable[[], None] | None) -> Callable[[str], None]:
-    """Calls `on_ready` once each of the names was told."""
+    """Return a function that calls `on_ready` once it was called with each of the names."""
     waiting = set(names)
 
     def ready(name: str) -> None:
@@ -262,7 +270,7 @@ async def _cursor_fault(cursors: Cursors, name: str) -> EventjetError | None:
 
 
 async def _table_faults(database: Database, chosen: Sequence[AnyResolved], log: str) -> dict[str, EventjetError]:
-    """What keeps some from their tables, or all, where that is the database, by name."""
+    """Return, by name, the error that keeps a projection from its tables; an unreachable database affects all."""
     engine = database.engine("eventjet worker").execution_options(**database.dialect.look_options)
     faults: dict[str, EventjetError] = {}
     try:
@@ -282,7 +290,10 @@ async def _table_faults(database: Database, chosen: Sequence[AnyResolved], log: 
 
 
 def _check_stream(endpoint: Endpoint, app: Application) -> str:
-    """The log's identity; raises for one that is not there, and says what this release cannot read, as a look tells."""
+    """Return the log's identity; raises when the log is missing. Blocks.
+
+    Also logs the drift of the log, and the aggregates and sampled events in it that this release cannot read.
+    """
     with NatsConnection.open(endpoint) as connection:
         identity, state = state_of_log(connection, app.name)
         for drift in drifts_of(state):
