@@ -231,7 +231,10 @@ class ConsoleProcess:
 
 
 def _free_port() -> int:
-    """Return the console's usual port, or any free one where it is taken. Raises `UsageError` for none."""
+    """Return the console's usual port, or any free one where it is taken.
+
+    Raises `UsageError` where no port is free.
+    """
     for port in (PORT, 0):
         try:
             with socket.create_server((HERE, port)) as probe:

@@ -42,7 +42,7 @@ PROJECTION = "projection"
 _COLUMNS = (PROJECTION, "rev", "state", "position", "lag", "behind", "rate", "ETA", "worker")
 _NUMBERS = ("rev", "position", "lag", "behind", "rate", "ETA")
 _FLOWING = ("lag_s", "events_per_s", "eta_s", "lost_s")
-"""Fields that change all the time; in a watch without a terminal a change in these alone prints no line."""
+"""Fields that change all the time: a watch that prints lines prints none for a change in these alone."""
 _INDENT = 14
 """Columns before the text of a finding: an indent of two, and the longest level."""
 

@@ -40,7 +40,7 @@ class SeenDatabase:
 def check_database(installation: Installation, report: Report) -> SeenDatabase | None:
     """Check the database and its tables; return the checkpoints for other parts.
 
-    Return None where the app needs no database, or it does not exist or lacks eventjet's tables.
+    Return None where the app needs no database, or the checkpoints cannot be read.
     """
     if not installation.app.projections:
         report.ok("database", "the app declares no read models, so it needs no database")

@@ -1,4 +1,4 @@
-"""Check subscriptions: the position, worker and quarantine of each projection, reactor, process, publication, inbox."""
+"""Check each projection, reactor, process, publication and inbox: its position, worker and quarantine."""
 
 from __future__ import annotations
 

@@ -258,9 +258,9 @@ class TimeTravel:
     async def at(self, aggregate: str, aggregate_id: str, version: int, most: int = FOLDED_MAX) -> Folded:
         """Return the state at a version; version 0 is the initial state.
 
-        Folding starts at the nearest cached state or at the snapshot, whichever is closer below the version. It stops
-        after `most` events or 1.5 s. Raises what `EventStore` does; an error of application code becomes the `fault`
-        of the answer.
+        Folding starts at the nearest cached state below the version; where that is more than 500 events away, at the
+        snapshot if that is closer. It stops after `most` events or 1.5 s. Raises what `EventStore` does; an error of
+        application code becomes the `fault` of the answer.
         """
         known = self._of(aggregate, aggregate_id)
         held = known.nearest(version) or FoldedState(self._classes[aggregate](), 0, 0)

@@ -52,7 +52,8 @@ def event_view(
 ) -> dict[str, Any]:
     """Return a record as a mapping with eventjet's own names; content that cannot be read becomes a `fault`.
 
-    Personal data is masked unless `personal` asks for it.
+    `voids` maps the positions that have a skip marker to its reason. Personal data is masked unless `personal` asks
+    for it.
     """
     position, _, subject, block, body = record
     event, optional = _told(record, voids)

@@ -301,7 +301,7 @@ async def deadline_counts(client: Client, app: App) -> list[DeadlineCounts]:
 
 
 class StatusReader:
-    """Reads the status of the log and of all cursors over one connection, which is reopened after an error.
+    """Reader of the status of the log and of all cursors over one connection, which is reopened after an error.
 
     For one thread at a time; blocks.
     """
@@ -315,7 +315,7 @@ class StatusReader:
         self._is_over = False
 
     def look(self, held: Sequence[Checkpoint]) -> tuple[SeenLog, list[WorkStatus]]:
-        """Return the log as these checkpoints need it, and the status of each cursor.
+        """Return what the log says of these checkpoints, and the status of each cursor.
 
         Raises `Unreachable` and `StoreError`.
         """

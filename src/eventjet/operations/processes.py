@@ -240,7 +240,7 @@ def time_text(at: datetime) -> str:
 
 
 HISTORY_MAX = 200
-"""Events of one process that are shown, from its first on: a longer process hardly comes to an end."""
+"""Events of one process that are shown, from its first on: a longer process probably never ends."""
 OTHERS_MAX = 20
 """Events of another aggregate that are shown for one step."""
 
@@ -255,7 +255,7 @@ class Moment:
     """The event as `operations.events.event_view` returns it."""
     kind: str
     """The cause: `heard` for another event, `step` for its own step, `deadline` for a deadline that fired, or `asked`
-    for a command."""
+    for a decision that somebody requested."""
     cause: int | None = None
     """Position of the event that the process heard."""
     heard: dict[str, Any] | None = None

@@ -61,7 +61,7 @@ class Quarantine:
     """
 
     def __init__(self, app: App, settings: Settings, name: str) -> None:
-        """Open the quarantine of this name. Raises `UsageError` for a name that the app does not declare."""
+        """Choose the quarantine of this name. Raises `UsageError` for a name that the app does not declare."""
         chosen = chosen_of(app, [name])
         self._app = app
         self._settings = settings

@@ -1,6 +1,6 @@
 """Render the reports of bulk work as lines for people, and as values for programs where a report is not one itself.
 
-A line that begins with a dash is an item of the line above the first dash.
+Lines that begin with a dash are items of the last line before them without one.
 """
 
 from __future__ import annotations

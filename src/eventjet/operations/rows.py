@@ -170,7 +170,7 @@ def _known(connection: Connection, resolved: ResolvedProjection, key: tuple[Any,
 
 @dataclass(slots=True)
 class RowSearch:
-    """Folds one row from the log up to the read model's checkpoint; call `go_on` until it is `done`."""
+    """The fold of one row from the log up to the read model's checkpoint; call `go_on` until it is `done`."""
 
     jet: Jet
     client: Client

@@ -52,7 +52,7 @@ class PlacedTable:
     """A table of a read model, and where the database has it."""
 
     name: str
-    """The name that the app declares."""
+    """The declared name of the table."""
     place: str
     """The quoted name of the table in the database."""
     table: Table
@@ -157,7 +157,8 @@ def _declared(
 def _hidden(table: Table, row_type: type | None, *, private: bool) -> frozenset[str]:
     """Return the columns to hide: the personal fields of the row type.
 
-    A SQL projection has no row type, so all columns but its keys are hidden where personal data may be in it.
+    Without a row type (a SQL projection, or an undeclared revision) nobody knows which columns are personal, so all
+    but the keys are hidden if the data is `private`.
     """
     if row_type is not None:
         return frozenset(one.key for one in table.columns if is_private(field_hint(row_type, one.key)))
