@@ -111,7 +111,7 @@ async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, l
     async with app.connect(at.settings) as jet:
         topology = await jet.init()
     if not app.projections or topology.unknown:
-        return topology, []  # no database is needed, or the log may be of another app
+        return topology, []  # no database is needed, or the log has aggregates that are not declared
     await asyncio.to_thread(database.check_sessions)
     with database.reaching_sync():
         made = [table for each in chosen for table in begin_anew(database, each, topology.identity)]
