@@ -1,1 +1,1 @@
-"""The command line; nothing heavy is imported before a command runs."""
+"""The command line. Heavy modules are imported only when a command runs."""

@@ -1,6 +1,6 @@
-"""Where the program begins, as `eventjet` and as `python -m eventjet.cli`.
+"""The entry point of the program, as `eventjet` and as `python -m eventjet.cli`.
 
-Until its modules are imported, which takes a moment, Ctrl-C ends it without a traceback.
+While its modules are imported, which takes a moment, Ctrl-C ends the program without a traceback.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ _INTERRUPTED = 130
 
 
 def run() -> None:
-    """The console script."""
+    """Run the program, as the console script does."""
     before = signal.getsignal(signal.SIGINT)
     if before == signal.default_int_handler:
         signal.signal(signal.SIGINT, lambda _number, _frame: os._exit(_INTERRUPTED))

@@ -1,5 +1,6 @@
-"""Bulk work over the log, on Spark or in this process: `eventjet rebuild`, `verify`, `snapshots build`, `archive`,
-`restore` and `audit`.
+"""The commands for bulk work over the log, on Spark or in this process.
+
+They are `eventjet rebuild`, `verify`, `snapshots build`, `archive`, `restore` and `audit`.
 """
 
 from __future__ import annotations
@@ -165,7 +166,7 @@ def restore(at: AppTarget, url: UrlArgument, master: MasterOption = None) -> Ans
     from eventjet.rebuild import EngineOptions
     from eventjet.rebuild import restore as run
 
-    at.app()  # A fault in it is best told before anything starts.
+    at.app()  # Report a fault in the app before anything starts.
     work = partial(run, at.ref, url, at.settings, engine=EngineOptions(master=master))
     report = finished("What was restored stays; run it again and it goes on there.", work)
     return Answer(report, restore_lines(report))
@@ -188,14 +189,14 @@ def audit(
     from eventjet.rebuild import EngineOptions
     from eventjet.rebuild import audit as run
 
-    has_claims = any(info.unique for info in at.app().aggregates.values())  # and a fault in the app is told first
+    has_claims = any(info.unique for info in at.app().aggregates.values())  # and a fault in the app is reported first
     work = partial(run, at.ref, at.settings, archive=archive, engine=EngineOptions(master=master), examples=examples)
     report = finished("Nothing was changed.", work)
     return Answer(audit_value(report), audit_lines(report, has_claims=has_claims), ok=report.sound)
 
 
 def _engine_options(name: str, master: str | None, no_ship: bool = False) -> EngineOptions:
-    """Return the engine of this name; raises `UsageError`."""
+    """Return the options of the engine of this name. Raises `UsageError` for options that contradict each other."""
     from eventjet.rebuild import EngineOptions
     from eventjet.rebuild.job import options_of
 

@@ -1,4 +1,4 @@
-"""`eventjet dev` and `demo`: servers of their own on this machine, with workers and, if asked for, the console."""
+"""The commands `eventjet dev` and `demo`: local servers with workers and, on request, the console."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from eventjet.dev.stack import Stack
 
 _ENDED_S = 20.0
-"""How long servers of our own, and what works on them, may take to end after a signal."""
+"""Seconds that local servers, workers and the console have to end after a signal."""
 _READY_S = 60.0
 _LOOK_S = 0.2
 _NAMED_MAX = 3
@@ -64,7 +64,7 @@ def dev(
         raise UsageError("--allow-actions is about the console. Give --ui as well.")
     if ui:
         check_installed()
-    at.app()  # A fault in it is best told before anything starts.
+    at.app()  # Report a fault in the app before anything starts.
     if ui and allow_actions is None:
         is_asked = sys.stdin.isatty() and sys.stderr.isatty()
         question = "May everybody on this machine pause, retry, drop and rebuild in the console?"
@@ -86,7 +86,7 @@ async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool, allow_ac
     shown = at.settings.shown()
     note(f"NATS at {shown['servers']}, {shown['database']}")
     note("In another shell:")
-    # Not the variables themselves: one holds PostgreSQL's password.
+    # Print a file to source instead of the variables: one of them holds PostgreSQL's password.
     file = stack.write_exports(at.reference, at.settings.jvm_cache)
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     print(f". {shlex.quote(str(shown))}", flush=True)
@@ -110,14 +110,14 @@ async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool, allow_ac
 
 
 async def work_reloading(at: AppTarget, environ: Mapping[str, str], console: ConsoleProcess | None) -> None:
-    """Keep a worker, and the console if there is to be one, at the app as its sources are, until a signal.
+    """Run a worker, and a console if there is one, and restart them whenever a source file changes, until a signal.
 
-    `environ` says where server and database are. A worker that ended, over an error in a source for one, has said why,
-    and the next change is waited for. It ends with this process, however that ends. Raises `Unreachable` without
-    watchfiles.
+    `environ` says where server and database are. A worker that ends by itself, for instance over an error in a source
+    file, has printed why, and starts again at the next change. It never outlives this process. Raises `Unreachable`
+    where watchfiles is not installed.
     """
     changes = _changes_of(at.folder)
-    # The first step begins to watch, so that nothing is missed from before the worker imports.
+    # The first step starts watching, so that no change is missed while the worker imports.
     change = asyncio.ensure_future(anext(changes))
     await asyncio.sleep(0)
     stop = asyncio.ensure_future(until_signalled())
@@ -148,7 +148,7 @@ async def work_reloading(at: AppTarget, environ: Mapping[str, str], console: Con
 
 
 async def _start(console: ConsoleProcess) -> None:
-    """One that cannot start, over an error in a source for one, has said why."""
+    """Start the console; where it cannot start, print why and return, so that the next change tries again."""
     try:
         await console.start()
     except Unreachable as error:
@@ -167,7 +167,10 @@ async def _ended(worker: ServerProcess) -> None:
 
 
 async def _changes_of(folder: Path) -> AsyncGenerator[set[str]]:
-    """Paths of Python files that changed together; not those of environments, caches and our own data."""
+    """Yield the paths of Python files that changed together, except in environments, caches and eventjet's own data.
+
+    Raises `Unreachable` where watchfiles is not installed.
+    """
     try:
         from watchfiles import PythonFilter, awatch  # pyright: ignore[reportUnknownVariableType]
     except ImportError:
@@ -184,10 +187,13 @@ def _named(paths: set[str], folder: Path) -> str:
 
 
 class ConsoleProcess:
-    """At most one at a time, always on the same port."""
+    """The console in a process of its own: at most one at a time, always on the same port."""
 
     def __init__(self, at: AppTarget, environ: Mapping[str, str], *, allow_actions: bool) -> None:
-        """`environ` says where server and database are; `allow_actions` lets whoever is on this machine act."""
+        """Choose a port; `environ` says where server and database are.
+
+        `allow_actions` lets everybody on this machine act in the console.
+        """
         self._at = at
         self._allow_actions = allow_actions
         self._environ = environ
@@ -196,7 +202,10 @@ class ConsoleProcess:
         self._is_told = False
 
     async def start(self) -> None:
-        """Returns once it answers, and says where, the first time; raises `Unreachable` where it ends before."""
+        """Start the console, wait until it answers, and print its URL the first time.
+
+        Raises `Unreachable` where it ends before, or does not answer within 60 s.
+        """
         command = [sys.executable, "-P", "-m", "eventjet.cli", "ui", "--told"]
         command += ["--allow-actions"] if self._allow_actions else []
         command += ["--port", str(self._port), "--app", self._at.reference, "--app-dir", str(self._at.folder)]
@@ -208,7 +217,7 @@ class ConsoleProcess:
             show(f"console: http://{HERE}:{self._port}/")
 
     async def stop(self) -> None:
-        """Any number of times."""
+        """Stop the console; does nothing where none runs."""
         process, self._process = self._process, None
         if process is not None:
             await asyncio.to_thread(process.stop)
@@ -222,7 +231,10 @@ class ConsoleProcess:
 
 
 def _free_port() -> int:
-    """The usual one, or another where that is taken."""
+    """Return the console's usual port, or any free one where it is taken.
+
+    Raises `UsageError` where no port is free.
+    """
     for port in (PORT, 0):
         try:
             with socket.create_server((HERE, port)) as probe:

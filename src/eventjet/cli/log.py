@@ -1,4 +1,4 @@
-"""`eventjet history`, `tail` and `skip`: the events of one aggregate, the log itself, and records nobody can read."""
+"""The commands `eventjet history`, `tail` and `skip`, for one aggregate, the log, and records that nobody can read."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _LAST = 10
 _INDENT = " " * 9
 _DATA_MAX = 2_000
-"""Characters of an event in a listing."""
+"""Characters of an event's data that a listing shows."""
 
 
 @on_app()
@@ -54,7 +54,7 @@ def history(
         if aggregate != CLAIMS:
             aggregate_of(app, aggregate)
         async with app.connect(at.settings) as jet:
-            await jet.log()  # says that `init` is missing, where it is
+            await jet.log()  # raises where `eventjet init` has not run
             voids = await jet.voids()
             records = await part_of(
                 jet.store, aggregate, aggregate_id, after=after, limit=limit, newest_first=newest_first
@@ -106,7 +106,7 @@ def tail(
 
 
 def line(event: Mapping[str, Any], *, named: bool) -> str:
-    """Return an event in one line, or more where the terminal asks for it; `named` says whose it is."""
+    """Return an event as one line, or more on a narrow terminal; `named` adds the aggregate and its id."""
     when = datetime.fromisoformat(event["recorded_at"]).strftime("%Y-%m-%d %H:%M:%SZ")
     owner = f"{event['aggregate']} {event['aggregate_id']}  " if named else ""
     version = "v?" if event["version"] is None else f"v{event['version']}"
@@ -138,9 +138,9 @@ def skip(
     from eventjet.operations.events import event_view
 
     async def mark() -> bool:
-        """Whether the skip marker is new."""
+        """Record the skip marker; return whether it is new."""
         async with at.app().connect(at.settings) as jet:
-            await jet.log()  # says that `init` is missing, where it is
+            await jet.log()  # raises where `eventjet init` has not run
             assert jet.client is not None
             voids = await jet.voids()
             record = await jet.client.ask(message_at(jet.name, position))
@@ -168,7 +168,7 @@ def skip(
 
 
 def _check_unreadable(at: AppTarget, voids: Mapping[int, str], record: RawRecord) -> None:
-    """Raise `Refused` unless nobody can read the record. Blocks."""
+    """Raise `Refused` for a record that can be decoded, or whose event only another release declares. Blocks."""
     from eventjet.codec.records import chained
     from eventjet.log.predecessors import PredecessorReader
     from eventjet.nats.endpoint import Endpoint

@@ -37,7 +37,7 @@ DONE = 0
 WRONG_USAGE = 2
 OWN_FAULT = 70
 _COMPLETING = "_EVENTJET_COMPLETE"
-"""A shell that completes a line sets it, and asks by the exit status too."""
+"""The variable that a shell sets when it completes a line; it also uses the exit status."""
 _ABOUT_USAGE = (errors.UsageError, errors.DefinitionError, errors.RebuildRefused, errors.Refused)
 _ABOUT_COMPONENTS = (errors.Unreachable, errors.StoreUnavailable, errors.Forbidden)
 
@@ -89,18 +89,18 @@ EXAMPLES: Mapping[str, Sequence[str]] = {
     "schema check": ("eventjet schema check --against main", "eventjet schema check --against-log 100"),
     "skip": ('eventjet skip 1234 --reason "published by a script, no event"',),
 }
-"""By the words after `eventjet`."""
+"""Examples in the help of each command, by the words after `eventjet`."""
 
 
 class _PlainCommand(TyperCommand):
-    """A command whose help says of no flag that it is a `<bool>`."""
+    """A command whose help does not mark flags as `<bool>`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _plain(super().get_params(ctx))
 
 
 class _PlainGroup(TyperGroup):
-    """As `_PlainCommand`."""
+    """A group of commands whose help does not mark flags as `<bool>`."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         return _plain(super().get_params(ctx))
@@ -114,7 +114,7 @@ def _plain(params: list[Any]) -> list[Any]:
 
 
 def _complete_help(app: typer.Typer) -> None:
-    """Have the help of each command end with its examples, and say no more than it must."""
+    """Add its examples to the help of each command, and leave `<bool>` out of every help."""
     for group in app.registered_groups:
         group.cls = _PlainGroup
     for name, command in commands_of(app):
@@ -125,7 +125,7 @@ def _complete_help(app: typer.Typer) -> None:
 
 
 def commands_of(app: typer.Typer) -> Iterator[tuple[str, CommandInfo]]:
-    """All commands with the words that name them."""
+    """Yield every command, those of groups too, with the words that name it."""
     for command in app.registered_commands:
         assert command.callback is not None
         yield command.name or command.callback.__name__.replace("_", "-"), command
@@ -179,7 +179,7 @@ def run() -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run one command line; returns the exit status."""
+    """Run one command line, and return its exit status."""
     try:
         status = _ended(arguments)
         sys.stdout.flush()
@@ -190,7 +190,7 @@ def main(arguments: Sequence[str]) -> int:
         if isinstance(ended, SystemExit) and (not ended.code or _COMPLETING in os.environ):
             sys.stdout.flush()
             return ended.code if isinstance(ended.code, int) else DONE
-        # The reader of our output left, as `head` does (typer exits then); there is nobody to tell.
+        # The reader of the output has closed it, as `head` does; typer exits then, and nobody could read a message.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
 
@@ -210,14 +210,14 @@ def _ended(arguments: Sequence[str]) -> int:
 
 
 def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """`--debug` may stand anywhere before a lone `--`."""
+    """Return the arguments without `--debug`, and whether it was among them; it may stand anywhere before a `--`."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     kept = [argument for argument in arguments[:end] if argument != "--debug"]
     return [*kept, *arguments[end:]], len(kept) < end
 
 
 def report(error: BaseException, *, debug: bool) -> int:
-    """Say what happened on standard error; returns the exit status."""
+    """Print an error on standard error, and return the exit status for it."""
     cause = _first_of(error)
     if debug:
         traceback.print_exception(error)
@@ -226,7 +226,7 @@ def report(error: BaseException, *, debug: bool) -> int:
 
 
 def exit_status(error: BaseException) -> int:
-    """The status a command ends with when this is what stopped it."""
+    """Return the exit status of a command that ends with this error."""
     if isinstance(error, _ABOUT_USAGE) or _is_of_typer(error):
         return WRONG_USAGE
     if isinstance(error, _ABOUT_COMPONENTS):
@@ -251,7 +251,7 @@ def _message(error: BaseException) -> str:
 
 
 def _first_of(error: BaseException) -> BaseException:
-    """What a group of errors is about: the first of eventjet's own in it, else the first."""
+    """Return the error to report of a group: the first of eventjet's own errors in it, else the first error."""
     if not isinstance(error, BaseExceptionGroup):
         return error
     group = cast("BaseExceptionGroup[BaseException]", error)
@@ -260,12 +260,12 @@ def _first_of(error: BaseException) -> BaseException:
 
 
 def _is_of_typer(error: BaseException) -> bool:
-    """Typer's own exceptions, wherever its version keeps them."""
+    """Return whether an error is one of typer's own, in whatever module its version defines them."""
     return hasattr(error, "format_message")
 
 
 def _usage_text(error: Any) -> str:
-    """One paragraph about an exception of typer's."""
+    """Return one paragraph about an exception of typer's."""
     context = getattr(error, "ctx", None)
     path = "eventjet" if context is None else context.command_path
     option = getattr(error, "option_name", None)
@@ -282,7 +282,7 @@ def _unknown_option(option: str, context: Any) -> str:
     near = meant(option, _options(context.command))
     if near:
         return f"{text} {near.rstrip()}"
-    # Options of all commands are looked for by those who put them first.
+    # Some people put the option of a command before the command.
     holders = [name for name, one in getattr(context.command, "commands", {}).items() if option in _options(one)]
     return f"{text} It follows the command, as in `eventjet {holders[0]} {option}`." if holders else text
 

@@ -1,4 +1,4 @@
-"""`eventjet new`: a small project that runs, to be grown into one's own."""
+"""The command `eventjet new`: create a small project that runs, as a start for an application."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from eventjet.errors import UsageError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
 _WORD = "starter"
-"""What the project is called as it is packaged."""
+"""The name of the template project in the package, which the chosen name replaces."""
 _PLACES = {"gitignore": ".gitignore", "ci.yaml": ".github/workflows/ci.yaml"}
-"""Files that would mean something to the tools of eventjet's own project where they belong."""
+"""Target of each template file that is packaged elsewhere, so that tools of eventjet's own project ignore it."""
 
 
 def new(
@@ -53,13 +53,19 @@ def _checked(name: str) -> str:
 
 
 def _is_installed(name: str) -> bool:
-    """Also what the project's own tools are called: in its folder, `python -m pytest` would run the project."""
+    """Return whether a package of this name is installed, such as pytest.
+
+    In the folder of a project with that name, `python -m pytest` would run the project instead.
+    """
     spec = importlib.machinery.PathFinder.find_spec(name, [sysconfig.get_paths()["purelib"]])
     return spec is not None or name == "eventjet"
 
 
 def _write(name: str, folder: Path) -> list[Path]:
-    """All of it or nothing: written beside the folder, then moved to its place."""
+    """Write the whole project or nothing: first beside the folder, then moved to its place; return its files.
+
+    Raises `UsageError` where the folder cannot be written.
+    """
     try:
         with (
             as_file(files("eventjet") / _WORD) as source,

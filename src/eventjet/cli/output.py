@@ -1,7 +1,7 @@
-"""The one renderer of the command line: what a command returns, as prose and tables within 80 columns or as JSON.
+"""Render the answer of a command: as prose and tables within 80 columns, or as JSON.
 
-A command returns an `Answer`: a value for programs, and blocks for people. Nothing else prints an answer. What goes on
-meanwhile is a `note` on standard error.
+A command returns an `Answer`: a value for programs, and blocks for people. Nothing else prints an answer. Messages
+before the answer go to standard error as a `note`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 ANSWER_IS_NO = 1
-"""Exit status of a command that was carried out and found what should not be; `main` has the others."""
+"""Exit status of a command whose answer is no, or that could not finish its work; `main` documents the others."""
 UNREACHABLE = 3
 """Exit status of a command that could not reach a component."""
 INTERRUPTED = 130
 """Exit status of a command that a signal ended."""
 WIDTH_MAX = 80
-"""Prose is wrapped here, on wider terminals too."""
+"""Columns at which prose is wrapped, on wider terminals too."""
 _FOLDED_MIN, _CUT_MIN = 10, 6
-"""Columns that are left to the first and the last column of a table where room is short."""
+"""Least widths, in characters, of the first and the last column of a table on a narrow terminal."""
 _SECOND = "\0"
 
 _is_json_log = False
@@ -42,24 +42,24 @@ _is_json_log = False
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Columns as wide as needed, wrapped to the terminal. Numbers are set to the right, and None is a dash."""
+    """A table that is wrapped to the terminal's width; numbers are right-aligned, and None is a dash."""
 
     columns: Sequence[str]
     rows: Sequence[Sequence[object]]
     right: Collection[str] = ()
-    """Columns of text that are set to the right, and never broken; then the last one is cut where room is short."""
+    """Names of text columns that are right-aligned and never broken; with any, the last column may be cut."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Labels, each with a text that is wrapped beside it."""
+    """Labels, each with a text beside it that is wrapped."""
 
     pairs: Sequence[tuple[str, str]]
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """Lines that are printed as they are, as a command to copy or a traceback."""
+    """Lines that are printed unwrapped, such as a command to copy or a traceback."""
 
     lines: Sequence[str]
 
@@ -72,22 +72,22 @@ class Note:
 
 
 Block: TypeAlias = str | Table | Fields | Lines | Note
-"""What people are shown; text is prose, wrapped at 80 columns."""
+"""A part of an answer for people; a string is prose, wrapped at 80 columns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a command came to."""
+    """The answer of a command, for programs and for people."""
 
     value: object
-    """For programs, as JSON; a dataclass is an object of its fields."""
+    """The answer for programs, printed as JSON; a dataclass becomes an object of its fields."""
     shown: Block | Iterable[Block]
-    """For people."""
+    """The answer for people."""
     ok: bool = True
-    """Whether the exit status is 0, else 1."""
+    """Whether the exit status is 0; it is 1 otherwise."""
 
     def give(self, *, as_json: bool) -> None:
-        """Print it and end with its status."""
+        """Print the answer on standard output; where it is not `ok`, end the command with exit status 1."""
         if as_json:
             print_json(self.value)
         else:
@@ -119,25 +119,25 @@ def show(blocks: Block | Iterable[Block]) -> None:
 
 
 def note(text: str) -> None:
-    """Print prose on standard error, or a line of the log where that is JSON: what is going on, not the answer."""
+    """Print a message that is not the answer on standard error, as prose or, in a JSON log, as one of its lines."""
     if _is_json_log:
         logs.NOTE.tell(logging.getLogger("eventjet.cli"), text=" ".join(text.split()))
         return
-    with suppress(OSError):  # of a terminal that was closed
+    with suppress(OSError):  # the terminal may have been closed
         print(wrapped(text), file=sys.stderr, flush=True)
 
 
 def confirm(question: str, *, yes: bool, otherwise: str) -> None:
-    """Ask on standard error, unless `yes`; a refusal ends the command with status 1 after saying `otherwise`."""
+    """Ask a question on standard error, unless `yes`; a refusal prints `otherwise` and ends with exit status 1."""
     if not yes and not typer.confirm(question, err=True):
         note(otherwise)
         raise typer.Exit(ANSWER_IS_NO)
 
 
 def print_json(value: object, *, indent: int | None = 2) -> None:
-    """Print one JSON document at once, on one line without an indent."""
+    """Print one JSON document and flush it; with `indent` None it is one line."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, default=_plain)
-    # Half of a surrogate pair is no text, and its escape is JSON.
+    # A lone surrogate cannot be encoded as UTF-8, so it is escaped as in JSON.
     print(text.encode("utf-8", "backslashreplace").decode(), flush=True)
 
 
@@ -146,7 +146,10 @@ def _plain(value: Any) -> object:
 
 
 def rich_table(table: Table, width: int) -> RichTable:
-    """Lay a table out: where room is short the last column is cut, then the first goes over several lines."""
+    """Return a table for rich; with right-aligned columns and too little room, the last column is cut.
+
+    If that is not enough, the first column is folded over several lines.
+    """
     from rich.table import Table as RichTable
     from rich.text import Text
 
@@ -183,7 +186,7 @@ def _cell(value: object) -> str:
 
 
 def wrapped(text: str) -> str:
-    """Return paragraphs of at most 80 columns; lines that begin with a dash keep their place."""
+    """Wrap each line of a text at 80 columns or the terminal's width; list items (`  - `) get a hanging indent."""
     width = min(WIDTH_MAX, terminal_width())
     return "\n".join(
         filled(line, width, indent="    " if line.startswith("  - ") else "", break_words=False)
@@ -192,9 +195,9 @@ def wrapped(text: str) -> str:
 
 
 def filled(text: str, width: int, *, indent: str = "", first: str = "", break_words: bool = True) -> str:
-    """Return the text in lines of so many columns, of which some characters take two; `first` indents line one."""
+    """Wrap text to lines of `width` terminal columns, counting two for wide characters; `first` indents line one."""
     shown = printable(text)
-    # Wide characters are followed by what stands for their second column.
+    # textwrap counts characters, so each wide one is followed by a placeholder for its second column.
     spread = shown if shown.isascii() else "".join(char + _SECOND * (columns_of(char) - 1) for char in shown)
     lines = textwrap.fill(
         spread,
@@ -209,7 +212,7 @@ def filled(text: str, width: int, *, indent: str = "", first: str = "", break_wo
 
 
 def columns_of(text: str) -> int:
-    """Return how wide it is on a terminal."""
+    """Return the number of terminal columns that a text takes."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -218,12 +221,12 @@ def columns_of(text: str) -> int:
 
 
 def terminal_width() -> int:
-    """Return the columns of the terminal; 80 where there is none."""
+    """Return the width of the terminal in columns; 80 where there is none."""
     return shutil.get_terminal_size((WIDTH_MAX, 24)).columns
 
 
 class LogFormat(StrEnum):
-    """How a command that runs for long writes its log."""
+    """Formats of the log that long-running commands write."""
 
     TEXT = "text"
     JSON = "json"
@@ -245,7 +248,10 @@ def log_format() -> str:
 
 
 def log_to_stderr(how: LogFormat) -> None:
-    """Send the log of this process to standard error: eventjet's from INFO on, that of libraries from WARNING on."""
+    """Send the log of this process to standard error: eventjet's from INFO on, that of libraries from WARNING on.
+
+    In JSON, `note` writes to this log too.
+    """
     global _is_json_log  # noqa: PLW0603 - standard error is one, too
     _is_json_log = how is LogFormat.JSON
     handler = logging.StreamHandler(sys.stderr)

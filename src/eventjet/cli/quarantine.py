@@ -1,4 +1,4 @@
-"""`eventjet quarantine`: what projections, reactors and processes could not take, and what is to become of it."""
+"""The commands `eventjet quarantine …`: list, show, retry and drop the events that could not be handled."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.2
 _BODY_MAX = 10_000
-"""Characters of what is stored of an event."""
+"""Characters of an event's stored body that are shown."""
 _RESOLUTIONS = {"retry": "to be tried again", "parked": "quarantined"}
 
 commands = typer.Typer(
@@ -123,9 +123,9 @@ def _quarantine(at: AppTarget, name: str) -> Quarantine:
 
 
 def _outcome(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: float, *, must_end: bool) -> Answer:
-    """Return what became of decisions, as soon as no worker has anything to do about them.
+    """Wait until workers have carried out the decisions, for `timeout_s` at the most, and return their outcomes.
 
-    Where they `must_end`, and it is not known in time, the answer is no.
+    With `must_end` the answer is no where a worker has not finished in time.
     """
     from eventjet.operations.quarantine import outcome_text, pending_text
 
@@ -150,7 +150,7 @@ def _outcome(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: float, 
 
 
 def list_blocks(events: Sequence[Listed], declared: Mapping[str, int], everything: bool) -> Iterator[Block]:
-    """What people are shown of a list; `declared` has the revision of each name in the app."""
+    """Yield the blocks of a list of quarantined events; `declared` maps each name to the revision in the app."""
     if not events:
         yield "Nothing was ever quarantined." if everything else "Nothing is quarantined."
         return
@@ -176,7 +176,7 @@ def _row(event: Listed, declared: int) -> tuple[object, ...]:
 
 
 def event_blocks(shown: Shown, stored: StoredEvent, body: Any) -> Iterator[Block]:
-    """What people are shown of one event."""
+    """Yield the blocks that show one quarantined event."""
     event = shown.event
     resolved = "" if event.resolved_at is None else f", resolved {_time(event.resolved_at)}"
     resolution = _RESOLUTIONS.get(event.resolution, event.resolution)

@@ -1,6 +1,6 @@
-"""Work that takes long: its progress on standard error, and the signals that end it in good order.
+"""Run long work: show its progress on standard error, and end it in good order on a signal.
 
-Those are Ctrl-C, SIGTERM, and SIGHUP, which comes when the terminal is closed.
+The signals are SIGINT (Ctrl-C), SIGTERM, and SIGHUP, which a closed terminal sends.
 """
 
 from __future__ import annotations
@@ -31,21 +31,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 STOP_S = 20.0
-"""How long workers may take to end, which give up their batches long before."""
+"""Seconds that workers have to end after a signal; they give up their batches long before."""
 _CUT_OFF_S = 5.0
-"""How much longer, once they were told that it is over."""
+"""Further seconds after their cancellation, until the process is ended."""
 CLEARED_S = 60.0
-"""How long bulk work may take to clear away what it has begun."""
+"""Seconds that bulk work has to clean up after a signal."""
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _LINE_EVERY_S = 1.0
 _WORTH_S = 2.0
-"""What is over sooner needs no progress."""
+"""Seconds below which a phase gets no line when it is complete."""
 
 
 def finished(consolation: str, work: Callable[..., Coroutine[Any, Any, T]]) -> T:
-    """Run bulk work, a function of a `progress`, and show that.
+    """Run bulk work and show its progress; `work` is called with the callback `progress`.
 
-    A signal that asks for an end ends it in good order, and then `consolation` says what became of things.
+    A signal ends the work in good order; then `consolation`, which says in what state things are, is printed and
+    `KeyboardInterrupt` is raised.
     """
     with interruptible(CLEARED_S) as interruption, progress() as shown:
 
@@ -62,7 +63,7 @@ def finished(consolation: str, work: Callable[..., Coroutine[Any, Any, T]]) -> T
 
 
 async def _told_when_stopping(work: Coroutine[Any, Any, T]) -> T:
-    """Run it; when it is cancelled, say at once that it is ending, which may take a while."""
+    """Run the work; when it is cancelled, print at once that it is stopping, since its clean-up may take a while."""
     task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
@@ -73,10 +74,10 @@ async def _told_when_stopping(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Interruption:
-    """The first signal that asks for an end, which ends what runs in good order; later ones change nothing.
+    """A handler of signals that cancels the running work at the first signal, and ignores later ones.
 
-    The loop of `run` is never broken off in the midst of a step, as an exception out of a handler would do: what it
-    was doing would be left as it was, and be waited for in vain.
+    An exception out of a signal handler would break off the event loop within a step, and whatever waits for that step
+    would wait in vain. So the handler cancels the task instead.
     """
 
     def __init__(self, bound_s: float) -> None:
@@ -85,7 +86,7 @@ class Interruption:
         self._task: asyncio.Task[Any] | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """As `asyncio.run`; raises `KeyboardInterrupt` when the work was cancelled because a signal came."""
+        """Run the work as `asyncio.run` does. Raises `KeyboardInterrupt` where a signal cancelled it."""
 
         async def main() -> T:
             self._task = asyncio.current_task()
@@ -101,11 +102,11 @@ class Interruption:
             self._task = None
 
     def calm(self) -> None:
-        """From here on signals change nothing: the clean-up has begun for another reason."""
+        """Ignore signals from now on, since the clean-up has begun for another reason."""
         self._asked = True
 
     def ask(self, _number: int, _frame: FrameType | None) -> None:
-        """The handler."""
+        """Handle a signal."""
         if self._asked:
             return
         self._asked = True
@@ -116,12 +117,12 @@ class Interruption:
         task.get_loop().call_soon_threadsafe(task.cancel)
 
     def over(self) -> None:
-        """What was to be ended has ended."""
+        """Cancel the time limit, since the work has ended."""
         self._bound.cancel()
 
 
 def _bound(seconds: float) -> threading.Timer:
-    """Ends this process so long after its start, whatever the loop does; servers and JVMs end by themselves then."""
+    """Return a timer that ends this process, whatever its event loop does; local servers and JVMs end with it."""
 
     def cut_off() -> None:
         note(f"not over within {seconds:g} s: ended")
@@ -134,7 +135,7 @@ def _bound(seconds: float) -> threading.Timer:
 
 @contextmanager
 def interruptible(bound_s: float) -> Generator[Interruption]:
-    """Let Ctrl-C, SIGTERM and SIGHUP end what runs within the block, after so many seconds at the latest."""
+    """Let SIGINT, SIGTERM and SIGHUP end the work within the block, and the process `bound_s` after the signal."""
     interruption = Interruption(bound_s)
     with _handling(interruption.ask):
         try:
@@ -145,7 +146,10 @@ def interruptible(bound_s: float) -> Generator[Interruption]:
 
 @contextmanager
 def _handling(handler: Callable[[int, FrameType | None], object]) -> Generator[None]:
-    """Not those that are ignored: `nohup` has programs ignore SIGHUP, and a shell those in the background SIGINT."""
+    """Handle the ending signals within the block, except those that the process ignores.
+
+    Under `nohup` a program ignores SIGHUP, and in the background of a shell SIGINT.
+    """
     heard = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, handler) for number in heard}
     try:
@@ -162,10 +166,10 @@ async def run_until_stopped(
     *,
     http: tuple[str, int] | None = None,
 ) -> None:
-    """Run workers of the named projections until a signal drains them; a second one ends them at once.
+    """Run workers of the named subscriptions until a signal drains them; a second signal cancels them.
 
-    Raises what stops them. Their log goes to standard error. Where code of the application blocks the way out, the
-    process is ended.
+    Raises whatever error stops the workers. Their log goes to standard error. Where code of the application blocks the
+    shutdown, the process is ended after 25 s.
     """
     from eventjet.subscriptions.supervisor import run_workers
 
@@ -195,7 +199,7 @@ async def run_until_stopped(
 
     def hear(_number: int, _frame: FrameType | None) -> None:
         if bound.ident is None:
-            bound.start()  # here, as the loop may be blocked; it lasts until the process is gone, with all its threads
+            bound.start()  # not in the loop, which may be blocked; never cancelled, so it also covers the threads
         loop.call_soon_threadsafe(asked)
 
     with _handling(hear):
@@ -207,7 +211,7 @@ async def run_until_stopped(
 
 
 async def until_signalled() -> None:
-    """Wait for a signal that asks for an end; a second one ends the process at once."""
+    """Wait for a signal that asks the process to end; a second signal ends it at once."""
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
 
     def asked() -> None:
@@ -221,7 +225,7 @@ async def until_signalled() -> None:
 
 @contextmanager
 def progress() -> Generator[ShowProgress]:
-    """Bars on a terminal, otherwise lines such as `phase=load done=50000 total=200000`."""
+    """Show progress as bars on a terminal, otherwise as lines such as `phase=load done=50000 total=200000`."""
     if not sys.stderr.isatty():
         yield Lines()
         return
@@ -241,7 +245,7 @@ def progress() -> Generator[ShowProgress]:
 
 
 class Lines:
-    """At most one line a second for a phase, and one when a long phase is complete."""
+    """Progress as lines: at most one line a second for a phase, and one when a phase of over 2 s is complete."""
 
     def __init__(self) -> None:
         self._began: dict[str, float] = {}
@@ -260,7 +264,7 @@ class Lines:
 
 
 class _Bars:
-    """One bar a phase, with rate and time left."""
+    """Progress as one bar for each phase, with its rate and the time left."""
 
     def __init__(self, bars: RichProgress) -> None:
         self._bars = bars
@@ -268,7 +272,7 @@ class _Bars:
 
     def __call__(self, phase: str, done: int, total: int | None = None, step: str = "") -> None:
         if phase not in self._tasks:
-            # One phase is over when the next begins, even where its size was never known.
+            # A phase is complete when the next one begins, even if its total was never known.
             for task in self._bars.tasks:
                 if not task.finished:
                     self._bars.update(task.id, total=max(task.completed, 1), completed=max(task.completed, 1))

@@ -1,4 +1,4 @@
-"""`eventjet schema export` and `check`: the shapes of what an app writes, and what changing them would break."""
+"""The commands `eventjet schema export` and `check`: write the schemas of an app, and check changes of them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ _ASYNCAPI = "asyncapi.json"
 _FILES_MAX = 20_000
 _GIT_S = 60.0
 _OWN = "commands"
-"""The folder whose files are of the present alone. Those of events stay, since the log has events of all shapes."""
+"""The folder from which files of commands that are gone are removed.
+
+Files of events stay, since the log may have events of every schema.
+"""
 
 
 @schema.command()
@@ -139,7 +142,7 @@ async def _read_log(at: AppTarget, histories: int) -> LogCheck:
 
     app = at.app()
     async with app.connect(at.settings) as jet:
-        await jet.log()  # says that `init` is missing, where it is
+        await jet.log()  # raises where `eventjet init` has not run
         return await check_log(app, jet.store, histories)
 
 
@@ -151,13 +154,13 @@ def _passes(judged: list[EventChange], readers_stopped: bool) -> bool:
 
 
 def _place_of(app: AppRef, one: EventChange) -> tuple[str, int]:
-    """The class of an event, from the current folder; the app's module where there is none."""
+    """Return file and line of an event's class, below the current folder; those of the app's module for no class."""
     try:
         thing: Any = one.kind or sys.modules[app.module]
         file = Path(inspect.getsourcefile(thing) or "").resolve()
         return file.relative_to(Path.cwd()).as_posix(), inspect.getsourcelines(thing)[1] if one.kind else 1
     except (TypeError, OSError, ValueError, KeyError):
-        return "pyproject.toml", 1  # in no file of this folder, and some line has to be named
+        return "pyproject.toml", 1  # outside this folder; SARIF needs some file and line
 
 
 def _as_json(one: EventChange) -> dict[str, Any]:
@@ -203,7 +206,7 @@ def _log_lines(log: LogCheck) -> Iterator[str]:
 
 
 def _write(documents: Mapping[str, str], folder: Path) -> list[str]:
-    """Write what changed; the files that are new, other than before, or gone, each as `new app.json`."""
+    """Write the documents that differ; return a line for each new, changed or removed file, such as `new app.json`."""
     changed: list[str] = []
     try:
         for name, text in documents.items():
@@ -223,7 +226,10 @@ def _write(documents: Mapping[str, str], folder: Path) -> list[str]:
 
 
 def _read(where: str, folder: str) -> tuple[str, dict[str, Any]]:
-    """What was read, in words, and its documents by file; `folder` is where a commit has its export."""
+    """Read an export from a folder, a file or a commit; return its source in words, and its documents by file.
+
+    `folder` is where a commit has its export. Raises `UsageError` where there is none.
+    """
     path = Path(where)
     if path.is_dir():
         files = [one for one in sorted(path.rglob("*.json")) if one.is_file()]
@@ -257,7 +263,7 @@ def _of_commit(ref: str, folder: str) -> tuple[str, dict[str, Any]]:
 
 
 def _git(*arguments: str) -> bytes:
-    """What git says; nothing where it fails, which its callers tell."""
+    """Run git and return its output; empty where it fails, which callers report."""
     git = shutil.which("git")
     if git is None:
         raise UsageError("There is no git on the PATH. Compare with a folder or a file instead.")

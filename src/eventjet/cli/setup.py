@@ -1,4 +1,4 @@
-"""`eventjet init`, `db …` and `nats-config`: what the app needs on the server and in the database."""
+"""The commands `eventjet init`, `db …` and `nats-config`: set up server and database for an app."""
 
 from __future__ import annotations
 
@@ -97,9 +97,9 @@ def init(
 
 
 async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, list[str]]:
-    """Make what is missing; return what is on the server, and the tables that were created.
+    """Create missing streams, cursors and tables; return the topology of the server, and the created tables.
 
-    Raises `Unreachable`, and `TableLost` for a projection that has lost its rows and is not among those to `reset`.
+    Raises `Unreachable`, and `TableLost` for a projection that has lost its rows and is not in `reset`.
     """
     from eventjet.sql.database import Database
     from eventjet.sql.locations import create_tables
@@ -111,7 +111,7 @@ async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, l
     async with app.connect(at.settings) as jet:
         topology = await jet.init()
     if not app.projections or topology.unknown:
-        return topology, []  # without read models no database is needed, and those of another log would be wrong
+        return topology, []  # no database is needed, or the log has aggregates that are not declared
     await asyncio.to_thread(database.check_sessions)
     with database.reaching_sync():
         made = [table for each in chosen for table in begin_anew(database, each, topology.identity)]
@@ -120,7 +120,7 @@ async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, l
 
 
 def _faults(at: AppTarget) -> list[str]:
-    """Return why projections cannot go on over the log, what is gone from it, and what this app cannot read of it."""
+    """Return what is wrong with the log, with checkpoints and cursors, and with events that the app cannot read."""
     from eventjet.jetstream.connection import NatsConnection
     from eventjet.log.integrity import log_fault, missing_range, state_of_log
     from eventjet.log.unknown_events import unknown_events
@@ -140,9 +140,9 @@ def _faults(at: AppTarget) -> list[str]:
 
 
 def _refuse_lost_log(at: AppTarget, reset: Collection[str]) -> None:
-    """Raise `LogUnusable` where the stream is gone that the database's read models, but those to `reset`, stand on.
+    """Raise `LogUnusable` where the stream does not exist, but the database has read models of it outside `reset`.
 
-    An empty one in its place would take commands, and to them every aggregate would be new.
+    A new, empty stream in its place would take commands, and every aggregate would look new to them.
     """
     from eventjet.jetstream.connection import NatsConnection
     from eventjet.log import integrity
@@ -169,7 +169,7 @@ def _refuse_lost_log(at: AppTarget, reset: Collection[str]) -> None:
 
 
 def _repair(at: AppTarget, log: str | None, *, accept_loss: bool) -> list[str]:
-    """Give the stream and the bucket the settings that are declared, and the log its identity; return what was done.
+    """Restore the declared settings of streams and buckets, and the log's identity; return the changes as lines.
 
     Raises `UsageError` where the identity cannot be found for certain, and `Unreachable`.
     """
@@ -182,7 +182,7 @@ def _repair(at: AppTarget, log: str | None, *, accept_loss: bool) -> list[str]:
     with NatsConnection.open(Endpoint.of(at.settings)) as link:
         state = integrity.find_stream(link, app)
         if state is None:
-            return done  # `init` makes it
+            return done  # `init` creates it
         identity = state.metadata.get(IDENTITY, "")
         if log is not None and identity not in ("", log):
             raise UsageError(f"The stream {app!r} is the log {identity}, and --log names another. Leave it out.")
@@ -206,7 +206,10 @@ def _checkpoints(at: AppTarget) -> list[Checkpoint]:
 
 
 def _identity_of(link: NatsConnection, state: StreamState, checkpoints: list[Checkpoint]) -> str:
-    """Return the log of every checkpoint, if the stream holds the very event at which each of them stands."""
+    """Return the log's identity from the checkpoints, if they agree and the stream has the event of each of them.
+
+    Raises `UsageError` otherwise.
+    """
     from eventjet.codec.headers import MSG_ID, header
     from eventjet.jetstream.api import message_at
 
@@ -315,7 +318,7 @@ def _drop(at: AppTarget, database: Database, name: str, revision: int) -> Unused
 def unused_blocks(
     dropped: list[Unused], cleared: list[str], revisions: list[Unused], runs: list[str]
 ) -> Iterator[Block]:
-    """What people are shown of unused tables and runs."""
+    """Yield the blocks that show dropped and unused tables, and leftovers of rebuilds."""
     for gone in dropped:
         yield f"dropped  {gone.projection}:{gone.revision}: {', '.join(gone.tables) or 'it had no table'}"
     yield from (f"dropped  {name}, of a rebuild that was killed" for name in cleared)
@@ -364,7 +367,7 @@ def nats_config(
         tables = [table for each in app.projections.values() for table in each.tables]
         print(grants((table.schema, table.name) for table in tables), end="")
         return
-    # The next revision too, so that a deploy need not wait for the server's configuration.
+    # Include the next revision, so that its deploy need not wait for a new server configuration.
     durables = [f"{each.name}-r{each.revision + more}" for each in app.projections.values() for more in (0, 1)]
     every = roles.roles_of(
         app.name,

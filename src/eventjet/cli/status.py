@@ -1,4 +1,4 @@
-"""`eventjet status` and `doctor`: where each subscription stands, and whether all that an event store needs is well."""
+"""The commands `eventjet status` and `doctor`: the state of subscriptions, and of the whole installation."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ PROJECTION = "projection"
 _COLUMNS = (PROJECTION, "rev", "state", "position", "lag", "behind", "rate", "ETA", "worker")
 _NUMBERS = ("rev", "position", "lag", "behind", "rate", "ETA")
 _FLOWING = ("lag_s", "events_per_s", "eta_s", "lost_s")
-"""What differs between any two looks; a line of its own is for what changed besides."""
+"""Fields that change all the time: a watch that prints lines prints none for a change in these alone."""
 _INDENT = 14
-"""Columns before what a finding of the doctor says: two, and the longest level."""
+"""Columns before the text of a finding: an indent of two, and the longest level."""
 
 
 @on_app()
@@ -69,7 +69,7 @@ def status(
 
 
 def status_blocks(app: str, statuses: Sequence[WorkStatus]) -> Iterator[Block]:
-    """What people are shown of statuses."""
+    """Yield the blocks that show the statuses of an app's subscriptions."""
     if not statuses:
         yield (
             f"The app {app!r} declares nothing that could be looked at: no projections, reactors, processes, "
@@ -81,7 +81,7 @@ def status_blocks(app: str, statuses: Sequence[WorkStatus]) -> Iterator[Block]:
 
 
 def status_table(statuses: Sequence[WorkStatus]) -> Table:
-    """The row of each subscription."""
+    """Return the table with a row for each subscription."""
     columns = _COLUMNS if all(each.kind == PROJECTION for each in statuses) else ("name", *_COLUMNS[1:])
     return Table(columns, [_row(each) for each in statuses], right=_NUMBERS)
 
@@ -95,7 +95,7 @@ def _row(status: WorkStatus) -> tuple[object, ...]:
 
 
 def remarks_on(statuses: Sequence[WorkStatus]) -> list[str]:
-    """Return what the table has no column for, a line each."""
+    """Return the remarks that have no column in the table, one line each."""
     from eventjet.sql.checkpoint import RETIRED
 
     remarks: list[str] = []
@@ -140,7 +140,7 @@ async def _watch(at: AppTarget, interval_s: float, *, as_json: bool) -> None:
 
 @contextmanager
 def _screen() -> Generator[Callable[[Sequence[WorkStatus]], None]]:
-    """One table on a terminal, kept current."""
+    """Show one table on a terminal, and update it in place."""
     from rich.console import Console, Group
     from rich.live import Live
     from rich.text import Text
@@ -157,7 +157,7 @@ def _screen() -> Generator[Callable[[Sequence[WorkStatus]], None]]:
 
 @contextmanager
 def _changes(as_json: bool) -> Generator[Callable[[Sequence[WorkStatus]], None]]:
-    """A line for each subscription that changed: `name=balances revision=1 …`, or an object of JSON."""
+    """Print a line for each subscription that changed: `name=balances revision=1 …`, or a JSON object."""
     printed: dict[tuple[str, int], dict[str, Any]] = {}
 
     def update(statuses: Sequence[WorkStatus]) -> None:
@@ -175,7 +175,7 @@ def _changes(as_json: bool) -> Generator[Callable[[Sequence[WorkStatus]], None]]
 
 
 def _line(values: dict[str, Any]) -> str:
-    """Return `key=value` pairs; a value with blanks is quoted as in JSON, and what is not known is left out."""
+    """Return `key=value` pairs; a value with blanks is quoted as in JSON, and None is left out."""
     pairs: list[str] = []
     for key, value in values.items():
         if isinstance(value, float):
@@ -220,7 +220,10 @@ def doctor(
 
 
 def _status(examined: Examined, *, strict: bool) -> int:
-    """3 comes before 1: what was not seen may be worse than what was."""
+    """Return the exit status of an examination.
+
+    Status 3 takes precedence over 1, since what could not be checked may be worse than any fault that was found.
+    """
     from eventjet.doctor.report import Level
 
     counts = examined.counts
@@ -231,7 +234,7 @@ def _status(examined: Examined, *, strict: bool) -> int:
 
 
 def doctor_blocks(examined: Examined) -> Iterator[Block]:
-    """What people are shown of an examination."""
+    """Yield the blocks that show the findings of an examination."""
     from eventjet.doctor.report import Level
 
     for part, findings in groupby(examined.found, lambda finding: finding.part):
@@ -248,12 +251,12 @@ def doctor_blocks(examined: Examined) -> Iterator[Block]:
 
 
 def _finding_lines(finding: Finding) -> Iterator[str]:
-    """Return what was found, each line within the terminal; what it costs and what mends it below."""
+    """Yield the lines of a finding within the terminal's width, with its cost and its fix below."""
     width = min(WIDTH_MAX, terminal_width())
     texts = ((f"  {finding.level:<{_INDENT - 3}} ", finding.what), ("costs", finding.cost), ("fix", finding.fix))
     for number, (label, text) in enumerate(texts):
         first = f"{'':{_INDENT}}{label:<6}" if number else label
-        # What mends it may be copied, so its words stay whole.
+        # People copy commands from a fix, so its words are never broken.
         whole = label == "fix"
         if text:
             shown = filled(" ".join(text.split()), width, first=first, indent=" " * len(first), break_words=not whole)

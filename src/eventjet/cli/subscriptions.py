@@ -1,4 +1,4 @@
-"""`eventjet process`, `deadlines` and `cursor`: what follows the log, what it waits for, and where it goes on."""
+"""The commands `eventjet process …`, `deadlines …` and `cursor …`: inspect and wake processes, move cursors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def show_process(
 
 
 def process_fields(view: ProcessView) -> Iterator[tuple[str, str]]:
-    """What people are shown of one process."""
+    """Yield the labels and texts that show one process."""
     yield "process", f"{view.process} {view.id}"
     yield "version", str(view.version)
     state: Any = view.state
@@ -122,7 +122,7 @@ def list_deadlines(
 
 
 def deadline_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """What people are shown of deadlines."""
+    """Return the table of deadlines."""
     late = "due since {}, no worker has dealt with it"
     return Table(
         ("process", "id", "until"),
@@ -132,11 +132,11 @@ def deadline_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 @dataclass(frozen=True, slots=True)
 class UndeclaredCursor:
-    """Cursors of a name that the app does not declare."""
+    """The cursors of a name that the app no longer declares."""
 
     name: str
     position: int
-    """Where the one that is furthest behind stands."""
+    """Position of the cursor that is furthest behind."""
 
     def __str__(self) -> str:
         return (
@@ -173,7 +173,11 @@ def set_cursor(
 async def _set(
     at: AppTarget, declared: Sequence[Declaration], position: int, *, write: bool
 ) -> tuple[tuple[int, int] | None, list[int]]:
-    """Return between where its partitions stood, and what was quarantined of another log."""
+    """Move the cursors of all partitions to a position, or with `write` False only look.
+
+    Return the lowest and highest position before, None without a cursor, and the positions of quarantined events that
+    were dropped because they belong to another log.
+    """
     from eventjet.commands.repository import open_repositories
     from eventjet.subscriptions.cursor_control import cursor_at, put, records_of, where
     from eventjet.subscriptions.cursor_store import Cursors
@@ -187,7 +191,7 @@ async def _set(
 
 
 def _effect(before: tuple[int, int] | None, position: int) -> str:
-    """Return what putting a cursor at a position means."""
+    """Return a text that says what moving a cursor to a position causes."""
     if before is None:
         return "it has no cursor yet"
     behind, ahead = before
@@ -233,7 +237,7 @@ def drop_cursor(
 
 
 def undeclared_cursors(at: AppTarget) -> list[UndeclaredCursor]:
-    """Return what has a cursor and is declared no more, by name."""
+    """Return the names that have a cursor and are no longer declared, sorted by name."""
     positions: dict[str, int] = {}
     for seen in _cursors(at):
         name, position = declared_name(seen.cursor.name), seen.cursor.position
@@ -243,7 +247,10 @@ def undeclared_cursors(at: AppTarget) -> list[UndeclaredCursor]:
 
 
 async def _drop(at: AppTarget, cursors: Sequence[CursorSeen]) -> int:
-    """Return how many quarantined events went with them; raises `UsageError` where somebody was quicker."""
+    """Remove cursors with their quarantine; return how many open events were in it.
+
+    Raises `UsageError` where a cursor was written meanwhile.
+    """
     from eventjet.subscriptions.cursor_store import StoredCursor
 
     parked = 0
@@ -261,7 +268,10 @@ async def _drop(at: AppTarget, cursors: Sequence[CursorSeen]) -> int:
 
 
 def _delete_durables(at: AppTarget, cursors: Sequence[CursorSeen]) -> None:
-    """Delete their consumers of the log; nothing names the stream any more that an inbox followed."""
+    """Delete the durable consumers of removed cursors, as far as they are on the log.
+
+    The consumer of an inbox stays: the app no longer declares on which stream it is.
+    """
     from eventjet.jetstream.api import delete_consumer
     from eventjet.jetstream.connection import NatsConnection
     from eventjet.nats.endpoint import Endpoint

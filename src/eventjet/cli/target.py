@@ -1,4 +1,4 @@
-"""What a command is about: which app, from which folder, with which settings; and the options that say so.
+"""The target of a command: an app, its folder and settings, and the options that name them.
 
 The app is named by `--app`, else `EVENTJET_APP`, else `[tool.eventjet] app = "…"` in `./pyproject.toml`.
 """
@@ -42,27 +42,27 @@ _NAMES: Mapping[Names, Callable[[AppTarget], Iterable[str]]] = {
 
 
 def argument(metavar: str, help: str, names: Names | None = None, **more: Any) -> Any:  # noqa: A002 - as typer has it
-    """An argument of a command; a shell is offered the app's `names` of a kind for it."""
+    """Return an argument of a command; `names` is the kind of the app's names that a shell completes for it."""
     return typer.Argument(
         metavar=metavar, help=help, autocompletion=None if names is None else _complete(names), **more
     )
 
 
 def option(flag: str, metavar: str, help: str, names: Names | None = None, **more: Any) -> Any:  # noqa: A002
-    """An option with a value; as `argument`."""
+    """Return an option with a value; `names` as for `argument`."""
     complete = None if names is None else _complete(names)
     return typer.Option(flag, metavar=metavar, help=help, autocompletion=complete, **more)
 
 
 def switch(flag: str, help: str, **more: Any) -> Any:  # noqa: A002
-    """An option without a value."""
+    """Return an option without a value."""
     return typer.Option(flag, help=help, **more)
 
 
 def _complete(kind: Names) -> Callable[[typer.Context, str], list[str]]:
-    """Complete a name of the app that the line does not have yet.
+    """Return a function that completes the app's names of a kind, except those that the line has already.
 
-    The app is imported, and nothing reached. Where that fails nothing is offered: a shell cannot show why.
+    It imports the app and connects to nothing. Where the import fails it offers nothing, as a shell cannot show why.
     """
 
     def complete(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -71,7 +71,7 @@ def _complete(kind: Names) -> Callable[[typer.Context, str], list[str]]:
         lists = [cast("Sequence[object]", value) for value in values if isinstance(value, list | tuple)]
         given = {each for value in lists for each in value}
         try:
-            # What an app prints when it is imported is not for the shell to read.
+            # Discard what the app prints on import: the shell would read it as names.
             with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
                 names = sorted(_NAMES[kind](target(*where, None, None)))
         except Exception:  # noqa: BLE001 - of the app's own module too
@@ -125,7 +125,7 @@ ProjectionArgument = Annotated[str, argument("PROJECTION", "Which one.", "projec
 
 @dataclass(frozen=True, slots=True)
 class AppTarget:
-    """Where to find the app; it is imported when asked for."""
+    """The reference of an app with its folder and settings; `app` imports it."""
 
     reference: str
     folder: Path
@@ -133,22 +133,25 @@ class AppTarget:
 
     @property
     def ref(self) -> AppRef:
-        """The app's reference, for what imports it elsewhere too."""
+        """The app's reference, for other processes that import it too."""
         return AppRef.parse(self.reference, self.folder)
 
     def chosen(self, names: Sequence[str]) -> list[str]:
-        """Return the named projections of the app, all when none is named; raises `UsageError` for an unknown one."""
+        """Return the names of these projections, or of all for none. Raises `UsageError` for an unknown name."""
         return [resolved.name for resolved in projections_of(self.app(), names)]
 
     def work(self, names: Sequence[str]) -> Chosen:
-        """What these names mean, projections, reactors and processes; all of the app when none is named."""
+        """Return the projections, reactors and processes of these names, or all of the app for none.
+
+        Raises `UsageError` for an unknown name.
+        """
         from eventjet.subscriptions.supervisor import chosen_of
 
         return chosen_of(self.app(), names)
 
     @asynccontextmanager
     async def cursors(self) -> AsyncGenerator[Cursors]:
-        """The cursors of the app, over a connection of their own."""
+        """Open a connection for the app's cursors."""
         from eventjet.subscriptions.cursor_store import Cursors
 
         async with self.client() as client:
@@ -156,18 +159,18 @@ class AppTarget:
 
     @asynccontextmanager
     async def client(self) -> AsyncGenerator[Client]:
-        """A connection to the server."""
+        """Open a connection to the server."""
         from eventjet.jetstream.client import connected
 
         async with connected(self.settings) as client:
             yield client
 
     def projection(self, name: str) -> AnyResolved:
-        """The projection of this name; raises `UsageError` for one that the app does not have."""
+        """Return the projection of this name. Raises `UsageError` for one that the app does not declare."""
         return projections_of(self.app(), [name])[0]
 
     def app(self) -> App:
-        """Import it; raises `UsageError` and `DefinitionError`."""
+        """Import the app and return it. Raises `UsageError` and `DefinitionError`."""
         from eventjet.app import load_app
 
         return load_app(self.reference, self.folder)
@@ -176,9 +179,10 @@ class AppTarget:
 def on_app(
     *, servers: bool = True, database: bool = True, jvm: bool = False
 ) -> Callable[[Callable[Concatenate[AppTarget, P], Answer | None]], Callable[..., None]]:
-    """Make a command of a function of an `AppTarget`, which gets the options that say which app, and where.
+    """Return a decorator that makes a command of a function of an `AppTarget`.
 
-    One that returns an `Answer` gets `--json` as well, and one that may start a `jvm` where its classes are kept.
+    The command gets the options that name the app, and with `servers` and `database` their URLs. A command that returns
+    an `Answer` also gets `--json`, and one that may start a `jvm` also gets `--jvm-cache`.
     """
     wanted = {"app": AppOption, "app_dir": AppDirOption}
     wanted |= {"servers": ServersOption} if servers else {}
@@ -212,7 +216,7 @@ def on_app(
 def target(
     app: str | None, app_dir: Path | None, servers: str | None, database: str | None, jvm_cache: Path | None = None
 ) -> AppTarget:
-    """From a command's options, the environment and pyproject.toml; raises `UsageError`."""
+    """Return the target that a command's options, the environment and pyproject.toml name. Raises `UsageError`."""
     settings = safe_settings(servers, database).with_overrides({"jvm_cache": jvm_cache})
     folder = (app_dir or Path.cwd()).resolve()
     if not folder.is_dir():
@@ -221,9 +225,12 @@ def target(
 
 
 def safe_settings(servers: str | None = None, database: str | None = None) -> Settings:
-    """Settings from `EVENTJET_*` with a command's options over them; secrets among the options are refused."""
+    """Return the settings of `EVENTJET_*`, overridden by a command's options.
+
+    Raises `UsageError` for options that may hold a secret.
+    """
     settings = Settings.load({"servers": servers, "database": database})
-    # A lone user of a NATS server may be a token.
+    # A user without a password in the URL of a NATS server may be a token.
     if servers and any(server_url(url).user is not None for url in settings.servers):
         raise _may_hold_secret("--servers", "EVENTJET_SERVERS")
     if database and database_url(database).holds_secret:
@@ -232,7 +239,7 @@ def safe_settings(servers: str | None = None, database: str | None = None) -> Se
 
 
 def without_token(master: str | None) -> str | None:
-    """Spark's master as an option; raises `UsageError` for one with parameters, where a token may be."""
+    """Return the master of Spark from an option. Raises `UsageError` for parameters in it, which may hold a token."""
     if master is not None and master.startswith("sc:") and shown_master(master) != master.rstrip("/"):
         raise _may_hold_secret("--master", "SPARK_REMOTE")
     return master

@@ -1,4 +1,4 @@
-"""`eventjet ui`: the console, served alone."""
+"""The command `eventjet ui`: serve the console by itself."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ HERE = "127.0.0.1"
 PORT = 8321
 _HERE = (HERE, "::1", "localhost")
 _REQUEST_S = 15.0
-"""How long a request may take to arrive whole, its body included."""
+"""Seconds in which a request must arrive completely, its body included."""
 _UNFINISHED_MAX = 100
-"""Connections that wait for the rest of a request: far fewer than the files that a process may open."""
+"""Connections with an incomplete request at most: far fewer than the files that a process may open."""
 AccessOption = Annotated[
     str | None,
     option(
@@ -93,25 +93,25 @@ def ui(
     may = _access(at, access) if access is not None else _owner if allow_actions else None
     given = {} if may is None else {"access": may}
     site = console(at.app(), settings=at.settings, monitoring=monitoring or (), **given)
-    # On this machine a page of another site could have the browser ask under a name of its own (DNS rebinding).
+    # Check the host name: by DNS rebinding a page of another site could make a browser send requests to this machine.
     known = [*_HERE, "[::1]", *([] if public is None else [public.host])]
     served: ASGIApp = TrustedHostMiddleware(site, known) if host in _HERE else site
     if public_url is not None:
         served = behind(served, public_url)
     with closing(_listening(host, port)) as listening:
         shown = f"[{host}]" if ":" in host else host
-        if not told:  # `dev --ui` has said it
+        if not told:  # `dev --ui` prints the URL itself
             show(f"http://{shown}:{listening.getsockname()[1]}/")
         asyncio.run(_serve(served, site.state.streams.end, listening))
 
 
 def behind(site: ASGIApp, public_url: str) -> ASGIApp:
-    """The site as a proxy shows it under this URL; raises `UsageError` for what is no URL of one."""
+    """Return the site as a proxy serves it under this URL. Raises `UsageError` for an invalid URL."""
     return _Behind(site, _public(public_url))
 
 
 def _public(url: str) -> Url:
-    """Raises `UsageError` for what is no URL of a site."""
+    """Return a parsed URL. Raises `UsageError` where it is no URL of a site, or has a user or options."""
     found = parse(url)
     if found is None or found.scheme not in ("http", "https") or not found.host or found.user or found.options:
         raise UsageError("--public-url is no URL of a site. Write it as https://host/path, without a password.")
@@ -119,7 +119,7 @@ def _public(url: str) -> Url:
 
 
 class _Behind:
-    """What a proxy shows under another URL: whether it leaves the path in front or takes it off."""
+    """A site behind a proxy with another URL, whether the proxy keeps the path prefix or strips it."""
 
     def __init__(self, site: ASGIApp, public: Url) -> None:
         self._site = site
@@ -134,15 +134,15 @@ class _Behind:
 
 
 async def _serve(site: ASGIApp, end_streams: Callable[[], None], listening: socket.socket) -> None:
-    """Until a signal asks for an end; what is being answered is finished first, for two seconds at the most."""
+    """Serve until a signal; requests in progress get two seconds to finish."""
     import h11
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class BoundedRequests(H11Protocol):
-        """Ends a connection whose request does not arrive whole in time, and the oldest where too many wait.
+        """A protocol that aborts a connection whose request is incomplete after 15 s, and the oldest of more than 100.
 
-        uvicorn would keep them open for ever, and answer nobody once the process has as many files as it may open.
+        uvicorn would keep such connections open for ever, until the process cannot open any more files.
         """
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  as uvicorn has it
@@ -171,10 +171,10 @@ async def _serve(site: ASGIApp, end_streams: Callable[[], None], listening: sock
             if (bound := unfinished.pop(self, None)) is not None:
                 bound.cancel()
 
-    unfinished: dict[BoundedRequests, asyncio.TimerHandle] = {}  # the oldest first
+    unfinished: dict[BoundedRequests, asyncio.TimerHandle] = {}  # oldest first
 
     class Server(uvicorn.Server):
-        """Leaves signals to us."""
+        """A server that leaves signals to the function around it."""
 
         @contextmanager
         def capture_signals(self) -> Generator[None]:
@@ -183,7 +183,7 @@ async def _serve(site: ASGIApp, end_streams: Callable[[], None], listening: sock
     config = uvicorn.Config(
         site,
         http=BoundedRequests,
-        backlog=_UNFINISHED_MAX,  # asyncio accepts so many in one go, before any protocol hears of them
+        backlog=_UNFINISHED_MAX,  # asyncio accepts as many at once before it calls a protocol
         log_config=None,
         access_log=False,
         timeout_graceful_shutdown=2,
@@ -196,7 +196,7 @@ async def _serve(site: ASGIApp, end_streams: Callable[[], None], listening: sock
     signalled.cancel()
     end_streams()
     server.should_exit = True
-    # Rebuilds in their threads are given time to clear away, and no more.
+    # Rebuilds that run in threads get a limited time to clean up.
     bound = threading.Timer(CLEARED_S, os._exit, (INTERRUPTED,))
     bound.daemon = True
     bound.start()
@@ -205,7 +205,7 @@ async def _serve(site: ASGIApp, end_streams: Callable[[], None], listening: sock
 
 
 def _listening(host: str, port: int) -> socket.socket:
-    """Raises `Unreachable` where the address is taken, or is none of this machine."""
+    """Return a listening socket. Raises `Unreachable` where the address is taken, or not of this machine."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family)
@@ -215,7 +215,7 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 def _access(at: AppTarget, reference: str) -> Access:
-    """Import the function that is asked about each request; raises `UsageError` where there is none."""
+    """Import the function that decides about each request. Raises `UsageError` for an unusable reference."""
     function = AppRef.parse(reference, at.folder).function()
     try:
         signature(function).bind(None)
@@ -225,5 +225,5 @@ def _access(at: AppTarget, reference: str) -> Access:
 
 
 def _owner(_request: Request) -> tuple[Level, str]:
-    """Whoever reaches this machine's own address acts as the one who started the console."""
+    """Grant every right to all who reach this machine's own address, under the name of who runs the console."""
     return "all", getpass.getuser()

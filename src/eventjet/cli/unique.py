@@ -1,4 +1,4 @@
-"""`eventjet unique …`: claims of unique values, made for aggregates of before, and compared with their states."""
+"""The commands `eventjet unique …`: build the claims of unique values, and check them against aggregates."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def check(
 
 
 async def unbuilt(at: AppTarget) -> list[str]:
-    """Return the constraints that are not kept yet, each with what to do."""
+    """Return a line for each unique constraint whose claims were not built yet, which says what to do."""
     app = at.app()
     constrained = _constrained(app, None, None)
     if not constrained:
@@ -79,14 +79,14 @@ async def unbuilt(at: AppTarget) -> list[str]:
 async def _run(
     at: AppTarget, aggregate: str | None, name: str | None, *, keep_shared: bool | None
 ) -> list[ClaimReport]:
-    """Build, or with `keep_shared` None check."""
+    """Build claims, or with `keep_shared` None check them."""
     from eventjet.commands.unique import build_claims, check_claims
 
     app = at.app()
     reports: list[ClaimReport] = []
     constrained = _constrained(app, aggregate, name)
     async with app.connect(at.settings) as jet:
-        await jet.log()  # says that `init` is missing, where it is
+        await jet.log()  # raises where `eventjet init` has not run
         for cls, owner, constraint in constrained:
             claims = jet.repository(cls).unique
             progress = _progress(f"{owner} {constraint}")
@@ -98,7 +98,7 @@ async def _run(
 
 
 def _progress(what: str) -> Callable[[int], None]:
-    """Return what tells on standard error, now and then, how many aggregates were looked at."""
+    """Return a callback that prints on standard error, now and then, how many aggregates were read."""
     next_note = _NOTE_EVERY
 
     def progress(aggregates: int) -> None:
@@ -111,7 +111,10 @@ def _progress(what: str) -> Callable[[int], None]:
 
 
 def _constrained(app: App, aggregate: str | None, name: str | None) -> list[tuple[Any, str, str]]:
-    """Return (class, name, constraint) of what is meant; raises `UsageError` for what the app does not have."""
+    """Return (class, aggregate name, constraint) of the named constraints, or of all in the app.
+
+    Raises `UsageError` for a constraint that the app does not declare.
+    """
     if aggregate is not None:
         cls, info = aggregate_of(app, aggregate)
         known = [constraint.name for constraint in info.unique]

@@ -1,4 +1,4 @@
-"""What runs for long beside an app: `eventjet worker`, `serve`, and `pause` and `resume` for what workers work on."""
+"""The commands `eventjet worker` and `serve`, and `pause` and `resume` for the subscriptions of workers."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def serve(at: AppTarget, logs: LogFormatOption = LogFormat.TEXT) -> None:
 
     async def run() -> None:
         async with open_repositories(app, at.settings) as (repositories, client):
-            await repositories.store.state()  # says that `init` is missing, where it is
+            await repositories.store.state()  # raises where `eventjet init` has not run
             service = Service(repositories, client, app.served)
             await service.open()
             names = ", ".join(f"{app.aggregates[each.aggregate].name}.{each.name}" for each in app.served)

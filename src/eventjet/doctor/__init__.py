@@ -1,1 +1,1 @@
-"""What `eventjet doctor` looks at: server, streams, database and app against what an event store needs. Only looks."""
+"""The checks of `eventjet doctor`: does an installation have what an event store needs? They change nothing."""

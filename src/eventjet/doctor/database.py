@@ -1,4 +1,4 @@
-"""The database: version, settings, clock, eventjet's tables, the read models' tables, and what is left of others."""
+"""Check the database: version, settings, clock, eventjet's tables, read models' tables, and unused tables."""
 
 from __future__ import annotations
 
@@ -30,15 +30,18 @@ from eventjet.subscriptions.status import SeenCheckpoints, see_checkpoints
 
 @dataclass(slots=True)
 class SeenDatabase:
-    """What the database says of the app's read models."""
+    """What the database has of the app's read models, for the checks of other parts."""
 
     checkpoints: SeenCheckpoints
     empty: set[str] = field(default_factory=set[str])
-    """Projections that have no row."""
+    """Names of the projections whose tables have no row."""
 
 
 def check_database(installation: Installation, report: Report) -> SeenDatabase | None:
-    """None where there is nothing to be seen, or nothing is needed."""
+    """Check the database and its tables; return the checkpoints for other parts.
+
+    Return None where the app needs no database, or the checkpoints cannot be read.
+    """
     if not installation.app.projections:
         report.ok("database", "the app declares no read models, so it needs no database")
         return None
@@ -79,7 +82,7 @@ def _looked(installation: Installation, report: Report, where: Database, connect
 
 
 def check_soundness(report: Report, shown: str, found: Soundness) -> None:
-    """Its version and settings."""
+    """Report the database's version, and every weakness of its settings."""
     for one in found.weaknesses:
         bad = Level.FAULT if one.is_fault else Level.NOTE if one.is_rare else Level.WARNING
         report.add(bad, "settings", one.what, one.cost, one.remedy)
@@ -88,9 +91,9 @@ def check_soundness(report: Report, shown: str, found: Soundness) -> None:
 
 @contextmanager
 def _guarded(report: Report, connection: Connection, name: str) -> Generator[None]:
-    """Within the block what cannot be used, and what these credentials may not see, is report, and no more.
+    """Turn unusable tables and missing permissions within the block into findings, so that other checks go on.
 
-    A statement that is refused ends a transaction of PostgreSQL's, so each look is one of its own.
+    The block runs in its own savepoint, since a refused statement ends a transaction of PostgreSQL.
     """
     try:
         with connection.begin_nested():

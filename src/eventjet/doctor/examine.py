@@ -1,4 +1,4 @@
-"""`examine`: every part in a thread of its own, all bounded by one time, so that what hangs hides nothing else."""
+"""Run every part of the examination in its own thread with one deadline, so that a part that hangs hides no other."""
 
 from __future__ import annotations
 
@@ -27,36 +27,36 @@ from eventjet.urls import shown_master
 T = TypeVar("T")
 
 _SAY_S = 0.3
-"""How long before the end one that waits for another gives up."""
+"""Seconds before the deadline at which a part that waits for another gives up, so that it can still report."""
 _UNSEEN = "what rests on it was not looked at"
 _LOCAL = "`--engine local` rebuilds in one process, without Spark and Java"
 
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """Everything that was found."""
+    """The result of an examination."""
 
     app: str
     found: tuple[Finding, ...]
-    """By part, in the order in which they were looked at."""
+    """All findings, by part, in the order in which the parts are listed."""
     left_out: int
-    """Findings beyond what one part may have."""
+    """Number of findings that exceed the limit of a part and are not listed."""
     own_fault: Exception | None = None
-    """What is wrong with eventjet itself, or with the app's own code."""
+    """An unexpected error, of eventjet itself or of the app's own code; None where there was none."""
 
     @property
     def counts(self) -> Mapping[Level, int]:
-        """How many of each level."""
+        """Return the number of findings of each level."""
         counts = Counter(finding.level for finding in self.found)
         return {level: counts[level] for level in Level}
 
 
 def examine(installation: Installation) -> Examined:
-    """Look at all of it, and change nothing. Blocks for `timeout_s` at the most, and some seconds of the machine's."""
+    """Check every part of an installation, and change nothing. Blocks for little more than `timeout_s` at the most."""
     deadline = time.monotonic() + installation.timeout_s
 
     def part(name: str, check: Callable[..., T], *after: _Part[Any]) -> _Part[T]:
-        """Check after others, whose outcomes are given as functions."""
+        """Return a part whose check gets the outcomes of other parts as functions that wait for them."""
         outcomes = [each.outcome for each in after]
         return _Part(name, lambda report: check(installation, report, *outcomes), deadline)
 
@@ -84,7 +84,7 @@ def examine(installation: Installation) -> Examined:
 
 
 class _Part(Generic[T]):
-    """One part; its thread is left alone when its time is over."""
+    """One part of the examination, in a daemon thread that is abandoned when its time is over."""
 
     def __init__(self, name: str, check: Callable[[Report], T], deadline: float) -> None:
         self.report = Report(name)
@@ -98,9 +98,9 @@ class _Part(Generic[T]):
         self._thread.start()
 
     def outcome(self) -> T | None:
-        """Return what its check returned, once it has; None where it came to nothing, or takes too long.
+        """Wait for the result of the check, and return it; None where the check failed or takes too long.
 
-        Whoever asks must have time left to say so.
+        The wait ends shortly before the deadline, so that the caller has time left to report a missing result.
         """
         try:
             return self._result.result(max(0.0, self._deadline - _SAY_S - time.monotonic()))
@@ -111,7 +111,7 @@ class _Part(Generic[T]):
         self._thread.join(max(0.0, self._deadline - time.monotonic()))
 
     def found(self) -> list[Finding]:
-        """Return its findings so far; one that still runs is unreachable."""
+        """Return the findings so far, with a finding of the level unreachable where the check still runs."""
         found = list(self.report.found)
         if self._thread.is_alive():
             what = "it did not answer in time, so the rest of it was not looked at"
@@ -149,7 +149,7 @@ class _Part(Generic[T]):
 
 
 def check_environment(_installation: Installation | None, report: Report) -> None:
-    """Look at eventjet, Python, and what rebuilds on Spark take. Nothing is imported that is not light."""
+    """Check the versions of eventjet and Python, and what rebuilds on Spark need, without importing PySpark."""
     report.ok("python", f"eventjet {version('eventjet')} on Python {platform.python_version()}")
     if importlib.util.find_spec("pyspark") is None:
         cost = f"no rebuild on several cores; {_LOCAL}"

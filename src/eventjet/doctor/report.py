@@ -1,4 +1,4 @@
-"""What is examined, the report that gathers the findings of one part, and how far another clock is from this one."""
+"""The installation to examine, the report with the findings of one part, and the comparison of clocks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from eventjet.projections.app_ref import Application
 from eventjet.settings import Settings
 
 NAMED_MAX = 10
-"""Names of one kind that are written out."""
+"""Names of one kind that a finding lists at most."""
 FOUND_MAX = 100
-"""Findings of one part; what comes beyond is counted."""
+"""Findings that one part lists at most; further findings are counted."""
 SKEW_MAX_S = 2.0
-"""What machines that follow NTP stay well below, and what people notice in a lag."""
+"""Skew of clocks that is tolerated: machines with NTP stay well below, and people notice more in a lag."""
 _CLOCK_COSTS = {
     "server": "deadlines of processes, `recorded_at`, `--since` and every lag in seconds are off by as much",
     "database": "how long ago a worker was seen, and when an event was quarantined, are off by as much",
@@ -28,28 +28,28 @@ _COST_UNUSABLE = "nothing that needs it works"
 
 @dataclass(frozen=True, slots=True)
 class Installation:
-    """What is examined, and how long that may take."""
+    """An installation to examine, and how long that may take."""
 
     app: Application
     settings: Settings
     monitoring: tuple[str, ...]
-    """URLs of the servers' monitoring endpoints, checked; the more of them, the more is known."""
+    """Validated URLs of the servers' monitoring endpoints; the more servers have one, the more can be checked."""
     timeout_s: float
-    """For all of it."""
+    """Seconds for the whole examination."""
     clock: Callable[[], float]
-    """Seconds since 1970 as this machine has them."""
+    """Return this machine's time in seconds since 1970."""
 
 
 @dataclass(slots=True)
 class Report:
-    """The findings of one part. One thread adds, another may read at any time."""
+    """The findings of one part. One thread adds findings; another may read them at any time."""
 
     part: str
     found: list[Finding] = field(default_factory=list[Finding])
     left_out: int = 0
 
     def add(self, level: Level, check: str, what: str, cost: str = "", fix: str = "") -> None:
-        """Add a finding; `check` is its name for programs."""
+        """Add a finding; `check` is the name that programs know it by."""
         if len(self.found) < FOUND_MAX:
             self.found.append(Finding(self.part, check, level, what, cost, fix))
         else:
@@ -64,10 +64,10 @@ class Report:
 
     @contextmanager
     def guarded(self, check: str, *, reported_by: str = "") -> Generator[None]:
-        """Report a missing right within the block, a refusal, and what says that the log is no use.
+        """Turn a missing permission, a refusal by the server, and an unusable log within the block into findings.
 
-        The latter may be `reported_by` another part. A server that does not answer ends the part: it would be waited
-        for once more at every look.
+        `reported_by` names the part that reports the unusable log, if it is another one. A server that does not
+        answer ends the whole part, since every further check would wait for it once more.
         """
         try:
             yield
@@ -83,29 +83,29 @@ class Report:
             self.fault(check, what, _COST_UNUSABLE, "Look at the server's log.")
 
     def forbidden(self, check: str, error: Forbidden) -> None:
-        """Add that these credentials may not look."""
+        """Add the finding that these credentials lack the permission to check something."""
         what = f"not allowed to know: these credentials may not use {error.subject}"
         allow = f'Allow `publish: "{error.subject}"`, or use those of the role `admin` (`eventjet nats-config`).'
         self.unknown(check, what, "it is not looked at", error.remedy or allow)
 
     def unusable(self, check: str, error: Unreachable, cost: str = "") -> None:
-        """Add that something is there and cannot be used."""
+        """Add the finding that something exists and cannot be used."""
         self.fault(check, f"{error.component}: {error.reason}", cost or _COST_UNUSABLE, error.remedy)
 
     def no_server(self) -> None:
-        """Add that a part which needs NATS was not looked at."""
+        """Add the finding that this part was not checked, since it needs a server and none answered."""
         self.unknown("reach", "not looked at: no server answered, or not in time (see server)")
 
 
 def named(names: Iterable[Any]) -> str:
-    """Return at most ten names in words."""
+    """Return names as text: at most ten of them, and how many more there are."""
     known = [str(name) for name in names]
     more = len(known) - NAMED_MAX
     return ", ".join(known[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def skew(before: float, there: float, after: float) -> float:
-    """Return how far `there` is ahead (below 0: behind), at the least: it was asked between `before` and `after`."""
+    """Return the least skew in seconds of a clock that showed `there` between `before` and `after`; below 0: behind."""
     return there - after if there > after else min(0.0, there - before)
 
 

@@ -1,8 +1,9 @@
-"""The servers: which there are, their versions, JetStream and the limits of the account; whether they sync what they
-acknowledge, and how full they are, which only their monitoring endpoints tell.
+"""Check the servers: are they reachable, new enough, and within the limits of the account?
+
+Whether a server syncs what it acknowledges, and how full it is, only its monitoring endpoint says.
 
 Measured on 2.15.1: `/varz` has `jetstream.config.sync_always` where `sync_interval: always` is set, else
-`sync_interval` in nanoseconds. No answer over NATS has either.
+`sync_interval` in nanoseconds. No answer over NATS has either field.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from eventjet.operations.log import AccountLimits, Limit, account_limits
 from eventjet.urls import parse
 
 _NEAR, _FULL = 0.8, 0.95
-"""Shares of a limit from which it is a warning, and a fault."""
+"""Used shares of a limit from which on it is a warning, and a fault."""
 _BODY_MAX = 4_000_000
 _REQUEST_S = 5.0
 _SERVERS_MAX = 20
@@ -35,7 +36,7 @@ _ALWAYS = "jetstream { sync_interval: always }"
 
 
 def check_servers(installation: Installation, report: Report) -> Sequence[Greeting]:
-    """Returns what every server of the cluster said of itself, as far as they are known."""
+    """Check every known server of the cluster and the account's limits; return what each server says of itself."""
     endpoint = Endpoint.of(installation.settings).with_name("eventjet doctor")
     with NatsConnection.open(endpoint) as link:
         greeted = _greeted(endpoint.with_discovered(link.info.get("connect_urls") or ()), installation.timeout_s / 3)
@@ -58,7 +59,7 @@ def check_servers(installation: Installation, report: Report) -> Sequence[Greeti
 
 
 def _greeted(endpoint: Endpoint, timeout_s: float) -> list[Greeting]:
-    """One that answers under two addresses counts once."""
+    """Return the greeting of each server; a server that answers at two addresses counts once."""
     known: dict[str, Greeting] = {}
     for one in greetings(endpoint, timeout_s):
         known.setdefault(str(one.info.get("server_id") or one.peer), one)
@@ -66,7 +67,7 @@ def _greeted(endpoint: Endpoint, timeout_s: float) -> list[Greeting]:
 
 
 def check_greetings(report: Report, greeted: Sequence[Greeting]) -> None:
-    """Of each server: does it answer, and is it new enough?"""
+    """Report whether each server answers and is new enough."""
     there = [one for one in greeted if one.info]
     for one in greeted:
         if not one.info:
@@ -102,7 +103,7 @@ def check_greetings(report: Report, greeted: Sequence[Greeting]) -> None:
 
 
 def check_limits(report: Report, account: AccountLimits) -> None:
-    """How close the account has come to what it may have."""
+    """Report how close the account is to each of its limits."""
     for limit in account.limits:
         _check_limit(report, limit)
     if account.needs_max_bytes:
@@ -133,16 +134,19 @@ def _check_limit(report: Report, limit: Limit) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What one server says of itself, or why it says nothing."""
+    """The INFO message of one server, or why there is none."""
 
     peer: str
     info: dict[str, Any]
-    """Its INFO; empty where there was none."""
+    """The server's INFO message; empty where it did not answer."""
     fault: str = ""
 
 
 def greetings(endpoint: Endpoint, timeout_s: float) -> list[Greeting]:
-    """Of every server that is named or known, one after the other; each is connected to and left. Never raises."""
+    """Connect to every named or discovered server in turn, and return its greeting.
+
+    An error of a connection becomes the `fault` of its greeting.
+    """
     deadline = time.monotonic() + timeout_s
     addresses = endpoint.addresses()
     greeted: list[Greeting] = []
@@ -159,7 +163,7 @@ def greetings(endpoint: Endpoint, timeout_s: float) -> list[Greeting]:
 
 
 def monitoring_url(text: str) -> str:
-    """`http://host:8222` as it may be shown; raises `UsageError` for anything else."""
+    """Return a monitoring URL as `http://host:8222`. Raises `UsageError` for anything else, a URL with a user too."""
     found = parse(text)
     plain = found is not None and found.user is None and not found.options and found.path in ("", "/")
     if found is None or not plain or found.scheme not in ("http", "https") or not found.host:
@@ -173,7 +177,7 @@ def monitoring_url(text: str) -> str:
 def check_monitoring(
     installation: Installation, report: Report, servers: Callable[[], Sequence[Greeting] | None]
 ) -> None:
-    """Every endpoint that was named; `servers` gives what the servers said of themselves."""
+    """Check every given monitoring endpoint; `servers` waits for the greetings of the servers."""
     seen: set[str] = set()
     for url in installation.monitoring[:_SERVERS_MAX]:
         try:
@@ -206,7 +210,7 @@ def check_monitoring(
 
 
 def check_monitored(report: Report, url: str, varz: Mapping[str, Any]) -> None:
-    """What one server's `/varz` says."""
+    """Report what one server's `/varz` says of syncing and of its storage."""
     jetstream: Mapping[str, Any] = varz.get("jetstream") or {}
     config: Mapping[str, Any] = jetstream.get("config") or {}
     stats: Mapping[str, Any] = jetstream.get("stats") or {}
@@ -255,7 +259,7 @@ def _check_unseen(report: Report, greeted: Sequence[Greeting], seen: set[str], *
 
 
 def _check_elsewhere(report: Report, installation: Installation, seen: set[str]) -> None:
-    """Of a log that is not in the JetStream of the servers that the app is connected to."""
+    """Report what is not known of syncing where the log is in another JetStream than that of the connected servers."""
     prefix = Endpoint.of(installation.settings).jetstream_prefix
     if not seen or installation.settings.jetstream_domain is None:
         report.unknown(
@@ -273,16 +277,22 @@ def _domain_of(varz: Mapping[str, Any]) -> str:
 
 
 def _spoken(seconds: float) -> str:
-    """With the unit that a person would have written; `1m` without quotes is a million seconds to nats-server."""
+    """Return a duration in the unit that a person would have written.
+
+    Days appear because nats-server reads `1m` without quotes as a million seconds.
+    """
     if seconds < 120:
         return f"{seconds:g} s"
     return f"{seconds / 60:g} minutes" if seconds < 7_200 else f"{seconds:,.0f} s ({seconds / 86_400:.1f} days)"
 
 
 def _fetched(url: str, installation: Installation) -> Mapping[str, Any]:
-    """What `/varz` tells; redirects are not followed. Raises `OSError`, `ValueError` and `HTTPException`."""
+    """Return `/varz` of a monitoring endpoint without following redirects.
+
+    Raises `OSError`, `ValueError` and `HTTPException`.
+    """
     where = urlsplit(url)
-    # A share of the time, so that one that hangs does not hide the others.
+    # Each endpoint gets a share of the time, so that one that hangs does not hide the others.
     timeout_s = min(_REQUEST_S, installation.timeout_s / (len(installation.monitoring) + 1))
     if where.scheme == "https":
         context = tls_context(Endpoint.of(installation.settings))

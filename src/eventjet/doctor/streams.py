@@ -1,4 +1,4 @@
-"""The streams and buckets of the app: there, as declared, whole, copied; and the consumers of the log."""
+"""Check the app's streams and buckets: existence, settings, integrity, replicas, and the consumers of the log."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from eventjet.subscriptions.declarations import declarations_of, has_timers, pro
 
 _PAGES_MAX = 20
 _LISTEN_S = 1.0
-"""Whoever else answers is taken to answer within this time."""
+"""Seconds to wait for answers of other subscribers."""
 _SILENT_S = 5.0
-"""Leaders hear of followers every second, and more often under load."""
+"""Silence in seconds after which a replica counts as away: a leader hears from it every second, or more often."""
 _PAGE_BYTES = 2_000_000
 _REPAIR = "`eventjet init --repair`"
 _OF_PROJECTION = re.compile(r"([a-z][a-z0-9_]*)-r([0-9]+)")
 
 
 def check_streams(installation: Installation, report: Report, servers: Callable[[], Sequence[Greeting] | None]) -> None:
-    """All that `eventjet init` makes, and what publications and inboxes name."""
+    """Check the streams and buckets that `eventjet init` makes, and the streams of publications and inboxes."""
     if servers() is None:
         report.no_server()
         return
@@ -84,7 +84,7 @@ def check_streams(installation: Installation, report: Report, servers: Callable[
 
 
 def check_stream(report: Report, app: Application, declared: dict[str, Any], state: StreamState | None) -> None:
-    """One stream or bucket; None for one that is missing."""
+    """Check one stream or bucket against its declaration; `state` is None for a missing one."""
     name = str(declared["name"])
     is_disposable = name == f"KV_{snapshot_bucket(app.name)}"
     if state is None:
@@ -165,10 +165,10 @@ def _check_copies(report: Report, link: NatsConnection, name: str) -> None:
 
 
 def _check_answers(report: Report, link: NatsConnection, installation: Installation, missing: Collection[str]) -> None:
-    """Whether anybody but the streams answers what is published for them."""
+    """Report whether any subscriber besides the streams answers messages that are published to them."""
     app = installation.app
     kinds = [kind for kind in probes_of(app) if kind[0] not in missing]
-    # Of an event that could be one: who may ask and may not write it is not where writers are.
+    # Subjects that an event could have: credentials that may probe and not write these may be in another account.
     events = [(app.name, f"{subject.rpartition('.')[0]}._asked") for stream, subject in kinds if stream == app.name]
     asked, others = link.probe([*kinds, *events], _LISTEN_S)
     asked, as_writer = asked[: len(kinds)], asked[len(kinds) :]
@@ -198,7 +198,7 @@ def _check_answers(report: Report, link: NatsConnection, installation: Installat
 
 
 def check_aggregates(report: Report, unknown: Sequence[UnknownAggregate]) -> None:
-    """Aggregates in the log that the app does not declare."""
+    """Report the aggregates in the log that the app does not declare."""
     if not unknown:
         report.ok("aggregates", "every aggregate of the log is one of the app's")
     for one in unknown:
@@ -211,7 +211,7 @@ def check_aggregates(report: Report, unknown: Sequence[UnknownAggregate]) -> Non
 
 
 def check_events(report: Report, unknown: Sequence[UnknownEvent]) -> None:
-    """Of the events that were looked at, those that the app does not declare."""
+    """Report the events in a sample of the log that the app does not declare."""
     if not unknown:
         report.ok(
             "events", f"the app declares every event that was looked at: a sample of {LOOKS}, the last ones included"
@@ -246,7 +246,7 @@ def _consumers(link: NatsConnection, stream: str) -> list[ListedConsumer]:
 
 
 def check_consumers(report: Report, app: Application, listed: Sequence[ListedConsumer]) -> None:
-    """Durables of the log that nothing of the app reads through."""
+    """Report the durable consumers of the log that no subscription of the app uses."""
     own = {one.durable for one in app.projections.values()} | declarations_of(app).keys()
     strange = [one for one in listed if one.is_durable and one.name not in own]
     if not strange:

@@ -1,4 +1,4 @@
-"""Read models, reactors, processes, publications, inboxes: where each stands, who works on it, what is quarantined."""
+"""Check each projection, reactor, process, publication and inbox: its position, worker and quarantine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_read_models(
     servers: Callable[[], Sequence[Greeting] | None],
     database: Callable[[], SeenDatabase | None],
 ) -> None:
-    """Every projection that the app declares; what others are there of, the database's part says."""
+    """Check every projection that the app declares; the part `database` reports undeclared revisions."""
     app = installation.app
     if not app.projections:
         return
@@ -48,7 +48,7 @@ def check_read_models(
 
 
 def _check_code(installation: Installation, report: Report, one: WorkStatus, seen: SeenDatabase) -> None:
-    """Rows that were made by other code than that of the app at hand, under the same revision."""
+    """Report rows that other code than this app's made under the same revision."""
     code = installation.app.projections[one.name].code
     for held, _ in seen.checkpoints.rows:
         if (held.name, held.revision) == (one.name, one.revision) and held.has_rows_of_other_code(code):
@@ -64,7 +64,7 @@ def _check_code(installation: Installation, report: Report, one: WorkStatus, see
 def _check_empty(
     installation: Installation, report: Report, link: NatsConnection, one: WorkStatus, seen: SeenDatabase
 ) -> None:
-    """A table without rows under a checkpoint that has passed events which it takes."""
+    """Report tables without rows where the checkpoint has passed events that the projection takes."""
     if one.name not in seen.empty or not one.position:
         return
     resolved = installation.app.projections[one.name]
@@ -83,14 +83,14 @@ def _check_empty(
 def check_reactions(
     installation: Installation, report: Report, servers: Callable[[], Sequence[Greeting] | None]
 ) -> None:
-    """Every cursor of the app, those of what it no longer declares too."""
+    """Check every cursor of the app, including cursors that it no longer declares."""
     declared = declarations_of(installation.app)
     if servers() is None:
         if declared:
             report.no_server()
         return
     endpoint = Endpoint.of(installation.settings).with_name("eventjet doctor reactions")
-    nothing = () if declared else (LogUnusable, Forbidden)  # Nobody misses what is not declared.
+    nothing = () if declared else (LogUnusable, Forbidden)  # Without reactions these are no findings.
     with (
         NatsConnection.open(endpoint) as link,
         report.guarded("cursor", reported_by="streams"),
@@ -102,11 +102,11 @@ def check_reactions(
 
 
 LAG_MAX_S = 60.0
-"""From here on it is told how far behind it is, though somebody works on it."""
+"""Seconds of lag above which a subscription is reported although a worker is at it."""
 
 
 def check_work(report: Report, one: WorkStatus) -> None:
-    """At least one thing."""
+    """Report the state of one subscription in at least one finding."""
     name, is_projection = one.name, one.kind == PROJECTION
     called = name if is_projection else f"{one.kind} {name}"
     stale = "readers see what was true then" if is_projection else "what events lead to does not happen"
@@ -152,7 +152,7 @@ def check_work(report: Report, one: WorkStatus) -> None:
 
 
 def _because(one: WorkStatus) -> str:
-    """Why a revision could not take over, where its worker has noted that."""
+    """Return why a revision could not be activated, as its worker noted it; empty where it noted nothing."""
     return f" ({one.reason.rstrip('.')})" if one.reason and one.owner else ""
 
 

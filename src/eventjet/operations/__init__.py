@@ -1,1 +1,1 @@
-"""What operators look at and decide, as values: the command line prints it, the console shows it."""
+"""What operators ask and decide, as values that the command line prints and the console shows."""

@@ -1,7 +1,7 @@
-"""Pause, resume and promote; and the audit entries of what people did in the console.
+"""Pause, resume and promote, and the audit entries of the actions that people take in the console.
 
-An audit entry is written before its action is carried out, and completed when that has ended. What reads or writes one
-raises `Unreachable` where the database cannot be used.
+An audit entry is written before its action is carried out, and completed when the action has ended. The functions that
+read or write audit entries raise `Unreachable` where the database cannot be used.
 """
 
 from __future__ import annotations
@@ -35,32 +35,32 @@ Changed: TypeAlias = Paused | PausedCursor
 Outcome: TypeAlias = Literal["begun", "done", "refused", "failed", "cancelled"]
 
 RESULT_MAX = 2_000
-"""Characters of an action's result that are kept."""
+"""Characters of an action's result that its audit entry keeps."""
 _SEPARATOR = ","
 _a = actions.c
 
 
 async def pause(app: App, settings: Settings, names: Sequence[str], revision: int | None = None) -> list[Changed]:
-    """Pause the named subscriptions, all or none. Raises `UsageError` for what cannot be paused, and `Unreachable`.
+    """Pause the named subscriptions, all or none. Raises `UsageError` if one cannot be paused, and `Unreachable`.
 
-    `revision` is another one than the app declares, of the one projection that is named then.
+    `revision` names another revision than the app declares; then `names` is a single projection.
     """
     return await _change(app, settings, names, revision, revisions.pause, cursor_control.pause)
 
 
 async def resume(app: App, settings: Settings, names: Sequence[str], revision: int | None = None) -> list[Changed]:
-    """Resume the named subscriptions, all or none. Raises `UsageError` for what is not paused, and `Unreachable`."""
+    """Resume the named subscriptions, all or none. Raises `UsageError` if one is not paused, and `Unreachable`."""
     return await _change(app, settings, names, revision, revisions.resume, cursor_control.resume)
 
 
 def paused_text(app: App, change: Changed) -> str:
-    """`balances revision 1 is paused at position 12`."""
+    """Return a line such as `balances revision 1 is paused at position 12`."""
     done = "is paused" if change.changed else "was paused already"
     return f"{_name_of(app, change)} {done} at position {change.position:,}"
 
 
 def resumed_text(app: App, change: Changed) -> str:
-    """`balances revision 1 goes on from position 12`."""
+    """Return a line such as `balances revision 1 goes on from position 12`."""
     return f"{_name_of(app, change)} goes on from position {change.position:,}"
 
 
@@ -76,7 +76,7 @@ async def _change(
     projections: Callable[..., Coroutine[Any, Any, list[Paused]]],
     followers: Callable[[Cursors, Sequence[str]], Coroutine[Any, Any, list[PausedCursor]]],
 ) -> list[Changed]:
-    """Change checkpoints first, since they may refuse, then cursors."""
+    """Pause or resume: first the checkpoints of projections, since they may refuse, then the cursors."""
     chosen = chosen_of(app, names)
     if revision is not None and (len(chosen.projections) != 1 or chosen.followers):
         raise UsageError("A revision is about one projection. Name one.")
@@ -91,7 +91,7 @@ async def _change(
 
 
 def promote(settings: Settings, resolved: AnyResolved) -> Promoted | None:
-    """Give a revision the declared tables, for readers to see; None where it has them already.
+    """Activate the tables of the declared revision, so that readers see them; return None if they are active already.
 
     Blocks. Raises `PromotionRefused` and `Unreachable`.
     """
@@ -101,7 +101,7 @@ def promote(settings: Settings, resolved: AnyResolved) -> Promoted | None:
 
 
 def promoted_text(resolved: AnyResolved, promoted: Promoted | None) -> str:
-    """Return what came of a promotion, as a line."""
+    """Return the result of a promotion as one line of text."""
     names = ", ".join(table.name for table in resolved.tables)
     tables = f"the table {names}" if len(resolved.tables) == 1 else f"the tables {names}"
     has = f"{resolved.name} revision {resolved.revision} has {tables}"
@@ -113,7 +113,7 @@ def promoted_text(resolved: AnyResolved, promoted: Promoted | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ActionRecord:
-    """An action that somebody asked for; `id` is of the form that they sent."""
+    """An action that somebody asked for; `id` is that of the submitted form."""
 
     id: str
     app: str
@@ -121,26 +121,29 @@ class ActionRecord:
     action: str
     targets: tuple[str, ...]
     details: Mapping[str, Any]
-    """What was asked for, as JSON: no secret, nothing personal."""
+    """The arguments of the action as JSON, without secrets and personal data."""
 
 
 @dataclass(frozen=True, slots=True)
 class AuditEntry:
-    """An action as it is recorded."""
+    """A recorded action with its outcome."""
 
     record: ActionRecord
     at: float
-    """Seconds since 1970 by the database's clock."""
+    """When the action began, in seconds since 1970 by the database's clock."""
     outcome: Outcome
     result: str
-    """In words."""
+    """The result in words."""
     ended_at: float | None
     age_s: float
-    """Since it was begun."""
+    """Seconds since the action began."""
 
 
 async def begin(database: Database, record: ActionRecord) -> bool:
-    """Record an action before it is carried out; False where it was recorded before, and must not be carried out."""
+    """Record an action before it is carried out; return False where its id is recorded already.
+
+    An action that is recorded already must not be carried out again.
+    """
     values = {
         "id": record.id,
         "app": record.app,
@@ -160,7 +163,7 @@ async def begin(database: Database, record: ActionRecord) -> bool:
 
 
 async def end(database: Database, action_id: str, outcome: Outcome, result: str) -> None:
-    """Record what became of an action that was begun; one that has ended is left as it is."""
+    """Record the outcome of an action that has begun; an entry that has ended is left unchanged."""
     shown = "\n".join(map(printable, cut(result, RESULT_MAX).split("\n")))
     values = {"outcome": outcome, "result": shown, "ended_at": Clock()}
     async with _writing(database) as connection:
@@ -170,7 +173,7 @@ async def end(database: Database, action_id: str, outcome: Outcome, result: str)
 def audit_entries(
     connection: Connection, app: str, *, limit: int, skip: int = 0, target: str | None = None
 ) -> list[AuditEntry]:
-    """Return the entries of an app, newest first; those about one `target`, where it is named."""
+    """Return the audit entries of an app, newest first; with `target` only those about it."""
     query = select(*_a, Clock()).where(_a.app == app)
     if target is not None:
         targets = literal(_SEPARATOR) + _a.target + _SEPARATOR
@@ -180,7 +183,7 @@ def audit_entries(
 
 
 def audit_entry(connection: Connection, app: str, action_id: str) -> AuditEntry | None:
-    """Return the entry with this id; None where the app has none."""
+    """Return the audit entry with this id; None where the app has none."""
     row = connection.execute(select(*_a, Clock()).where(_a.app == app, _a.id == action_id)).one_or_none()
     return None if row is None else _entry(row)
 

@@ -1,4 +1,4 @@
-"""Aggregates: found by the beginning of an id or by their last change, their state at a version, and what changed."""
+"""Search aggregates by id prefix or last change, fold their state at a version, and compare two states."""
 
 from __future__ import annotations
 
@@ -36,43 +36,44 @@ from eventjet.sql.locations import located
 from eventjet.sql.statements import keys_from
 
 FOUND_MAX = 50
-"""Aggregates of one page."""
+"""Aggregates on one page."""
 _LAST_RECORDS = 200
 _CHUNK = 50
 _BYTES_MAX = 4_000_000
-"""Of the last records: they may be of 900,000 each."""
+"""Limit on the bytes of the last records together: one record may have 900,000."""
 
 
 @dataclass(frozen=True, slots=True)
 class AggregateMatch:
-    """One aggregate that is in the log."""
+    """An aggregate that has events in the log."""
 
     aggregate: str
     id: str
     version: int | None
-    """Of its last event; None where that tells none."""
+    """Version of its last event; None where the record names none."""
     position: int
     at: datetime
-    """When the log got it."""
+    """When the server stored the last event."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdMatches:
-    """What an index knows."""
+    """Ids that the index of a read model gives for a prefix."""
 
     ids: Sequence[str]
     model: str = ""
-    """The read model whose index it is."""
+    """The read model whose index was used."""
     more_after: str = ""
-    """The id after which there are more; empty where these are all."""
+    """The id after which the next page starts; empty where there are no more."""
     fault: str = ""
-    """Why only whole ids can be found."""
+    """Why there is no search by prefix, only by whole id; empty where there is one."""
 
 
 def ids_beginning(app: App, connection: Connection, aggregate: str, prefix: str, after: str = "") -> IdMatches:
-    """Ids that have a row in a read model whose key is the aggregate's id, by that key's own index, in its order.
+    """Return the ids with a prefix, read from the key of a read model whose key is the aggregate's id, in key order.
 
-    Never a scan: where no index of the database is in the order of code points it says which one to declare.
+    The key's index answers, never a scan: where no index is in the order of code points, `fault` names the index to
+    declare.
     """
     remedy = ""
     for resolved in _keyed(app, aggregate):
@@ -97,7 +98,10 @@ def ids_beginning(app: App, connection: Connection, aggregate: str, prefix: str,
 
 
 async def looked_up(store: EventStore, aggregate: str, ids: Sequence[str]) -> list[AggregateMatch]:
-    """Those of these ids that have a history of this type. Raises what `EventStore` does."""
+    """Return the aggregates of this type among these ids; ids without events are left out.
+
+    Raises what `EventStore` does.
+    """
 
     async def one(aggregate_id: str) -> AggregateMatch | None:
         try:
@@ -110,7 +114,7 @@ async def looked_up(store: EventStore, aggregate: str, ids: Sequence[str]) -> li
 
 
 async def changed_last(store: EventStore) -> list[AggregateMatch]:
-    """The aggregates of the log's last 200 records, or fewer where they are large, the newest first."""
+    """Return the aggregates that changed last, newest first: those of the last 200 records, or of fewer large ones."""
     state = await store.state()
     found: dict[tuple[str, str], AggregateMatch] = {}
     end, size = state.last, 0
@@ -131,7 +135,7 @@ def _found(aggregate: str, aggregate_id: str, record: RawRecord) -> AggregateMat
 
 
 def _keyed(app: App, aggregate: str) -> list[ResolvedProjection]:
-    """Read models with a row for each aggregate of a type, those of this type alone first."""
+    """Return the read models with a row for each aggregate of a type; those with the fewest aggregate types first."""
 
     def owners(resolved: ResolvedProjection) -> set[str | None]:
         return {kind.aggregate for kind in app.catalog.kinds() if kind.event_type in resolved.events}
@@ -167,28 +171,28 @@ def _no_index(app: App, aggregate: str) -> str:
 
 
 FOLDED_MAX = 20_000
-"""Events that are folded for one look."""
+"""Events that one call folds at most."""
 FOLD_S = 1.5
-"""How long one look folds."""
+"""Seconds that one call folds at most."""
 _EVERY = 500
-"""Events between two states that are kept."""
+"""Events between two states that are kept in memory."""
 _KEPT_MAX = 64
-"""States of one aggregate."""
+"""States of one aggregate that are kept in memory."""
 _AGGREGATES_MAX = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What a look came to."""
+    """The state that a call of `TimeTravel.at` reached."""
 
     held: FoldedState[Any]
-    """As far as it came."""
+    """The state that was reached."""
     wanted: int
-    """The version that was asked for."""
+    """The version that the caller asked for."""
     fault: str = ""
-    """Why it did not come that far."""
+    """Why the wanted version was not reached; empty where it was."""
     goes_on: bool = False
-    """Whether the next look would come farther: only its bound ended this one."""
+    """Whether another call would fold farther, since only the limit on events or time ended this one."""
 
     @property
     def is_there(self) -> bool:
@@ -197,21 +201,21 @@ class Folded:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotInfo:
-    """The snapshot of an aggregate."""
+    """The snapshot of an aggregate, and whether it is used."""
 
     position: int
     version: int
     written_s: float
-    """When, in seconds since 1970."""
+    """When it was written, in seconds since 1970."""
     size: int
-    """Bytes."""
+    """Size in bytes."""
     unused: str
-    """Why it is not used; empty where it is."""
+    """Why loading does not use the snapshot; empty where it does."""
 
 
 @dataclass(slots=True)
 class _Known:
-    """States of one aggregate by version."""
+    """Folded states of one aggregate by version, at most 64 of them."""
 
     states: dict[int, FoldedState[Any]] = field(default_factory=dict[int, FoldedState[Any]])
 
@@ -222,14 +226,17 @@ class _Known:
     def keep(self, held: FoldedState[Any]) -> None:
         self.states[held.version] = held
         while len(self.states) > _KEPT_MAX:
-            # Thinned out, so that what is left still spans all of it.
+            # Drop every second version, so that the rest still spans the whole history.
             ordered = sorted(self.states)
             for version in ordered[1:-1:2]:
                 del self.states[version]
 
 
 class TimeTravel:
-    """Of one connection; for any number of tasks of its loop."""
+    """States of aggregates at earlier versions, with a cache of folded states.
+
+    An instance belongs to one connection; any number of tasks of its event loop may use it.
+    """
 
     def __init__(self, repositories: Repositories, client: Client | None) -> None:
         self._repositories = repositories
@@ -241,18 +248,19 @@ class TimeTravel:
         self._log = ("", 0)
 
     def knows(self, aggregate: str) -> bool:
-        """Whether the app says how events of this type fold."""
+        """Return whether the app declares an aggregate of this type, so that its events can be folded."""
         return aggregate in self._classes
 
     def snapshots(self, aggregate: str) -> bool:
-        """Whether the app keeps snapshots of this type."""
+        """Return whether the app keeps snapshots of this type."""
         return aggregate_info(self._classes[aggregate]).snapshot_every is not None
 
     async def at(self, aggregate: str, aggregate_id: str, version: int, most: int = FOLDED_MAX) -> Folded:
-        """The state at a version, from the nearest known one or the snapshot at or below it; 0 is the initial state.
+        """Return the state at a version; version 0 is the initial state.
 
-        `most` events are folded for it, and not more than what is read in 1.5 s.
-        Raises what `EventStore` does; what application code raises is a fault of the answer.
+        Folding starts at the nearest cached state below the version; where that is more than 500 events away, at the
+        snapshot if that is closer. It stops after `most` events or 1.5 s. Raises what `EventStore` does; an error of
+        application code becomes the `fault` of the answer.
         """
         known = self._of(aggregate, aggregate_id)
         held = known.nearest(version) or FoldedState(self._classes[aggregate](), 0, 0)
@@ -262,7 +270,7 @@ class TimeTravel:
         return await self._fold(known, held, (aggregate, aggregate_id), version, most)
 
     async def snapshot(self, aggregate: str, aggregate_id: str) -> SnapshotInfo | None:
-        """What is kept beside the log, whatever it is worth; None for nothing. Raises `StoreError`."""
+        """Return the stored snapshot, even where it cannot be used; None where there is none. Raises `StoreError`."""
         if self._snapshots is None:
             return None
         entry = await self._snapshots.entry(aggregate, aggregate_id)
@@ -305,7 +313,7 @@ class TimeTravel:
             records = [record for record in found if (version_in(record) or 0) <= version]
             if not records:
                 return Folded(held, version, f"The log tells no version {held.version + 1:,} of it here.")
-            # In a thread: it is the application's code, and pages are served meanwhile.
+            # The application's code runs in a thread, so that the event loop serves pages meanwhile.
             before = held
             held, fault = await asyncio.to_thread(_folded, held, records, decoder)
             if held.version > before.version:
@@ -317,7 +325,7 @@ class TimeTravel:
         return Folded(held, version)
 
     async def _believable(self, aggregate: str, aggregate_id: str, version: int) -> FoldedState[Any] | None:
-        """The snapshot, where it is of this log and not above the version."""
+        """Return the snapshot if it belongs to this log and is not above the version, else None."""
         if self._snapshots is None:
             return None
         try:
@@ -326,7 +334,7 @@ class TimeTravel:
             if held is None or held.version > version or not await self._stands(held):
                 return None
         except (StoreError, Unreachable):
-            return None  # it only makes folding shorter
+            return None  # a snapshot only shortens folding
         return held
 
     async def _stands(self, held: FoldedState[Any]) -> bool:
@@ -343,19 +351,19 @@ class TimeTravel:
 
 
 def difference(before: FoldedState[Any], after: FoldedState[Any]) -> StateDifference:
-    """What differs between two states of an aggregate, with what is personal hidden."""
+    """Return the fields that differ between two states of an aggregate, with personal data masked."""
     states = [plain_json(one.state) for one in (before, after)]
     shown = [masked(told, type(one.state)) for told, one in zip(states, (before, after), strict=True)]
     return compare_states(states[0], states[1], shown[0], shown[1])
 
 
 def _folded(held: FoldedState[Any], records: Sequence[RawRecord], decoder: Decoder) -> tuple[FoldedState[Any], str]:
-    """As far as they can be folded, and why not farther."""
+    """Fold records as far as possible; return the state and why folding stopped, empty where it did not."""
     try:
         return fold_records(held, records, decoder), ""
     except (DefinitionError, CodecError, HistoryBroken):
         pass
-    for record in records:  # one by one, to know which
+    for record in records:  # fold each by itself to name the record that fails
         try:
             held = fold_records(held, [record], decoder)
         except DefinitionError as error:
@@ -366,7 +374,7 @@ def _folded(held: FoldedState[Any], records: Sequence[RawRecord], decoder: Decod
 
 
 def _told(value: bytes) -> tuple[int, int]:
-    """Version and position that a snapshot tells which this app cannot use; zeros for what tells none."""
+    """Return version and position from a snapshot that this app cannot decode; zeros where it has none."""
     try:
         inner = read_json(value)["snapshot"]
         return int(inner["version"]), int(inner["position"])
@@ -377,7 +385,7 @@ def _told(value: bytes) -> tuple[int, int]:
 Change: TypeAlias = Literal["same", "changed", "added", "removed"]
 
 ROWS_MAX = 200
-"""Fields of one comparison."""
+"""Fields that one comparison lists at most."""
 _LOOKED_MAX = 20_000
 _DEPTH_MAX = 8
 _ABSENT = object()
@@ -385,10 +393,10 @@ _ABSENT = object()
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field, or what a field holds, on both sides."""
+    """A field, or an item nested in one, in both states."""
 
     path: str
-    """`lines[2].amount`."""
+    """For example `lines[2].amount`."""
     before: Any
     after: Any
     change: Change
@@ -396,22 +404,25 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class StateDifference:
-    """Two states side by side."""
+    """The fields of two states side by side."""
 
     fields: Sequence[Field]
     cut: int
-    """How many more there are."""
+    """How many fields are not listed."""
 
     @property
     def changed(self) -> int:
-        """How many of those here are not the same."""
+        """Return how many of the listed fields differ."""
         return sum(field.change != "same" for field in self.fields)
 
 
 def compare_states(before: Any, after: Any, shown_before: Any, shown_after: Any) -> StateDifference:
-    """Two states as JSON, and the same as they may be shown; what is hidden is told to have changed and no more."""
+    """Compare two states as JSON; the other two arguments are the same states with personal data masked.
+
+    Of a masked value the result says whether it changed, and nothing else.
+    """
     found = list(islice(_fields("", (before, after), (shown_before, shown_after), 0), _LOOKED_MAX))
-    # What changed is not lost among what did not.
+    # Where there are too many fields, list the changed ones only.
     kept = found if len(found) <= ROWS_MAX else [one for one in found if one.change != "same"][:ROWS_MAX]
     return StateDifference(kept, len(found) - len(kept))
 

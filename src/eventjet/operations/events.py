@@ -1,4 +1,4 @@
-"""Records of the log as they may be shown: one record, what led to it, what it led to, and the rows it touched."""
+"""Show a record of the log, find its cause and its effects, and list the rows that it touched."""
 
 from __future__ import annotations
 
@@ -44,15 +44,16 @@ from eventjet.projections.resolve import ResolvedProjection
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DEPTH_SURE = 100
-"""So many brackets can be printed however they are nested."""
+"""JSON with at most this many opening brackets can be printed, however they are nested."""
 
 
 def event_view(
     jet: Jet, record: RawRecord, voids: Mapping[int, str] = MappingProxyType({}), *, personal: bool = False
 ) -> dict[str, Any]:
-    """What can be said of a record, with the names of the vocabulary; never raises for what is in it.
+    """Return a record as a mapping with eventjet's own names; content that cannot be read becomes a `fault`.
 
-    What is `personal` is hidden unless that is asked for.
+    `voids` maps the positions that have a skip marker to its reason. Personal data is masked unless `personal` asks
+    for it.
     """
     position, _, subject, block, body = record
     event, optional = _told(record, voids)
@@ -69,13 +70,13 @@ def event_view(
 
 
 def header_view(record: RawRecord, voids: Mapping[int, str] = MappingProxyType({})) -> dict[str, Any]:
-    """As `event_view`, of what subject and headers say: quick, however large the body is."""
+    """Return what `event_view` does without the body, from subject and headers alone: quick for bodies of any size."""
     event, optional = _told(record, voids)
     return event | {name: value for name, value in optional.items() if value is not None}
 
 
 def _told(record: RawRecord, voids: Mapping[int, str]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What subject and headers say, always and sometimes."""
+    """Return what subject and headers say: the fields that every record has, and the optional ones."""
     position, time_ns, subject, block, _ = record
     fault: str | None = None
     voided = voided_by(subject)
@@ -113,7 +114,7 @@ def _told(record: RawRecord, voids: Mapping[int, str]) -> tuple[dict[str, Any], 
 
 
 def import_time(record: RawRecord) -> str | None:
-    """When the log got an event that was recorded elsewhere, as ISO text; None for all others."""
+    """Return when an imported event entered the log, as ISO text; None for all other events."""
     if not is_imported(record[3]):
         return None
     try:
@@ -123,13 +124,13 @@ def import_time(record: RawRecord) -> str | None:
 
 
 def headers_of(record: RawRecord) -> list[tuple[str, str]]:
-    """All headers of a record as they are stored, in their order."""
+    """Return all headers of a record as they are stored, in stored order."""
     lines = record[3].decode("utf-8", "replace").split("\r\n")[1:]
     return [(name, value) for name, _, value in (line.partition(": ") for line in lines if line)]
 
 
 def stored_json(body: bytes) -> Any:
-    """The JSON that is stored; text when it is none, or nested so deeply that it cannot be printed again."""
+    """Return a body parsed as JSON; as text where it is no JSON, or nested too deeply to be printed again."""
     try:
         value = read_json(body)
         if body.count(b"[") + body.count(b"{") > _DEPTH_SURE:
@@ -140,25 +141,25 @@ def stored_json(body: bytes) -> Any:
 
 
 NEAR = 200
-"""Records on each side of an event that are looked at first: causes, and the rest of its command, are mostly there."""
+"""Records on each side of an event that are read first: most causes, and the rest of its command, are among them."""
 AROUND = 1_000
-"""Records about the time in a cause's id."""
+"""Records that are read on each side of the time in a cause's id."""
 FORWARD = 2_000
-"""Records that one look for effects reads."""
+"""Records that one search for effects reads at most."""
 EFFECTS_MAX = 100
 KEYS_MAX = 20
-"""Rows of one read model that are named."""
+"""Rows of one read model that are named at most."""
 _CHUNK = 200
 _BYTES_MAX = 8_000_000
-"""Of the records that one look reads: they may be of 900,000 each."""
+"""Limit on the bytes of the records that one search reads: one record may have 900,000."""
 _LOOK_S = 1.2
 _SKEW = timedelta(seconds=2)
-"""The clock of whoever made an id may be ahead of the server's by so much."""
+"""How far the clock of a client that makes ids may be ahead of the server's."""
 
 
 @dataclass(slots=True)
 class Node:
-    """One event of the tree, with what it led to."""
+    """An event in the tree of effects, with its own effects."""
 
     record: RawRecord
     effects: list[Node] = field(default_factory=list["Node"])
@@ -166,43 +167,43 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Effects:
-    """What followed from an event, as far as was looked."""
+    """The effects of an event, as far as the search read."""
 
     nodes: Sequence[Node]
     looked_from: int
     looked_to: int
     """The last position that was read."""
     is_end: bool
-    """Whether that is the end of the log."""
+    """Whether `looked_to` is the end of the log."""
     cut: bool
-    """Whether there are more than are listed."""
+    """Whether there are more effects than are listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """What an event names as its cause."""
+    """The cause that an event names, and its record."""
 
     id: str
     record: RawRecord | None
-    """Of the event with this id, or the last one of the command with it; None where it was not found."""
+    """The event with this id, or the last event of the command with this id; None where neither was found."""
     looked: str = ""
-    """Where it was looked for, in words, when it was not found."""
+    """Which records were searched, in words; empty where the record was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowsTouched:
-    """What one read model takes of an event."""
+    """The rows that one read model changes for an event."""
 
     model: str
     keys: Sequence[str] = ()
-    """Each as a JSON list."""
+    """The key of each row as a JSON list."""
     more: int = 0
     said: str = ""
-    """Why its keys are not here."""
+    """Why there are no keys; empty where there are."""
 
 
 async def neighbours(store: EventStore, record: RawRecord) -> list[RawRecord]:
-    """The other events of the same save, or of the same command next to it, in the order of the log."""
+    """Return the other events of the same save, or adjacent events of the same command, in the order of the log."""
     position, block = record[0], record[3]
     batch, command = save_of(block), header(block, COMMAND)
     if batch is None and command is None:
@@ -224,7 +225,7 @@ async def neighbours(store: EventStore, record: RawRecord) -> list[RawRecord]:
 
 
 async def cause_of(store: EventStore, record: RawRecord, cause: str) -> Cause:
-    """The event with this id, or of the command with it, before another one. Raises what `EventStore` does."""
+    """Find the event before `record` whose id, or whose command's id, is `cause`. Raises what `EventStore` does."""
     position = record[0]
     near = await _read(store, max(position - NEAR, 1), position - 1)
     found = _named(near, cause)
@@ -246,7 +247,10 @@ async def cause_of(store: EventStore, record: RawRecord, cause: str) -> Cause:
 
 
 async def effects_of(store: EventStore, record: RawRecord, after: int = 0) -> Effects:
-    """What names this event, its command or one of its effects as cause, in the next records above `after`."""
+    """Return the events after position `after` that name this event, its command or one of its effects as cause.
+
+    Reads at most 2,000 records, for at most 1.2 s.
+    """
     begin = max(after, record[0]) + 1
     root = Node(record)
     known = dict.fromkeys(_ids(record), root)
@@ -271,7 +275,10 @@ async def effects_of(store: EventStore, record: RawRecord, after: int = 0) -> Ef
 
 
 def rows_touched(app: App, recorded: Recorded[Any]) -> list[RowsTouched]:
-    """The keys that each read model takes from an event. Runs the application's functions; what they raise is said."""
+    """Return the keys of the rows that an event touches in each read model.
+
+    Runs the application's functions; an error in one stands in `said`.
+    """
     found: list[RowsTouched] = []
     for name, resolved in app.projections.items():
         if type(recorded.data) not in resolved.events:
@@ -295,7 +302,7 @@ def rows_touched(app: App, recorded: Recorded[Any]) -> list[RowsTouched]:
 
 
 def made_at(event_id: str) -> datetime | None:
-    """When an id was made; None for one that is no UUIDv7 (RFC 9562, section 5.7)."""
+    """Return the time in an id; None for an id that is no UUIDv7 (RFC 9562, section 5.7)."""
     try:
         told = UUID(event_id)
     except ValueError:
@@ -309,7 +316,7 @@ def made_at(event_id: str) -> datetime | None:
 
 
 async def _read(store: EventStore, start: int, end: int) -> list[RawRecord]:
-    """The records of some positions, as far as their size allows."""
+    """Return the records from `start` to `end`, fewer where they exceed the limit on bytes."""
     found: list[RawRecord] = []
     size = 0
     while start <= end and size < _BYTES_MAX:
@@ -328,7 +335,7 @@ def _named(records: Sequence[RawRecord], name: str) -> RawRecord | None:
 
 
 def _ids(record: RawRecord) -> list[str]:
-    """What others may name it by."""
+    """Return the ids by which effects may name a record as cause: the event's and its command's."""
     command, _ = metadata_of(record[3])
     return [name for name in (header(record[3], MSG_ID), command) if name]
 
@@ -341,7 +348,7 @@ def _keys(resolved: ResolvedProjection, recorded: Recorded[Any]) -> Sequence[tup
 
 
 def plain_json(value: Any) -> Any:
-    """Return a value as JSON has it: times and decimals as text; a state is an object."""
+    """Return a value as plain JSON: times and decimals become text, a state an object."""
     try:
         return read_json(to_json(value, fallback=str, inf_nan_mode="strings", bytes_mode="base64"))
     except ValueError:

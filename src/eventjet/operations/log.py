@@ -1,4 +1,4 @@
-"""The log as operators look at it: pages of it, where it stands, its replicas, consumers and limits."""
+"""The log as operators see it: pages of events, status, replicas, consumers and account limits."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import SeenLog, WorkStatus, look_at_followers, see_log
 
 ROWS = 50
-"""Events of one page."""
+"""Events on one page."""
 RECORDS_MAX = 20_000
-"""Records that are looked at for one page."""
+"""Records that are examined for one page at most."""
 LOOK_S = 0.2
-"""How long one page may look for what the server cannot find by itself; one window is always looked at."""
+"""Seconds that a page may search for what the server cannot select by itself; one window is always read."""
 BYTES_MAX = 8_000_000
-"""Bytes of a window; one with more in it is made smaller, to a single record if need be."""
+"""Bytes of a window; a larger window is divided, down to a single record if need be."""
 _REQUEST = 1_000
 _SCAN = 2_000
-"""Positions of a window where each record has to be looked at."""
+"""Positions in a window where each record has to be examined."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogFilter:
-    """Which events are looked for; what is None is not asked."""
+    """The conditions of a search in the log; None in a field sets no condition."""
 
     types: tuple[str, ...] = ()
-    """Names of one event, of which one is written."""
+    """All wire names of one event class: a record matches with any of them."""
     aggregate: str | None = None
     aggregate_id: str | None = None
     actor: str | None = None
@@ -53,7 +53,7 @@ class LogFilter:
     command_id: str | None = None
 
     def subject(self, app: str) -> str | None:
-        """What the server selects by; None where it is to give everything. Raises `Refused` for an id that is none."""
+        """Return the subject that the server selects by; None for all records. Raises `Refused` for an invalid id."""
         if self.aggregate is None:
             return None
         if self.aggregate_id is None:
@@ -62,11 +62,11 @@ class LogFilter:
 
     @property
     def scans(self) -> bool:
-        """Whether records have to be looked at one by one."""
+        """Return whether each record has to be examined, since the server cannot select by every condition."""
         return bool(self.types or self.actor or self.correlation or self.command_id)
 
     def takes(self, record: RawRecord) -> bool:
-        """Whether a record of the subject is looked for."""
+        """Return whether a record of the subject meets the other conditions."""
         block = record[3]
         if self.types and header(block, TYPE) not in self.types:
             return False
@@ -76,21 +76,21 @@ class LogFilter:
 
 @dataclass(slots=True)
 class LogPage:
-    """Events of one page, in the order of the log, and which positions were looked at for it."""
+    """Events of one page in the order of the log, and the positions that were searched for them."""
 
     records: list[RawRecord] = field(default_factory=list[RawRecord])
     start: int = 0
-    """The first position that was looked at."""
+    """The first position that was searched."""
     end: int = 0
-    """One beyond the last that was looked at."""
+    """The position after the last that was searched."""
     looked: int = 0
-    """Records that were looked at."""
+    """Records that were examined."""
 
 
 async def page_before(client: Client, app: str, end: int, first: int, wanted: LogFilter) -> LogPage:
-    """The newest events before position `end`, `ROWS` at the most, not before `first`.
+    """Return the newest events before position `end`, at most `ROWS`, none before position `first`.
 
-    Where it looked for them and found less, `start` says how far it came. Raises `StoreUnavailable` and `Forbidden`.
+    Where a page has fewer, its `start` says how far the search came. Raises `StoreUnavailable` and `Forbidden`.
     """
     subject, page = wanted.subject(app), LogPage(start=end, end=end)
     deadline = time.monotonic() + LOOK_S
@@ -108,18 +108,18 @@ async def page_before(client: Client, app: str, end: int, first: int, wanted: Lo
         found = [record for record in window if wanted.takes(record)]
         missing = ROWS - len(page.records)
         page.records[:0] = found[-missing:]
-        # What lies before the oldest event that is shown belongs to the next page.
+        # Positions before the oldest event of this page belong to the next page.
         page.start = found[-missing][0] if len(found) > missing else begin
-        # The server passes over what is of other subjects; what it gives is looked at record by record.
+        # The server skips other subjects by itself, so a window may span more of the log.
         grows = 8 if not window else 2
         size = size if subject is None else size * grows
     return page
 
 
 async def page_from(client: Client, app: str, start: int, last: int, wanted: LogFilter) -> LogPage:
-    """The oldest events from position `start` on, `ROWS` at the most, not after `last`.
+    """Return the oldest events from position `start` on, at most `ROWS`, none after position `last`.
 
-    Where it looked for them and found less, `end` says how far it came. Raises `StoreUnavailable` and `Forbidden`.
+    Where a page has fewer, its `end` says how far the search came. Raises `StoreUnavailable` and `Forbidden`.
     """
     subject, page = wanted.subject(app), LogPage(start=start, end=start)
     deadline = time.monotonic() + LOOK_S
@@ -146,7 +146,10 @@ async def page_from(client: Client, app: str, start: int, last: int, wanted: Log
 
 
 async def ends_of(client: Client, app: str) -> tuple[int, int]:
-    """Positions of the first and the last record, (1, 0) for none. Raises `LogUnusable` where `init` is missing."""
+    """Return the positions of the first and the last record, (1, 0) for an empty log.
+
+    Raises `LogUnusable` where the stream does not exist, since `eventjet init` has not run.
+    """
     try:
         state = await client.ask(api.stream_info(app))
     except StreamMissing:
@@ -155,23 +158,23 @@ async def ends_of(client: Client, app: str) -> tuple[int, int]:
 
 
 async def news_since(client: Client, app: str, start: int, wanted: LogFilter, most: int) -> tuple[list[RawRecord], int]:
-    """(records from a position on as the server selects them, `most` at the most, and how many it has beyond them)."""
+    """Return at most `most` records from a position on, as the server selects them, and how many more it has."""
     return await page_of_log(client, app, start, wanted.subject(app), most)
 
 
 async def voids_among(client: Client, app: str, records: Sequence[RawRecord]) -> dict[int, str]:
-    """Position → reason of those that the log declares void: a request for each."""
+    """Return the reason by position of the records that have a skip marker; sends one request for each record."""
     found = await asyncio.gather(*(client.ask(api.direct_last(app, void_subject(app, one[0]))) for one in records))
     return {one[0]: reason_in(void[4]) for one, void in zip(records, found, strict=True) if void is not None}
 
 
 def names_of(known: Collection[Sequence[str]], name: str) -> tuple[str, ...]:
-    """All names of the event that has this one; itself alone where no event has it."""
+    """Return all names of the event class that has this name; the name alone where no class has it."""
     return next((tuple(names) for names in known if name in names), (name,))
 
 
 async def _window(client: Client, app: str, subject: str | None, start: int, end: int) -> list[RawRecord] | None:
-    """The records at `start` <= position < `end`; None where that is more than a window may hold."""
+    """Return the records at `start` <= position < `end`; None where they are too many or too large for a window."""
     found: list[RawRecord] = []
     position, size = start, 0
     while position < end:
@@ -194,7 +197,8 @@ async def page_of_log(
 ) -> tuple[list[RawRecord], int]:
     """Return records from a position on, in order, and how many the server has beyond them.
 
-    `count` and `size` bytes at the most. From any replica, which may lag behind. Raises `StoreUnavailable`.
+    Return at most `count` records and `size` bytes. Any replica may answer, and it may lag behind the leader. Raises
+    `StoreUnavailable`.
     """
     request = api.direct_page(stream, start, subject, count=count, size=size)
     parts: AsyncGenerator[list[Frame]] = client.stream(request)
@@ -214,12 +218,12 @@ async def page_of_log(
 
 
 TIMERS_MAX = 100
-"""Deadlines of one kind that are counted: each is a request."""
+"""Deadlines of one kind that are counted at most: each costs a request."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogStatus:
-    """A log as its leader told of it."""
+    """The status of a log as its leader reports it."""
 
     identity: str
     first: int
@@ -227,20 +231,23 @@ class LogStatus:
     messages: int
     bytes: int
     replicas: int
-    """Copies that its stream is to have."""
+    """Copies that the stream is configured to have."""
     others: tuple[Replica, ...]
     """The copies besides the leader's."""
     last_at: float | None
-    """Seconds since 1970 when the server stored the last event; None for a log without any."""
+    """When the server stored the last event, in seconds since 1970; None for an empty log."""
     max_bytes: int | None
-    """None where nothing but the disk limits it."""
+    """Size limit of the stream in bytes; None where only the disk limits it."""
     max_messages: int | None
     loss: str
-    """What is gone from it, in words; empty for a whole one."""
+    """The missing range of positions, in words; empty where nothing is missing."""
 
 
 async def log_now(client: Client, app: str, known: LogStatus | None, timeout_s: float) -> LogStatus:
-    """Look at it; `known` is what the look before found. Raises `Unreachable`, `StoreUnavailable` and `Forbidden`."""
+    """Return the status of the log now; `known` is the status of the previous call, which saves a request.
+
+    Raises `Unreachable`, `StoreUnavailable` and `Forbidden`, and `LogUnusable` where the stream does not exist.
+    """
     try:
         state, others = await asyncio.gather(
             client.ask(stream_info(app), timeout_s), client.ask(replicas_of(app), timeout_s)
@@ -274,16 +281,16 @@ def _limit(state: StreamState, name: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class DeadlineCounts:
-    """The deadlines of one process type; `TIMERS_MAX` may stand for more."""
+    """How many deadlines one process type has; `TIMERS_MAX` means that number or more."""
 
     process: str
     waiting: int
     due: int
-    """Of them have come, and no worker has dealt with that yet."""
+    """Deadlines that have passed and that no worker has handled yet."""
 
 
 async def deadline_counts(client: Client, app: App) -> list[DeadlineCounts]:
-    """Of every process type that has deadlines. Raises `StoreUnavailable` and `Forbidden`."""
+    """Count the deadlines of every process type that has some. Raises `StoreUnavailable` and `Forbidden`."""
     found: list[DeadlineCounts] = []
     for process in app.processes.values():
         if process.has_deadlines:
@@ -294,7 +301,10 @@ async def deadline_counts(client: Client, app: App) -> list[DeadlineCounts]:
 
 
 class StatusReader:
-    """What a log has for checkpoints and cursors, over one connection that a fault drops. For one thread; blocks."""
+    """Reader of the status of the log and of all cursors over one connection, which is reopened after an error.
+
+    For one thread at a time; blocks.
+    """
 
     def __init__(self, app: App, settings: Settings, timeout_s: float) -> None:
         self._app = app
@@ -305,7 +315,10 @@ class StatusReader:
         self._is_over = False
 
     def look(self, held: Sequence[Checkpoint]) -> tuple[SeenLog, list[WorkStatus]]:
-        """Raises `Unreachable` and `StoreError`."""
+        """Return what the log says of these checkpoints, and the status of each cursor.
+
+        Raises `Unreachable` and `StoreError`.
+        """
         try:
             if self._connection is None:
                 self._connection = NatsConnection.open(self._endpoint, timeout_s=self._timeout_s)
@@ -318,7 +331,7 @@ class StatusReader:
             raise
 
     def close(self) -> None:
-        """Let go of the connection for good, from any thread: a look that is under way ends."""
+        """Close the connection for good, from any thread: a `look` that is under way ends."""
         self._is_over = True
         self._let_go()
 
@@ -329,7 +342,7 @@ class StatusReader:
 
 
 def age_s(at: float | None) -> float | None:
-    """How long ago a time was, by this machine's clock."""
+    """Return the seconds since a time by this machine's clock; None for None."""
     return None if at is None else max(0.0, time.time() - at)
 
 
@@ -344,23 +357,23 @@ class Replica:
     is_current: bool
     is_offline: bool
     silent_s: float | None
-    """How long ago the leader heard of it, None where it never has; it is called offline only much later."""
+    """Seconds since the leader heard of it, None where it never has; the server reports it offline only much later."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedConsumer:
-    """A consumer that is there."""
+    """A consumer as the server lists it."""
 
     name: str
     is_durable: bool
-    """Whether it stays while nobody uses it."""
+    """Whether the server keeps it while nobody uses it."""
     waiting: int
-    """Pulls that wait at it."""
+    """Pull requests that wait at it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How much an account may have of something, and has."""
+    """A limit of an account, and how much of it is used."""
 
     of: str
     used: int
@@ -369,11 +382,11 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class AccountLimits:
-    """What JetStream lets an account have; what is not limited is not told."""
+    """The JetStream limits of an account; a resource without a limit is not listed."""
 
     limits: tuple[Limit, ...]
     needs_max_bytes: bool
-    """Whether every stream has to declare how large it may become."""
+    """Whether the account demands `max_bytes` of every stream."""
 
 
 _LIMITED = (
@@ -384,12 +397,15 @@ _LIMITED = (
 
 
 def account_limits() -> Request[AccountLimits]:
-    """Of the account that asks."""
+    """Return the request for the limits of the account that asks."""
     return _read("INFO", None, _limits_in)
 
 
 def replicas_of(stream: str) -> Request[list[Replica]]:
-    """As the stream's leader knows them; none where there is one copy. Raises `StreamMissing`."""
+    """Return the request for the replicas of a stream besides its leader, as the leader knows them.
+
+    The answer is empty for a stream with one copy. Raises `StreamMissing`.
+    """
 
     def read(info: dict[str, Any]) -> list[Replica]:
         cluster: dict[str, Any] = info.get("cluster") or {}
@@ -408,7 +424,7 @@ def replicas_of(stream: str) -> Request[list[Replica]]:
 
 
 def list_consumers(stream: str, offset: int) -> Request[tuple[list[ListedConsumer], int]]:
-    """A page of the stream's consumers, and how many there are in all."""
+    """Return the request for a page of the stream's consumers, and for how many there are in all."""
 
     def read(found: dict[str, Any]) -> tuple[list[ListedConsumer], int]:
         consumers: list[dict[str, Any]] = found.get("consumers") or []
@@ -433,7 +449,7 @@ def _read(subject: str, body: object, read: Callable[[dict[str, Any]], T]) -> Re
 
 
 def _limits_in(info: Mapping[str, Any]) -> AccountLimits:
-    """An account may have one set of limits, or one for each number of replicas."""
+    """Read the limits of an account, which has one set of them, or one for each number of replicas (tiers)."""
     tiers: Mapping[str, Mapping[str, Any]] = info.get("tiers") or {}
     found = [
         Limit(what if not tier else f"{what} of {tier}", int(part.get(used) or 0), int(part["limits"].get(most) or 0))

@@ -1,4 +1,4 @@
-"""What processes are, did, do next and wait for, and how they are woken."""
+"""The state, history, next step and deadlines of processes, and how operators wake them."""
 
 from __future__ import annotations
 
@@ -46,57 +46,57 @@ from eventjet.text import cut_values, listed, meant
 T = TypeVar("T")
 
 EXAMPLES_MAX = 20
-"""Processes that are named of those that could not be woken."""
+"""Processes that could not be woken and are named, at most."""
 
 
 @dataclass(slots=True)
 class ProcessView:
-    """One process, as far as its own functions tell."""
+    """The status of one process, as far as its own functions say."""
 
     process: str
     id: str
     version: int = 0
-    """0 where it has no events."""
+    """Version of its last event; 0 where it has no events."""
     state: Any = None
     step: str | None = None
-    """What it does next."""
+    """Its next step as text, as `step_text` has it; None where it waits."""
     deadlines: Sequence[dict[str, str]] = ()
-    """`at` and `decision` of each, the earliest first."""
+    """`at` and `decision` of each deadline, earliest first."""
     parked: dict[str, Any] | None = None
-    """`position` and `reason` of what its next waking waits for."""
+    """`position` and `reason` of the quarantined event that blocks it; None where nothing does."""
     paused: bool = False
-    """Whether nothing of its type goes on."""
+    """Whether all processes of its type are paused."""
     faults: Sequence[str] = ()
-    """What its own functions raised."""
+    """Errors that its own functions raised, in words."""
 
 
 @dataclass(slots=True)
 class Woken:
-    """What came of waking processes."""
+    """The result of waking processes."""
 
     woken: int
     steps: int
     failed: int
     examples: Sequence[dict[str, str]]
-    """`id` and `reason` of the first that failed."""
+    """`id` and `reason` of the first processes that failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """What runs the processes of a name, over a connection."""
+    """The runner, timers and cursors of one process type, over one connection."""
 
     runner: ProcessRunner
     timers: JetStreamTimers
     cursors: Cursors
     is_private: bool
-    """Whether the app has personal fields, so that nobody knows what the text of an error shows."""
+    """Whether the app has personal fields, so that the text of an error may show them."""
     initial: Any
-    """The state of one without events."""
+    """The state of a process without events."""
 
 
 @asynccontextmanager
 async def running(app: App, settings: Settings, name: str) -> AsyncGenerator[Running]:
-    """The processes of this name over a connection of their own; raises `UsageError` for a stranger."""
+    """Open a connection for the processes of this name. Raises `UsageError` for a name that the app lacks."""
     _class_of(app, name)
     async with open_repositories(app, settings) as (repositories, client):
         repositories.catalog.voids.update(await repositories.store.skip_markers())
@@ -104,7 +104,7 @@ async def running(app: App, settings: Settings, name: str) -> AsyncGenerator[Run
 
 
 def running_over(app: App, repositories: Repositories, client: Client, name: str) -> Running:
-    """`running` over a connection that is there; raises `UsageError` for a stranger."""
+    """Return the same as `running`, over an open connection. Raises `UsageError` for a name that the app lacks."""
     cls, info = _class_of(app, name)
     runner = ProcessRunner(repositories, cls, info)
     timers, cursors = JetStreamTimers(client, app.name), Cursors(client, app.name)
@@ -122,17 +122,17 @@ def _class_of(app: App, name: str) -> tuple[Any, ProcessInfo]:
 async def deadlines_waiting(
     client: Client, app: App, name: str | None = None, most: int | None = None
 ) -> list[tuple[str, TimerSet]]:
-    """Process and timer of those that are set, the earliest first, and of those that are due and wait for a worker.
+    """Return (process, timer) of the timers that are set or are due and wait for a worker, earliest first.
 
-    `most` are read of each kind and process, those that were set or fired first; by default all. Raises `UsageError`
-    for a process without deadlines.
+    At most `most` of either kind are read for each process, those that were set or fired first; by default all. Raises
+    `UsageError` for a process without deadlines.
     """
     names = [info.name for info in app.processes.values() if info.has_deadlines]
     if name is not None and name not in names:
         raise UsageError(f"{name!r} is not a process with deadlines. {meant(name, names)}There are: {listed(names)}.")
     found: list[tuple[str, TimerSet]] = []
     for each in names if name is None else [name]:
-        # What fires between the two is in both, rather than in none.
+        # Read in this order, a timer that fires in between is in both lists, rather than in none.
         still_set = await timers_set(client, app.name, each, most)
         due = await timers_due(client, app.name, each, most)
         fired = {(one.process_id, one.at) for one in due}
@@ -142,7 +142,7 @@ async def deadlines_waiting(
 
 
 async def process_view(running: Running, process_id: str) -> ProcessView:
-    """What one process is, does next and waits for. Raises `StoreUnavailable` and `Forbidden`."""
+    """Return the state, next step and deadlines of one process. Raises `StoreUnavailable` and `Forbidden`."""
     name = running.runner.name
     found, faults = ProcessView(name, process_id), list[str]()
     private = running.is_private
@@ -176,7 +176,7 @@ async def process_view(running: Running, process_id: str) -> ProcessView:
 
 
 def answer_of(what: str, ask: Callable[[], T], faults: list[str], *, private: bool) -> T | None:
-    """What a function of the application's says; what it raises is noted."""
+    """Call a function of the application; where it raises, add the error to `faults` and return None."""
     try:
         return ask()
     except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the application's
@@ -186,7 +186,7 @@ def answer_of(what: str, ask: Callable[[], T], faults: list[str], *, private: bo
 
 
 async def wake_processes(running: Running, ids: Sequence[str]) -> Woken:
-    """Wake these, or all there are. Raises `StoreUnavailable`, `Unreachable` and `Forbidden`."""
+    """Wake these processes, or all of them without ids. Raises `StoreUnavailable`, `Unreachable` and `Forbidden`."""
     runner, name = running.runner, running.runner.name
     wanted = list(dict.fromkeys(ids)) or await _all_of(runner)
     done, examples = Woken(0, 0, 0, ()), list[dict[str, str]]()
@@ -198,7 +198,7 @@ async def wake_processes(running: Running, ids: Sequence[str]) -> Woken:
             else:
                 await called(wake(runner, running.timers, process_id))
         except (StoreUnavailable, Unreachable, Forbidden):
-            raise  # no other would fare better
+            raise  # every other process would fail likewise
         except Exception as error:  # noqa: BLE001 - of this one alone, and mostly the application's
             reason = reason_of(error, private=running.is_private)
         done.woken += not reason
@@ -216,13 +216,13 @@ async def _all_of(runner: ProcessRunner) -> list[str]:
 
 
 def step_text(step: Step[Any, Any]) -> str:
-    """`account ada: withdraw("4", transfer="t-1")`."""
+    """Return a step as text, such as `account ada: withdraw("4", transfer="t-1")`."""
     asked = step.asked
     return f"{aggregate_info(asked.aggregate).name} {asked.aggregate_id}: {_call_text(asked.call)}"
 
 
 def _call_text(call: Call) -> str:
-    """Each argument as the decision's annotations and its own type let it be shown."""
+    """Return a call as text; arguments are masked by the decision's annotations and their own types."""
 
     def text(hint: Any, value: Any) -> str:
         return json.dumps(cut_values(masked(plain_json(value), hint, type(value))), ensure_ascii=False)
@@ -235,51 +235,54 @@ def _call_text(call: Call) -> str:
 
 
 def time_text(at: datetime) -> str:
-    """`2026-01-31T12:00:00Z`."""
+    """Return a time in UTC such as `2026-01-31T12:00:00Z`."""
     return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 HISTORY_MAX = 200
-"""Of one process that are shown, the first ones: a process is short, or it does not come to an end."""
+"""Events of one process that are shown, from its first on: a longer process probably never ends."""
 OTHERS_MAX = 20
-"""Events of another aggregate that are shown of one step."""
+"""Events of another aggregate that are shown for one step."""
 
 HEARD, STEP, DUE, ASKED = "heard", "step", "deadline", "asked"
 
 
 @dataclass(slots=True)
 class Moment:
-    """One event of a process."""
+    """One event of a process, with what caused it and what followed."""
 
     event: dict[str, Any]
-    """As `operations.events.event_view` has it."""
+    """The event as `operations.events.event_view` returns it."""
     kind: str
-    """What led to it: an event that it heard, its own step, a deadline that fired, or a decision that somebody asked
-    for."""
+    """The cause: `heard` for another event, `step` for its own step, `deadline` for a deadline that fired, or `asked`
+    for a decision that somebody requested."""
     cause: int | None = None
-    """Position of the event that it heard."""
+    """Position of the event that the process heard."""
     heard: dict[str, Any] | None = None
-    """That event; None where there is none, or it is gone."""
+    """The event at `cause`; None where there is none, or it is missing from the log."""
     sent: str | None = None
-    """The command that its step sent, as its own functions say now."""
+    """The command that its step sent, as the process's functions compute it now."""
     others: Sequence[dict[str, Any]] = ()
-    """What the other aggregate recorded in the same save."""
+    """The events that the other aggregate recorded in the same save."""
     deadlines: Sequence[dict[str, str]] = ()
-    """`at` and `decision` of what it waits for after it; the timer is set for the earliest."""
+    """`at` and `decision` of each deadline after this event, earliest first; the timer is set for the earliest."""
     faults: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The moments of one process, oldest first."""
+    """The events of one process, oldest first."""
 
     moments: Sequence[Moment]
     more: bool
-    """Whether there are later ones."""
+    """Whether there are later events that are not listed."""
 
 
 async def process_history(jet: Jet, client: Client, running: Running, process_id: str) -> History:
-    """What one process did, from its first event on. Raises `StoreUnavailable`, `Forbidden` and `Refused`."""
+    """Return the history of one process, from its first event on.
+
+    Raises `StoreUnavailable`, `Forbidden` and `Refused`.
+    """
     runner = running.runner
     await jet.voids()
     subject = subject_of(jet.name, runner.name, process_id)
@@ -307,7 +310,7 @@ def _moment(jet: Jet, name: str, process_id: str, record: RawRecord) -> Moment:
 
 
 async def _others(jet: Jet, client: Client, record: RawRecord) -> list[dict[str, Any]]:
-    """The other aggregate's events of a step: stored right before the process's own, by the same command."""
+    """Return the other aggregate's events of a step; the same command stored them right before the process's own."""
     found: list[dict[str, Any]] = []
     command, position = _command_of(record), record[0] - 1
     while position > 0 and len(found) < OTHERS_MAX:
@@ -328,7 +331,7 @@ def _command_of(record: RawRecord) -> str | None:
 
 
 def _tell_states(jet: Jet, running: Running, records: Sequence[RawRecord], moments: Sequence[Moment]) -> None:
-    """Add what each state asked for, and until when it waited, as far as its functions can say."""
+    """Add to each moment the command of its step and its deadlines, as far as the process's functions can be called."""
     state: Any = running.initial
     private = running.is_private
     asked: str | None = None

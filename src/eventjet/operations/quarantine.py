@@ -1,7 +1,7 @@
-"""Quarantines: that of a projection in SQL, that of a reactor or a process beside its cursor.
+"""Read quarantined events, and retry or drop them: a projection's in SQL, a reactor's or process's beside its cursor.
 
-`Quarantine` opens connections of its own and blocks: for the command line and for actions. The functions that take a
-`Connections` are for pages: bounded, over connections that are open already, with personal data masked.
+`Quarantine` opens its own connections and blocks; the command line and actions use it. The functions that take a
+`Connections` serve pages: they are bounded, use open connections, and mask personal data.
 """
 
 from __future__ import annotations
@@ -38,43 +38,46 @@ from eventjet.text import cut
 T = TypeVar("T")
 
 ENTRIES_MAX = 1_000
-"""Entries that a page reads from the quarantine of a cursor: each costs a request to the server."""
+"""Entries that a page reads at most from the quarantine of a cursor: each costs a request to the server."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredEvent:
-    """What is stored of a quarantined event."""
+    """The stored body of a quarantined event, and its type."""
 
     body: bytes | None
     type: str
-    """Its wire name, a CloudEvent's type, or `message` of an inbox; empty where nothing says it."""
+    """Its wire name, a CloudEvent's type, or `message` for an inbox; empty where it is not known."""
     schema: int | None = None
-    """Of its shape; 0 where it is not known, which no event has."""
+    """The number of its schema; 0, which no event has, where it is not known."""
     missing: str = ""
-    """Why there is no body where one should be."""
+    """Why there is no body; empty where there is one."""
 
 
 class Quarantine:
-    """The quarantine of one name of the app. Methods block, and raise `UsageError` and `Unreachable`."""
+    """The quarantine of one projection, reactor or process of the app.
+
+    Methods block, and raise `UsageError` and `Unreachable`.
+    """
 
     def __init__(self, app: App, settings: Settings, name: str) -> None:
-        """Raise `UsageError` for a name that the app does not have."""
+        """Choose the quarantine of this name. Raises `UsageError` for a name that the app does not declare."""
         chosen = chosen_of(app, [name])
         self._app = app
         self._settings = settings
         self._projection = chosen.projections[0] if chosen.projections else None
         self._cursors = [follower.name for follower in chosen.followers]
-        """The cursor of a reactor or a process, or those of all its partitions: an event is in one of them."""
+        """The cursors of a reactor or a process, one for each partition: an event is quarantined at one of them."""
 
     @property
     def drop_effect(self) -> str:
-        """What dropping an event means, as a sentence."""
+        """A sentence that says what dropping an event causes."""
         if self._projection is not None:
             return "A rebuild will leave it out too."
         return "What it leads to will not happen, and what waits behind it goes on."
 
     def listed(self, *, resolved: bool) -> Sequence[Listed]:
-        """Return the events of all revisions; with `resolved` also those that were retried or dropped."""
+        """Return the quarantined events of all revisions; with `resolved` also those that were retried or dropped."""
         if self._projection is not None:
             return self._in_rows(lambda link, name, _: rows.listed(link, [name], resolved=resolved), read_only=True)
         kind = default_type(self._app, self._cursors[0])
@@ -92,7 +95,7 @@ class Quarantine:
         return next((event for event in found if event is not None), None)
 
     def stored(self, event: Shown) -> StoredEvent:
-        """Return what is stored of an event; that of a cursor is read from the log, or from the inbox's stream."""
+        """Return the stored body of an event; for a cursor it is read from the log, or from the inbox's stream."""
         if self._projection is not None:
             return stored_by_projection(self._app, event)
 
@@ -112,13 +115,13 @@ class Quarantine:
         return [position for each in found for position in each]
 
     def drop(self, positions: Sequence[int]) -> list[int]:
-        """Give these events up for good; return their positions."""
+        """Give up these events for good; return their positions."""
         if self._projection is not None:
             return self._in_rows(lambda link, name, revision: rows.drop(link, name, revision, positions))
         return self._resolve(positions, cursor_control.drop)
 
     def outcomes(self, positions: Sequence[int]) -> list[VerdictOutcome]:
-        """Return what has become of decisions about these events."""
+        """Return how far workers have carried out the decisions about these events."""
         if self._projection is not None:
             return self._in_rows(
                 lambda link, name, revision: rows.outcomes(link, name, revision, positions), read_only=True
@@ -127,7 +130,7 @@ class Quarantine:
         return [outcome for each in found for outcome in each]
 
     def _in_rows(self, ask: Callable[[Connection, str, int], T], *, read_only: bool = False) -> T:
-        """Ask about the projection's name and revision over a connection to its database."""
+        """Call `ask` with a connection to the database, and the projection's name and revision."""
         assert self._projection is not None
         with self._connected(self._projection.name, read_only=read_only) as connection:
             return ask(connection, self._projection.name, self._projection.revision)
@@ -144,7 +147,7 @@ class Quarantine:
             yield connection
 
     def _in_cursors(self, ask: Callable[[Cursors, str], Coroutine[Any, Any, T]]) -> list[T]:
-        """Ask about each cursor over one connection to the server."""
+        """Call `ask` for each cursor over one connection to the server."""
 
         async def each(cursors: Cursors) -> list[T]:
             return [await ask(cursors, name) for name in self._cursors]
@@ -161,7 +164,7 @@ class Quarantine:
     def _resolve(
         self, positions: Sequence[int], decide: Callable[[Cursors, str, Sequence[int]], Coroutine[Any, Any, list[int]]]
     ) -> list[int]:
-        """Decide in the partition that has each event; the last one refuses what none has."""
+        """Apply a decision in the partition that has each event; the last one refuses events that none has."""
 
         async def resolve(cursors: Cursors) -> list[int]:
             await self._check(cursors, positions)
@@ -178,7 +181,7 @@ class Quarantine:
         return self._run(resolve)
 
     async def _check(self, cursors: Cursors, positions: Sequence[int]) -> None:
-        """Raise `UsageError` for an event about which nothing can be decided, with the reason."""
+        """Raise `UsageError`, with the reason, for an event that can be neither retried nor dropped."""
         each = [entry for name in self._cursors for entry in await cursors.parked(name, resolved=True)]
         known = {entry.position: entry for entry in each}
         for position in positions:
@@ -199,7 +202,7 @@ class Quarantine:
 
 
 def outcome_text(outcome: VerdictOutcome) -> str:
-    """Return what became of a decision, as a line."""
+    """Return the result of a decision as one line of text."""
     position, behind = outcome.position, f"position {outcome.next}, which it blocked,"
     if outcome.resolution == "parked":
         return f"{position}: failed again: {cut(outcome.reason)}"
@@ -214,7 +217,7 @@ def outcome_text(outcome: VerdictOutcome) -> str:
 
 
 def pending_text(name: str) -> str:
-    """Return what to say of a decision that no worker has carried out."""
+    """Return the text for a decision that no worker has carried out yet."""
     return (
         f"No worker has carried it out yet. One of {name} will: as soon as it runs, or gets to it, and not "
         "while it is paused."
@@ -222,19 +225,22 @@ def pending_text(name: str) -> str:
 
 
 def default_type(app: App, name: str) -> str:
-    """Return what an event of a cursor's quarantine is called where nothing says its type."""
+    """Return the type to show for a quarantined event without one: `message` for an inbox, else empty."""
     return "message" if name in app.inboxes else ""
 
 
 def stored_by_projection(app: App, event: Shown) -> StoredEvent:
-    """Return what the quarantine keeps; its schema is known of an event that has one shape only."""
+    """Return the body that a projection's quarantine keeps; its schema is known only if the event has a single one."""
     kind = app.catalog.named(event.event.event_type)
     schema = kind.info.schema if kind is not None and kind.info.schema == 1 else 0
     return StoredEvent(event.payload, event.event.event_type, schema)
 
 
 async def stored_in_log(client: Client, app: App, name: str, shown: Shown) -> StoredEvent:
-    """Read an event from the log, or from the inbox's stream, where it still is the one that was quarantined."""
+    """Read a quarantined event from the log, or from the inbox's stream.
+
+    Where the position no longer has the event that was quarantined, `missing` of the result says so.
+    """
     event, inbox = shown.event, app.inboxes.get(name)
     stream = app.name if inbox is None else inbox.stream
     where = "the log" if inbox is None else f"the stream {stream!r}"
@@ -272,7 +278,7 @@ class _Log(Protocol):
 
 
 class Connections(Protocol):
-    """Open connections to the database and the server."""
+    """The open connections to the database and the server that pages share."""
 
     @property
     def app(self) -> App: ...
@@ -284,38 +290,38 @@ class Connections(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QuarantinePage:
-    """Some events of one quarantine."""
+    """A page of the events in one quarantine."""
 
     name: str
     revision: int
-    """That the app declares: an event of another one is shown, retried and dropped with that one's code."""
+    """The revision that the app declares; an event of another one is handled by the release that declares it."""
     events: Sequence[Listed]
     is_cut: bool
-    """Whether there may be more."""
+    """Whether there may be more events."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedEvent:
-    """One event of a quarantine, as far as it may be shown."""
+    """A quarantined event as it may be shown: with personal data masked."""
 
     found: Shown
     event_type: str
     body: Any
-    """As JSON, with personal data masked; None where `missing` says why there is none."""
+    """The body as JSON, with personal data masked; None where `missing` says why there is none."""
     missing: str
     waiting: Sequence[Listed]
-    """The first of those that wait behind it."""
+    """The first of the events that it blocks."""
 
 
 def names_with_quarantine(app: App) -> list[str]:
-    """Return the names of all that may quarantine an event."""
+    """Return the names of all projections, reactors and processes that may quarantine an event."""
     chosen = chosen_of(app, [])
     names = [*(each.name for each in chosen.projections), *(each.declared_as for each in chosen.followers)]
     return list(dict.fromkeys(names))
 
 
 async def quarantine_page(links: Connections, name: str, *, limit: int, after: int = 0) -> QuarantinePage:
-    """Return the first events after a position; raises `UsageError` and `Unreachable`."""
+    """Return the first quarantined events after a position. Raises `UsageError` and `Unreachable`."""
     chosen = chosen_of(links.app, [name])
     if chosen.projections:
         ask = partial(rows.listed, names=[name], after=after, limit=limit + 1)
@@ -332,7 +338,10 @@ async def quarantine_page(links: Connections, name: str, *, limit: int, after: i
 
 
 async def quarantined_event(links: Connections, name: str, position: int, *, limit: int) -> QuarantinedEvent | None:
-    """Return one event with what is stored of it, and `limit` of those that wait behind it; None for no event."""
+    """Return a quarantined event with its body and the first `limit` events that it blocks.
+
+    Return None where the position is not in the quarantine.
+    """
     app, chosen = links.app, chosen_of(links.app, [name])
     if chosen.projections:
         revision = chosen.projections[0].revision
@@ -360,7 +369,7 @@ async def quarantined_event(links: Connections, name: str, position: int, *, lim
 
 
 async def outcomes_now(links: Connections, name: str, positions: Sequence[int]) -> list[VerdictOutcome]:
-    """Return what has become of decisions about these events."""
+    """Return how far workers have carried out the decisions about these events."""
     chosen = chosen_of(links.app, [name])
     if chosen.projections:
         ask = partial(rows.outcomes, name=name, revision=chosen.projections[0].revision, positions=positions)
@@ -374,7 +383,7 @@ async def outcomes_now(links: Connections, name: str, positions: Sequence[int]) 
 
 
 def _owned(app: App, name: str, question: Callable[[Connection], T]) -> Callable[[Connection], T]:
-    """Ask where the read model is seen to be this app's; raises as `check_owner` where it is not."""
+    """Return the question, asked only after `check_owner` has confirmed that the read model is this app's."""
 
     def ask(connection: Connection) -> T:
         check_owner(connection, name, app.name)

@@ -1,6 +1,6 @@
-"""What bulk work came to: each report as lines for people, and as a value for programs where the report is none itself.
+"""Render the reports of bulk work as lines for people, and as values for programs where a report is not one itself.
 
-Lines that begin with a dash are items of what stands above them.
+Lines that begin with a dash are items of the last line before them without one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def rebuild_lines(report: RebuildReport) -> Iterator[str]:
-    """What a rebuild did."""
+    """Yield the lines of a rebuild's report."""
     for rebuilt in report.projections:
         made = f"{counted(rebuilt.rows, 'row')} from {counted(report.events, 'event')}"
         how = ", sequentially" if rebuilt.sequential else ""
@@ -51,7 +51,7 @@ def rebuild_lines(report: RebuildReport) -> Iterator[str]:
 
 
 def preview_lines(preview: Preview) -> Iterator[str]:
-    """What a rebuild would do."""
+    """Yield the lines of a rebuild's preview."""
     plan = preview.plan
     for candidate in preview.candidates:
         live = "no live one yet"
@@ -77,7 +77,7 @@ def preview_lines(preview: Preview) -> Iterator[str]:
 
 
 def preview_value(preview: Preview) -> dict[str, Any]:
-    """The plan as JSON has it."""
+    """Return the preview as a value for JSON."""
     plan = preview.plan
     return {
         **{name: getattr(plan, name) for name in ("engine", "stream", "first", "last", "archived", "events")},
@@ -99,7 +99,7 @@ def _log_start(first: int) -> Iterator[str]:
 
 
 def verify_lines(report: VerifyReport, *, private: bool) -> Iterator[str]:
-    """What a verification found; `private`: whether the projection has personal data, which is masked."""
+    """Yield the lines of a verification's report; `private` says that the projection has personal data to mask."""
     differences = counted(report.differences, "difference")
     yield f"{differences}: {report.projection} at position {report.position:,}, {counted(report.rows, 'row')}"
     for example in report.examples:
@@ -110,7 +110,7 @@ def verify_lines(report: VerifyReport, *, private: bool) -> Iterator[str]:
 
 
 def verify_value(report: VerifyReport, *, private: bool) -> dict[str, Any]:
-    """The report as JSON has it, with personal data masked."""
+    """Return the report as a value for JSON, with personal data masked."""
     examples = [
         {
             "key": key_text(example.key),
@@ -125,12 +125,12 @@ def verify_value(report: VerifyReport, *, private: bool) -> dict[str, Any]:
 
 
 def key_text(key: tuple[Any, ...]) -> str:
-    """Return a key as one writes it; the parts of a composite one separated by commas."""
+    """Return a key as text; the parts of a composite key are separated by commas."""
     return ", ".join(map(str, key))
 
 
 def difference_text(difference: Difference, *, private: bool) -> str:
-    """Return what differs between two rows, column by column."""
+    """Return the difference between two rows as text, column by column."""
     if difference.live is None:
         return "it has no row and should have one"
     if difference.expected is None:
@@ -141,14 +141,14 @@ def difference_text(difference: Difference, *, private: bool) -> str:
 
 
 def differing_columns(difference: Difference, *, private: bool) -> list[tuple[str, Any, Any]]:
-    """Return name, live and expected value of each column that differs between two rows that are there."""
+    """Return (name, live value, expected value) of each column that differs; both rows must exist."""
     live = _columns(difference.live, private=private) or {}
     expected = _columns(difference.expected, private=private) or {}
     return [(name, live[name], expected[name]) for name in difference.columns]
 
 
 def _column_text(column: tuple[str, Any, Any], values: tuple[Any, Any]) -> str:
-    """Tell two values apart: as they are shown; where they print alike by their types, or in these words."""
+    """Return the difference in one column as text; where two values print alike, types or words distinguish them."""
     name, live, expected = column[0], cut(str(column[1])), cut(str(column[2]))
     if live != expected:
         return f"{name} is {live} and should be {expected}"
@@ -165,7 +165,7 @@ def _value(row: Any, name: str) -> Any:
 
 
 def _columns(row: Any, *, private: bool) -> Mapping[str, Any] | None:
-    """Return a row as it may be shown; which columns of a table by hand are personal is not known."""
+    """Return a row as it may be shown; of a SQL projection with personal data every value is masked."""
     if row is None or not isinstance(row, Mapping):
         return None if row is None else masked_row(row)
     columns = dict(cast("Mapping[str, Any]", row))
@@ -173,7 +173,7 @@ def _columns(row: Any, *, private: bool) -> Mapping[str, Any] | None:
 
 
 def snapshot_lines(report: SnapshotReport) -> Iterator[str]:
-    """What building snapshots did."""
+    """Yield the lines of a report on building snapshots."""
     tally = report.tally
     written, read = counted(tally.written, "snapshot"), counted(tally.events, "event")
     aggregates = counted(tally.aggregates, "aggregate")
@@ -192,7 +192,7 @@ def snapshot_lines(report: SnapshotReport) -> Iterator[str]:
 
 
 def archive_lines(report: ArchiveReport) -> Iterator[str]:
-    """What archiving sealed."""
+    """Yield the lines of an archiving report."""
     if not report.events:
         yield f"The log {report.stream} has no events, so there is nothing to archive."
         return
@@ -206,7 +206,7 @@ def archive_lines(report: ArchiveReport) -> Iterator[str]:
 
 
 def archive_value(report: ArchiveReport) -> dict[str, Any]:
-    """The report as JSON has it: of a segment's files their number and size."""
+    """Return the report as a value for JSON, with the number and size of each segment's files."""
     sealed = [
         {
             **{name: getattr(segment, name) for name in ("first", "last", "events")},
@@ -223,7 +223,7 @@ def _bytes(segment: Segment) -> int:
 
 
 def restore_lines(report: Restored) -> Iterator[str]:
-    """What restoring published."""
+    """Yield the lines of a restore's report."""
     events = counted(report.events, "event")
     yield f"{report.stream} is restored: {events} at positions {report.first:,} to {report.last:,}, log {report.log}"
     before = report.events - report.published
@@ -235,7 +235,7 @@ def restore_lines(report: Restored) -> Iterator[str]:
 
 
 def audit_lines(report: AuditReport, *, has_claims: bool) -> Iterator[str]:
-    """What an audit found; `has_claims`: whether an aggregate of the app has unique values."""
+    """Yield the lines of an audit's report; `has_claims` says whether an aggregate of the app has unique values."""
     judged = "is sound" if report.sound else "is NOT sound"
     there = f"{counted(report.events, 'event')} of {counted(report.aggregates, 'aggregate')}"
     yield f"{report.stream} {judged}: {there} up to position {report.last:,}, log {report.log}"
@@ -259,7 +259,7 @@ def audit_lines(report: AuditReport, *, has_claims: bool) -> Iterator[str]:
 
 
 def audit_value(report: AuditReport) -> dict[str, Any]:
-    """The report as JSON has it: each kind of finding with its explanation."""
+    """Return the report as a value for JSON, with the explanation of each kind of finding."""
     findings = [
         {**asdict(kind), **{name: getattr(kind.finding, name) for name in ("level", "what", "cost", "fix")}}
         for kind in report.findings

@@ -1,7 +1,7 @@
-"""Who may do what on the server, and a server's configuration that says so. PURE.
+"""The roles of an app with their permissions on the server, and the server configuration that grants them. PURE.
 
 One account for an app keeps other apps away from its stream. Within it each role may use the subjects that its work
-takes, by what `jetstream/api.py` sends, and has an inbox of its own: nobody hears what others are answered.
+needs, according to what `jetstream/api.py` sends, and has its own inbox, so that no role hears the replies to another.
 """
 
 from __future__ import annotations
@@ -37,27 +37,27 @@ SNAPSHOTS = "snapshots"
 WRITER = "writer"
 SERVICE, CALLER = "service", "caller"
 ACTOR = "actor"
-"""Works on reactors and processes: it reads the log as a worker does, and writes to aggregates as a writer does."""
+"""Runs reactors and processes: reads the log as a worker does, and writes to aggregates as a writer does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One user of the server."""
+    """A user of the server with its permissions."""
 
     name: str
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
     deny: tuple[str, ...] = ()
-    """Of what `publish` allows."""
+    """Subjects that are denied although `publish` allows them."""
 
     @property
     def inbox_prefix(self) -> str:
-        """What `EVENTJET_INBOX_PREFIX` is for it."""
+        """The value of `EVENTJET_INBOX_PREFIX` for this role."""
         return f"_INBOX_{self.name}"
 
     @property
     def variable(self) -> str:
-        """The environment variable that nats-server takes its password from."""
+        """The environment variable from which nats-server takes the password of this role."""
         return f"{self.name.upper()}_PASSWORD"
 
 
@@ -70,15 +70,18 @@ def roles_of(
     received: Sequence[tuple[str, str]] = (),
     unique: Collection[str] = (),
 ) -> tuple[Role, ...]:
-    """For an app with these aggregates; `durables` are the consumers of its projections, `followers` those of its
-    reactors, processes and publications, `published` stream and name of the latter, `received` streams and durables of
-    its inboxes, `unique` those of the aggregates that have unique values."""
+    """Return the roles of an app with these aggregates.
+
+    `durables` are the consumers of its projections, and `followers` those of its reactors, processes and publications.
+    `published` has (stream, name) of each publication, `received` (stream, durable) of each inbox, and `unique` the
+    aggregates that have unique values.
+    """
     api, stream, bucket = "$JS.API", app, snapshot_bucket(app)
     look = (f"{api}.STREAM.INFO.{stream}", f"{api}.STREAM.MSG.GET.{stream}")
     read = (f"{api}.INFO", *look, f"{api}.DIRECT.GET.{stream}", f"{api}.DIRECT.GET.{stream}.>")
     heard = (f"$JS.EVENT.ADVISORY.STREAM.*.{stream}", notice_subject(app, "*"))
     verbs = ("CREATE", "MSG.NEXT", "DELETE")
-    # A wildcard would let a reader take a worker's consumer over, or move it.
+    # With a wildcard a reader could take over a worker's consumer, or move it.
     of_own = (*verbs, "INFO")
     theirs = tuple(f"{api}.CONSUMER.{verb}.{stream}.{name}" for verb in of_own for name in durables)
     actors = tuple(f"{api}.CONSUMER.{verb}.{stream}.{name}" for verb in of_own for name in followers)
@@ -112,11 +115,11 @@ def roles_of(
 
     streams = (stream, f"KV_{bucket}", *((f"KV_{cursors}", timers) if followers else ()))
     manage = tuple(f"{api}.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in streams)
-    # All cursors: those of before are deleted where something is divided anew.
+    # Of all cursors: a new number of partitions deletes the cursors of the old one.
     all_cursors = (f"$KV.{cursors}.{key}" for key in ("c.*", "q.*.*") if followers)
     manage += (*look_at_cursors, *all_cursors, *set_timers, *look_at_public)
     manage += (f"{api}.STREAM.UPDATE.{stream}",)
-    # To ask who else answers there: no entity has these subjects.
+    # Probes that ask which other subscribers answer; no entity has these subjects.
     asked = probes(app, ["*"], published, cursors=bool(followers), timers=False)
     manage += tuple(subject for _, subject in asked)
     lists = (f"{api}.CONSUMER.LIST.{stream}",)
@@ -133,25 +136,28 @@ def roles_of(
 
 
 def _own(app: str, aggregate: str, claims: bool) -> tuple[str, ...]:
-    """Where a writer of an aggregate publishes; who `claims` values of one type may claim those of others, too: a
-    token of a subject has no wildcard within."""
+    """Return the subjects to which a writer of an aggregate publishes.
+
+    A writer that `claims` unique values of its type may claim those of other types too, since a subject cannot have a
+    wildcard within a token.
+    """
     own = (type_subjects(app, aggregate), f"$KV.{snapshot_bucket(app)}.{aggregate}.*")
     return (*own, type_subjects(app, CLAIMS)) if claims else own
 
 
 def _keys_of(followers: Sequence[str]) -> list[str]:
-    """What their workers write among the cursors."""
+    """Return the keys that workers of these subscriptions write in the bucket of cursors."""
     divided = dict.fromkeys(declared_name(name) for name in followers if declared_name(name) != name)
     keys = [key for name in followers for key in (f"c.{name}", f"q.{name}.*")]
     return [*keys, *(f"w.{name}.*" for name in divided)]
 
 
 def serving_roles(app: str, roles: Sequence[Role], inboxes: Sequence[str] = (CALLER_INBOX,)) -> tuple[Role, ...]:
-    """For an app that serves commands: `service` carries them out, which a writer may, and `caller` asks for them.
+    """Return two more roles for an app that serves commands: `service` executes them, and `caller` sends them.
 
-    The caller chooses where its answer goes, so the service may publish to `inboxes` alone, which callers hear: with
-    `allow_responses` it could be led to publish anywhere. Below `_R_.` are the replies of callers of other accounts,
-    which the server makes. Raises `UsageError` for inboxes of other roles.
+    A caller chooses the reply subject, so the service may publish only to `inboxes`, to which callers subscribe: with
+    `allow_responses` a caller could make it publish anywhere. The reply subjects of callers in other accounts are below
+    `_R_.`, where the server maps them. Raises `UsageError` for inboxes of other roles.
     """
     (writer,) = [role for role in roles if role.name == WRITER]
     for prefix in inboxes:
@@ -171,20 +177,20 @@ def serving_roles(app: str, roles: Sequence[Role], inboxes: Sequence[str] = (CAL
 
 
 def _projections(durables: Sequence[str]) -> list[str]:
-    """Of `balances-r2` the projection."""
+    """Return the projections of these durables: `balances` for `balances-r2`."""
     return list(dict.fromkeys(name.rpartition("-r")[0] for name in durables))
 
 
 def accounts(app: str, roles: Sequence[Role], routed: Routed = str) -> str:
-    """The part of a server's configuration that says who may do what; passwords come from its environment.
+    """Return the accounts block of a server's configuration; passwords come from the server's environment.
 
-    The log lies in an account of its own, which the roles reach through imports. The server answers a request of
-    JetStream wherever its reply subject says, with rights that no permission limits: within the log's account whoever
-    may read could have the answer stored as an event, or taken for a request to delete the log. Through an import the
-    answer stays in the account that asked, where there is no stream and no JetStream.
+    The log has its own account, which all roles but `admin` reach through imports. The server sends the answer to a
+    JetStream request to any reply subject, and no permission limits it: within the log's account a reader could have
+    an answer stored as an event, or taken for a request to delete the log. Through an import the answer stays in the
+    account that asked, which has no stream and no JetStream.
 
-    `routed` tells under which subject these roles ask, where they have a prefix for JetStream's API; `admin`, which is
-    in the log's account, has none.
+    `routed` maps a subject of JetStream's API to the one that these roles use, where they have a prefix for the API;
+    `admin`, which is in the log's account, uses none.
     """
     log, clients = app.upper(), f"{app.upper()}_CLIENTS"
     inside = "\n".join(user_lines(role) for role in roles if role.name == ADMIN)
@@ -219,9 +225,9 @@ system_account: SYS
 
 
 def leaf_accounts(app: str, roles: Sequence[Role], routed: Routed, domain: str) -> str:
-    """The part of a leaf node's configuration that says who may do what, where the log is in a domain of the hub.
+    """Return the accounts block of a leaf node's configuration, where the log is in a JetStream domain of the hub.
 
-    The hub has the accounts of the same names, as `accounts` gives them without a domain.
+    The hub has accounts of the same names, as `accounts` returns them without a domain.
     """
     log, clients = app.upper(), f"{app.upper()}_CLIENTS"
     inside = "\n".join(user_lines(role, routed) for role in roles if role.name == ADMIN)
@@ -256,18 +262,21 @@ def _to(subject: str, routed: Routed) -> str:
 
 
 _SEVERAL_ANSWERS = re.compile(r"\$JS\.API\.(CONSUMER\.MSG\.NEXT\..+|DIRECT\.GET\.[^.]+)")
-"""Requests for the messages of a pull, and for a page of direct gets."""
+"""Subjects of requests with several answers: pulls of a consumer, and pages of direct gets."""
 
 
 def _asked_of_log(app: str, roles: Sequence[Role]) -> list[str]:
-    """What the roles publish to the log's account, each subject once: the server delivers for each import that fits."""
+    """Return the subjects that roles publish to the log's account, none of them covered by another.
+
+    The server delivers a message once for each import that matches it.
+    """
     between_clients = ("_INBOX", "_R_.", "cmd.", "$SRV.", notice_subject(app, ""))
     subjects = dict.fromkeys(each for role in roles for each in role.publish if not each.startswith(between_clients))
     return [each for each in subjects if not any(other != each and _covers(other, each) for other in subjects)]
 
 
 def _covers(wide: str, narrow: str) -> bool:
-    """Whether all subjects of a pattern are of another one, too."""
+    """Return whether the pattern `wide` matches every subject that the pattern `narrow` does."""
     ours, theirs = wide.split("."), narrow.split(".")
     for index, part in enumerate(ours):
         if part == ">":
@@ -278,7 +287,7 @@ def _covers(wide: str, narrow: str) -> bool:
 
 
 def server_config(app: str, roles: Sequence[Role], routed: Routed = str) -> str:
-    """A whole configuration of one server; `routed` as in `accounts`."""
+    """Return the whole configuration of one server; `routed` as in `accounts`."""
     return f"""# Who may do what for the app {app}. Passwords and paths come from the server's environment.
 
 listen: 0.0.0.0:4222
@@ -303,7 +312,7 @@ tls {{
 
 
 def user_lines(role: Role, routed: Routed = str) -> str:
-    """One user of a configuration, with what it may do; `routed` as in `accounts`."""
+    """Return the lines of one user in a configuration, with its permissions; `routed` as in `accounts`."""
     deny = f", deny: {_listed([*map(routed, role.deny)])}" if role.deny else ""
     return f"""      {{ user: {role.name}, password: ${role.variable}, permissions: {{
           publish: {{ allow: {_listed([*map(routed, role.publish)])}{deny} }}

@@ -1,6 +1,6 @@
-"""How a row came to be: what the log folds to, event by event, and the first position that the live row does not show.
+"""The history of one row: its fold from the log, event by event, and the first event that the live row lacks.
 
-A search goes on in bounded steps, so that nobody waits for a long history: each reads so many records at the most.
+A search runs in bounded steps, so that no page waits for a long history: each step reads a limited number of records.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from eventjet.sql.quarantine import of
 from eventjet.text import cut
 
 STEPS_MAX = 200
-"""Events of a row that are shown at once."""
+"""Events of a row that are shown on one page."""
 RECORDS_MAX = 50_000
-"""Records that one go reads."""
+"""Records that one step of a search reads at most."""
 GO_S = 1.2
 _BATCH = 1_000
 _BATCH_BYTES = 4_000_000
@@ -56,15 +56,15 @@ _VALUE_MAX = 2_000
 
 @dataclass(frozen=True, slots=True)
 class LiveRow:
-    """A row as the database has it, and what it is true for."""
+    """A row as the database has it, with the checkpoint of the same snapshot."""
 
     held: Checkpoint
     row: Any
-    """None where there is none."""
+    """The row in its normal form; None where there is no row."""
     known: Mapping[int, str]
-    """Position to resolution of its events that are in the quarantine."""
+    """Resolution by position of the row's events that are in the quarantine."""
     strange: str = ""
-    """Why what is there is no row that a fold could give."""
+    """Why no fold can have written this row; empty where a fold can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +75,21 @@ class RowStep:
     """Counted from 1."""
     position: int
     type: str
-    """The wire name."""
+    """The event's wire name."""
     aggregate: str
     aggregate_id: str
     recorded_at: datetime
     actor: str
-    """Empty where nobody is named."""
+    """The actor in the event's metadata; empty where there is none."""
     what: str
     """`made`, `changed` or `deleted`."""
     changed: tuple[str, ...]
-    """The fields that became other ones; all of them where the row was made or went."""
+    """Names of the fields that changed; all fields where the row was made or deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChosenStep:
-    """The step that was asked for, with the row before it and after it."""
+    """The requested step, with the row before and after it."""
 
     step: RowStep
     before: Any
@@ -98,7 +98,7 @@ class ChosenStep:
 
 @dataclass(frozen=True, slots=True)
 class RowField:
-    """One field of a row, before an event and after it, or live and as the log says."""
+    """One field of a row in two versions: before and after an event, or live and as folded from the log."""
 
     name: str
     before: str | None
@@ -107,7 +107,7 @@ class RowField:
 
 
 def why_not_told(app: App, name: str) -> str:
-    """Why nobody can say how the rows of a read model came to be; empty where it can be said."""
+    """Return why the history of a read model's rows cannot be shown; empty where it can."""
     resolved = app.projections.get(name)
     if resolved is None:
         return f"The app does not declare {name!r} any more, so nobody knows how its rows were made."
@@ -120,9 +120,10 @@ def why_not_told(app: App, name: str) -> str:
 
 
 def live_row(connection: Connection, resolved: ResolvedProjection, given: str) -> tuple[tuple[Any, ...], LiveRow]:
-    """A row by its key as JSON, as one snapshot shows it; nothing was asked over the connection yet.
+    """Return the key that is given as JSON, and its row and checkpoint from one database snapshot.
 
-    Raises `UsageError` for what is no key of the table.
+    The connection must not have been used yet. Raises `UsageError` for text that is no key of the table, and for a
+    revision without a checkpoint.
     """
     dialect = dialect_of(connection)
     connection.execution_options(**dialect.snapshot_options)
@@ -149,11 +150,14 @@ def live_row(connection: Connection, resolved: ResolvedProjection, given: str) -
 
 
 class _Strange:
-    """Equal to no row."""
+    """A value that is equal to no row."""
 
 
 def _known(connection: Connection, resolved: ResolvedProjection, key: tuple[Any, ...]) -> dict[int, str]:
-    """What the quarantine has of the row's own aggregate; nothing of other projections, whose key need not be one."""
+    """Return the resolution by position of the quarantined events whose aggregate id is the row's key.
+
+    Events that were retried are left out. Raises `UsageError` for more than 1,000 events.
+    """
     if not resolved.quarantines:
         return {}
     c = quarantine.c
@@ -166,50 +170,50 @@ def _known(connection: Connection, resolved: ResolvedProjection, key: tuple[Any,
 
 @dataclass(slots=True)
 class RowSearch:
-    """One row folded from the log, up to where the read model stands; `go_on` until it is `done`."""
+    """The fold of one row from the log up to the read model's checkpoint; call `go_on` until it is `done`."""
 
     jet: Jet
     client: Client
     catalog: Catalog
-    """Of the log that is open."""
+    """The catalog of the open log."""
     app: App
     resolved: ResolvedProjection
     key: tuple[Any, ...]
     live: LiveRow
     at: int | None = None
-    """The position for which the row is asked; None for its last event."""
+    """Choose the last step at or before this position; None for the row's last event."""
     number: int | None = None
-    """Or the number of the event after which."""
+    """Choose the step of this number instead; None to choose by `at`."""
     until: int | None = None
-    """Steps before this position are listed; None for the last ones."""
-    # What was found so far.
+    """List the last steps before this position; None for the last steps of all."""
+    # The results so far.
     read_to: int = 0
     records: int = 0
     done: bool = False
     fault: str = ""
-    """Why it does not go on before the end."""
+    """Why the search stopped before the end; empty where it did not."""
     made: int = 0
-    """Events that changed it."""
+    """Number of events that changed the row so far."""
     first: int | None = None
-    """Position of the first of them."""
+    """Position of the first event that changed the row."""
     steps: deque[RowStep] = field(default_factory=lambda: deque[RowStep](maxlen=STEPS_MAX))
     chosen: ChosenStep | None = None
-    """The last step of the position or number that was asked for."""
+    """The step that `at` or `number` chooses, as far as was read."""
     _probe: DriftProbe | None = None
 
     @property
     def expected(self) -> Any:
-        """The row as the log says, as far as it was read."""
+        """The row as folded from the records that were read so far."""
         return None if self._probe is None else self._probe.rows.get(self.key)
 
     @property
     def missed_since(self) -> int | None:
-        """The first event that the live row does not show; None where it never was what the log says."""
+        """Position of the first event that the live row lacks; None where it lacks none, or never equalled the fold."""
         return None if self._probe is None else self._probe.drifted_at(self.key)
 
     @property
     def is_equal(self) -> bool:
-        """Whether the live row is what the log says; only of one that is `done`."""
+        """Whether the live row equals the fold; valid once the search is `done`."""
         return self._is_stored_as(self.expected, self.live.row)
 
     def _is_stored_as(self, folded: Any, live: Any) -> bool:
@@ -218,11 +222,11 @@ class RowSearch:
 
     @property
     def subject(self) -> str | None:
-        """Whose records are read; None for all of the log. Raises `Refused` for what no aggregate can be called."""
+        """Subject of the records to read; None for the whole log. Raises `Refused` for a key that is no valid id."""
         return f"{self.app.name}.*.{encode_id(str(self.key[0]))}" if self.resolved.keyed_by_aggregate else None
 
     async def go_on(self) -> None:
-        """Read on, for a second or so. Raises `StoreUnavailable`, `Unreachable` and `UsageError`."""
+        """Read and fold more records, for about 1.2 s. Raises `StoreUnavailable`, `Unreachable` and `UsageError`."""
         if self._probe is None:
             await self._begin()
         assert self._probe is not None
@@ -254,12 +258,12 @@ class RowSearch:
             )
         self.done = held.position == 0
         if not self.resolved.reads:
-            # Its rows come out of one event each, which the key names.
+            # Each row comes from a single event, whose position begins its key.
             self.read_to = max(0, min(int(self.key[0]), held.position + 1) - 1)
             self.done = self.done or not 1 <= int(self.key[0]) <= held.position
 
     async def _next(self, count: int, end: int) -> list[RawRecord]:
-        """What is read next; nothing once there is nothing more, which the leader says."""
+        """Return the next records; none at the end, which the leader confirms since a replica may lag behind."""
         if not self.resolved.reads:
             record = await self.client.ask(message_at(self.app.name, self.read_to + 1))
             self.done = True
@@ -267,7 +271,7 @@ class RowSearch:
         try:
             subject = self.subject
         except Refused:
-            self.done = True  # no aggregate can be called so, so the log says nothing of it
+            self.done = True  # an invalid id: no aggregate has it, so the log has no events of it
             return []
         found, _ = await page_of_log(self.client, self.app.name, self.read_to + 1, subject, count, _BATCH_BYTES)
         found = [record for record in found if record[0] <= end]
@@ -279,7 +283,7 @@ class RowSearch:
         return found
 
     def _take(self, records: list[RawRecord], decode: Any) -> None:
-        """Blocks where a record has to be held to the one before it."""
+        """Fold records; blocks where a record has to be checked against its predecessor."""
         assert self._probe is not None
         self.records += len(records)
         decode.expect(records)
@@ -320,7 +324,7 @@ class RowSearch:
 
 
 def compared(before: Any, after: Any) -> list[RowField]:
-    """Two rows field by field, cut, and with what is personal hidden."""
+    """Compare two rows field by field; long values are cut and personal data is masked."""
     given = next((one for one in (after, before) if one is not None and not isinstance(one, _Strange)), None)
     if given is None:
         return []

@@ -1,7 +1,7 @@
-"""Tables of read models by their keys: a page at a time, by the index of the primary key, and a row by its key.
+"""Read the tables of read models: a page of rows in the order of the primary key, or one row by its key.
 
-Values are cut by the database and hidden as `eventjet verify` hides them. A page is found by the key of the row before
-it, so that the last page costs what the first one does.
+The database cuts long values, and personal data is masked as in `eventjet verify`. A page starts after the key of the
+row before it, so that the last page costs as much as the first.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from eventjet.text import cut
 
 PAGE_ROWS = 50
 KEY_MAX = 5_000
-"""Characters of a key as text."""
+"""Characters that a key may have as text."""
 _VALUE_MAX = 300
-"""Characters of one value in a page of a table."""
+"""Characters that a page shows of one value."""
 _LONG = (sa.String, sa.JSON, sa.LargeBinary)
 _KEY_KINDS: tuple[tuple[type, Any], ...] = (
     (datetime, datetime.fromisoformat),
@@ -49,15 +49,15 @@ _KEY_KINDS: tuple[tuple[type, Any], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class PlacedTable:
-    """A table of a read model where the database has it."""
+    """A table of a read model, and where the database has it."""
 
     name: str
-    """As it is declared."""
+    """The declared name of the table."""
     place: str
-    """As the database calls it, quoted."""
+    """The quoted name of the table in the database."""
     table: Table
     hidden: frozenset[str]
-    """Columns that are not shown: personal, or nobody knows."""
+    """Columns whose values are not shown: they are personal, or may be."""
 
     @property
     def key(self) -> list[Column[Any]]:
@@ -69,31 +69,31 @@ class ShownRow:
     """One row of a page."""
 
     key: str | None
-    """As JSON, for links; None where the table has none, or it cannot be written."""
+    """The key as JSON, for links; None where the table has no key, or the key has no JSON form."""
     values: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TablePage:
-    """Some rows in the order of their key."""
+    """A page of rows in the order of their key."""
 
     columns: tuple[str, ...]
     key: tuple[str, ...]
-    """The names of the key's columns; empty where the table has no key, and the rows no order."""
+    """Names of the key's columns; empty where the table has no key, and so its rows no order."""
     rows: tuple[ShownRow, ...]
     after: str | None
-    """The key after which the next page begins, as JSON; None on the last page."""
+    """The last key of this page as JSON, after which the next page begins; None on the last page."""
 
 
 @dataclass(frozen=True, slots=True)
 class TablesSeen:
-    """The tables of one revision, and some rows of one of them."""
+    """The tables of one revision, and a page of one of them."""
 
     held: Checkpoint | None
-    """None where it has no checkpoint yet."""
+    """The checkpoint of the revision; None where there is none yet."""
     tables: tuple[PlacedTable, ...] = ()
     missing: tuple[str, ...] = ()
-    """Declared names of those that are not there."""
+    """Declared names of the tables that do not exist."""
     chosen: PlacedTable | None = None
     page: TablePage | None = None
 
@@ -101,7 +101,10 @@ class TablesSeen:
 def tables_seen(
     connection: Connection, app: App, name: str, revision: int, *, table: str = "", after: str = "", start: str = ""
 ) -> TablesSeen:
-    """A page of one table of a revision: the named one, or the first. Raises as `table_page`, and for a stranger."""
+    """Return the tables of a revision, and a page of the named table, or of the first one without a name.
+
+    Raises `UsageError` for a table that the revision does not have, and what `table_page` and `check_owner` raise.
+    """
     check_owner(connection, name, app.name)
     dialect_of(connection).load_all(connection)
     held = checkpoint.read(connection, name, revision)
@@ -116,9 +119,9 @@ def tables_seen(
 
 
 def place_tables(connection: Connection, app: App, held: Checkpoint) -> tuple[list[PlacedTable], list[str]]:
-    """The tables of one revision that are there, and the declared names of those that are not.
+    """Return the tables of one revision that exist, and the declared names of those that do not.
 
-    Those of a revision that the app does not declare are as the database has them.
+    For a revision that the app does not declare, columns are read from the database.
     """
     dialect = dialect_of(connection)
     resolved = app.projections.get(held.name)
@@ -152,7 +155,11 @@ def _declared(
 
 
 def _hidden(table: Table, row_type: type | None, *, private: bool) -> frozenset[str]:
-    """Of a table by hand nobody knows which columns are personal; keys are shown, as `verify` shows them."""
+    """Return the columns to hide: the personal fields of the row type.
+
+    Without a row type (a SQL projection, or an undeclared revision) nobody knows which columns are personal, so all
+    but the keys are hidden if the data is `private`.
+    """
     if row_type is not None:
         return frozenset(one.key for one in table.columns if is_private(field_hint(row_type, one.key)))
     key = {column.key for column in table.primary_key.columns}
@@ -162,9 +169,9 @@ def _hidden(table: Table, row_type: type | None, *, private: bool) -> frozenset[
 def table_page(
     connection: Connection, placed: PlacedTable, *, after: str = "", start: str = "", limit: int = PAGE_ROWS
 ) -> TablePage:
-    """The rows after a key, or from the first one on whose key's first column is `start` or comes after it.
+    """Return a page of rows: those after a key, or those whose first key column is at least `start`.
 
-    Raises `UsageError` for what is no key of the table.
+    Raises `UsageError` for text that is no key of the table.
     """
     dialect = dialect_of(connection)
     columns, key = list(placed.table.columns), placed.key
@@ -188,7 +195,7 @@ def table_page(
 def page_query(
     placed: PlacedTable, dialect: Dialect, *, after: str, start: str, limit: int
 ) -> Select[*tuple[Any, ...]]:
-    """One row more than asked for tells whether there is a next page."""
+    """Return the query for a page, with one row more than `limit`, which says whether there is a next page."""
     key = placed.key
     query = select(*(_selected(one, placed) for one in placed.table.columns)).limit(limit + 1)
     if not key:
@@ -204,7 +211,7 @@ def page_query(
 
 
 def row_query(table: Table, key: Sequence[Any], dialect: Dialect) -> Select[*tuple[Any, ...]]:
-    """The row of a key, its values as the driver gives them."""
+    """Return the query for the row of a key, with values as the driver gives them."""
     query = select(*(sa.type_coerce(one, NullType()) for one in table.columns))
     for column, value in zip(table.primary_key.columns, key, strict=True):
         query = query.where(sa.type_coerce(column, NullType()) == _bound(column, value, dialect))
@@ -212,7 +219,7 @@ def row_query(table: Table, key: Sequence[Any], dialect: Dialect) -> Select[*tup
 
 
 def key_of(table: Table, given: str) -> tuple[Any, ...]:
-    """A key out of the JSON list of its parts; raises `UsageError` for what is none of this table."""
+    """Return the key that a JSON list of its parts gives. Raises `UsageError` for text that is no key of this table."""
     columns = list(table.primary_key.columns)
     try:
         if len(given) > KEY_MAX:
@@ -226,7 +233,7 @@ def key_of(table: Table, given: str) -> tuple[Any, ...]:
 
 
 def _part_of(column: Column[Any], given: str) -> Any:
-    """A part of a key as somebody wrote it."""
+    """Return a part of a key from the text that somebody typed."""
     try:
         if len(given) > KEY_MAX:
             raise ValueError("it is too long")
@@ -234,7 +241,7 @@ def _part_of(column: Column[Any], given: str) -> Any:
         if isinstance(kind, sa.Integer):
             return _checked(column, int(given))
         if isinstance(kind, sa.String) and not isinstance(kind, sa.Enum):
-            # A beginning may be longer than any key.
+            # A typed prefix may be longer than any key of the column.
             return normaliser(sa.String())(given)
         return _part(column, given)
     except (ValueError, ArithmeticError) as error:
@@ -255,7 +262,7 @@ def _part(column: Column[Any], part: Any) -> Any:
 
 
 def _checked(column: Column[Any], value: Any) -> Any:
-    """In the normal form; of a type that eventjet knows nothing of, what JSON holds."""
+    """Return a part of a key in its normal form; for a column type that eventjet does not know, the JSON value."""
     if value is None or isinstance(value, list | dict):
         raise ValueError("no part of a key is null, a list or an object")
     return value if unsupported(column.type) else normaliser(column.type)(value)
@@ -269,13 +276,13 @@ def _python_type(column: Column[Any]) -> type | None:
 
 
 def _bound(column: Column[Any], value: Any, dialect: Dialect) -> ColumnElement[Any]:
-    """As the driver takes it."""
+    """Return the value as a literal that the driver accepts."""
     dump = dialect.dumper(column.type)
     return sa.literal(value if dump is None else dump(value), NullType())
 
 
 def _selected(column: Column[Any], placed: PlacedTable) -> ColumnElement[Any]:
-    """Of what may be long, the beginning; of what is hidden, nothing."""
+    """Return what a page selects of a column: the beginning of a long value, and null for a hidden one."""
     if column.key in placed.hidden:
         return sa.literal_column("null")
     kind = plain(column.type)
@@ -301,7 +308,7 @@ def _text(column: Column[Any], value: Any, placed: PlacedTable, dialect: Dialect
 
 
 def _loaded(column: Column[Any], value: Any, dialect: Dialect) -> Any:
-    """In the normal form; as it is where somebody has put something else there."""
+    """Return a value in its normal form, or unchanged where it cannot be converted."""
     is_told = unsupported(column.type) or isinstance(plain(column.type), sa.Enum)
     load = None if is_told else dialect.loader(column.type)
     try:
