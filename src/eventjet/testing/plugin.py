@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Hide pytest-asyncio's warning about an unset loop scope, except in its auto mode.
 
-    pytest-asyncio comes with eventjet, so an application may never have configured it.
+    pytest-asyncio comes with the extra `testing`, so an application may never have configured it.
     """
     if config.pluginmanager.has_plugin("asyncio") and config.getini("asyncio_mode") != "auto":
         warnings.filterwarnings("ignore", _UNSET, pytest.PytestDeprecationWarning)
