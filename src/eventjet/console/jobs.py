@@ -36,12 +36,13 @@ class JobPhase:
     """The progress of one phase, on one projection or on several together."""
 
     of: str
+    """The names of the projections."""
     phase: str
     done: int
     total: int
     """0 while the total is not known."""
     seconds: float
-    """Duration of the phase: from its start to that of the next phase, or until now."""
+    """Duration of the phase: from its start to that of the next phase, to the end of the job, or until now."""
     is_over: bool
 
 

@@ -101,7 +101,7 @@ class Demo:
             async with traffic.kept_up() as tally:
                 await self._rebuild(jets[0], self.engine)
                 await self._verify(f"after the rebuild ({self.engine})")
-                # An account without commands: the next event of any other account would be folded over the altered row.
+                # An account that gets no commands, since a further event would be folded over its altered row.
                 altered = old_account_id(0)
                 async with await psycopg.AsyncConnection.connect(self.stack.database) as connection:
                     await connection.execute("update balances set amount = amount + 1 where account_id = %s", [altered])

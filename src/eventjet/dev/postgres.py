@@ -52,7 +52,15 @@ _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 
 
 class PostgresServer(EmbeddedServer):
-    """One embedded PostgreSQL server, whose password is kept with its data."""
+    """One embedded PostgreSQL server, whose password is kept with its data.
+
+    ```python
+    from eventjet.dev import PostgresServer
+
+    with PostgresServer(durable=False) as server:
+        print(server.create_database("shop"))
+    ```
+    """
 
     name = "postgres"
     component = "The embedded PostgreSQL"
@@ -66,6 +74,11 @@ class PostgresServer(EmbeddedServer):
         self._durable = durable
 
     def start(self, timeout_s: float = 60.0) -> Self:
+        """Start the server and return once it accepts clients; a running server is left as it is.
+
+        Raises `Unreachable` when it is not ready within `timeout_s` seconds, and `ComponentMissing` without its wheel.
+        The first start also creates the data folder, which may take up to 120 seconds more.
+        """
         if self.running:
             return self
         account = _unprivileged()
@@ -87,6 +100,7 @@ class PostgresServer(EmbeddedServer):
         return self
 
     def close(self) -> None:
+        """End the server and remove its temporary directory; a directory that was given stays as it is."""
         self.stop()
         if self._process is not None and self._given is None and sys.platform == "linux":
             # A server that was killed leaves its System V segment behind, and a machine has few of them.

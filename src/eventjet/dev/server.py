@@ -80,6 +80,7 @@ class EmbeddedServer(ABC):
 
     @property
     def running(self) -> bool:
+        """Whether the server's process runs."""
         return self._process is not None and self._process.running
 
     @property
@@ -109,6 +110,7 @@ class EmbeddedServer(ABC):
 
     @property
     def log(self) -> Path:
+        """The file that takes the server's output."""
         return self.directory / f"{self.name}.log"
 
     def _reserved(self) -> int:

@@ -98,6 +98,7 @@ class _Watch:
             os.read(self._wake, 512)
 
     def parent_gone(self) -> bool:
+        """Return whether the supervisor got a signal to end, its parent changed, or its standard input was closed."""
         if self.told_to_end or os.getppid() != self._parent:
             return True
         readable, _, _ = select.select([0], [], [], 0)
@@ -121,6 +122,7 @@ class _Watch:
 
 
 def _spawn(program: Program) -> int:
+    """Start the program as a child process and return its pid; the child exits with 127 if it cannot run it."""
     supervisor = os.getpid()
     child = os.fork()
     if child:
@@ -137,7 +139,7 @@ def _spawn(program: Program) -> int:
             os.setgroups([])
             os.setgid(gid)
             os.setuid(uid)
-        # After the change of user, which clears it.
+        # Set after the change of user, which clears it.
         _prctl(_PR_SET_PDEATHSIG, program.orphan_signal)
         if os.getppid() == supervisor:
             os.execv(program.command[0], program.command)

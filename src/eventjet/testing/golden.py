@@ -16,7 +16,7 @@ _WRITE = "run `pytest --write-golden` once, look at what changed in it, and comm
 
 
 class Golden:
-    """One golden file; with `write`, entries that it lacks are added instead of reported."""
+    """One golden file; `write` adds missing entries and the states of a new revision instead of reporting them."""
 
     def __init__(self, file: Path, *, write: bool) -> None:
         self._file = file

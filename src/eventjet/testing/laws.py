@@ -273,6 +273,7 @@ class CodecLaws(Laws):
     @given(data=st.data())
     @_LAW
     def test_what_is_stored_comes_back_equal(self, data: DataObject) -> None:
+        """Every event comes back equal from its stored body."""
         catalog = self.app.catalog
         kind = data.draw(st.sampled_from(self._kinds()), label="event")
         value = data.draw(instances_of(kind, self._given()), label="value")

@@ -173,7 +173,7 @@ def folded(state: S, events: Sequence[E], catalog: Catalog) -> S:
 
 @contextmanager
 def left_as_they_are(name: str, *given: object) -> Generator[None]:
-    """Raise `AssertionError` when the function called in the block changed these arguments of it."""
+    """Raise `AssertionError` when the block, which calls the function `name`, changed one of these values in place."""
     before = list(map(_picture, given))
     yield
     for value, was in zip(given, before, strict=True):

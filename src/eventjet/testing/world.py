@@ -29,11 +29,12 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(slots=True)
 class WorldClock:
-    """The clock of a log in memory."""
+    """The clock of a log in memory, which stands still until the test moves it."""
 
     now: datetime
 
     def time_ns(self) -> int:
+        """Return the time in nanoseconds since 1970."""
         since = self.now - _EPOCH
         return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1_000
 

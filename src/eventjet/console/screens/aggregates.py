@@ -105,6 +105,7 @@ class StateSeen:
     comparison: StateDifference | None
     faults: list[str]
     goes_on: bool
+    """Whether another look would fold further, since only its bound ended this look."""
 
 
 async def aggregate(request: Request) -> Response:
