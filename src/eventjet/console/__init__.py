@@ -1,6 +1,6 @@
-"""The console: the log, the read models and what went wrong, in a browser. Needs the extra `ui`.
+"""The console: the log, the read models and their faults, in a browser. Needs the extra `ui`.
 
-`console` gives it as an ASGI app, to mount in one's own; `eventjet ui` serves it alone.
+`console` returns it as an ASGI app, to mount in your own; `eventjet ui` serves it alone.
 """
 
 from __future__ import annotations

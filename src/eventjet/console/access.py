@@ -1,4 +1,4 @@
-"""Access: who may look and act, the check that a form is the console's own, and the security headers."""
+"""Access to the console: who may look and act, the check of forms against forgery, and the security headers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from eventjet.text import cut, printable
 Level: TypeAlias = Literal["all", "read_only", "forbidden"]
 """`all`: look and act; `read_only`: look; `forbidden`: neither."""
 Access: TypeAlias = Callable[[Request], "tuple[Level, str] | Awaitable[tuple[Level, str]]"]
-"""Given a request, says what its sender may do, and who that is; the name is recorded with what they do.
+"""A function that returns, for a request, what its sender may do and the sender's name, recorded with actions.
 
 ```python
 def by_proxy(request: Request) -> tuple[Level, str]:
@@ -35,20 +35,20 @@ _SAFE = ("GET", "HEAD", "OPTIONS")
 _TOKEN_BYTES = 32
 _ACTOR_MAX = 200
 _FORM_MAX = 100_000
-"""Bytes of a form."""
+"""The most bytes of a form."""
 _FORM_S = 15.0
-"""How long a form may take to arrive whole."""
+"""Seconds that a form may take to arrive whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """Who sent a request."""
+    """The sender of a request, and what the sender may do."""
 
     level: Level
     actor: str
-    """As the application names them; shown and recorded."""
+    """The visitor's name as the application gives it, shown and recorded."""
     token: str
-    """What each of the console's forms carries: equal to a cookie that no other site can read or set."""
+    """The value that each of the console's forms carries, equal to a cookie that no other site can read or set."""
 
     @property
     def may_act(self) -> bool:
@@ -56,20 +56,21 @@ class Visitor:
 
 
 def visitor_of(request: Request) -> Visitor:
-    """Return the visitor that the middleware has put on the request."""
+    """Return the visitor that the middleware `Gate` has put on the request."""
     return request.state.visitor
 
 
 def read_only(_request: Request) -> tuple[Level, str]:
-    """Let everybody look and nobody act: the default of `console`."""
+    """Let everybody look and nobody act; this is the default of `console`."""
     return "read_only", ""
 
 
 class Gate:
-    """Admit whom the application admits, and refuse forms that are not the console's own.
+    """Middleware that puts the visitor on each request and sets the cookie that the console's forms are compared with.
 
-    A form must carry the value of a cookie (double submit; OWASP Cross-Site Request Forgery Prevention), and where the
-    browser says where it comes from, that must be here. It needs no session, so any number of processes may serve.
+    A form must carry the value of the cookie (double submit; OWASP Cross-Site Request Forgery Prevention), and an
+    origin that the browser names must be the console's own; `form_of` checks both. There is no session, so any number
+    of processes may serve.
     """
 
     def __init__(self, app: ASGIApp, access: Access) -> None:
@@ -121,15 +122,16 @@ def _is_token(text: str) -> bool:
 
 
 async def may_still_look(request: Request) -> bool:
-    """Whether the sender of a request that is still answered would be let in now."""
+    """Return whether the sender of a request that is still being answered may look now."""
     return await request.state.may_look()
 
 
 async def form_of(request: Request) -> dict[str, str]:
-    """The fields of a form that changes something. Raises `HTTPException` where its sender may not, or did not send it.
+    """Return the fields of a form that changes something, after checking that its sender may act and meant to send it.
 
-    403 for whoever may only look, and for a form that another site had the browser send; 408 for one that does not
-    arrive whole in 15 seconds (RFC 9110, section 15.5.9).
+    Raises `HTTPException`: 403 for a visitor who may not act and for a form that another site had the browser send, 413
+    for a form of more than 100,000 bytes, and 408 for a form that does not arrive whole in 15 seconds (RFC 9110,
+    section 15.5.9).
     """
     visitor = visitor_of(request)
     if not visitor.may_act:
@@ -166,7 +168,7 @@ _ALWAYS = {
 
 
 class Headers:
-    """Set the security headers on every answer, those of errors included: nothing from elsewhere is loaded or run."""
+    """Middleware that sets the security headers on every answer, also of errors: nothing from elsewhere is loaded."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -22,7 +22,7 @@ from eventjet.subscriptions.supervisor import chosen_of
 from eventjet.text import counted, cut
 
 _NAMED_MAX = 20
-"""Positions that are written out."""
+"""The most positions that a text lists."""
 
 
 def _check_work(context: ActionContext, wanted: ActionRequest) -> None:
@@ -61,7 +61,7 @@ def _check_cancel(_context: ActionContext, wanted: ActionRequest) -> None:
 
 
 async def _statuses(context: ActionContext, wanted: ActionRequest) -> tuple[list[WorkStatus], str]:
-    """Return the statuses of what is named, and why they are not known."""
+    """Return (statuses of the requested names, why they are not known)."""
     every, fault = await _all_statuses(context)
     app = context.sources.app
     chosen = chosen_of(app, wanted.names)
@@ -77,7 +77,10 @@ async def _statuses(context: ActionContext, wanted: ActionRequest) -> tuple[list
 
 
 async def _all_statuses(context: ActionContext) -> tuple[list[WorkStatus], str]:
-    """Return the statuses as of now: the poller's may be a second old, from before an action."""
+    """Return (all statuses as of now, why they are not known).
+
+    Those of the poller may be a second old, from before an action.
+    """
     sources = context.sources
     seen = await sources.see("The server or the database", partial(status, sources.app, sources.settings))
     return seen.value or [], seen.fault
@@ -195,7 +198,7 @@ def _positions(positions: Sequence[int]) -> str:
 
 
 async def _preview_rebuild(context: ActionContext, wanted: ActionRequest) -> Preview:
-    """The plan, as `eventjet rebuild --dry-run` shows it."""
+    """Preview a rebuild with the plan that `eventjet rebuild --dry-run` shows."""
     sources = context.sources
     look = partial(
         preview,
@@ -292,4 +295,4 @@ ACTIONS: Mapping[str, Action] = {
         Action("cancel", "Cancel", _check_cancel, _preview_cancel, _cancel, is_harm=True),
     )
 }
-"""By name."""
+"""The kinds of actions by name."""

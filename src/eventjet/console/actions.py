@@ -1,7 +1,7 @@
-"""Actions of the console: previewed, confirmed, recorded, then carried out, once each.
+"""Actions of the console: each is previewed, confirmed, recorded, and then carried out once.
 
-An action is recorded as begun before it is carried out, or it is not carried out. It is a task of the console: whoever
-asked for it may leave the page. `action_kinds` declares what there is to do.
+An action that cannot be recorded as begun is not carried out. An action runs as a task of the console, so the visitor
+may leave the page. `action_kinds` declares the kinds of actions.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from eventjet.runtime import called
 from eventjet.text import counted
 
 POSITIONS_MAX = 1_000
-"""Events that one resolution may name."""
+"""The most events that one action on a quarantine may name."""
 _RUNNING_MAX = 20
 _RECORDED_S = 5.0
-"""How long recording may take before an action is refused."""
+"""Seconds that recording may take before an action is refused."""
 _SEEN_S = 1.5
-"""How long the page waits for what is over soon."""
+"""Seconds that the page waits for an action to end, so that a short action is over when it shows."""
 _CLEARED_S = 20.0
-"""How long what still runs may take to clear away when the console ends."""
+"""Seconds that running actions have to clear up when the console ends."""
 _END_TRIES = 3
 _END_PAUSE_S = 1.0
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -44,7 +44,7 @@ _LOG = logging.getLogger("eventjet.console")
 
 @dataclass(frozen=True, slots=True)
 class ActionRequest:
-    """A requested action, from the query of a confirmation or from its form."""
+    """A requested action, from the query of a confirmation page or from its form."""
 
     action: str
     names: tuple[str, ...] = ()
@@ -53,11 +53,11 @@ class ActionRequest:
     engine: EngineChoice = "auto"
     from_archive: str = ""
     job: str = ""
-    """Which job to cancel."""
+    """The id of the job to cancel."""
 
     @classmethod
     def of(cls, given: Iterable[tuple[str, str]]) -> ActionRequest:
-        """Read it from pairs of a field and its value. Raises `HTTPException` 400 for invalid values."""
+        """Read a request from pairs of a field and its value; raises `HTTPException` 400 for invalid values."""
         fields: dict[str, list[str]] = {}
         for name, value in given:
             fields.setdefault(name, []).append(value)
@@ -79,7 +79,7 @@ class ActionRequest:
         return cls(one.get("action", ""), names, revision, positions, engine, archive, job)
 
     def fields(self) -> list[tuple[str, str]]:
-        """Return the fields of its form."""
+        """Return the fields of the form that confirms this request."""
         told = [
             ("action", self.action),
             ("name", ",".join(self.names)),
@@ -92,7 +92,7 @@ class ActionRequest:
         return [(name, value) for name, value in told if value]
 
     def details(self) -> dict[str, Any]:
-        """Return what the audit table records beside action and names."""
+        """Return what the audit table records of the request besides its action and names."""
         told = {"revision": self.revision, "positions": list(self.positions), "job": self.job}
         told |= {"engine": "" if self.engine == "auto" else self.engine, "from_archive": self.from_archive}
         return {name: value for name, value in told.items() if value}
@@ -108,7 +108,7 @@ class Preview:
     refusal: str = ""
     """Why the action would be refused; nothing can be confirmed then."""
     fault: str = ""
-    """What could not be looked up."""
+    """Which part of the present state could not be read, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,27 +118,27 @@ class ActionContext:
     sources: Sources
     jobs: Jobs
     cancel: Callable[[str], bool]
-    """Cancels the task of an action; False where this console has none of that id."""
+    """Cancels the task of an action; returns False if this console runs no action of that id."""
 
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One kind of action."""
+    """One kind of action: its check, its preview and its operation."""
 
     name: str
     title: str
-    """As a verb, on its button."""
+    """The verb on its button."""
     check: Callable[[ActionContext, ActionRequest], None]
-    """Raises `UsageError` or `HTTPException` for a request that makes no sense."""
+    """Raises `UsageError` or `HTTPException` for an invalid request."""
     preview: Callable[[ActionContext, ActionRequest], Awaitable[Preview]]
     run: Callable[[ActionContext, ActionRequest, ActionRecord], Awaitable[str]]
-    """Carries it out, with the code of the command line, and returns the result."""
+    """Carries out the action with the code of the command line, and returns the result as text."""
     is_harm: bool = False
-    """Whether it cannot be taken back."""
+    """Whether the action cannot be undone."""
 
 
 class Actions:
-    """Of one console."""
+    """The actions that one console runs, and its jobs."""
 
     def __init__(self, known: Mapping[str, Action], sources: Sources) -> None:
         self._known = known
@@ -146,10 +146,10 @@ class Actions:
         self.jobs = Jobs(sources)
         self.context = ActionContext(sources, self.jobs, self._cancel)
         self.unrecorded: dict[str, str] = {}
-        """Action id → its result, where that could not be recorded."""
+        """Results that could not be recorded, by the id of the action."""
 
     def named(self, wanted: ActionRequest) -> Action:
-        """Return the kind of action that is requested. Raises `HTTPException` 400 for an invalid request."""
+        """Return the requested kind of action; raises `HTTPException` 400 for an invalid request."""
         found = self._known.get(wanted.action)
         if found is None:
             raise HTTPException(400, f"An action is one of {', '.join(self._known)}.")
@@ -160,13 +160,14 @@ class Actions:
         return found
 
     def is_running(self, action_id: str) -> bool:
-        """Whether it runs in this console."""
+        """Return whether the action runs in this console."""
         return action_id in self._running
 
     async def begin(self, visitor: Visitor, wanted: ActionRequest, form: str) -> str:
-        """Record an action, begin it unless the same form has begun it before, and return its id.
+        """Record an action, start it unless the same form has started it before, and return its id.
 
-        Returns when it is over, or soon. Raises `HTTPException` where it cannot be recorded: then nothing is done.
+        Returns when the action is over or after 1.5 seconds. Raises `HTTPException` for an invalid request, and when
+        the action cannot be recorded; then nothing is done.
         """
         found = self.named(wanted)
         if not _ID.fullmatch(form):
@@ -187,7 +188,7 @@ class Actions:
         return form
 
     async def close(self) -> None:
-        """Cancel what still runs, and let it clear away what it had begun."""
+        """Cancel the running actions and wait at most 20 seconds for them to clear up."""
         running = set(self._running.values())
         if running:
             _LOG.warning("cancelled, and clearing away what was begun: %s", counted(len(running), "action"))
@@ -211,7 +212,7 @@ class Actions:
         writing = asyncio.ensure_future(actions.begin(self.context.sources.database, begun))
         done, _ = await asyncio.wait({writing}, timeout=_RECORDED_S)
         if not done:
-            # It may be written after all: what nobody carries out must not look as if somebody did.
+            # The entry may be written after all, and an action that nobody carries out must not look as if it ran.
             late = asyncio.create_task(self._end_late(writing, begun))
             self._running[begun.id] = late
             late.add_done_callback(lambda _: self._running.pop(begun.id, None))
@@ -224,7 +225,7 @@ class Actions:
 
     @property
     def remedy(self) -> str:
-        """How to make the table in an app without read models, for which `eventjet init` needs no database."""
+        """How to create the audit table in an app without read models, for which `eventjet init` needs no database."""
         return (
             "" if self.context.sources.app.projections else "As this app has no read models, run `eventjet db upgrade`."
         )
@@ -234,14 +235,14 @@ class Actions:
             if await writing:
                 await self._ended(begun, "refused", "It was not recorded in time, so nothing was done.")
         except EventjetError:
-            return  # it never was recorded
+            return  # the action was never recorded
 
     async def _carry_out(self, action: Action, wanted: ActionRequest, begun: ActionRecord) -> None:
         outcome, result = await _outcome(action, self.context, wanted, begun)
         await self._ended(begun, outcome, result)
 
     async def _ended(self, begun: ActionRecord, outcome: Outcome, result: str) -> None:
-        """Record the end, and try again where the database does not answer."""
+        """Record the end of an action, with up to three tries when the database does not answer."""
         for left in reversed(range(_END_TRIES)):
             try:
                 await actions.end(self.context.sources.database, begun.id, outcome, result)
@@ -259,7 +260,7 @@ class Actions:
 async def _outcome(
     action: Action, context: ActionContext, wanted: ActionRequest, begun: ActionRecord
 ) -> tuple[Outcome, str]:
-    """Carry it out and return outcome and result, whatever it raises."""
+    """Carry out an action and return (outcome, result), whatever the action raises."""
     try:
         return "done", await called(action.run(context, wanted, begun), "What the action did")
     except asyncio.CancelledError:

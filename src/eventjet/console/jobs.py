@@ -1,4 +1,4 @@
-"""Jobs: the rebuilds and verifications that this console runs, with progress and results. Kept in memory alone."""
+"""Jobs: the rebuilds and verifications that this console runs, with progress and results, in memory alone."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from eventjet.text import counted, spent
 Kind: TypeAlias = Literal["rebuild", "verify"]
 
 RUNNING_MAX = 2
-"""At once: each may take all cores of this machine."""
+"""The most jobs at once, since each may take all cores of this machine."""
 KEPT_MAX = 20
-"""Jobs that have ended and are still shown whole."""
+"""The most ended jobs whose progress and results are still shown."""
 _NOTES_MAX = 20
 
 
@@ -36,37 +36,38 @@ class JobPhase:
     """The progress of one phase, on one projection or on several together."""
 
     of: str
+    """The names of the projections."""
     phase: str
     done: int
     total: int
-    """0 while it is not known."""
+    """0 while the total is not known."""
     seconds: float
-    """Since it was begun, until the next phase was."""
+    """Duration of the phase: from its start to that of the next phase, to the end of the job, or until now."""
     is_over: bool
 
 
 @dataclass(frozen=True, slots=True)
 class DifferingRow:
-    """A row that differs from what the log gives, without values that are private."""
+    """A row of a read model that differs from the row that the log gives, without private values."""
 
     projection: str
     key: str
     as_json: str
-    """Its values as the page of the row is asked for them; empty for a table of SQL by hand."""
+    """The key as JSON, as the page of the row takes it; empty for a table of a SQL projection."""
     said: str
     columns: Sequence[tuple[str, Any, Any]]
-    """Name, live and expected value."""
+    """(name, live value, expected value) of each column that differs."""
     since: str
     position: int | None
-    """The first event that the row does not show."""
+    """The position of the first event that the row does not show."""
 
 
 @dataclass(slots=True)
 class BulkJob:
-    """One rebuild or verification."""
+    """One rebuild or verification, with its progress and its result."""
 
     id: str
-    """Id of the action that began it."""
+    """The id of the action that started the job."""
     kind: Kind
     names: tuple[str, ...]
     engine: EngineChoice
@@ -75,21 +76,21 @@ class BulkJob:
     at: datetime = field(default_factory=lambda: datetime.now(UTC))
     state: Literal["running", "done", "failed", "cancelled"] = "running"
     fault: str = ""
-    """Why it failed."""
+    """Why the job failed."""
     is_ending: bool = False
-    """Whether it was cancelled and is clearing up."""
+    """Whether the job was cancelled and is clearing up."""
     notes: tuple[str, ...] = ()
     results: list[str] = field(default_factory=list[str])
-    """Lines that say how it ended."""
+    """Lines that say how the job ended."""
     differing: list[DifferingRow] = field(default_factory=list[DifferingRow])
     _phases: dict[tuple[str, str], list[float]] = field(default_factory=dict[tuple[str, str], list[float]])
-    """(of, phase) → done, total, when it began."""
+    """(done, total, time of the start) by (names of projections, phase)."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _of: str = ""
     _ended: float = 0.0
 
     def report(self, step: Progress) -> None:
-        """Take in progress; callable from any thread."""
+        """Record progress or a note; may be called from any thread."""
         now = time.monotonic()
         with self._lock:
             if step.note:
@@ -99,11 +100,11 @@ class BulkJob:
             known[:2] = step.done, step.total or known[1]
 
     def begin_projection(self, name: str) -> None:
-        """Count further progress for the projection of this name."""
+        """Assign further progress to the projection of this name."""
         self._of = name
 
     def steps(self) -> list[JobPhase]:
-        """Return all phases so far, in the order in which they began."""
+        """Return all phases so far, in the order of their start."""
         with self._lock:
             phases = [(key, tuple(values)) for key, values in self._phases.items()]
         # A phase is over when the next one begins.
@@ -120,7 +121,7 @@ class BulkJob:
         return self.state == "running"
 
     def end(self, state: Literal["done", "failed", "cancelled"], fault: str = "") -> None:
-        """Set how it ended."""
+        """Set the final state of the job."""
         self.state, self.fault, self.is_ending = state, fault, False
         self._ended = time.monotonic()
 
@@ -140,7 +141,10 @@ class Jobs:
         return self._jobs.get(job_id)
 
     async def run(self, job: BulkJob) -> str:
-        """Run a job and return its result. Raises `UsageError` where too many run, and what the work raises."""
+        """Run a job and return its result as text.
+
+        Raises `UsageError` when too many jobs run or another works on the same projection, and what the work raises.
+        """
         self._check(job)
         self._jobs[job.id] = job
         for old in islice([one for one in self.all() if not one.is_running], KEPT_MAX, None):

@@ -1,4 +1,4 @@
-"""Server-sent events (WHATWG HTML, 9.2): parts of a page made again and again for whoever has it open."""
+"""Server-sent events (WHATWG HTML, 9.2): parts of open pages that are rendered again and again."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from starlette.types import Receive, Scope, Send
 from eventjet.console.access import may_still_look
 
 STREAMS_MAX = 100
-"""Pages of one console that are kept current at once."""
+"""The most live pages of one console at once."""
 _LASTS_S = 600.0
-"""One stream; the browser opens another one then."""
+"""Seconds that a stream lasts; the browser then opens another."""
 _ASKED_AGAIN_S = 5.0
-"""How long one goes on for whoever may not look any more."""
+"""Seconds between checks that the visitor of a stream may still look."""
 
 
 class Streams:
@@ -33,7 +33,7 @@ class Streams:
 
 
 class Stream:
-    """One stream, for one request."""
+    """One stream of server-sent events, for one request."""
 
     def __init__(self, streams: Streams, request: Request) -> None:
         self._streams = streams
@@ -42,11 +42,11 @@ class Stream:
         self._until += _LASTS_S
 
     def response(self, parts: AsyncIterator[str]) -> StreamingResponse:
-        """Return a response that sends each part as one message; it answers 503 where too many are open."""
+        """Return a response that sends each part as one message, or 503 when too many streams are open."""
         return _LiveResponse(self._streams, self._sent(parts))
 
     async def pause(self, seconds: float) -> bool:
-        """Wait, and return False when the stream must end."""
+        """Wait this many seconds; return False when the stream must end."""
         try:
             await asyncio.wait_for(self._streams.stopped.wait(), seconds)
         except TimeoutError:
@@ -71,7 +71,7 @@ class Stream:
 
 
 class _LiveResponse(StreamingResponse):
-    """Count as open while it is sent, not when it is made."""
+    """A response that counts as open while it is sent, not from its creation."""
 
     def __init__(self, streams: Streams, parts: AsyncIterator[str]) -> None:
         headers = {"cache-control": "no-store", "x-accel-buffering": "no"}

@@ -1,6 +1,7 @@
 """Pages: templates that escape everything, their paths, filters for values, and checked values of the query.
 
-What comes from the log or a database is hostile: it is escaped, cut, and what could steer text is made visible.
+Values from the log or a database are not trusted: they are escaped and cut, and characters that could reorder or hide
+text are made visible.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from eventjet.console.access import TOKEN, visitor_of
 from eventjet.text import VALUE_MAX, counted, cut, cut_values, duration, printable
 
 BODY_MAX = 20_000
-"""Characters of one event's body on a page of its own."""
+"""The most characters of an event's body on the event's own page."""
 
 
 @cache
 def environment() -> Environment:
-    """The templates, each compiled once."""
+    """Return the environment of the templates, which compiles each template once."""
     made = Environment(
         loader=PackageLoader("eventjet.console"),
         autoescape=True,
@@ -48,12 +49,12 @@ def environment() -> Environment:
 
 
 def page(request: Request, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:
-    """One page, or one part of a page, from a template and its values."""
+    """Return a response with a page, or a part of a page, from a template and its values."""
     return HTMLResponse(rendered(request, template, **values), status)
 
 
 def rendered(request: Request, template: str, /, **values: Any) -> str:
-    """The HTML of it."""
+    """Return the HTML of a template with these values and those that every page has."""
     visitor = visitor_of(request)
     known = {
         "app": request.app.state.sources.app,
@@ -68,7 +69,10 @@ def rendered(request: Request, template: str, /, **values: Any) -> str:
 
 
 def linker(request: Request) -> Callable[..., str]:
-    """Gives the path of a page by its route's name, below wherever the console is mounted; other keywords are query."""
+    """Return a function that gives the path of a page by the page's name; its other keywords become the query.
+
+    Paths begin with the path under which the console is mounted.
+    """
     root = request.scope.get("root_path", "")
 
     def link(name: str, /, **query: Any) -> str:
@@ -104,7 +108,7 @@ PATHS: Mapping[str, str] = {
     "act": "/actions/new",
     "static": "/static/",
 }
-"""Every page by its name. What is asked about is in the query: an id may hold any character."""
+"""The path of every page by the page's name. Names and ids are in the query, since an id may contain any character."""
 
 
 SCREENS = (
@@ -117,7 +121,7 @@ SCREENS = (
     ("jobs", "Jobs"),
     ("actions", "Actions"),
 )
-"""What the head of every page leads to."""
+"""(name, title) of the pages that the head of every page links to."""
 
 
 def _is_here(request: Request, name: str) -> bool:
@@ -126,12 +130,12 @@ def _is_here(request: Request, name: str) -> bool:
 
 
 def text(value: object, most: int = VALUE_MAX) -> str:
-    """Text that others wrote: cut, and with what could steer a reader's eye made visible (UTS 55)."""
+    """Return untrusted text, cut, with characters that could mislead a reader made visible (UTS 55)."""
     return printable(cut(value if isinstance(value, str) else str(value), most))
 
 
 def shown_json(value: Any, most: int = BODY_MAX) -> str:
-    """JSON on several lines, cut; text as it is."""
+    """Return a value as JSON on several lines, cut; text is returned as text."""
     if isinstance(value, str):
         return text(value, most)
     written = json.dumps(cut_values(value, 4_000), indent=2, ensure_ascii=False, default=str)
@@ -139,14 +143,14 @@ def shown_json(value: Any, most: int = BODY_MAX) -> str:
 
 
 def number(value: float | None) -> str:
-    """`12,345`, `0.4`; a dash for what is not known."""
+    """Format a number as `12,345` or `0.4`, and None as a dash."""
     if value is None:
         return "–"
     return f"{value:,}" if isinstance(value, int) else f"{value:,.1f}"
 
 
 def moment(at: datetime | float | str | None) -> str:
-    """`2026-01-31 12:00:00Z`; from a time, from seconds since 1970, or from ISO text."""
+    """Format a time, seconds since 1970 or ISO text as `2026-01-31 12:00:00Z` in HTML, and None as a dash."""
     if at is None:
         return "–"
     if isinstance(at, str):
@@ -158,17 +162,17 @@ def moment(at: datetime | float | str | None) -> str:
 
 
 TEXT_MAX = 5_000
-"""Characters: of a key with several parts, for instance."""
+"""The most characters of a value in the query, such as a key with several parts."""
 ID_MAX = 1_000
-"""Of an id, which may have 200, or of what stands for it."""
+"""The most characters of an id, which may have 200, or of its encoded form."""
 _DIGITS_MAX = 19
 NUMBER_MAX = 2**63 - 1
 
 
 def query_text(request: Request, name: str, most: int = TEXT_MAX) -> str:
-    """One text of the query, empty where it is not there.
+    """Return a text of the query, or empty text if the query does not contain it.
 
-    Raises `HTTPException` 400 for one that is too long, or that nothing in a log or a table can equal.
+    Raises `HTTPException` 400 for text that is too long or that no log and no table can contain.
     """
     value = request.query_params.get(name, "")
     if len(value) > most:
@@ -179,7 +183,10 @@ def query_text(request: Request, name: str, most: int = TEXT_MAX) -> str:
 
 
 def query_number(request: Request, name: str, *, least: int = 0, most: int = NUMBER_MAX) -> int | None:
-    """One number of the query, None where it is not there; raises `HTTPException` 400 for anything else."""
+    """Return a number of the query, or None if the query does not contain it.
+
+    Raises `HTTPException` 400 for other text and for a number outside of `least` to `most`.
+    """
     given = request.query_params.get(name, "").strip()
     if not given:
         return None

@@ -41,17 +41,17 @@ def console(
     settings: Settings | None = None,
     monitoring: Sequence[str] | None = None,
 ) -> Starlette:
-    """The console of an app as an ASGI app: serve it, or mount it in your own.
+    """Return the console of an app as an ASGI app, to serve alone or to mount in your own.
 
-    `access` says of each request what its sender may do and who that is; without one everybody may look and nobody act.
-    `monitoring` are the servers' monitoring endpoints, `http://host:8222`, which alone tell whether they sync what they
-    acknowledge; else those that `EVENTJET_MONITORING` names, separated by blanks.
-    Connections are opened when pages need them, and closed at the end of its lifespan, or with the process where the
-    app it is mounted in runs no lifespans of others. Raises `UsageError` for settings that cannot be used.
+    `access` says for each request what its sender may do and who that is; by default everybody may look and nobody act.
+    `monitoring` are the servers' monitoring endpoints, `http://host:8222`, which alone tell whether servers sync data
+    before they acknowledge it; the default are those of `EVENTJET_MONITORING`, separated by blanks. Connections are
+    opened when pages need them. They are closed at the end of the ASGI lifespan, or with the process if the app around
+    the console does not run its lifespan. Raises `UsageError` for settings that cannot be used.
 
-    Behind a proxy its links follow the `root_path` of the ASGI scope, and its cookie is `Secure` where the scope's
-    scheme is https: uvicorn takes that from `X-Forwarded-Proto` of a proxy that `--forwarded-allow-ips` names. The
-    proxy has to pass on the `Host` that the browser sent, with which the origin of forms is compared.
+    Behind a proxy, links follow the `root_path` of the ASGI scope, and the cookie is `Secure` if the scope's scheme is
+    https: uvicorn takes that from `X-Forwarded-Proto` of a proxy that `--forwarded-allow-ips` names. The proxy must
+    pass on the `Host` that the browser sent, with which the origin of forms is compared.
 
     ```python
     from eventjet.console import console
@@ -96,7 +96,7 @@ def console(
 
 
 class _Front:
-    """Answer visitors who may not look, and unexpected errors, with a page of their own."""
+    """Middleware that answers visitors who may not look, and unexpected errors, with a page."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -129,7 +129,7 @@ class _Front:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    if not hasattr(request.state, "visitor"):  # of what is given to everybody: styles and scripts
+    if not hasattr(request.state, "visitor"):  # a request for styles and scripts, which everybody gets
         return PlainTextResponse(error.detail, error.status_code)
     said = "There is no such page." if error.status_code == 404 and error.detail == "Not Found" else error.detail
     return page(request, "fault.html", error.status_code, title=f"{error.status_code}", said=said)

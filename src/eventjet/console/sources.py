@@ -1,6 +1,6 @@
 """The sources of pages: a connection to the server and sessions with the database, each opened when first needed.
 
-A page waits two seconds for any of it and then says what did not answer; the rest of the page is there.
+A page waits two seconds for each of its parts, and then shows the other parts and says which source did not answer.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from eventjet.sql.database import PAGE, READ_ONLY, Database
 T = TypeVar("T")
 
 ANSWER_S = 2.0
-"""How long a page waits for one of its parts."""
+"""Seconds that a page waits for one of its parts."""
 _SESSIONS_MAX = 50
-"""With the database at once, those included that hang and that no page waits for any more."""
+"""The most sessions with the database at once, including hung ones that no page waits for any more."""
 _ABANDONED_MAX = 50
-"""Looks that a page no longer waits for and that have not ended; from here on nothing new is asked."""
+"""The most looks that have not ended and that no page waits for; at that number nothing new is asked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen(Generic[T]):
-    """The result of a look: a value, or a fault in words."""
+    """The result of a look: a value, or a fault as text."""
 
     value: T | None
     fault: str = ""
@@ -67,14 +67,14 @@ class Sources:
         self._abandoned: set[asyncio.Future[Any]] = set()
 
     async def close(self) -> None:
-        """Close the connections. A later request opens them again."""
+        """Close the connections; a later request opens them again."""
         for look in self._abandoned:
             look.cancel()
         self._log = None
         await self._ending.aclose()
 
     async def log(self) -> OpenLog:
-        """Return the connection to the log, which reconnects by itself. Raises `Unreachable`."""
+        """Return the connection to the log, which reconnects by itself; raises `Unreachable`."""
         async with self._opening:
             if self._log is None:
                 opened = await self._ending.enter_async_context(open_repositories(self.app, self.settings))
@@ -85,15 +85,15 @@ class Sources:
         return self._log
 
     async def ask(self, question: Callable[[Connection], T]) -> T:
-        """Ask the database over a read-only session. Raises `Unreachable`.
+        """Return the answer of a question to the database, asked over a read-only session; raises `Unreachable`.
 
-        In a thread of its own with a session of its own, both left alone when nobody waits any more: a session that
-        hangs cannot be broken off, and closing one of aiosqlite that was being opened may never end.
+        Each question has a thread and a session of its own, which are left alone when nobody waits for them any more: a
+        hung session cannot be interrupted, and closing an aiosqlite session while it opens may never end.
         """
         return await in_thread(partial(self._answer, question))
 
     def _answer(self, question: Callable[[Connection], T]) -> T:
-        """Ask, blocking the thread."""
+        """Ask the question in this thread, which waits for the answer."""
         if not self._sessions.acquire(blocking=False):
             where = f"The database {self.database.shown}"
             raise Unreachable(where, f"{_SESSIONS_MAX} sessions wait for it already", "Look at what it is doing.")
@@ -104,16 +104,16 @@ class Sources:
             self._sessions.release()
 
     async def see(self, what: str, look: Callable[[], Coroutine[Any, Any, T]], within_s: float = ANSWER_S) -> Seen[T]:
-        """Look, and return a value or a fault; `what` names the source in the fault, as "The database"."""
+        """Take a look, and return its value or its fault, in which `what` names the source, such as "The database"."""
         try:
             return Seen(await self.seen(what, look, within_s))
         except (EventjetError, TimeoutError) as error:
             return Seen(None, str(error) or f"{what} did not answer in time.")
 
     async def seen(self, what: str, look: Callable[[], Coroutine[Any, Any, T]], within_s: float = ANSWER_S) -> T:
-        """Look, and raise what the look raises, or `TimeoutError` after `within_s`.
+        """Take a look and return its value; raises what the look raises, or `TimeoutError` after `within_s`.
 
-        Whatever is still going on then is left alone: an answer that never comes would keep the page, too.
+        A look that is late is cancelled but not waited for, since its end may never come.
         """
         if len(self._abandoned) >= _ABANDONED_MAX:
             raise TimeoutError(f"{what} has not answered for a while, so it is not asked again yet.")
@@ -140,7 +140,7 @@ class Sources:
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run in a thread as `asyncio.to_thread` does, but one that the end of the program does not wait for."""
+    """Run `work` in a thread as `asyncio.to_thread` does, but the program's end does not wait for the thread."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -159,7 +159,7 @@ async def in_thread(work: Callable[[], T]) -> T:
             result = work()
         except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
             fault = error
-        with suppress(RuntimeError):  # the loop is gone, and with it whoever waited
+        with suppress(RuntimeError):  # the loop is closed, so nobody waits any more
             loop.call_soon_threadsafe(settle, result, fault)
 
     threading.Thread(target=run, name="eventjet ui look", daemon=True).start()

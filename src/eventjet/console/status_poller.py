@@ -1,6 +1,6 @@
-"""`StatusPoller`: the state of the log, and of everything that follows it, polled once for all open pages.
+"""`StatusPoller`: the status of the log and of its subscriptions, polled once for all open pages.
 
-Database, log, and what follows it are looked at apart from one another, so that each shows while another is away.
+Database, log and subscriptions are polled separately, so that each shows while another is unavailable.
 """
 
 from __future__ import annotations
@@ -35,30 +35,30 @@ from eventjet.subscriptions.status import (
 
 _EVERY_S = 0.4
 _ANSWER_S = 1.2
-"""How long one look may take; with the pause before it, a fault is known within two seconds."""
+"""Seconds that one look may take; with the pause before it, a fault shows within two seconds."""
 _TIMERS_S = 5.0
 _MONITORING_S = 30.0
-"""Between two requests to the servers' monitoring endpoints."""
+"""Seconds between two requests to the servers' monitoring endpoints."""
 KEPT_S = 120.0
 _IDLE_S = 60.0
-"""Polling stops so long after the last page was asked for."""
+"""Seconds after the last request for a page until polling stops."""
 _PACE_S = 10.0
 
 
 @dataclass(slots=True)
 class PolledStatus:
-    """The newest status that is known, and for each part the reason why nothing newer is."""
+    """The newest known status, and for each of its parts the reason why nothing newer is known."""
 
     statuses: list[WorkStatus] = field(default_factory=list[WorkStatus])
-    """Projections, then reactors, processes, publications and inboxes."""
+    """Status of the projections, then of reactors, processes, publications and inboxes."""
     seen_s: float | None = None
-    """Age of `statuses`; None before the first look."""
+    """Age of `statuses` in seconds; None before the first look."""
     is_log_known: bool = False
-    """Whether `statuses` have lag and the log's last position; otherwise both are zero."""
+    """Whether `statuses` contain lag and the log's last position; otherwise both are zero."""
     log: LogStatus | None = None
     log_seen_s: float | None = None
     events_per_s: float | None = None
-    """Appended to the log; None before the second look."""
+    """Events appended to the log per second; None before the second look."""
     deadlines: list[DeadlineCounts] = field(default_factory=list[DeadlineCounts])
     durability: list[Finding] = field(default_factory=list[Finding])
     log_fault: str = ""
@@ -69,13 +69,13 @@ class PolledStatus:
 
     @property
     def fault(self) -> str:
-        """Every reason, once each."""
+        """All reasons, without repetition."""
         return " ".join(dict.fromkeys(filter(None, (self.log_fault, self.database_fault, self.following_fault))))
 
 
 @dataclass(frozen=True, slots=True)
 class _SubscriptionStatus:
-    """The status of all subscriptions, from one look at the log with these checkpoints."""
+    """The status of all subscriptions after one look at the log with these checkpoints."""
 
     at: float
     checkpoints: SeenCheckpoints
@@ -84,12 +84,12 @@ class _SubscriptionStatus:
 
 
 class StatusPoller:
-    """Poll for one console: from the first page that asks until a minute after the last."""
+    """The poller of one console, which runs from the first request for a page until a minute after the last."""
 
     def __init__(self, sources: Sources, monitoring: Sequence[str] = ()) -> None:
-        """`monitoring` are checked URLs of the servers' monitoring endpoints."""
+        """Prepare a poller; `monitoring` are checked URLs of the servers' monitoring endpoints."""
         self.monitoring = tuple(monitoring)
-        # Connections of its own: pages let go of theirs whenever one of their looks takes too long.
+        # Separate connections, since pages give up theirs whenever a look takes too long.
         self._sources = Sources(sources.app, sources.settings)
         self._app = sources.app
         self._declared = {(one.name, one.revision) for one in self._app.projections.values()}
@@ -106,7 +106,7 @@ class StatusPoller:
         self._durability = Poll("A monitoring endpoint", self._look_at_monitoring, _MONITORING_S)
 
     async def polled(self) -> PolledStatus:
-        """Return what is known. The first page waits for the first looks, at most two seconds."""
+        """Return the known status; the first page waits at most two seconds for the first looks."""
         self._asked = time.monotonic()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run())
@@ -130,7 +130,7 @@ class StatusPoller:
         )
 
     def positions(self, name: str, revision: int) -> list[tuple[float, int, int]]:
-        """Return (seconds before now, position, the log's last position) of the last two minutes, oldest first."""
+        """Return (seconds before now, position, the log's last position) for the last two minutes, oldest first."""
         now = time.monotonic()
         return [
             (now - snapshot.at, one.position, one.log_position)
@@ -140,7 +140,7 @@ class StatusPoller:
         ]
 
     async def close(self) -> None:
-        """Stop polling."""
+        """Stop polling and close the connections."""
         self._following.close()
         if self._task is not None:
             self._task.cancel()
@@ -156,7 +156,7 @@ class StatusPoller:
             return paced(before, last), max(ages), True
         if checkpoints is None:
             return [], None, False
-        # The server is away: what the database says is true nevertheless.
+        # Without the server, what the database says is still true.
         return statuses_of(checkpoints, self._declared, SeenLog()), self._checkpoints.seen_s, False
 
     def _rate(self) -> float | None:
@@ -197,7 +197,7 @@ class StatusPoller:
         found = await self._sources.seen("The NATS server", look, _ANSWER_S)
         now = time.monotonic()
         if self._ends and (self._ends[-1][1] > found.last or now - self._ends[-1][0] > _PACE_S):
-            self._ends.clear()  # another log, or a while without looks: no pace goes over that
+            self._ends.clear()  # another log, or a long time without looks: no rate is measured across that
         self._ends.append((now, found.last))
         while self._ends[0][0] < now - _PACE_S:
             self._ends.popleft()
@@ -223,7 +223,7 @@ class StatusPoller:
         return await self._sources.seen("The NATS server", look)
 
     async def _look_at_monitoring(self) -> list[Finding]:
-        """Ask the monitoring endpoints, as `eventjet doctor` does."""
+        """Check the monitoring endpoints as `eventjet doctor` does, and return the findings."""
         settings, told = self._sources.settings, Report("monitoring")
         asked = Installation(self._app, settings, self.monitoring, 2 * ANSWER_S, time.time)
         if self.monitoring:
@@ -234,17 +234,17 @@ class StatusPoller:
 T = TypeVar("T")
 
 SLOW_S = 1.3
-"""A look without an answer for so long is reported as slow."""
+"""Seconds after which a look without an answer is reported as slow."""
 _LOG = logging.getLogger("eventjet.console")
 
 
 class Poll(Generic[T]):
-    """Take one kind of look again and again, whatever an earlier one raised."""
+    """A repeated look at one source, which goes on after any error."""
 
     def __init__(self, what: str, look: Callable[[], Coroutine[Any, Any, T]], every_s: float) -> None:
-        """`what` names the source in messages, as "The NATS server"."""
+        """Prepare a poll; `what` names the source in messages, such as "The NATS server"."""
         self.value: T | None = None
-        """The value of the last successful look, kept over faults."""
+        """The value of the last successful look, kept after faults."""
         self.first = asyncio.Event()
         """Set when the first look has ended, with a value or a fault."""
         self._what = what
@@ -257,7 +257,7 @@ class Poll(Generic[T]):
 
     @property
     def fault(self) -> str:
-        """Why there is no new value; empty while there is."""
+        """Why there is no new value; empty without a fault."""
         slow_s = 0.0 if self._began is None else time.monotonic() - self._began
         if not self._fault and slow_s > SLOW_S:
             return f"{self._what} has not answered for {slow_s:.0f} s."
@@ -265,11 +265,11 @@ class Poll(Generic[T]):
 
     @property
     def seen_s(self) -> float | None:
-        """Age of the value; None while there is none."""
+        """Age of the value in seconds; None while there is no value."""
         return None if self._seen_at is None else time.monotonic() - self._seen_at
 
     async def run(self) -> None:
-        """Look for ever, at most once in `every_s`."""
+        """Look for ever, at most once in `every_s` seconds."""
         while True:
             await asyncio.sleep(max(0.0, self._next - time.monotonic()))
             self._began = time.monotonic()

@@ -1,4 +1,4 @@
-"""Servers that live and die with the program that starts them: NATS and PostgreSQL from wheels."""
+"""Embedded NATS and PostgreSQL servers from wheels, which end with the program that starts them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`eventjet demo`: the whole road on one machine, measured, with nothing left behind.
+"""`eventjet demo`: commands, import, worker, rebuild and verification on one machine, measured.
 
 Commands and the import run in this process; `init`, `worker`, `rebuild` and `verify` are the real commands, each a
-process of its own.
+process of its own. The demo leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ _CATCH_UP_S = 150.0
 TASKS = 64
 """Commands in flight at once."""
 _HOT = 10
-"""So many accounts get a twentieth of all commands, on both connections: there they meet."""
+"""Accounts that together get a twentieth of all commands, over both connections, so that saves conflict."""
 _EVENTS_PER_ACCOUNT = 40
 _BLOCK = 100
-"""Imported accounts whose events are mixed with each other's."""
+"""Imported accounts whose events alternate in the log."""
 _PAUSE_S = 0.02
 _Step = Callable[[str, int, int | None], None]
-"""Told the name of a step, how much of it is done, and of how much."""
+"""A callback for progress, called with the name of a step, how much of it is done, and its total."""
 
 
 class ShowProgress(Protocol):
-    """Told how far a phase is, and in which step."""
+    """A callback for the progress of a phase and the step that it is in."""
 
     def __call__(self, phase: str, done: int, total: int | None = None, step: str = "") -> None: ...
 
 
 @dataclass(slots=True)
 class Demo:
-    """One run, and what it measured."""
+    """One run of the demo, with its measurements."""
 
     accounts: int
     commands: int
@@ -67,23 +67,23 @@ class Demo:
     progress: ShowProgress
     say: Callable[[str], None]
     figures: list[tuple[str, int, float, int]] = field(default_factory=list[tuple[str, int, float, int]])
-    """(phase, events, seconds, events a second)."""
+    """(phase, events, seconds, events per second) of each measured phase."""
     verified: list[tuple[str, int, int]] = field(default_factory=list[tuple[str, int, int]])
-    """(when, rows, differences)."""
+    """(when, rows, differences) of each verification."""
     started: Counter[str] = field(default_factory=Counter[str])
-    """How often each command was."""
+    """How often each command was started."""
     stack: Stack = field(init=False)
 
     def run(self, run: Callable[[Coroutine[Any, Any, None]], None] = asyncio.run) -> None:
-        """`run` runs what begins once the servers are there.
+        """Run the demo on servers of its own; `run` runs its coroutine once the servers are up.
 
-        Raises `Unreachable` when a server cannot start and `DemoFailed` when a promise is not kept.
+        Raises `Unreachable` when a server cannot start, and `DemoFailed` when a result is not as promised.
         """
         with running_stack(postgres=True) as self.stack:
             run(self._run())
 
     async def _run(self) -> None:
-        """From an empty log to a verified read model, twice, while commands keep arriving."""
+        """Go from an empty log to a verified read model, and rebuild that twice while commands keep arriving."""
         self.say("NATS and PostgreSQL run. Creating the stream and the tables.")
         await self._command("init").finished()
         async with AsyncExitStack() as ending:
@@ -101,12 +101,12 @@ class Demo:
             async with traffic.kept_up() as tally:
                 await self._rebuild(jets[0], self.engine)
                 await self._verify(f"after the rebuild ({self.engine})")
-                # An account that gets no commands: the next event of another one would be folded over its row.
+                # An account that gets no commands, since a further event would be folded over its altered row.
                 altered = old_account_id(0)
                 async with await psycopg.AsyncConnection.connect(self.stack.database) as connection:
                     await connection.execute("update balances set amount = amount + 1 where account_id = %s", [altered])
                 await self._verify(f"after {altered} was altered by hand", differs=altered)
-                # On the other engine: it is the same function, so it must be the same table.
+                # On the other engine: the same function must give the same table.
                 await self._rebuild(jets[0], "local")
                 await self._verify("after the next rebuild (local)")
             self.say(f"{tally.sent:,} commands arrived meanwhile, and {tally.recorded:,} events were recorded.")
@@ -115,7 +115,7 @@ class Demo:
                 raise DemoFailed("worker", f"it ended with exit status {status}: {worker.tail()}")
 
     async def _fill(self, traffic: Traffic, jet: Jet) -> None:
-        """Commands, then an import."""
+        """Fill the log with commands, then with an import."""
         began = time.monotonic()
         opened = await traffic.open_accounts(self._counting("open", self.accounts))
         self._measured("accounts opened", opened.recorded, began)
@@ -158,7 +158,7 @@ class Demo:
         self._measured(f"rebuilt ({engine})", last, began)
 
     async def _verify(self, when: str, *, differs: str | None = None) -> None:
-        """Verify, and hold the answer to what is expected: no difference, or exactly one, at that key."""
+        """Verify the read model; raises `DemoFailed` unless it has no difference, or only one at the key `differs`."""
         began = time.monotonic()
         phase, output = await self._step("verify", statuses=(0, 1))
         found = json.loads(output[output.index("{") :])
@@ -173,7 +173,7 @@ class Demo:
             raise DemoFailed("verification", f"it found {differences} difference(s) {when}: {keys}")
 
     async def _step(self, command: str, *options: str, statuses: tuple[int, ...] = (0,)) -> tuple[str, str]:
-        """Run a command on the projection, with its progress as ours; the name of its phase, and its output."""
+        """Run a command on the projection, report its progress, and return (name of its phase, its output)."""
         phase = f"{command} {self.started[command] + 1}"
         self.progress(phase, 0)
         running = self._command(command, _PROJECTION, *options, "--json")
@@ -189,7 +189,7 @@ class Demo:
             "EVENTJET_SERVERS": self.stack.servers,
             "EVENTJET_DATABASE": self.stack.database,
             "EVENTJET_APP": _APP,
-            # What a command that is killed leaves behind goes with the folder.
+            # Files that a killed command leaves behind are removed with the folder.
             "TMPDIR": str(self.stack.folder),
         }
         log = self.stack.folder / f"{command}-{self.started[command]}.log"
@@ -199,28 +199,29 @@ class Demo:
         return lambda done: self.progress(phase, done, total)
 
     def _measured(self, phase: str, events: int, began: float) -> None:
-        """A phase that ends now."""
+        """Add the figures of a phase that ends now."""
         seconds = time.monotonic() - began
         self.figures.append((phase, events, seconds, round(events / seconds)))
 
 
 class DemoCommand(ServerProcess):
-    """Started when it is made; `finished`, `stop` or `kill` ends it."""
+    """An `eventjet` command as a process, started by the constructor; `finished`, `stop` or `kill` ends it."""
 
     def __init__(self, arguments: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
         self._name = f"`eventjet {' '.join(arguments)}`"
         self._output = log
         self._read = 0
         self._rest = b""
-        # Not from the current folder, where anything may lie.
+        # `-P`: no imports from the current folder, which may contain anything.
         program = Program([sys.executable, "-P", "-m", "eventjet.cli", *arguments], grace_s=25.0)
         ours = {name: value for name, value in os.environ.items() if not name.startswith("EVENTJET_")}
         super().__init__(self._name, program, log, {**ours, **environ})
 
     async def finished(self, step: _Step = lambda _name, _done, _total: None, statuses: tuple[int, ...] = (0,)) -> str:
-        """Wait for its end; what it printed apart from its progress. Ends it when cancelled.
+        """Wait for the command's end and return its output without the lines of progress, which `step` gets.
 
-        Raises `DemoFailed` when that takes too long, and for an exit status other than these.
+        Kills the command when cancelled. Raises `DemoFailed` when it takes longer than 120 s, and for an exit status
+        other than `statuses`.
         """
         output: list[str] = []
         deadline = time.monotonic() + _COMMAND_S
@@ -240,7 +241,7 @@ class DemoCommand(ServerProcess):
         return printed
 
     def _printed(self, step: _Step) -> Iterator[str]:
-        """The lines printed since; those of progress go to `step` instead."""
+        """Yield the lines printed since the last call; lines of progress go to `step` instead."""
         with self._output.open("rb") as log:
             log.seek(self._read)
             fresh = log.read()
@@ -258,24 +259,24 @@ class DemoCommand(ServerProcess):
 
 @dataclass(slots=True)
 class DemoTally:
-    """What became of the commands."""
+    """How many commands were sent, and with which results."""
 
     sent: int = 0
     recorded: int = 0
     refused: int = 0
-    """The decision said no: too little money."""
+    """Commands whose decision was refused for lack of funds."""
     decided: int = 0
-    """Decisions made; those beyond one a command followed a conflict."""
+    """Decisions made; each beyond the first of its command followed a conflict."""
 
 
 _Order = tuple[int, int, Any, Any]
-"""One command: number of its account, number of its connection, decision, argument."""
+"""One command: (number of its account, number of its connection, decision, argument)."""
 
 
 class Traffic:
-    """Commands on a number of accounts; two connections, as two processes would have.
+    """Random commands on a number of accounts over several connections, as separate processes would have.
 
-    Each account has its connection, except that commands on the hot ones come by either.
+    The commands on an account use one connection; only those on the hot accounts use any.
     """
 
     def __init__(self, jets: Sequence[Jet], accounts: int) -> None:
@@ -284,15 +285,17 @@ class Traffic:
         self._random = random.Random(0)  # noqa: S311  traffic, the same in every run
 
     async def open_accounts(self, progress: Callable[[int], None]) -> DemoTally:
+        """Open every account."""
         orders = ((number, number, Account.open, f"owner {number}") for number in range(self._accounts))
         return await self._execute_all(orders, progress)
 
     async def run(self, commands: int, progress: Callable[[int], None]) -> DemoTally:
+        """Execute this many random commands."""
         return await self._execute_all((self._order() for _ in range(commands)), progress)
 
     @asynccontextmanager
     async def kept_up(self) -> AsyncGenerator[DemoTally]:
-        """A few dozen commands a second during the block; the tally is complete after it."""
+        """Execute a few dozen commands a second during the block; the tally is complete after it."""
         tally = DemoTally()
         stop = asyncio.Event()
 
@@ -317,7 +320,7 @@ class Traffic:
         return number, by, decide, Decimal(chance.randrange(100, 30_000)) / 100
 
     async def _execute_all(self, orders: Iterator[_Order], progress: Callable[[int], None]) -> DemoTally:
-        """`TASKS` tasks that take from one iterator, so each waits for nobody but the log."""
+        """Execute all orders with `TASKS` tasks that share one iterator, so that each waits only for the log."""
         tally = DemoTally()
 
         async def take() -> None:
@@ -347,12 +350,12 @@ class Traffic:
 
 
 def old_account_id(number: int) -> str:
-    """The id of an account that the demo imports."""
+    """Return the id of an account that the demo imports."""
     return f"old-{number:05d}"
 
 
 def old_accounts(events: int) -> Iterator[Imported]:
-    """So many events of accounts from elsewhere, each account's in order, a block's mixed."""
+    """Yield this many events of accounts to import: in order for each account, alternating within a block."""
     chance = random.Random(1)  # noqa: S311  amounts, the same in every run
     for first in count(step=_BLOCK):
         for number in range(_EVENTS_PER_ACCOUNT):

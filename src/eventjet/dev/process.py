@@ -1,7 +1,7 @@
-"""One server as a supervised child process: started once, ended for certain.
+"""`ServerProcess`: one server as a supervised child process, which is started once and always ends.
 
-The server outlives neither this object's `stop` or `kill`, nor the program, however the program ends: a supervisor
-stands between them (`supervisor.py`). Every wait is bounded.
+The server outlives neither `stop` or `kill`, nor the program, however the program ends: a supervisor process
+(`supervisor.py`) stands between program and server. Every wait is bounded.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ _TAIL_BYTES = 8_192
 
 
 class ServerProcess:
-    """A running server."""
+    """A running server and its supervisor."""
 
     def __init__(
         self, component: str, program: Program, log: Path | None, environ: Mapping[str, str] | None = None
     ) -> None:
-        """`component` is what errors call it; `log` takes its output and the supervisor's, or standard error."""
+        """Start a program under a supervisor.
+
+        `component` names the program in errors. `log` takes the output of both; without it, standard error does.
+        """
         self._component = component
         self._program = program
         self._log = log
@@ -66,28 +69,34 @@ class ServerProcess:
                 os.kill(self.pid, number)
 
     def pause(self) -> None:
-        """Stop the server's clock; returns once it stands still, where the kernel tells (Linux), or after 20 s."""
+        """Stop the server (SIGSTOP), and return once all its threads stand still or after 20 s.
+
+        Only Linux shows whether they do; elsewhere this returns at once.
+        """
         self.send(signal.SIGSTOP)
         deadline = time.monotonic() + _PAUSED_S
         while self.running and not _stands_still(self.pid) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Ask the server to end, and kill it when it has not within its grace; a paused one is woken to hear it."""
+        """Ask the server to end, and kill it after its grace period; a paused server is woken first."""
         self.send(self._program.stop_signal)
         self.send(signal.SIGCONT)
         if self.wait(self._program.grace_s) is None:
             self.kill()
 
     def kill(self) -> None:
-        """End the server at once, as a crash would, with everything it started."""
+        """End the server and every process that it started at once, as a crash would.
+
+        Raises `Unreachable` if the server outlives the kill.
+        """
         self.send(signal.SIGKILL)
         if self.wait(_KILLED_S) is None:
             self._abandon()
             raise self.failure(f"its process {self.pid} outlives SIGKILL")
 
     def wait(self, timeout_s: float) -> int | None:
-        """The exit status once the server has ended, or None when it has not within the time given."""
+        """Return the exit status once the server has ended, or None if it has not ended within `timeout_s`."""
         try:
             status = self._supervisor.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -96,7 +105,7 @@ class ServerProcess:
         return status
 
     def await_ready(self, ready: Callable[[], bool], timeout_s: float) -> None:
-        """Poll until the server is ready; ends it and raises `Unreachable` when it ends or takes too long."""
+        """Poll until the server is ready; when it ends or takes too long, kill it and raise `Unreachable`."""
         deadline = time.monotonic() + timeout_s
         try:
             while not ready():
@@ -110,7 +119,10 @@ class ServerProcess:
             raise
 
     def finish(self, timeout_s: float) -> int:
-        """Wait for a program that ends by itself; returns its exit status, and ends it when it takes too long."""
+        """Wait for a program that ends by itself and return its exit status.
+
+        Kills the program and raises `Unreachable` when it takes longer than `timeout_s`.
+        """
         try:
             status = self.wait(timeout_s)
             if status is None:
@@ -121,12 +133,12 @@ class ServerProcess:
         return status
 
     def failure(self, reason: str) -> ComponentFailed:
-        """The error for this program, with what it said last."""
+        """Return an error about this program, with the last lines of its log."""
         kept = self._log is not None and self._program.remove is None
         return ComponentFailed(self._component, reason, self._log or Path("/dev/stderr"), self.tail(), kept=kept)
 
     def tail(self) -> str:
-        """The last lines of its log as one line."""
+        """Return the last lines of the log, joined to one line."""
         if self._log is None:
             return ""
         try:
@@ -146,7 +158,7 @@ class ServerProcess:
         return int(line)
 
     def _abandon(self) -> None:
-        """Close the supervisor's standard input, which ends the server, and take leave of it."""
+        """Close the supervisor's standard input, which makes it end the server, and kill it if it takes too long."""
         self._close_pipes()
         try:
             self._supervisor.wait(self._program.grace_s + _KILLED_S)
@@ -160,7 +172,7 @@ class ServerProcess:
 
 
 def _stands_still(pid: int) -> bool:
-    """Whether SIGSTOP has reached every thread: each goes on until it is scheduled."""
+    """Return whether SIGSTOP has reached every thread; each thread runs on until it is scheduled."""
     try:
         stats = [stat.read_text() for stat in Path(f"/proc/{pid}/task").glob("*/stat")]
     except (FileNotFoundError, ProcessLookupError):  # a thread ended meanwhile

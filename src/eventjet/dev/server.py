@@ -1,4 +1,4 @@
-"""What every embedded server is: a process that is supervised, and a folder that stays or goes with it."""
+"""`EmbeddedServer`: a supervised process with a folder for its data, permanent or temporary."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ T = TypeVar("T")
 
 
 class EmbeddedServer(ABC):
-    """`stop`, `kill` and `start` again keep data, port and directory; `close` removes what it made."""
+    """The base of embedded servers: `stop`, `kill` and `start` keep data, port and directory.
+
+    `close` removes a temporary directory.
+    """
 
     name: str
     component: str
-    """What errors call it."""
+    """The server's name in error messages."""
 
     def __init__(self, directory: Path | None, port: int | None) -> None:
         self._given = None if directory is None else directory.absolute()
@@ -39,20 +42,20 @@ class EmbeddedServer(ABC):
 
     @abstractmethod
     def start(self) -> Self:
-        """Return once clients are accepted; raises `Unreachable` with the end of the server's log otherwise."""
+        """Start the server and return once it accepts clients; raises `Unreachable` with the end of its log."""
 
     def stop(self) -> None:
-        """End it in good order, and kill it after a grace; `start` goes on with the same data."""
+        """Ask the server to end, and kill it after a grace period; `start` goes on with the same data."""
         if self._process is not None:
             self._process.stop()
 
     def kill(self) -> None:
-        """End it at once, as a crash would, with every process it has; `start` recovers the data."""
+        """End the server and all its processes at once, as a crash would; `start` recovers the data."""
         if self._process is not None:
             self._process.kill()
 
     def pause(self) -> None:
-        """Stop its clock (SIGSTOP): connections stay open and nothing answers."""
+        """Stop the server (SIGSTOP): its connections stay open and nothing answers."""
         if self._process is not None:
             self._process.pause()
 
@@ -62,7 +65,7 @@ class EmbeddedServer(ABC):
             self._process.send(signal.SIGCONT)
 
     def close(self) -> None:
-        """End it and remove its temporary directory; a directory that was given stays as it is."""
+        """End the server and remove its temporary directory; a directory that was given stays as it is."""
         self.stop()
         if self._removal is not None:
             self._removal()
@@ -77,21 +80,25 @@ class EmbeddedServer(ABC):
 
     @property
     def running(self) -> bool:
+        """Whether the server's process runs."""
         return self._process is not None and self._process.running
 
     @property
     def port(self) -> int:
-        """Chosen by the first start unless it was given."""
+        """The port, chosen by the first start unless it was given; raises `Unreachable` before that."""
         return self._started(self._port)
 
     @property
     def pid(self) -> int:
-        """Of the server last started."""
+        """The process id of the server that was started last; raises `Unreachable` if none was."""
         return self._started(self._process).pid
 
     @property
     def directory(self) -> Path:
-        """Configuration, log and data; a temporary one is gone after `close`, or when this object or the program is."""
+        """The folder of configuration, log and data.
+
+        A temporary folder is removed by `close`, or when this object or the program ends.
+        """
         if self._given is not None:
             self._given.mkdir(parents=True, exist_ok=True)
             return self._given
@@ -103,16 +110,17 @@ class EmbeddedServer(ABC):
 
     @property
     def log(self) -> Path:
+        """The file that takes the server's output."""
         return self.directory / f"{self.name}.log"
 
     def _reserved(self) -> int:
-        """The port, which nobody else is given until `close`, not even while the server is stopped."""
+        """Return the port, which no other process is given until `close`, not even while the server is stopped."""
         if self._port is None:
             self._port = self._reservation.enter_context(reserved_port())
         return self._port
 
     def _launch(self, program: Program, environ: Mapping[str, str] | None = None) -> ServerProcess:
-        """Run a program of this server; a temporary directory goes with the program that uses this object."""
+        """Run a program of this server; a temporary directory is removed should our own program end without `close`."""
         remove = str(self.directory) if self._given is None else None
         return ServerProcess(self.component, replace(program, remove=remove), self.log, environ)
 
@@ -125,7 +133,7 @@ class EmbeddedServer(ABC):
 
 @contextmanager
 def reserved_port() -> Generator[int]:
-    """A free port of 127.0.0.1 that nobody else is given during the block, though a server may listen on it.
+    """Reserve a free port of 127.0.0.1 during the block: no other process is given it, and a server may listen on it.
 
     Linux lets two sockets share an address that both bound with SO_REUSEADDR as long as one at most listens, and does
     not hand out a bound port meanwhile. Elsewhere the port is merely free when the block begins.

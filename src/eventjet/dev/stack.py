@@ -1,6 +1,6 @@
-"""Everything an app needs on one machine: an embedded NATS server, and SQLite or an embedded PostgreSQL.
+"""All servers of an app on one machine: an embedded NATS server, and SQLite or an embedded PostgreSQL.
 
-In a folder that is given, data and ports stay the same from one run to the next; without one everything is temporary.
+With a given folder, data and ports stay the same from one run to the next; without a folder everything is temporary.
 Neither servers nor temporary folders outlive the program, however it ends.
 """
 
@@ -27,20 +27,21 @@ _ENV = "env"
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """Where its parts are."""
+    """The folder and the addresses of running servers."""
 
     folder: Path
     servers: str
-    """As `EVENTJET_SERVERS` takes it."""
+    """The NATS server's URL, as `EVENTJET_SERVERS` takes it."""
     database: str
-    """As `EVENTJET_DATABASE` takes it; holds PostgreSQL's password."""
+    """The database's URL, as `EVENTJET_DATABASE` takes it; it contains PostgreSQL's password."""
     monitoring: str
-    """The server's monitoring endpoint, as `EVENTJET_MONITORING` takes it."""
+    """The NATS server's monitoring endpoint, as `EVENTJET_MONITORING` takes it."""
 
     def write_exports(self, app: str, jvm_cache: Path | None = None) -> Path:
-        """A file that points another shell at this stack by `. file`; for this user alone, and gone with the stack.
+        """Write a file that points another shell at this stack by `. file`, and return its path.
 
-        With where the bulk jobs that are started there are to keep the classes of their JVM.
+        Only this user may read the file, and it is removed when the stack ends. `jvm_cache` is where bulk jobs that are
+        started from that shell keep the classes of their JVM.
         """
         named = {"EVENTJET_APP": app, "EVENTJET_SERVERS": self.servers, "EVENTJET_DATABASE": self.database}
         named |= {} if jvm_cache is None else {"EVENTJET_JVM_CACHE": str(jvm_cache.absolute())}
@@ -55,10 +56,10 @@ class Stack:
 
 @contextmanager
 def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Generator[Stack]:
-    """Start what is needed, and end it with the block; `postgres` is an embedded PostgreSQL instead of a SQLite file.
+    """Run an app's servers during the block; with `postgres`, an embedded PostgreSQL instead of a SQLite file.
 
-    `folder` is an absolute path; without one all of it is temporary. Raises `Unreachable`, and `UsageError` when the
-    folder is in use by another stack.
+    `folder` is an absolute path; without it everything is temporary. Raises `Unreachable` when a server does not start,
+    and `UsageError` when another stack uses the folder or another user owns it.
     """
     with ExitStack() as ending:
         ports: dict[str, int] = {}
@@ -69,14 +70,14 @@ def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Gene
         data = None if folder is None else folder / "nats"
         nats = ending.enter_context(closing(NatsServer(data, port=ports.get("nats")))).start()
         ports["nats"] = nats.port
-        # What is temporary goes with the server's own folder.
+        # Without a folder, files are in the NATS server's temporary one and are removed with it.
         path = folder or nats.directory
         database = f"sqlite:///{path / 'eventjet.db'}"
         if not postgres:
             # SQLite gives its journal the modes of the file.
             (path / "eventjet.db").touch(0o600)
         if postgres:
-            # A temporary one has a folder of its own: as root it runs as another user, who could not pass through ours.
+            # A temporary PostgreSQL has its own folder: for root it runs as another user, who could not enter ours.
             data = None if folder is None else folder / "postgres"
             server = ending.enter_context(closing(PostgresServer(data, port=ports.get("postgres")))).start()
             ports["postgres"] = server.port
@@ -88,10 +89,10 @@ def running_stack(folder: Path | None = None, *, postgres: bool = False) -> Gene
 
 
 def _make_private(folder: Path, *, passable: bool) -> None:
-    """Make the folder, or take it over, for its owner alone; raises `UsageError` where it is somebody else's.
+    """Make a new or existing folder accessible to its owner alone; raises `UsageError` if another user owns it.
 
-    Where root runs a PostgreSQL, which then runs as another user, that user has to pass through to its own folder:
-    others may pass then, and see nothing.
+    A PostgreSQL that root starts runs as another user, who must get to its own folder: with `passable`, others may pass
+    through the folder and see nothing.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     try:
@@ -108,7 +109,7 @@ def _make_private(folder: Path, *, passable: bool) -> None:
 
 @contextmanager
 def _sole_user(folder: Path) -> Generator[None]:
-    """One stack a folder; what is in it is nobody's to commit."""
+    """Lock the folder for one stack, and have Git ignore it; raises `UsageError` while another stack uses it."""
     with (folder / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -124,7 +125,7 @@ def _sole_user(folder: Path) -> Generator[None]:
 
 
 def _remembered(file: Path) -> dict[str, int]:
-    """Ports of the last run that are still free; those of a file that cannot be read are chosen anew."""
+    """Return the ports of the last run that are still free, or no ports if the file cannot be read."""
     try:
         ports: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return {name: port for name, port in ports.items() if isinstance(port, int) and _free(port)}

@@ -1,9 +1,10 @@
-"""The process between a program and its embedded server: when the program is gone, so is the server.
+"""The process between a program and its embedded server, which ends the server when the program is gone.
 
-Run as a script (`python -I -S supervisor.py PROGRAM PARENT`), standard library only, one thread. It runs in a session
-of its own, so Ctrl-C in a terminal reaches the program and not the server. It ends the server when its standard input
-closes, when its parent changes (a forked child may hold that pipe open), or when it is told to end; it adopts and kills
-whatever the server leaves behind; and where the kernel can (Linux), the server dies with the supervisor too.
+The supervisor runs as a script (`python -I -S supervisor.py PROGRAM PARENT`), with the standard library only and in
+one thread. It has a session of its own, so that Ctrl-C in a terminal reaches the program and not the server. It ends
+the server when its standard input closes, when its parent changes (a forked child may hold that pipe open), or when
+it gets SIGTERM, SIGINT or SIGHUP. It adopts and kills the processes that the server leaves behind. On Linux the
+server dies with the supervisor, too.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _SWEEPS_MAX = 1_500
 
 
 class Account(NamedTuple):
-    """The user a program runs as; only root can choose another than itself."""
+    """The user and group that a program runs as; only root can choose others than its own."""
 
     uid: int
     gid: int
@@ -36,21 +37,24 @@ class Account(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run and how to end it; travels as one JSON argument."""
+    """A program to run and how to end it; passed to the supervisor as one JSON argument."""
 
     command: list[str]
     stop_signal: int = signal.SIGTERM
     orphan_signal: int = signal.SIGKILL
-    """What the kernel sends to the program should the supervisor itself be killed."""
+    """The signal that the kernel sends to the program if the supervisor itself is killed."""
     grace_s: float = 10.0
-    """How long the program may take to end by itself before it is killed."""
+    """Seconds that the program has to end by itself before it is killed."""
     account: Account | None = None
     remove: str | None = None
-    """A folder to remove should whoever started the program end without having ended it."""
+    """A folder to remove if the process that started the program ends without having ended the program."""
 
 
 def main(argument: str, parent: int) -> int:
-    """Run the program until it or the process `parent` ends; the exit status is the program's, or 128 + its signal."""
+    """Run the program until it or the process `parent` ends.
+
+    Returns the program's exit status, or 128 + the signal that ended it; 0 when the parent ended first.
+    """
     program = Program(**json.loads(argument))
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     watch = _Watch(parent)
@@ -58,7 +62,7 @@ def main(argument: str, parent: int) -> int:
     try:
         os.write(1, f"{child}\n".encode())
     except BrokenPipeError:
-        watch.told_to_end = True  # the parent was interrupted in the midst of starting this
+        watch.told_to_end = True  # the parent was interrupted while it started this process
     while not watch.ended(child):
         if watch.parent_gone():
             _end(child, program, watch)
@@ -73,7 +77,7 @@ def main(argument: str, parent: int) -> int:
 
 
 class _Watch:
-    """Everything the supervisor waits for, behind one bounded `select`."""
+    """The events that the supervisor waits for, with one bounded `select`."""
 
     def __init__(self, parent: int) -> None:
         self.status = 0
@@ -94,13 +98,14 @@ class _Watch:
             os.read(self._wake, 512)
 
     def parent_gone(self) -> bool:
+        """Return whether the supervisor got a signal to end, its parent changed, or its standard input was closed."""
         if self.told_to_end or os.getppid() != self._parent:
             return True
         readable, _, _ = select.select([0], [], [], 0)
         return bool(readable) and os.read(0, 512) == b""
 
     def ended(self, child: int) -> bool:
-        """Reap all that is dead, adopted orphans too; true once the server is among them."""
+        """Reap all dead children and adopted orphans; return True once the server is among them or no child is left."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -117,6 +122,7 @@ class _Watch:
 
 
 def _spawn(program: Program) -> int:
+    """Start the program as a child process and return its pid; the child exits with 127 if it cannot run it."""
     supervisor = os.getpid()
     child = os.fork()
     if child:
@@ -133,7 +139,7 @@ def _spawn(program: Program) -> int:
             os.setgroups([])
             os.setgid(gid)
             os.setuid(uid)
-        # After the change of user, which clears it.
+        # Set after the change of user, which clears it.
         _prctl(_PR_SET_PDEATHSIG, program.orphan_signal)
         if os.getppid() == supervisor:
             os.execv(program.command[0], program.command)
@@ -143,7 +149,7 @@ def _spawn(program: Program) -> int:
 
 
 def _end(child: int, program: Program, watch: _Watch) -> None:
-    """Ask, wait, then kill; a paused server is woken so that it can hear."""
+    """Ask the server to end, and kill it after its grace period; a paused server is woken first."""
     for number in (program.stop_signal, signal.SIGCONT):
         with contextlib.suppress(ProcessLookupError):
             os.kill(child, number)
@@ -151,7 +157,7 @@ def _end(child: int, program: Program, watch: _Watch) -> None:
     while time.monotonic() < deadline:
         if watch.ended(child):
             return
-        # Deaf to standard input, which stays readable once it is closed.
+        # Not for standard input, which stays readable once it is closed.
         watch.wait(min(_POLL_S, program.grace_s))
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGKILL)
@@ -159,7 +165,7 @@ def _end(child: int, program: Program, watch: _Watch) -> None:
 
 
 def _sweep() -> None:
-    """Kill what the dead server left: as subreaper, this process has adopted all of it."""
+    """Kill the processes that the dead server left behind; as subreaper, this process has adopted all of them."""
     for _ in range(_SWEEPS_MAX):
         for pid in _children():
             with contextlib.suppress(ProcessLookupError):
@@ -173,7 +179,7 @@ def _sweep() -> None:
 
 
 def _children() -> list[int]:
-    """Pids whose parent is this process, by `/proc`; none where there is no `/proc`."""
+    """Return the pids of this process's children from `/proc`; none where there is no `/proc`."""
     mine: list[int] = []
     me = os.getpid()
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():

@@ -1,9 +1,10 @@
-"""What an application's tests use, without a server and without a database.
+"""Tools for an application's tests.
 
 `scenario` tests decisions, `story` a process, `reacted` a reactor, `projected` read models, and `world` a whole app
-whose clock is moved by hand; `App.in_memory` is a log in memory for code that executes commands. `AggregateLaws`,
-`ProjectionLaws` and `CodecLaws` hold an application to what must be so, with histories that Hypothesis writes. The
-names are imported when they are used, since pytest imports this package at every start for the fixtures in `plugin`.
+whose clock the test moves; `App.in_memory` is a log in memory for code that executes commands. None of these needs a
+server; `running` starts an app on real ones. `AggregateLaws`, `ProjectionLaws` and `CodecLaws` check an application
+with histories that Hypothesis makes up. The names are imported when they are used, since pytest imports this package
+at every start for the fixtures in `plugin`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`Golden`: what an earlier release wrote down in a file beside the tests, which this one is held to."""
+"""`Golden`: a file beside the tests, written by an earlier release, that the present code is compared with."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WRITE = "run `pytest --write-golden` once, look at what changed in it, and comm
 
 
 class Golden:
-    """One file; `write` has it written instead of compared."""
+    """One golden file; `write` adds missing entries and the states of a new revision instead of reporting them."""
 
     def __init__(self, file: Path, *, write: bool) -> None:
         self._file = file
@@ -31,10 +31,10 @@ class Golden:
         histories: Callable[[], Sequence[Sequence[Any]]],
         fold: Callable[[Sequence[Any]], Any],
     ) -> None:
-        """Raise `AssertionError` when a history that was written down folds to another state at the same revision.
+        """Raise `AssertionError` when a stored history folds to another state at the same revision.
 
-        Of the `histories` to write down, the file takes those with events that none of its own has. A field that a
-        state has not any more, or had not then, is not compared: snapshots with other fields are not believed.
+        Of `histories`, the file takes those with events that none of its own histories has. A field that only one of
+        the two states has is not compared, since snapshots with other fields are not used.
         """
         held: dict[str, Any] = self._load() if self._file.exists() or not self._write else {"histories": []}
         is_same = held.get("revision", revision) == revision
@@ -54,6 +54,7 @@ class Golden:
             self._save(folded, f'"revision": {revision}, "histories": ')
 
     def _compare(self, held: Sequence[dict[str, Any]], fold: Callable[[Sequence[Any]], Any]) -> None:
+        """Raise `AssertionError` for the shortest history that folds to another state."""
         for each in sorted(held, key=lambda one: len(one["events"])):
             was, now = each["state"], fold(each["events"])
             changed = [name for name in was if name in now and was[name] != now[name]]
@@ -66,11 +67,11 @@ class Golden:
                 )
 
     def _events(self, catalog: Catalog, told: Sequence[dict[str, Any]]) -> list[Any]:
-        """The events as they are read today; those that are retired are passed over, as in a history."""
+        """Return the stored events as they are read today, without retired events, as in a history."""
         return [_read(catalog, one, self._shown) for one in told if not catalog.is_retired(one["event"])]
 
     def check_schemas(self, catalog: Catalog, kinds: Sequence[type], example: Callable[[type], Any]) -> None:
-        """Raise `AssertionError` for a body that is not read any more, and for a schema that has none yet."""
+        """Raise `AssertionError` for a stored body that cannot be read any more, and for a schema without a body."""
         held: list[dict[str, Any]] = self._load() if self._file.exists() or not self._write else []
         known = {(one["event"], one["schema"]) for one in held}
         missing = {kind: info for kind in kinds if (info := _name(kind)) not in known}
@@ -89,7 +90,7 @@ class Golden:
         return read_json(self._file.read_bytes())
 
     def _save(self, entries: Sequence[Any], head: str = "") -> None:
-        """As JSON with one entry a line, so that what changed in it can be looked at."""
+        """Write the file as JSON with one entry on each line, so that a diff shows what changed."""
         self._file.parent.mkdir(exist_ok=True)
         lines = ",\n".join(map(_line, entries))
         listed = f"[\n{lines}\n]"
@@ -97,7 +98,7 @@ class Golden:
 
 
 def pictured(value: Any) -> Any:
-    """What is in a state, as JSON that is equal for equal states, whatever order a set happens to be in."""
+    """Return the contents of a state as JSON values that are equal for equal states, whatever the order of its sets."""
     if is_dataclass(value) and not isinstance(value, type):
         return {one.name: pictured(getattr(value, one.name)) for one in fields(value) if one.compare}
     if isinstance(value, Mapping):

@@ -1,12 +1,12 @@
-"""Laws: what must be so of every aggregate, projection and event, tried with histories that Hypothesis writes.
+"""Laws: what must hold for every aggregate, projection and event, tested with histories that Hypothesis makes up.
 
-A test class names what it is about; its tests are inherited:
+A test class names its subject and inherits the tests:
 
     class TestAccount(AggregateLaws):
         aggregate = Account
 
-Histories hold the declared events in any order with any values of their annotations: a fold never refuses, whatever
-happened. What is found is shrunk to the shortest history that shows it.
+Histories contain the declared events in any order with any values of their annotations, since a fold may never
+refuse an event. Hypothesis shrinks a failure to the shortest history that shows it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LAW = settings(
     deadline=None,
     max_examples=50,
     phases=[phase for phase in Phase if phase is not Phase.explain],
-    # One inherited test is run for every class of laws.
+    # Every class of laws runs the same inherited test.
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
 )
 _EVENTS_MAX = 12
@@ -53,22 +53,22 @@ _START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Laws:
-    """What the classes of laws share."""
+    """The base of the classes of laws: strategies for values, and golden files."""
 
     strategies: ClassVar[Mapping[Any, SearchStrategy[Any]]] = {}
-    """Type → strategy, for types that nothing is known of, or whose values need care."""
+    """Strategies by type, for types without a built-in strategy and for types whose values need care."""
 
     def _given(self) -> Values:
         return Values(self.strategies)
 
     def golden(self, name: str, pytestconfig: pytest.Config) -> Golden:
-        """What an earlier run wrote down, in a folder `golden` beside the file of the test class."""
+        """Return the golden file of this name, in the folder `golden` beside the file of the test class."""
         folder = Path(inspect.getfile(type(self))).parent / "golden"
         return Golden(folder / f"{name}.json", write=bool(pytestconfig.getoption("--write-golden")))
 
 
 class AggregateLaws(Laws):
-    """An aggregate folds every history, snapshots change nothing, and decisions leave alone what they are given.
+    """Laws of an aggregate: it folds every history, snapshots change nothing, and decisions change no argument.
 
     ```python
     class TestAccount(AggregateLaws):
@@ -79,18 +79,18 @@ class AggregateLaws(Laws):
     aggregate: ClassVar[Any]
     """The class decorated with `@aggregate`."""
     app: ClassVar[Application | None] = None
-    """Whose upcasters read what the golden file has of earlier schemas; not needed before there is one."""
+    """The app whose upcasters read earlier schemas in the golden file; not needed before there is an earlier schema."""
 
     @given(data=st.data())
     @_LAW
     def test_evolve_takes_every_history(self, data: DataObject) -> None:
-        """It raises nothing, returns its own type, and changes neither state nor event."""
+        """`evolve` raises nothing, returns the aggregate's own type, and changes neither state nor event."""
         self._fold(self._history(data))
 
     @given(data=st.data())
     @_LAW
     def test_a_snapshot_and_the_events_after_it_are_the_whole_history(self, data: DataObject) -> None:
-        """The state survives JSON at every cut, and goes on from there as if there had been none."""
+        """The state survives JSON after any event, and later events fold as they do without a snapshot."""
         if aggregate_info(self.aggregate).snapshot_every is None:
             pytest.skip(f"{self.aggregate.__qualname__} keeps no snapshots")
         history, codec = self._history(data), SnapshotCodec[Any](self.aggregate)
@@ -108,9 +108,9 @@ class AggregateLaws(Laws):
     @given(data=st.data())
     @_LAW
     def test_decisions_leave_alone_what_they_are_given(self, data: DataObject) -> None:
-        """On every state, with any arguments; an error of the domain is an answer too.
+        """No decision changes its arguments, on any state and with any arguments; a domain error is an answer too.
 
-        What a process decides on another's event, outcome or error is left to `story`.
+        What a process decides on another aggregate's event, outcome or error is left to `story`.
         """
         decisions = self._decisions()
         if not decisions:
@@ -131,7 +131,7 @@ class AggregateLaws(Laws):
         folded(state, events, self._catalog())
 
     def test_what_was_folded_once_folds_to_the_same(self, pytestconfig: pytest.Config) -> None:
-        """A fold that changes its mind raises `revision`, which makes snapshots of the old one worthless.
+        """A history folds to the same state as before, unless `revision` was raised, which invalidates old snapshots.
 
         Histories and their states are in `golden/<aggregate>.json`, written by `pytest --write-golden`.
         """
@@ -150,7 +150,7 @@ class AggregateLaws(Laws):
         return st.one_of([instances_of(each, self._given()) for each in folded_events(self.aggregate)])
 
     def _histories(self) -> list[list[Any]]:
-        """The same for every run of this version of Hypothesis; what is compared is in the golden file."""
+        """Return the same histories in every run with one version of Hypothesis, to be written to the golden file."""
         found: list[list[Any]] = []
 
         @given(st.lists(self._event(), min_size=1, max_size=_EVENTS_MAX))
@@ -165,7 +165,10 @@ class AggregateLaws(Laws):
         return folded(self.aggregate() if state is None else state, history, self._catalog())
 
     def _decisions(self) -> list[tuple[str, Callable[..., Any], dict[str, Any]]]:
-        """(name, function, arguments' annotations) of the methods that are annotated to return events."""
+        """Return (name, function, argument annotations) of the public methods that are annotated to return events.
+
+        Methods that take a value which only eventjet makes, as listeners of a process do, are left out.
+        """
         events = set(folded_events(self.aggregate))
         found: list[tuple[str, Callable[..., Any], dict[str, Any]]] = []
         members = cast("Mapping[str, Any]", vars(self.aggregate))
@@ -180,7 +183,7 @@ class AggregateLaws(Laws):
 
 
 class ProjectionLaws(Laws):
-    """A read model is the same however the log is cut into batches, live as in a rebuild.
+    """Laws of a projection: its rows are the same however the log is cut into batches, live as in a rebuild.
 
     ```python
     class TestBalances(ProjectionLaws):
@@ -190,12 +193,13 @@ class ProjectionLaws(Laws):
 
     projection: ClassVar[Declared]
     histories: ClassVar[SearchStrategy[Sequence[Any]] | None] = None
-    """The events of one aggregate, where not every order can be taken: for foreign keys of SQL by hand, say."""
+    """A strategy for one aggregate's events, where not every order works, as with foreign keys of a SQL projection."""
 
     def test_every_way_to_read_the_log_gives_the_same_rows(self) -> None:
-        """One by one, in batches as a worker writes them into SQLite, and in one pass as a rebuild does.
+        """Rows are the same event by event, in batches as a worker writes them to SQLite, and in one pass of a rebuild.
 
-        Values that a column cannot hold are passed over: a worker stops there, and says so. None is not such a value.
+        A history with a value that a column cannot store is skipped, since a worker stops there with an error. None is
+        not such a value.
         """
         with read_model_case(resolved_alone(type(self).projection)) as case:
 
@@ -219,7 +223,7 @@ class ProjectionLaws(Laws):
             return case.written(log, range(1, len(log) + 1))
         except HandlerFailed as error:
             failed, cause = error, error.__cause__
-        # Raised here, so that what is shown is the application's own code, and not what called it.
+        # Raised outside of `except`, so that the traceback shows the application's code and not its callers.
         if isinstance(cause, RowRefused) and cause.value is not None:
             reject()
         message = f"{failed.projection} cannot take {log[failed.position - 1].data!r}: {failed.reason}"
@@ -245,7 +249,7 @@ class ProjectionLaws(Laws):
 
 
 def _compare(expected: TableRows, found: TableRows, how: str) -> None:
-    """Raise `AssertionError` with the rows that differ."""
+    """Raise `AssertionError` with the rows that differ, if there are any."""
     for table, rows in expected.items():
         gone = [row for row in rows if row not in found[table]]
         strange = [row for row in found[table] if row not in rows]
@@ -256,7 +260,7 @@ def _compare(expected: TableRows, found: TableRows, how: str) -> None:
 
 
 class CodecLaws(Laws):
-    """Every event comes back equal from the wire, in every schema that was ever stored.
+    """Laws of events: each comes back equal from its stored form, and every schema that was ever stored can be read.
 
     ```python
     class TestEvents(CodecLaws):
@@ -269,6 +273,7 @@ class CodecLaws(Laws):
     @given(data=st.data())
     @_LAW
     def test_what_is_stored_comes_back_equal(self, data: DataObject) -> None:
+        """Every event comes back equal from its stored body."""
         catalog = self.app.catalog
         kind = data.draw(st.sampled_from(self._kinds()), label="event")
         value = data.draw(instances_of(kind, self._given()), label="value")
@@ -278,17 +283,20 @@ class CodecLaws(Laws):
         assert resolved.decode(encoded.body) == encoded.event
 
     def test_every_schema_that_was_stored_is_read(self, pytestconfig: pytest.Config) -> None:
-        """One body of each schema is in `golden/<app>.events.json`; `pytest --write-golden` adds those of new ones."""
+        """Every stored body can still be read.
+
+        One body of each schema is in `golden/<app>.events.json`; `pytest --write-golden` adds bodies of new schemas.
+        """
         golden = self.golden(f"{self.app.name}.events", pytestconfig)
         golden.check_schemas(self.app.catalog, self._kinds(), lambda kind: _first(instances_of(kind, self._given())))
 
     def _kinds(self) -> list[type]:
-        """The application's own events."""
+        """Return the events of the application's own aggregates."""
         return list(dict.fromkeys(each for cls in self.app.aggregates for each in folded_events(cls)))
 
 
 def _first(strategy: SearchStrategy[Any]) -> Any:
-    """One value, the same for every run of this version of Hypothesis."""
+    """Return one value, the same in every run with one version of Hypothesis."""
     found: list[Any] = []
 
     @given(strategy)
@@ -301,7 +309,7 @@ def _first(strategy: SearchStrategy[Any]) -> Any:
 
 
 def _classes(hint: Any) -> Iterator[Any]:
-    """Every class in the annotation of what a decision returns: of unions, and of lists and tuples of them."""
+    """Yield every class in a decision's return annotation, also within unions, lists, tuples and sequences."""
     for member in union_members(hint):
         yield member
         if typing.get_origin(member) in (list, tuple, Sequence):
@@ -310,7 +318,7 @@ def _classes(hint: Any) -> Iterator[Any]:
 
 
 def _is_told(hint: Any) -> bool:
-    """Whether eventjet alone makes such values, out of what happened elsewhere: what a process is told."""
+    """Return whether only eventjet makes such values: the recorded events, outcomes and errors given to a process."""
     return any(
         one in (Recorded, Outcome) or (isinstance(one, type) and issubclass(one, BaseException))
         for one in (typing.get_origin(member) or member for member in union_members(hint))

@@ -1,4 +1,4 @@
-"""An app's `Jet` over a log in memory and read models in SQLite: for an application's own tests, without a server."""
+"""An app's `Jet` over a log in memory and read models in SQLite, for an application's tests without a server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from eventjet.writers.sql_writer import SqlWriter
 
 @dataclass(slots=True)
 class MemoryReadModels:
-    """Brings a read model up to a log in memory when somebody waits for it, as a worker would have."""
+    """The read models of a log in memory, each brought up to date when somebody waits for it, as by a worker."""
 
     app: Application
     store: MemoryStore
@@ -40,13 +40,16 @@ class MemoryReadModels:
     _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def prepare(self) -> None:
-        """Create the tables."""
+        """Create the tables of the app's projections."""
         self.database.dialect.prepare_for_handlers(self.engine.sync_engine)
         async with self.engine.begin() as connection:
             await connection.run_sync(create_tables, list(self.app.projections.values()))
 
     async def catch_up(self, resolved: AnyResolved) -> int:
-        """All the log in one transaction; raises `HandlerFailed`, and what the database raises."""
+        """Apply the rest of the log to a read model in one transaction and return the position that it reached.
+
+        Raises `HandlerFailed`, and what the database raises.
+        """
         async with self._lock, self.engine.begin() as connection:
             return await self._catch_up(connection, resolved)
 
@@ -77,7 +80,7 @@ class MemoryReadModels:
 
 @asynccontextmanager
 async def open_in_memory(app: Application, store: MemoryStore | None = None) -> AsyncGenerator[Jet]:
-    """What `App.in_memory` gives; `store` is a log that is there already."""
+    """Yield the `Jet` that `App.in_memory` gives; `store` is an existing log, without which a new one is used."""
     store = MemoryStore(app.name) if store is None else store
     repositories = Repositories(app, store)
     repositories.guard.check()  # as on a server, where a connection belongs to one loop

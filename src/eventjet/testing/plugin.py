@@ -1,7 +1,8 @@
-"""Pytest fixtures for applications: real embedded servers, one of each a session.
+"""Pytest fixtures for applications: real embedded servers, one of each kind for a test session.
 
-Loaded by pytest by itself, so nothing is imported here before a fixture is asked for. The servers are shared: a test
-that must be alone takes a stream (an app name) or a database of its own, as `eventjet_database` does.
+Pytest loads this module at every start, so it imports nothing heavy before a fixture is requested. The tests of a
+session share the servers: a test that must be alone uses a stream (an app name) or a database of its own, as
+`eventjet_database` does.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--write-golden`, of `eventjet.testing`'s laws."""
+    """Add the option `--write-golden`, which the laws of `eventjet.testing` read."""
     parser.getgroup("eventjet").addoption(
         "--write-golden",
         action="store_true",
@@ -31,14 +32,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Where nobody configured pytest-asyncio, which came with eventjet, say nothing of the setting that it misses."""
+    """Hide pytest-asyncio's warning about an unset loop scope, except in its auto mode.
+
+    pytest-asyncio comes with the extra `testing`, so an application may never have configured it.
+    """
     if config.pluginmanager.has_plugin("asyncio") and config.getini("asyncio_mode") != "auto":
         warnings.filterwarnings("ignore", _UNSET, pytest.PytestDeprecationWarning)
 
 
 @pytest.fixture(scope="session")
 def eventjet_nats() -> Iterator[NatsServer]:
-    """A NATS server with JetStream, on a free port of 127.0.0.1; `eventjet_nats.url` is where to connect."""
+    """Yield a NATS server with JetStream on a free port of 127.0.0.1; clients connect to `eventjet_nats.url`."""
     from eventjet.dev.nats import NatsServer
 
     with NatsServer() as server:
@@ -47,7 +51,7 @@ def eventjet_nats() -> Iterator[NatsServer]:
 
 @pytest.fixture(scope="session")
 def eventjet_postgres() -> Iterator[PostgresServer]:
-    """A PostgreSQL server that does not wait for the disk; `create_database` gives a test one of its own."""
+    """Yield a PostgreSQL server that does not wait for the disk; `create_database` makes a database for one test."""
     from eventjet.dev.postgres import PostgresServer
 
     with PostgresServer(durable=False) as server:
@@ -56,7 +60,7 @@ def eventjet_postgres() -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def eventjet_database(eventjet_postgres: PostgresServer) -> Iterator[str]:
-    """The URL of an empty PostgreSQL database that only this test uses; dropped after it."""
+    """Yield the URL of an empty PostgreSQL database that only this test uses; it is dropped after the test."""
     name = f"test_{uuid4().hex}"
     yield eventjet_postgres.create_database(name)
     eventjet_postgres.drop_database(name)

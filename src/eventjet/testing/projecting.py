@@ -1,4 +1,4 @@
-"""What a projection makes of events: the same fold, and the same handlers, as in every engine; no server."""
+"""Tests of projections without a server: the same fold and the same handlers as in every engine."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 class Projected(Generic[R]):
-    """The rows a projection came to."""
+    """The rows that a projection made of the events."""
 
     def __init__(self, rows: Iterable[R]) -> None:
         self._rows = list(rows)
 
     def rows(self, *expected: R) -> None:
-        """Exactly these rows, in any order."""
+        """Assert that the projection made exactly these rows, in any order."""
         missing, extra = list(expected), list[R]()
         for row in self._rows:
             if row in missing:
@@ -42,35 +42,35 @@ class Projected(Generic[R]):
             raise AssertionError(f"the rows are {self._rows!r}\nexpected {list(expected)!r}")
 
     def row(self) -> R:
-        """The only row."""
+        """Return the only row; raises `AssertionError` unless there is exactly one."""
         if len(self._rows) != 1:
             raise AssertionError(f"the rows are {self._rows!r}, not one")
         return self._rows[0]
 
 
 class Named(Protocol):
-    """A table: what of it is needed here."""
+    """A table, of which only the name is used."""
 
     @property
     def name(self) -> str: ...
 
 
 class ProjectedTables:
-    """The tables that handlers came to."""
+    """The tables that the handlers of a SQL projection wrote."""
 
     def __init__(self, rows: TableRows) -> None:
         self._rows = rows
 
     def rows(self, table: Named, *expected: Mapping[str, Any]) -> None:
-        """Exactly these rows, in any order; columns that they do not name are not looked at."""
+        """Assert that the table has exactly these rows, in any order, in the columns that the first row names."""
         names = list(expected[0]) if expected else []
         Projected([{name: row[name] for name in names} for row in self._rows[table.name]]).rows(*map(dict, expected))
 
 
 def on(aggregate_id: str, *events: E) -> list[Recorded[E]]:
-    """Events of one aggregate as the log would give them: read back, versions from 1, a minute between them.
+    """Return events of one aggregate as the log would give them: decoded, versions from 1, a minute apart.
 
-    `projected` gives positions over all of its histories. Raises `UsageError` for an id that is not text, and
+    `projected` numbers the positions across all its histories. Raises `UsageError` for an id that is not text, and
     `UnencodableEvent` for an event that could not be stored.
 
     ```python
@@ -94,10 +94,10 @@ def projected(
 @overload
 def projected(projection: SqlProjection, /, *histories: Iterable[Recorded[object]]) -> ProjectedTables: ...
 def projected(projection: Declared, /, *histories: Iterable[Recorded[object]]) -> Projected[Any] | ProjectedTables:
-    """Take the histories, one after the other; events the projection does not take are passed over.
+    """Return what a projection makes of histories, read one after the other; events that it does not take are skipped.
 
-    Handlers of a `SqlProjection` run on a SQLite file that is gone afterwards. Raises `UsageError` for what is no
-    projection, and for a history that is none.
+    Handlers of a `SqlProjection` run on a temporary SQLite file. Raises `UsageError` for a value that is no projection,
+    and for one that is no history.
 
     ```python
     history = on("a-1", Opened(owner="ada"), Deposited(amount=Decimal(10)))
@@ -116,7 +116,7 @@ def projected(projection: Declared, /, *histories: Iterable[Recorded[object]]) -
     resolved = resolved_alone(projection, [type(recorded.data) for recorded in events])
     if isinstance(resolved, ResolvedSql):
         taken = [recorded for recorded in events if type(recorded.data) in resolved.handlers]
-        # In a thread, so that a test may be a coroutine itself.
+        # In a thread, so that the test may itself be a coroutine.
         with ThreadPoolExecutor(1) as thread:
             return ProjectedTables(thread.submit(_rows_after, resolved, taken).result())
     fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type))

@@ -1,4 +1,4 @@
-"""Tests of a reactor: called once with an event, what it executed and under which key."""
+"""Tests of a reactor: its handler is called once with an event, and its commands and key are asserted."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 @dataclass
 class ReactionTold:
-    """What a handler is given, and what it did."""
+    """The reaction that a tested handler gets; it notes the commands that the handler executes."""
 
     deps: Any
     key: str
@@ -43,6 +43,8 @@ class ReactionTold:
 
 
 class _Noting:
+    """A repository in memory that notes each command before it executes it."""
+
     def __init__(self, told: ReactionTold, aggregate: Any) -> None:
         self._told = told
         self._aggregate = aggregate
@@ -58,10 +60,10 @@ class _Noting:
 
 @dataclass(frozen=True, slots=True)
 class Handled:
-    """A handler that has returned."""
+    """A handler that has returned, with the commands that it executed."""
 
     key: str
-    """Its idempotency key."""
+    """The idempotency key of the reaction."""
     _calls: Sequence[tuple[Any, str, Call]]
 
     def executed(
@@ -73,7 +75,7 @@ class Handled:
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Handled:
-        """Its next command was this one."""
+        """Assert that the handler's next command was this decision, and return the remaining commands."""
         wanted = (aggregate, aggregate_id, Call.of(decide, args, kwargs))
         if not self._calls or self._calls[0] != wanted:
             told = _shown(self._calls[0]) if self._calls else "nothing"
@@ -81,7 +83,7 @@ class Handled:
         return Handled(self.key, self._calls[1:])
 
     def nothing_more(self) -> None:
-        """It executed no other command."""
+        """Assert that the handler executed no further command."""
         if self._calls:
             raise AssertionError(f"it executed {', '.join(map(_shown, self._calls))} as well")
 
@@ -89,9 +91,9 @@ class Handled:
 async def reacted(
     reactor: Reactor[E, Any], data: E, /, *, aggregate_id: str = "a-1", deps: Any = None, attempt: int = 1
 ) -> Handled:
-    """Call a reactor once with an event, without a server; raises what its handler raises.
+    """Call a reactor's handler once with an event, without a server; raises what the handler raises.
 
-    Its commands are decided on empty aggregates, in memory.
+    The commands that it executes are decided in memory, on aggregates that start empty.
 
     ```python
     @reactor("bonus")

@@ -1,4 +1,4 @@
-"""`ReadModelCase`: one projection over SQLite, with the writers of a worker; each run of it starts from nothing."""
+"""`ReadModelCase`: one projection over SQLite, with a worker's writers; each run starts from empty tables."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ from eventjet.writers.fold_writer import FoldWriter
 from eventjet.writers.sql_writer import SqlWriter
 
 TableRows: TypeAlias = dict[str, list[dict[str, Any]]]
-"""Table → its rows, by primary key."""
+"""The rows of each table by the table's name, in the order of the primary key."""
 
 
 def resolved_alone(projection: Declared, more: Iterable[type] = ()) -> AnyResolved:
-    """A projection without an app; `more` are events of whom it may not know."""
+    """Resolve a projection without an app; `more` are further event types that histories may contain."""
     if isinstance(projection, SqlProjection):
         return resolve_sql(projection, Catalog([*subscription(projection), *more]))
     function, place = (projection.fold, 1) if isinstance(projection, Projection) else (projection.rows, 0)
@@ -48,7 +48,7 @@ def resolved_alone(projection: Declared, more: Iterable[type] = ()) -> AnyResolv
 
 
 class ReadModelCase:
-    """Made by `read_model_case`; blocks, so not for a coroutine."""
+    """One projection with its tables, made by `read_model_case`; its methods block and are not for coroutines."""
 
     def __init__(self, resolved: AnyResolved, database: Database, engine: AsyncEngine, runner: asyncio.Runner) -> None:
         self.resolved = resolved
@@ -58,14 +58,14 @@ class ReadModelCase:
         self._runner = runner
 
     def written(self, events: Sequence[Recorded[Any]], ends: Iterable[int]) -> TableRows:
-        """The rows after batches that end with the events of these numbers, and one with the rest.
+        """Return the rows after batches that end with the events of these numbers, from 1, and a batch with the rest.
 
-        Raises `HandlerFailed`, and what the database raises. Nothing of it is kept.
+        Nothing is committed. Raises `HandlerFailed`, and what the database raises.
         """
         return self._runner.run(self._written(events, sorted({*ends, len(events)})))
 
     def in_one_pass(self, events: Sequence[Recorded[Any]]) -> TableRows:
-        """The rows as a rebuild in one process makes them: folded whole and loaded, or by the handlers in order."""
+        """Return the rows as a rebuild in one process makes them: all events folded and loaded, or handled in order."""
         if isinstance(self.resolved, ResolvedSql):
             return self.written(events, ())
         folding = Folding(self.resolved, self._database.dialect, {})
@@ -79,7 +79,7 @@ class ReadModelCase:
             if isinstance(resolved, ResolvedSql):
                 by_hand, fold = SqlWriter(resolved, lease_s=0), None
             else:
-                # Beside a quarantine an event that cannot be taken is an error here.
+                # An event that cannot be handled is an error here, also for a projection with a quarantine.
                 by_hand, fold = None, FoldWriter(replace_quarantine(resolved), self._database.dialect, lease_s=0)
             after = 0
             for end in filter(None, ends):
@@ -113,13 +113,13 @@ class ReadModelCase:
 
 
 def replace_quarantine(resolved: Any) -> Any:
-    """The same projection, stopped by what it cannot take."""
+    """Return the projection with a stop at events that it cannot handle, instead of a quarantine."""
     return replace(resolved, on_error="stop") if resolved.quarantines else resolved
 
 
 @contextmanager
 def read_model_case(resolved: AnyResolved) -> Generator[ReadModelCase]:
-    """Tables in a SQLite file that is gone afterwards."""
+    """Yield a projection with its tables in a temporary SQLite file."""
     for table in resolved.tables:
         make_readable(table)
     with tempfile.TemporaryDirectory(prefix="eventjet-") as folder, asyncio.Runner() as runner:

@@ -1,4 +1,4 @@
-"""`running`: an app on real servers of its own, with its workers, for as long as a block lasts."""
+"""`running`: an app with its workers on real servers of its own, for the duration of a block."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from eventjet.subscriptions.supervisor import chosen_of, run_workers
 
 @asynccontextmanager
 async def running(app: Application, *, postgres: bool = False, deps: Any = None) -> AsyncGenerator[Jet]:
-    """An app on an embedded NATS server and a database, with workers of all that it declares; needs the extra `dev`.
+    """Run an app on an embedded NATS server and a database, with workers of all that it declares.
 
-    Nothing else uses these servers, and nothing of them outlives the block. The database is a SQLite file, or with
-    `postgres` a PostgreSQL server; it is at `jet.settings.database`. What the app serves is served. `deps` stands in
-    for what `App(deps=…)` opens, and without it that is opened. Raises `Unreachable` where a server does not start, and
-    what ended the workers.
+    Needs the extra `dev`. The servers belong to this block alone and end with it, and so does their data. The database,
+    at `jet.settings.database`, is a SQLite file, or with `postgres` a PostgreSQL server. Commands that the app serves
+    are served. `deps` replaces what `App(deps=…)` opens; without `deps`, that is opened. Raises `Unreachable` when a
+    server does not start, and the error that ended the workers.
 
     ```python
     async with running(bank) as jet:
@@ -52,7 +52,7 @@ async def running(app: Application, *, postgres: bool = False, deps: Any = None)
 
 
 def _with_deps(app: Application, deps: Any) -> Application:
-    """The same app, with something else for its reactors."""
+    """Return a copy of the app that gives its reactors these dependencies."""
     same: Any = copy(app)
     same.deps = lambda: nullcontext(deps)
     return same
@@ -60,7 +60,7 @@ def _with_deps(app: Application, deps: Any) -> Application:
 
 @asynccontextmanager
 async def _working(app: Application, settings: Settings) -> AsyncGenerator[None]:
-    """Within the block workers run; raises what ended them, as soon as it begins or when it ends."""
+    """Run workers during the block; raises the error that ended them, before the block or at its end."""
     stop, ready = asyncio.Event(), asyncio.Event()
     worker = asyncio.create_task(run_workers(app, settings, stop=stop, on_ready=ready.set), name="eventjet running")
     waiting = asyncio.create_task(ready.wait())

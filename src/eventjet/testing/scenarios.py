@@ -1,6 +1,7 @@
-"""Given these events, when this is decided, then these follow: `then` does not exist before `when`.
+"""Tests of decisions: given these events, when this decision is made, then these events are recorded.
 
-Whatever is tested here is held to a law as well: neither a decision nor `evolve` changes what it is given.
+The types allow `then` only after `when`. Each test also checks that neither the decision nor `evolve` changes its
+arguments.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True, slots=True)
 class Given(Generic[S, E]):
-    """An aggregate with a history."""
+    """An aggregate with its history so far."""
 
     state: S
     """The folded state."""
     _catalog: Catalog
 
     def given(self, *events: E) -> Given[S, E]:
-        """The same with these events after what it has."""
+        """Return the aggregate with these events added to its history."""
         return Given(folded(self.state, events, self._catalog), self._catalog)
 
     def when(
         self, decide: Callable[Concatenate[S, P], E | Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
     ) -> When[S, E]:
-        """Make one decision; what it raises is kept for `then_raises`."""
+        """Make one decision; an error that it raises is kept for `then_raises`."""
         name = str(getattr(decide, "__qualname__", decide))
         check_decision(type(self.state), decide)
         state = own_copy(self.state)
@@ -51,7 +52,7 @@ class Given(Generic[S, E]):
                 made = decided_on(type(state), decide, state, args, kwargs)
                 events = as_stored(cast("tuple[E, ...]", recorded_events(made)))
             except UsageError:
-                raise  # of the test, not of the domain
+                raise  # a mistake in the test, not an answer of the domain
             except Exception as error:
                 return When(self, (), error)
             return When(self, events)
@@ -59,27 +60,34 @@ class Given(Generic[S, E]):
 
 @dataclass(frozen=True, slots=True)
 class When(Generic[S, E]):
-    """A decision that was made."""
+    """A decision that was made, with its events or its error."""
 
     _given: Given[S, E]
     _events: tuple[E, ...]
     _error: Exception | None = None
 
     def then(self, *events: E) -> Given[S, E]:
-        """Exactly these events followed, and each survives the wire; continues with them as history."""
+        """Assert that exactly these events were recorded, and continue with them as history.
+
+        Both sides are compared as readers of a log get them, encoded and decoded. A `TypeError` of the decision is
+        raised as it is.
+        """
         if isinstance(self._error, TypeError):
-            raise self._error  # no refusal: something was called or made with what it does not take
+            raise self._error  # not a refusal: a call with arguments that do not fit
         if self._error is not None:
             raise AssertionError(f"the decision raised {self._error!r}") from self._error
         check_recorded(self._events, events)
         return self._given.given(*events)
 
     def then_nothing(self) -> Given[S, E]:
-        """The decision was made and nothing followed."""
+        """Assert that the decision was made and recorded nothing."""
         return self.then()
 
     def then_raises(self, error: type[Exception], *, match: str | None = None) -> None:
-        """The decision was refused with this error (`match`: a part of its text)."""
+        """Assert that the decision raised this error; `match` is a part of its text.
+
+        Raises `UsageError` for an instance in place of the class.
+        """
         if self._error is None:
             raise AssertionError(f"nothing was raised; recorded {_shown(self._events)}")
         if not isinstance(error, type):  # pyright: ignore[reportUnnecessaryIsInstance]  an instance is easily given
@@ -90,9 +98,10 @@ class When(Generic[S, E]):
 
 
 def scenario(aggregate: AggregateType[S, E], /) -> Given[S, E]:
-    """Start a test of one aggregate, with no history yet. Its types are fixed here, before any event is given.
+    """Start a test of one aggregate, with no history yet.
 
-    Raises `DefinitionError` for a class that is not an aggregate, and for a state that can be changed in place.
+    The static types of state and events are fixed here, before any event is given. Raises `DefinitionError` for a class
+    that is not an aggregate, and for a state that can be changed in place.
 
     ```python
     empty = scenario(Account)
@@ -110,7 +119,7 @@ def scenario(aggregate: AggregateType[S, E], /) -> Given[S, E]:
 
 
 def as_stored(events: Sequence[E]) -> tuple[E, ...]:
-    """Events as readers of a log are given them, and what is no event as it is; raises `UnencodableEvent`."""
+    """Return events as readers of a log get them, and a value that is no event unchanged; raises `UnencodableEvent`."""
     catalogs = [_catalog_of(type(event)) for event in events]
     return tuple(
         event if catalog is None else catalog.encode(event).event
@@ -119,7 +128,7 @@ def as_stored(events: Sequence[E]) -> tuple[E, ...]:
 
 
 def as_read(recorded: Recorded[E]) -> Recorded[E]:
-    """What was recorded, perhaps made by hand, with its event as readers of a log are given it."""
+    """Return a recorded event, which a test may have made by hand, with its data as readers of a log get it."""
     return replace(recorded, data=as_stored([recorded.data])[0])
 
 
@@ -132,14 +141,18 @@ def _catalog_of(event_type: type) -> Catalog | None:
 
 
 def check_recorded(events: Sequence[object], expected: Sequence[object]) -> None:
-    """Raise `AssertionError` where not exactly the expected events were recorded, as readers are given them."""
+    """Raise `AssertionError` unless exactly the expected events were recorded, compared as readers get them."""
     expected = as_stored(expected)
     if as_stored(events) != expected:
         raise AssertionError(f"recorded {_shown(events)}\nexpected {_shown(expected)}")
 
 
 def folded(state: S, events: Sequence[E], catalog: Catalog) -> S:
-    """The state after these events, each of which could be stored and changes nothing that it is given."""
+    """Return the state after these events.
+
+    Raises `AssertionError` for an event that the aggregate does not fold and for an `evolve` that changes its
+    arguments, and `UnencodableEvent` for an event that could not be stored.
+    """
     state = own_copy(state)
     for event in events:
         if type(event) not in catalog:
@@ -147,7 +160,7 @@ def folded(state: S, events: Sequence[E], catalog: Catalog) -> S:
             raise AssertionError(
                 f"{told} is not an event that this aggregate folds; give its events one by one, in no list"
             )
-        # What could not be stored must not pass a test, and what is folded is what comes back.
+        # An event that could not be stored must not pass a test, and readers fold the decoded event.
         read = catalog.encode(event).event
         with left_as_they_are(f"{type(state).__qualname__}.evolve", state, read):
             try:
@@ -160,7 +173,7 @@ def folded(state: S, events: Sequence[E], catalog: Catalog) -> S:
 
 @contextmanager
 def left_as_they_are(name: str, *given: object) -> Generator[None]:
-    """Raise `AssertionError` when what a function was given is not afterwards what it was."""
+    """Raise `AssertionError` when the block, which calls the function `name`, changed one of these values in place."""
     before = list(map(_picture, given))
     yield
     for value, was in zip(given, before, strict=True):
@@ -172,7 +185,7 @@ def left_as_they_are(name: str, *given: object) -> Generator[None]:
 
 
 def _picture(value: Any) -> object:
-    """What is in a value, as far as it can be looked into, so that a change of it shows."""
+    """Return a copy of a value's contents, as far as they are accessible, so that a change in place shows."""
     if is_dataclass(value) and not isinstance(value, type):
         return [_picture(getattr(value, one.name)) for one in fields(value)]
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""`StoreContract`: what an `EventStore` promises, as tests that every store passes."""
+"""`StoreContract`: the promises of an `EventStore`, as tests that every store must pass."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ _PATIENT_S = 60.0
 
 
 def new(body: bytes = b'{"n":1}', **context: str) -> NewEvent:
-    """An event of this body, with these headers."""
+    """Return a new event with this body and these headers."""
     return NewEvent(new_event_id(), EncodedEvent("thing.happened", 1, body), tuple(context.items()))
 
 
 def write(aggregate_id: str, expected: int, version: int, *events: NewEvent, aggregate: str = "thing") -> Append:
-    """A save of these events, or of one, after the event at position `expected`, whose version is `version`."""
+    """Return a save of these events, or of a new one, after the event at position `expected` with this version."""
     return Append(aggregate, aggregate_id, expected, version, events or (new(),))
 
 
 class StoreContract:
     """Tests of `append`, `history`, `last`, `some`, `records` and `state` of an `eventjet.log.store.EventStore`.
 
-    A store's test class inherits them, and gives each a new `store`. They are coroutines, for pytest-asyncio.
+    A store's test class inherits the tests and provides a fixture `store` with a new store for each. The tests are
+    coroutines, for pytest-asyncio.
 
     ```python
     import pytest

@@ -1,6 +1,6 @@
-"""Tests of a process: given its history, what it does next, what came of that, and what it recorded.
+"""Tests of a process: given its history, which step it takes next, how the step ended, and what it recorded.
 
-`then` does not exist before something happened; `done` and `refused` do not exist before a step was asserted.
+The types allow `then` only after something happened, and `done` and `refused` only after a step was asserted.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Story(Generic[S, E]):
-    """A process at rest, or about to do something."""
+    """A process with its history so far, at rest or about to take a step."""
 
     state: S
     _catalog: Catalog
 
     def given(self, *events: E) -> Story[S, E]:
-        """The same with these events after what it has."""
+        """Return the process with these events added to its history."""
         return Story(folded(self.state, events, self._catalog), self._catalog)
 
     def when(
         self, decide: Callable[Concatenate[S, P], E | Sequence[E] | None], /, *args: P.args, **kwargs: P.kwargs
     ) -> Happened[S, E]:
-        """Somebody executes one of its decisions."""
+        """Execute one of the process's own decisions."""
         return self._happened(decide(own_copy(self.state), *args, **kwargs))
 
     def hears(
         self, listener: Callable[[S, Recorded[H]], E | Sequence[E] | None], event: Recorded[H], /
     ) -> Happened[S, E]:
-        """An event of another aggregate reaches it."""
+        """Give an event of another aggregate to one of the process's listeners."""
         return self._happened(listener(own_copy(self.state), own_event(as_read(event))))
 
     def does(
@@ -62,7 +62,7 @@ class Story(Generic[S, E]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Doing[S, E]:
-        """Its next step asks this of another aggregate."""
+        """Assert that the process's next step is this decision of another aggregate."""
         step = self._step()
         if step is None:
             raise AssertionError(f"it rests in {self.state!r}")
@@ -72,13 +72,16 @@ class Story(Generic[S, E]):
         return Doing(self, step)
 
     def rests(self) -> Story[S, E]:
-        """There is no next step."""
+        """Assert that the process has no next step."""
         if (step := self._step()) is not None:
             raise AssertionError(f"it does not rest: it asks {_shown(step.asked)}")
         return self
 
     def waits_until(self, when: datetime, *, last_event: datetime | None = None) -> Story[S, E]:
-        """Its earliest deadline is then; `after` counts from `last_event`, when its last event was recorded."""
+        """Assert that the process's earliest deadline is at this time.
+
+        `last_event` is the time at which its last event was recorded, from which `after` counts.
+        """
         due = [at for at, _ in self._deadlines(last_event)]
         if not due or due[0] != when:
             told = ", ".join(one.isoformat() for one in due) or "none"
@@ -86,31 +89,34 @@ class Story(Generic[S, E]):
         return self
 
     def waits_for(self, delay: timedelta) -> Story[S, E]:
-        """Its earliest deadline is so long after its last event."""
+        """Assert that the process's earliest deadline is this long after its last event."""
         return self.waits_until(_EPOCH + delay, last_event=_EPOCH)
 
     def waits_for_nothing(self) -> Story[S, E]:
-        """It has no deadline."""
+        """Assert that the process has no deadline."""
         if deadlines := deadlines_of(self.state):
             raise AssertionError(f"it waits: {deadlines!r}")
         return self
 
     def due(self, at: datetime, *, last_event: datetime | None = None) -> Happened[S, E]:
-        """Time passes: its earliest deadline is due, and decides. `last_event` is as in `waits_until`."""
+        """Let time pass until `at`, and make the decision of the earliest deadline, which must be due by then.
+
+        `last_event` is as in `waits_until`.
+        """
         deadlines = self._deadlines(last_event)
         if not deadlines or deadlines[0][0] > at:
             raise AssertionError(f"nothing is due at {at.isoformat()}: {[one for _, one in deadlines]!r}")
         return self._happened(deadlines[0][1].call.on(own_copy(self.state)))
 
     def due_after(self, delay: timedelta) -> Happened[S, E]:
-        """So much time passes after its last event: its earliest deadline is due, and decides."""
+        """Let this much time pass after the last event, and make the decision of the earliest deadline."""
         return self.due(_EPOCH + delay, last_event=_EPOCH)
 
     def _step(self) -> Step[Any, Any] | None:
         return cast("Any", own_copy(self.state)).step()
 
     def _deadlines(self, last_event: datetime | None) -> list[tuple[datetime, Deadline[Any, Any]]]:
-        """When each is due, the earliest first."""
+        """Return each deadline with the time at which it is due, the earliest first."""
         deadlines = deadlines_of(self.state)
         if last_event is None and any(one.delay is not None for one in deadlines):
             raise AssertionError("`after` counts from its last event: give `last_event=…`, or take `due_after(delay)`")
@@ -123,19 +129,19 @@ class Story(Generic[S, E]):
 
 @dataclass(frozen=True, slots=True)
 class Doing(Generic[S, E]):
-    """A step of which it is not known yet what came."""
+    """A step whose result the test has yet to give."""
 
     _story: Story[S, E]
     _step: Step[Any, Any]
 
     def done(self, outcome: Outcome[Any, Any] | None = None) -> Happened[S, E]:
-        """The other aggregate took it; `outcome` is for a step made with `then_with`."""
+        """Let the other aggregate accept the step; `outcome` is for a step made with `then_with`."""
         if self._step.tells and outcome is None:
             raise AssertionError(f"{self._step.done.name} wants to know the outcome; give done(Outcome(state, events))")
         return self._decided(self._step.done, *((outcome,) if self._step.tells else ()))
 
     def refused(self, error: Exception) -> Happened[S, E]:
-        """The other aggregate's decision raised this."""
+        """Let the other aggregate's decision raise this error."""
         call = self._step.after_refusal(error)
         if call is None:
             raise AssertionError(f"the step does not say what follows {error!r}: it would be tried again, then parked")
@@ -148,25 +154,28 @@ class Doing(Generic[S, E]):
 
 @dataclass(frozen=True, slots=True)
 class Happened(Generic[S, E]):
-    """Something happened to it."""
+    """A process after something happened to it, with the events that it recorded."""
 
     _story: Story[S, E]
     _events: tuple[E, ...]
 
     def then(self, *events: E) -> Story[S, E]:
-        """It recorded exactly these events, and each survives the wire; continues with them as history."""
+        """Assert that the process recorded exactly these events, and continue with them as history.
+
+        Both sides are compared as readers of a log get them, encoded and decoded.
+        """
         check_recorded(self._events, events)
         return self._story.given(*events)
 
     def then_nothing(self) -> Story[S, E]:
-        """It recorded nothing."""
+        """Assert that the process recorded nothing."""
         return self.then()
 
 
 def story(process: ProcessType[S, E], /) -> Story[S, E]:
-    """Start a test of one process, with no history yet; raises `DefinitionError` for what is none.
+    """Start a test of one process, with no history yet; raises `DefinitionError` for a class that is no process.
 
-    Its types are fixed here, and a step that records another's events does not fit.
+    The static types of state and events are fixed here: a step that records events of another class does not fit.
 
     ```python
     from eventjet.examples.transfer.accounts import Account

@@ -24,19 +24,20 @@ from eventjet.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """What is said of values, before what is known here."""
+    """The user's strategies and the default limits for generated values."""
 
     strategies: Mapping[Any, SearchStrategy[Any]] = field(default_factory=dict[Any, SearchStrategy[Any]])
-    """Type → the strategy of its values."""
+    """Strategies by type; they take precedence over the built-in ones."""
     text_max: int = 20
-    """Characters of a text whose annotation says nothing."""
+    """The most characters of a text without a limit in its annotation."""
     number_max: int = 10**6
+    """The largest magnitude of a number without a limit in its annotation."""
     places: int = 2
-    """Decimals of a `Decimal`."""
+    """Decimal places of a `Decimal` whose annotation does not set them."""
 
     @classmethod
     def within(cls, strategies: Mapping[Any, SearchStrategy[Any]], tables: Iterable[Any], events_max: int) -> Values:
-        """Of values that fit every column of these SQLAlchemy tables, and so do the sums of so many."""
+        """Return limits so that values, and sums of `events_max` of them, fit every column of these tables."""
         made = cls(strategies)
         texts, numbers, places = [made.text_max], [made.number_max], [made.places]
         for kind in (column.type for table in tables for column in table.columns):
@@ -73,12 +74,15 @@ _EACH: dict[Any, Callable[..., Any]] = {
 
 
 def values_of(hint: Any, where: str, given: Values) -> SearchStrategy[Any]:
-    """Values of an annotation; raises `UsageError`, which names `where`, for a type that nothing is known of."""
+    """Return a strategy for an annotation; raises `UsageError`, which names `where`, for a type without a strategy."""
     return _values(hint, [], where, given)
 
 
 def instances_of(cls: Any, given: Values) -> SearchStrategy[Any]:
-    """Instances of an event, a dataclass or a pydantic model; those that its own validation refuses are drawn again."""
+    """Return a strategy for instances of an event, a dataclass or a pydantic model.
+
+    Instances that pydantic's validation refuses are drawn again.
+    """
     if cls in given.strategies:
         return given.strategies[cls]
     required, optional = dict[str, SearchStrategy[Any]](), dict[str, SearchStrategy[Any]]()
@@ -95,7 +99,7 @@ def instances_of(cls: Any, given: Values) -> SearchStrategy[Any]:
 
 
 def _fields_of(cls: Any) -> list[tuple[str, Any, list[Any], bool]]:
-    """(name, annotation, limits, whether it must be given) of what is passed to the constructor."""
+    """Return (name, annotation, limits, whether it is required) of each argument of the constructor."""
     known: dict[str, FieldInfo] = getattr(cls, "__pydantic_fields__", {})
     if known:
         own = {name: one for name, one in known.items() if one.init is not False}
@@ -166,7 +170,7 @@ def _texts(limits: Sequence[Any], longest: int) -> SearchStrategy[str]:
 
 
 def _numbers(kind: Any, limits: Sequence[Any], given: Values) -> SearchStrategy[Any]:
-    """Within what the annotation allows; money-like where it says nothing."""
+    """Return numbers within the annotation's limits; without limits, amounts such as those of money."""
     bounds = {name: getattr(one, name) for one in limits for name in ("gt", "ge", "lt", "le") if _has(one, name)}
     least, most = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
     far = given.number_max

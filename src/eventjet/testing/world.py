@@ -1,4 +1,4 @@
-"""`world`: a whole app in memory: its processes and reactors run until they rest, and time is moved by hand."""
+"""`world`: a whole app in memory, whose processes and reactors run until they rest and whose clock the test moves."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(slots=True)
 class WorldClock:
-    """The time of a log in memory."""
+    """The clock of a log in memory, which stands still until the test moves it."""
 
     now: datetime
 
     def time_ns(self) -> int:
+        """Return the time in nanoseconds since 1970."""
         since = self.now - _EPOCH
         return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1_000
 
 
 class World:
-    """Made by `world`. `jet` is used as a real one; nothing of a process or a reactor happens before `settle`.
+    """An app in memory, made by `world`; its processes and reactors do nothing before `settle`.
 
-    Read models are kept as those of `App.in_memory` are.
+    `jet` is used like a real one. Read models are brought up to date as those of `App.in_memory` are.
     """
 
     def __init__(self, app: Application, deps: Any, jet: Jet, clock: WorldClock) -> None:
@@ -57,11 +58,14 @@ class World:
 
     @property
     def now(self) -> datetime:
-        """What the log's clock says, and so when an event is recorded; moved by `pass_time`."""
+        """The time of the log's clock, at which events are recorded; `pass_time` moves it."""
         return self._clock.now
 
     async def settle(self) -> None:
-        """Until nobody has anything to do now. Raises what a handler or a decision raises."""
+        """Run processes, reactors and due deadlines until nothing is left to do now.
+
+        Raises what a handler or a decision raises, and `AssertionError` after 10,000 rounds.
+        """
         self._repositories.guard.check()
         for _ in range(_ROUNDS_MAX):
             records = [record async for record in self._store.records(start=self._position + 1)]
@@ -75,7 +79,7 @@ class World:
         raise AssertionError(f"it does not come to rest within {_ROUNDS_MAX:,} rounds")
 
     async def pass_time(self, by: timedelta) -> None:
-        """Move the clock; deadlines on the way come due at their own time, and all settles."""
+        """Move the clock forward and settle; each deadline on the way comes due at its own time."""
         end = later(self.now, by)
         while True:
             await self.settle()
@@ -102,7 +106,7 @@ class World:
                 )
 
     async def _come_due(self) -> bool:
-        """Have the earliest deadline that is due decide; False when there is none."""
+        """Run the decision of the earliest deadline that is due; return False when none is due."""
         for runner, process_id, held, found in await self._waiting():
             if found.at <= self.now:
                 await runner.come_due(process_id, held.version, self.now)
@@ -110,7 +114,7 @@ class World:
         return False
 
     async def _waiting(self) -> list[tuple[ProcessRunner, str, FoldedState[Any], NextDeadline]]:
-        """Every process that waits, the earliest deadline first."""
+        """Return the next deadline of every process that has one, the earliest first."""
         waiting: list[tuple[ProcessRunner, str, FoldedState[Any], NextDeadline]] = []
         subjects = {record[2] async for record in self._store.records()}
         known = sorted(entity_of(subject) for subject in subjects)
@@ -125,7 +129,7 @@ class World:
 
 
 async def _heard(runner: ProcessRunner, info: ProcessInfo, event: Recorded[Any]) -> str | None:
-    """The process that an event is told to, if there is one."""
+    """Give an event to the process that listens to it; return the process's id, or None."""
     listener = info.listener_to(event.data.__class__)
     process_id = None if listener is None else listener.by(own_event(event))
     if listener is not None and process_id is not None:
@@ -135,9 +139,10 @@ async def _heard(runner: ProcessRunner, info: ProcessInfo, event: Recorded[Any])
 
 @asynccontextmanager
 async def world(app: Application, *, now: datetime, deps: Any = None) -> AsyncGenerator[World]:
-    """An app in memory at a time; `deps` stands in for what `App(deps=…)` opens, and without it that is opened.
+    """Run a whole app in memory during the block, with a clock that starts at `now`.
 
-    Raises `UsageError` for a time without a zone.
+    `deps` replaces what `App(deps=…)` opens; without `deps`, that is opened. Raises `UsageError` for a time without a
+    zone.
 
     ```python
     async with world(bank, now=datetime(2030, 1, 1, tzinfo=UTC)) as there:

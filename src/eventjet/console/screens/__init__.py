@@ -1,4 +1,4 @@
-"""The screens, a file for each topic: `ENDPOINTS` lists them by the names of `pages.PATHS`."""
+"""The screens, one file for each topic; `ENDPOINTS` lists them by the names of `pages.PATHS`."""
 
 from __future__ import annotations
 
@@ -34,4 +34,4 @@ ENDPOINTS: Mapping[str, Callable[[Request], Awaitable[Response]]] = {
     "action_live": actions.action_live,
 }
 POSTED = {"act"}
-"""Those that take forms."""
+"""The names of the endpoints that take forms."""

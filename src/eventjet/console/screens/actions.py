@@ -30,7 +30,7 @@ _VERDICTS = ("retry", "drop")
 
 
 async def act(request: Request) -> Response:
-    """What an action will do, to be confirmed; and the form that has it done."""
+    """Show what an action will do, to be confirmed, or carry out the action of a confirmed form."""
     actions: Actions = request.app.state.actions
     if request.method == "POST":
         fields = await form_of(request)
@@ -53,7 +53,7 @@ async def act(request: Request) -> Response:
 
 
 async def _all_parked(request: Request, wanted: ActionRequest) -> tuple[ActionRequest, str]:
-    """The wanted about all that is parked now, as far as one may be."""
+    """Return (the request for all events in quarantine now, up to the limit; a note if there are more)."""
     sources: Sources = request.app.state.sources
     (name,) = wanted.names
     seen = await sources.see("The quarantine", partial(quarantine_page, sources, name, limit=POSITIONS_MAX))
@@ -65,7 +65,7 @@ async def _all_parked(request: Request, wanted: ActionRequest) -> tuple[ActionRe
 
 
 async def actions(request: Request) -> Response:
-    """What was done, newest first."""
+    """Show the recorded actions, newest first."""
     sources: Sources = request.app.state.sources
     number = _page_of(request)
     target = request.query_params.get("target", "")[:100]
@@ -89,12 +89,12 @@ async def actions(request: Request) -> Response:
 
 
 async def action(request: Request) -> Response:
-    """One action, and what it came to."""
+    """Show one action and its result."""
     return page(request, "action.html", **await _found(request))
 
 
 async def action_live(request: Request) -> Response:
-    """Its moving part, while there is something to wait for."""
+    """Stream the changing part of the page of an action."""
     streams = stream_of(request)
 
     async def parts() -> AsyncGenerator[str]:
@@ -109,7 +109,7 @@ async def action_live(request: Request) -> Response:
 
 
 class _Shown:
-    """A recorded action as pages tell of it."""
+    """A recorded action with the values that pages show."""
 
     def __init__(self, request: Request, one: AuditEntry) -> None:
         known: Actions = request.app.state.actions
@@ -140,7 +140,10 @@ async def _found(request: Request) -> dict[str, Any]:
 
 
 async def _verdicts(sources: Sources, seen: Seen[AuditEntry | None]) -> tuple[list[str], bool, str]:
-    """What has become of the verdicts of an action, as the command tells it; whether a worker still has to do it."""
+    """Return what became of the events that an action resolved.
+
+    The result is (lines as the command prints them, whether a worker still has to act, fault).
+    """
     one = seen.value
     if one is None or one.record.action not in _VERDICTS or one.outcome != "done":
         return [], False, ""
@@ -159,7 +162,7 @@ def _page_of(request: Request) -> int:
 
 
 async def jobs(request: Request) -> Response:
-    """Those of this console, and the form that begins one."""
+    """Show the jobs of this console, and the form that starts a job."""
     known: Actions = request.app.state.actions
     chosen = ActionRequest.of(
         (name, value) for name, value in request.query_params.multi_items() if name == "name"
@@ -177,7 +180,7 @@ async def jobs(request: Request) -> Response:
 
 
 async def job(request: Request) -> Response:
-    """One of them; where this console does not have it any more, what is recorded of it."""
+    """Show one job, or the recorded action of a job that this console no longer knows."""
     job_id, found = _job_of(request)
     if found is None:
         return RedirectResponse(linker(request)("action", id=job_id), 303)
@@ -185,7 +188,7 @@ async def job(request: Request) -> Response:
 
 
 async def job_live(request: Request) -> Response:
-    """Its moving part, once a second."""
+    """Stream the changing part of the page of a job, once a second."""
     streams = stream_of(request)
     _, found = _job_of(request)
     if found is None:

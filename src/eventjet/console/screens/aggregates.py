@@ -36,7 +36,7 @@ from eventjet.text import cut, printable
 
 
 async def aggregates(request: Request) -> Response:
-    """The page: with `type`, what was found; without, what changed last."""
+    """Show the results of a search for a `type`, or without a type the aggregates that changed last."""
     sources: Sources = request.app.state.sources
     kind, wanted = query_text(request, "type", ID_MAX), query_text(request, "id", ID_MAX)
     after = query_text(request, "after", ID_MAX)
@@ -58,7 +58,7 @@ async def _last(sources: Sources) -> list[AggregateMatch]:
 
 
 async def _searched(sources: Sources, kind: str, wanted: str, after: str) -> dict[str, Any]:
-    """The aggregate of this id, and those whose ids begin so, which the log is asked about last."""
+    """Return the aggregate of this id and those whose ids begin with it; the log is asked about the latter last."""
 
     async def by_index() -> IdMatches:
         return await sources.ask(lambda one: ids_beginning(sources.app, one, kind, wanted, after))
@@ -92,23 +92,24 @@ def _told(kind: str) -> str:
 
 
 _UNASKED_MAX = 2_000
-"""Events that are folded for a page that nobody asked a version of."""
+"""The most events that are folded for a page without a requested version."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateSeen:
-    """What an aggregate was before and after an event, or at two versions."""
+    """The state of an aggregate before and after an event, or at two versions."""
 
     version: int
     other: int
-    """The version it is compared with; the one before where nothing else was asked for."""
+    """The version to compare with; by default the previous version."""
     comparison: StateDifference | None
     faults: list[str]
     goes_on: bool
+    """Whether another look would fold further, since only its bound ended this look."""
 
 
 async def aggregate(request: Request) -> Response:
-    """The page."""
+    """Show the history of an aggregate and its state at a version."""
     kind, aggregate_id = _named(request)
     sources: Sources = request.app.state.sources
     version, other, upto = _versions(request)
@@ -140,7 +141,7 @@ async def aggregate(request: Request) -> Response:
 
 
 async def aggregate_state(request: Request) -> Response:
-    """Its state at a version alone: what moving the slider asks for."""
+    """Show only the state of an aggregate at a version, for a move of the slider."""
     kind, aggregate_id = _named(request)
     sources: Sources = request.app.state.sources
     version, other, _ = _versions(request)
@@ -156,9 +157,9 @@ async def aggregate_state(request: Request) -> Response:
 
 
 def _named(request: Request) -> tuple[str, str]:
-    """Type and id that are asked for; raises `HTTPException` 400 for what cannot be one.
+    """Return the requested (type, id); raises `HTTPException` 400 for invalid ones.
 
-    Forms send the token of an id: what a browser does to the ends of lines would make another id of some.
+    Forms send the encoded id as `token`, since browsers change the ends of lines, which would change some ids.
     """
     token = query_text(request, "token")
     kind, _, told = token.partition(".") if token else (query_text(request, "type", ID_MAX), "", "")
@@ -206,7 +207,7 @@ async def _state(
     head: Head,
     left: float,
 ) -> dict[str, Any]:
-    """What the part of the page about the state shows: the event, and both states, or why not."""
+    """Return what the page shows of the state: the event and both states, or why they are not known."""
     version = min(asked[0] or head.version, head.version)
     values: dict[str, Any] = {"version": version, "state": None, "event": None, "headers": (), "folds": False}
     if not version:
@@ -233,11 +234,11 @@ def _event(log: OpenLog, seen: Seen[RawRecord | None]) -> dict[str, Any]:
 async def _compared(travel: TimeTravel, of: tuple[str, str], version: int, other: int, most: int) -> StateSeen:
     low, high = sorted((version, other))
     first = await travel.at(*of, low, most)
-    # What one look did not reach, the other would not either.
+    # A version that the first look did not reach, the second would not reach either.
     second = await travel.at(*of, high, most) if first.is_there else first
     faults = list(dict.fromkeys(one.fault for one in (first, second) if one.fault))
     comparison = difference(*_sides(first, second, other <= version)) if first.is_there and second.is_there else None
-    if comparison is None and first.is_there:  # the state before is known, and what came then raised
+    if comparison is None and first.is_there:  # the earlier state is known, and folding further failed
         comparison = difference(first.held, first.held)
     return StateSeen(version, other, comparison, faults, first.goes_on or second.goes_on)
 

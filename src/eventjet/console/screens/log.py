@@ -1,4 +1,4 @@
-"""The log: its events page by page, filtered, its end as it grows, and one event with its causes and effects."""
+"""The log: its events page by page with filters, its end as it grows, and one event with its causes and effects."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ _EVERY_S = 0.5
 _TEXT_MAX = 1_000
 _POSITION_MAX = 2**63 - 1
 _AGGREGATE = re.compile(r"[a-z_][a-z0-9_]{0,62}")
-"""A declared name, or one of eventjet's own, which begin with `_`."""
+"""A declared name, or a name of eventjet's own aggregates, which begins with `_`."""
 _FILTERS = ("aggregate", "id", "type", "actor", "correlation", "command", "since", "until")
 
 
 @dataclass(frozen=True, slots=True)
 class LogQuestion:
-    """What the query asks for."""
+    """The filters and the part of the log that a query asks for."""
 
     given: Mapping[str, str]
-    """The filters as they were written, for links and the form."""
+    """The filters as the query has them, for links and the form."""
     wanted: LogFilter
     since: datetime | None
     until: datetime | None
@@ -75,30 +75,30 @@ class LogQuestion:
 
     @property
     def is_live(self) -> bool:
-        """Whether it is about the end of the log, which moves."""
+        """Whether the query is about the end of the log, which moves."""
         return self.until is None and self.before is None and self.after is None and self.at is None
 
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """One page of the log."""
+    """One page of the log, with its place in the log."""
 
     page: LogPage
     rows: list[dict[str, Any]]
     first: int
     last: int
     begin: int
-    """Where `since` begins."""
+    """The position at which `since` begins."""
     end: int
-    """One beyond where `until` ends."""
+    """The position after the last of `until`."""
     marked: int | None
-    """The position that was jumped to."""
+    """The position that the query jumped to."""
     scans_on: str
-    """`before` or `after` where it found less than a page and there is more to look at."""
+    """`before` or `after` if the page is not full and there is more log to search in that direction, else empty."""
 
 
 async def log(request: Request) -> Response:
-    """One page of it."""
+    """Show one page of the log."""
     asked = _asked(request)
     sources: Sources = request.app.state.sources
     seen = await sources.see("The NATS server", lambda: _look(sources, asked))
@@ -106,7 +106,7 @@ async def log(request: Request) -> Response:
 
 
 async def log_live(request: Request) -> Response:
-    """Its newest events, as they come."""
+    """Stream the newest events of the log."""
     asked, streams = _asked(request), stream_of(request)
     if not asked.is_live:
         raise HTTPException(400, "Only the end of the log is live. Leave `until` and positions out.")
@@ -166,14 +166,14 @@ def _shared(app: App, asked: LogQuestion) -> dict[str, Any]:
 
 
 def preview(data: Any) -> str:
-    """A body in one line, cut."""
+    """Return an event's body in one line, cut."""
     if isinstance(data, str):
         return cut(data, 200)
     return cut(json.dumps(cut_values(data, 100), ensure_ascii=False, separators=(", ", ": "), default=str), 200)
 
 
 def _asked(request: Request) -> LogQuestion:
-    """What the query says; raises `HTTPException` 400 for what nobody can have meant."""
+    """Read the query; raises `HTTPException` 400 for invalid values."""
     query = request.query_params
     given = {name: query[name] for name in _FILTERS if query.get(name)}
     for name, value in given.items():
@@ -189,7 +189,7 @@ def _asked(request: Request) -> LogQuestion:
         raise HTTPException(400, "No aggregate can have this name: names are lower-case letters, digits and `_`.")
     kind = None if name is None else app.catalog.named(name)
     if aggregate is None and kind is not None:
-        aggregate = kind.aggregate  # whose subjects alone carry it, so the server selects
+        aggregate = kind.aggregate  # only its subjects carry the event, so the server can filter
     names = [(each.info.name, *each.info.formerly) for each in app.catalog.kinds()]
     wanted = LogFilter(
         types=() if name is None else names_of(names, name),
@@ -236,31 +236,34 @@ def _time(name: str, text: str | None) -> datetime | None:
 
 
 KEPT = 100
-"""Rows of a page that follows the log."""
+"""The most rows of a page that follows the log."""
 _STEP_MAX = 200
-"""Records of one step; where there are more, the newest are shown and the others are told of."""
+"""The most records of one step; of more, the newest are shown and one row stands for the others."""
 
 
 async def rows_of(jet: Jet, client: Client, records: Sequence[RawRecord]) -> list[dict[str, Any]]:
-    """What a page shows of records; never raises for what is in them."""
+    """Return what a page shows of records; never raises for their contents."""
     voids = await voids_among(client, jet.name, records)
     return [event_view(jet, record, voids) for record in records]
 
 
 class Tail:
-    """Of one page. Rows are the newest first; `{"passed": (first, last)}` stands for positions that are not shown."""
+    """The newest events of one live page, newest first.
+
+    The row `{"passed": (first, last)}` stands for positions that are not shown.
+    """
 
     def __init__(self, app: str, wanted: LogFilter) -> None:
         self.rows: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self.next: int | None = None
-        """The first position that was not looked at; None before the first step."""
+        """The next position to read; None before the first step."""
         self.begin = 1
-        """Nothing before it is shown."""
+        """The first position that may be shown."""
         self._app = app
         self._wanted = wanted
 
     async def step(self, jet: Jet, client: Client) -> None:
-        """Take in what is new. Raises `StoreUnavailable` and `Forbidden`, after which it can be tried again."""
+        """Read the new events. Raises `StoreUnavailable` and `Forbidden`, after which a step can be tried again."""
         if self.next is None:
             first, last = await ends_of(client, self._app)
             page = await page_before(client, self._app, last + 1, max(first, min(self.begin, last + 1)), self._wanted)
@@ -279,7 +282,7 @@ class Tail:
             self.next = following
 
     async def _jump(self, jet: Jet, client: Client, start: int) -> None:
-        """Go to the newest, past what nobody could read."""
+        """Go to the newest events, and skip those that came too fast for a reader."""
         _, last = await ends_of(client, self._app)
         page = await page_before(client, self._app, last + 1, start, self._wanted)
         rows = await rows_of(jet, client, page.records)
@@ -299,11 +302,11 @@ class Tail:
 
 
 _LEVELS_MAX = 12
-"""Of the tree, as deep as it is drawn; what is below is beside its cause."""
+"""Levels of the tree of effects; deeper events are shown beside their causes."""
 
 
 async def event(request: Request) -> Response:
-    """The page."""
+    """Show one event with its batch, its cause, its effects and the rows that it changes."""
     position = query_number(request, "position", least=1)
     after = query_number(request, "after") or 0
     if position is None:
@@ -364,8 +367,8 @@ async def _rows_touched(sources: Sources, log: OpenLog, record: RawRecord) -> li
     try:
         recorded = log.jet.decode(record)
     except CodecError:
-        return []  # the page says why it cannot be read
-    # In a thread: it is the application's code, and pages are served meanwhile.
+        return []  # the page says why the event cannot be read
+    # In a thread, since this is the application's code and pages must be served meanwhile.
     return [] if recorded is None else await asyncio.to_thread(rows_touched, sources.app, recorded)
 
 
@@ -389,7 +392,7 @@ def _tree(log: OpenLog, effects: Effects | None) -> list[dict[str, Any]]:
 
 
 def _correlated(sources: Sources, correlation: str | None) -> tuple[str, str] | None:
-    """The process that a conversation is of, where its name says so."""
+    """Return (name, id) of the process that a correlation id names, or None."""
     name, _, process_id = (correlation or "").partition(":")
     known = {info.name for info in sources.app.processes.values()}
     return (name, process_id) if process_id and name in known else None

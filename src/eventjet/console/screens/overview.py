@@ -1,4 +1,4 @@
-"""The overview: the log, and where each read model, reactor and process stands. Live."""
+"""The overview: the log, and the live status of each read model, reactor and process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _POINTS_MAX = 60
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """Position against the log over the last two minutes: points of SVG, and what they say in words."""
+    """A plot of a position and the log's end over the last two minutes: SVG points of two lines, and a description."""
 
     log: str
     position: str
@@ -33,21 +33,21 @@ class Plot:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a table."""
+    """One line of a table of the overview."""
 
     status: WorkStatus
     name: str
-    """With its revision, where there is more than one."""
+    """The name, with the revision if there is more than one."""
     plot: Plot | None
 
 
 async def overview(request: Request) -> Response:
-    """The page."""
+    """Show the overview."""
     return page(request, "overview.html", **await _found(request))
 
 
 async def overview_live(request: Request) -> Response:
-    """Its moving part, whenever something of it is another."""
+    """Stream the changing part of the overview whenever it changes."""
     streams = stream_of(request)
 
     async def parts() -> AsyncGenerator[str]:
@@ -83,7 +83,7 @@ async def _found(request: Request) -> dict[str, Any]:
 
 
 def _log_faults(polled: PolledStatus) -> list[str]:
-    """Each once: one server that is away stops two looks."""
+    """Return the log's faults without repetition, since an unreachable server fails two looks."""
     if polled.log_fault:
         return [polled.log_fault]
     return [polled.following_fault] if polled.following_fault else []
@@ -113,6 +113,6 @@ def _plot(poller: StatusPoller, one: WorkStatus) -> Plot | None:
 
 
 def _level(value: int, lowest: int, highest: int) -> float:
-    """Within the plot; one that stands still is a line at its foot."""
+    """Return the y coordinate of a value in the plot; a value that never changes is a line at the foot."""
     share = (value - lowest) / (highest - lowest) if highest > lowest else 0.0
     return 1 + (_HEIGHT - 2) * (1 - share)

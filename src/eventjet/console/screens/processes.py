@@ -1,4 +1,4 @@
-"""Processes: the types of the app with what waits, and one process with all that it did and does next."""
+"""Processes: the types of the app with their deadlines, and one process with its history and its next step."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from eventjet.operations.processes import (
 
 _NAME_MAX = 63
 _TIMERS_MAX = 100
-"""Timers that are read of each process type, for its counts."""
+"""The most timers that are read for each process type and kind, for its counts."""
 _NEXT_MAX = 20
 
 
@@ -38,13 +38,13 @@ class _Waiting:
     still_set: int
     due: int
     is_cut: bool
-    """Whether there may be more of them."""
+    """Whether there may be more timers."""
     first: tuple[TimerSet, ...]
-    """The earliest of those that were read."""
+    """The earliest of the timers that were read."""
 
 
 async def processes(request: Request) -> Response:
-    """All types of the app."""
+    """Show all process types of the app."""
     sources: Sources = request.app.state.sources
     infos = list(sources.app.processes.values())
     if not infos:
@@ -65,7 +65,7 @@ async def processes(request: Request) -> Response:
 
 
 async def process(request: Request) -> Response:
-    """One process."""
+    """Show one process."""
     sources: Sources = request.app.state.sources
     name, process_id = query_text(request, "name", _NAME_MAX), query_text(request, "id", 500)
     if all(info.name != name for info in sources.app.processes.values()):
@@ -109,6 +109,6 @@ def _look(sources: Sources, name: str) -> Any:
 
 
 def _heard(sources: Sources, info: ProcessInfo) -> list[str]:
-    """The wire names of the events that its listeners take."""
+    """Return the stored names of the events that the process's listeners take."""
     taken = {event for listener in info.listeners for event in listener.events}
     return sorted(one.info.name for one in sources.app.catalog.kinds() if one.event_type in taken)

@@ -1,4 +1,4 @@
-"""Quarantine: what is parked, why, and what waits behind it."""
+"""Quarantine: which events are quarantined, why, and which events they block."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from eventjet.operations.quarantine import QuarantinePage, names_with_quarantine
 from eventjet.subscriptions.supervisor import chosen_of
 
 _EACH_MAX = 20
-"""Events of each name on the page of all."""
+"""The most events of each name on the page of all names."""
 _PAGE = 100
 _WAITING_MAX = 50
 
 
 async def quarantine(request: Request) -> Response:
-    """Of all names, or of one, a page at a time."""
+    """Show the quarantines of all names, or that of one name page by page."""
     sources: Sources = request.app.state.sources
     wanted = ActionRequest.of(
         [("name", request.query_params.get("name", "")), ("position", request.query_params.get("after", ""))]
@@ -42,7 +42,7 @@ async def quarantine(request: Request) -> Response:
 
 
 async def parked(request: Request) -> Response:
-    """One event: why it was parked, what is stored of it, and what waits behind it."""
+    """Show one quarantined event: why it is quarantined, what is stored of it, and which events it blocks."""
     sources: Sources = request.app.state.sources
     wanted = ActionRequest.of((name, request.query_params.get(name, "")) for name in ("name", "position"))
     if len(wanted.names) != 1 or len(wanted.positions) != 1:

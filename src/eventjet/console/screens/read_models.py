@@ -1,4 +1,4 @@
-"""Read models: all of them, one with its revisions and tables, and one row with the events that made it."""
+"""Read models: the list, one read model with revisions and tables, and one row with the events that made it."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ from eventjet.subscriptions.status import PROJECTION, WorkStatus
 _NAME_MAX = 63
 _REVISION_MAX = 2**31 - 1
 _SHOWN_MAX = 500
-"""Rows of the list."""
+"""The most projections in the list."""
 
 
 async def models(request: Request) -> Response:
-    """Every projection that is declared, or has a checkpoint."""
+    """Show every projection that is declared or has a checkpoint."""
     polled = await request.app.state.poller.polled()
     found = [one for one in polled.statuses if one.kind == PROJECTION]
     return page(request, "models.html", polled=polled, models=found[:_SHOWN_MAX], more=len(found) - _SHOWN_MAX)
 
 
 async def model(request: Request) -> Response:
-    """One of them, at one revision."""
+    """Show one read model at one revision."""
     sources: Sources = request.app.state.sources
     name = query_text(request, "name", _NAME_MAX)
     table, after = query_text(request, "table", 200), query_text(request, "after")
@@ -101,25 +101,26 @@ _Asked: TypeAlias = tuple[str, str, int | None, int | None, int | None]
 
 
 class Searches:
-    """Those that are not done, for whoever lets one go on: a few, for some minutes, in this process alone."""
+    """Row searches to be continued by another request: at most 4, for 5 minutes, in this process alone."""
 
     def __init__(self) -> None:
         self._kept: OrderedDict[_Asked, tuple[float, RowSearch]] = OrderedDict()
 
     def take(self, asked: _Asked, read_to: int) -> RowSearch | None:
-        """The one that stands there; it is not kept any more."""
+        """Remove and return the search that has read to this position; None if there is none."""
         at, found = self._kept.pop(asked, (0.0, None))
         fits = found is not None and found.read_to == read_to and time.monotonic() - at < _KEPT_S
         return found if fits else None
 
     def keep(self, asked: _Asked, search: RowSearch) -> None:
+        """Keep a search, in place of the oldest if there are too many."""
         self._kept[asked] = time.monotonic(), search
         while len(self._kept) > _KEPT_MAX:
             self._kept.popitem(last=False)
 
 
 async def row(request: Request) -> Response:
-    """The page."""
+    """Show one row of a read model with the events that made it, as far as they were found in time."""
     sources: Sources = request.app.state.sources
     name, key = query_text(request, "name", _NAME_MAX), query_text(request, "key")
     at, number, until = (query_number(request, each) for each in ("at", "n", "until"))
@@ -150,7 +151,7 @@ async def row(request: Request) -> Response:
 
 
 def _key_shown(key: str) -> tuple[str, str]:
-    """As `verify` writes it, the parts separated by commas; and as JSON of nothing but ASCII."""
+    """Return a key as `verify` writes it, its parts separated by commas, and as ASCII JSON."""
     try:
         parts = json.loads(key)
     except (ValueError, RecursionError):
@@ -171,7 +172,7 @@ async def _begin_search(sources: Sources, resolved: ResolvedProjection, asked: _
 
 
 def _row_shown(search: RowSearch) -> dict[str, Any]:
-    """What the page says of a search."""
+    """Return the values of a search for the template."""
     chosen = search.chosen
     is_equal = search.is_equal if search.done and not search.fault else None
     return {
