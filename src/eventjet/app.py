@@ -57,7 +57,7 @@ class App:
     """Everything that an application declares. Raises `DefinitionError` with all faults at once.
 
     * `name`: also the name of the app's stream and the first token of its subjects
-    * `deps`: opens what reactors and inboxes need, as an async context manager
+    * `deps`: a function that returns an async context manager of what reactors and inboxes need
     * `served`: decisions that `eventjet serve` and `Jet.service` answer over NATS
     * `retired_events`, `retired_aggregates`: names that are in the log and no longer declared; their events are passed
       over
@@ -121,7 +121,7 @@ class App:
         self.name = name
         """Name of the app, of its stream, and the first token of its subjects."""
         self.deps = deps
-        """Opens what reactors and inboxes need, as an async context manager."""
+        """Function that returns an async context manager of what reactors and inboxes need; None for nothing."""
         faults += [
             f"{shown_name(one)} is a process: list it in App(processes=[…]), and not among the aggregates"
             for one in aggregates
@@ -239,7 +239,7 @@ class _Opening(AbstractAsyncContextManager[T]):
         raise UsageError(self._told)
 
     def __exit__(self, *_: object) -> None:
-        """Exist, because Python looks up `__exit__` before it calls `__enter__`."""
+        """Do nothing: Python looks this method up before it calls `__enter__`."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(self._told)
@@ -268,7 +268,7 @@ def _settings(settings: object, overrides: SettingsOverrides, client: object = N
 def load_app(reference: str, folder: Path | None = None) -> App:
     """Import the app at `module:name`; raises `UsageError`.
 
-    `folder` is put on the import path; by default the current one.
+    `folder`, by default the current folder, is put on the import path.
 
     ```python
     app = load_app("eventjet.examples.bank.app:bank")

@@ -62,7 +62,7 @@ E8 = TypeVar("E8")
 
 
 class ReadModels(Protocol):
-    """Folds a log in memory into read models, in place of workers."""
+    """Read models that are folded from a log in memory without workers."""
 
     async def catch_up(self, resolved: AnyResolved) -> int:
         """Fold the rest of the log into the rows, and return the position of its last record."""
@@ -262,10 +262,10 @@ class Jet:
         """Import events in batches; run it again with the same `source` and events to store what is missing.
 
         The events of one aggregate are given in their order. `source` names the import, in 1 to 100 characters of
-        `A-Za-z0-9_.:-`. `progress` is called after each batch with the number of events in the log. Raises `Refused`
-        for an aggregate type whose unique values are claimed already, since an import claims none; for an event that is
-        earlier than the aggregate's event before it; if other writers win 100 races in a row; and if the stream is
-        replaced meanwhile. Raises `UsageError` for anything that is not an event of the app.
+        `A-Za-z0-9_.:-`. `progress` is called after each batch with the number of the import's events that are in the
+        log. Raises `Refused` for an aggregate type whose unique values are claimed already, since an import claims
+        none; for an event that is earlier than the aggregate's event before it; if other writers win 100 races in a
+        row; and if the stream is replaced meanwhile. Raises `UsageError` for anything that is not an event of the app.
         """
         self._guard.check()
         return await Importer(self._repositories, source).run(events, progress)
@@ -354,8 +354,8 @@ class Jet:
 
         * `deliver`: start at the first event (`all`), at the last (`last`) or after the last (`new`)
         * `position`: start at this position instead
-        * `since`: start at this time instead, at which the log stored an event; for imported events that is not their
-          `recorded_at`
+        * `since`: start at this time instead; the time of an event is here when the log stored it, which for imported
+          events is not their `recorded_at`
         * `until`: end after this position
         * `limit`: end after so many events
         * `follow`: wait for more events at the end of the log

@@ -1,4 +1,4 @@
-"""Execute commands on aggregates: load, decide, append, and decide again after a conflict. Imports are here too."""
+"""Execute commands on aggregates: load, decide, append, and decide again after a conflict. And import many events."""
 
 from __future__ import annotations
 

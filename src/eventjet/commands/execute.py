@@ -264,7 +264,7 @@ def _contention(targets: Sequence[Target]) -> list[ContentionBackoff]:
 
 
 class Executor(Generic[S, E]):
-    """Load states, make decisions and cache their results, for one aggregate type on one connection."""
+    """The loader of states, maker of decisions and keeper of the cache, of one aggregate type on one connection."""
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ class Executor(Generic[S, E]):
         self.histories = Histories(store, catalog, aggregate, snapshots)
         self.info = self.histories.info
         self.claims: Callable[[list[Decision[Any, Any]]], Awaitable[list[Decision[Any, Any]] | Conflict]] | None = None
-        """Decides which claims are recorded together with decisions of this type, so that unique values stay unique."""
+        """Function that decides which claims are recorded with decisions of this type to keep unique values unique."""
         self.app = app
         self.catalog = catalog
         self._events = frozenset(folded_events(aggregate))
@@ -437,8 +437,8 @@ async def append(
 ) -> tuple[Committed[Any, Any], ...] | Conflict:
     """Append the events of decisions and of the claims that they move, all of them or nothing.
 
-    The duration of a successful append is put into `attributes`. A conflict is returned; otherwise raises what
-    `EventStore.append` raises, `NotUnique` and `UniqueNotBuilt`.
+    The duration of a successful append, in seconds, is put into `attributes`. A conflict is returned and not raised.
+    Raises what else `EventStore.append` raises, `NotUnique` and `UniqueNotBuilt`.
     """
     claims = 0
     if any(decision.plan.executor.claims is not None for decision in decisions):

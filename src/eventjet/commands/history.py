@@ -114,7 +114,7 @@ async def page_of(store: EventStore, aggregate: str, aggregate_id: str, upto: in
         return ()
     kept: list[RawRecord] = []
     after, told = begin[0] - 1, 0
-    for most in (PAGE_MAX, _UNVERSIONED_MAX):  # the second where some of the first tell no version of their own
+    for most in (PAGE_MAX, _UNVERSIONED_MAX):  # the second request if some records of the first have no version
         found = await store.history(aggregate, aggregate_id, after=after, most=most)
         for record in found:
             told = max(version_in(record) or 0, told)
@@ -191,7 +191,7 @@ class Excerpt:
 
 
 class Excerpts:
-    """Read parts of the histories of one aggregate type."""
+    """The reader of parts of histories, of one aggregate type."""
 
     def __init__(self, store: EventStore, aggregate: str, decoder: Decoder, voids: Mapping[int, str]) -> None:
         self._store = store
@@ -242,7 +242,7 @@ class Excerpts:
                 self._store, self._aggregate, aggregate_id, min(wanted.after + 1, head.version), head
             )
             if first is None or first[0] in self._voids:
-                return None  # the event of that version may be before it
+                return None  # the event of that version may be before this record
         found = await self._from(aggregate_id, first, wanted)
         return found[::-1] if found is not None and wanted.newest_first else found
 

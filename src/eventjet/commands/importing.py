@@ -136,7 +136,7 @@ class Importer:
     async def run(
         self, events: Iterable[Imported] | AsyncIterable[Imported], progress: Callable[[int], object] | None
     ) -> ImportReport:
-        """Store the missing events in batches; `progress` is called with the number of events in the log now."""
+        """Store the missing events in batches; `progress` is called with the number of the events in the log now."""
         with settled():  # the events to import may be many objects, which the collector need not visit
             return await self._run(events, progress)
 

@@ -86,7 +86,7 @@ def fold_records(folded: FoldedState[S], records: Sequence[RawRecord], decoder: 
 
 
 class Histories(Generic[S]):
-    """Read and fold the histories of one aggregate type; only skip markers are kept between calls."""
+    """The reader of one aggregate type's histories, which it folds into states; it keeps only skip markers."""
 
     def __init__(
         self, store: EventStore, catalog: Catalog, initial: Callable[[], S], snapshots: Snapshots[S] | None = None
@@ -119,7 +119,10 @@ class Histories(Generic[S]):
     async def load_until(
         self, aggregate_id: str, *, version: int | None, position: int | None, at: datetime | None
     ) -> FoldedState[S]:
-        """Return the state as it was at exactly one bound; raises `UsageError` for a bound that is not past."""
+        """Return the state as it was at one bound, which must be given alone.
+
+        Raises `UsageError` for a bound that is in the future or beyond the end of the log or of the history.
+        """
         await self._check_bound(version, position, at)
         return await self._obeying(lambda: self._load_until(aggregate_id, version, position, at))
 
@@ -160,7 +163,7 @@ class Histories(Generic[S]):
         return FirstOutcome(after, events, request_in(block), position, batch)
 
     async def _check_ended(self, records: Sequence[RawRecord]) -> None:
-        """Raise `SaveTorn` if the batch of the last record is not complete in the log and does not go on."""
+        """Raise `SaveTorn` if the last record does not end its batch and the next record does not continue it."""
         position, _, subject, block, _ = records[-1]
         batch = open_batch(block)
         if batch is None:
@@ -299,7 +302,7 @@ class Histories(Generic[S]):
             raise LogIncomplete(where, f"its event {known.version} was at position {known.position} and is gone")
 
     async def _fold(self, aggregate_id: str, folded: FoldedState[S]) -> FoldedState[S]:
-        """Fold each page while the next one travels."""
+        """Fold the events after a state; each page is folded while the next page travels."""
         async for page in self.store.pages(self.info.name, aggregate_id, after=folded.position):
             folded = self._fold_page(folded, page)
         return folded
@@ -315,9 +318,9 @@ class Histories(Generic[S]):
         return records
 
     async def _read_until(self, aggregate_id: str, enough: Callable[[RawRecord], bool]) -> list[RawRecord]:
-        """Return the history, without gaps, at least up to a record that is `enough`, or to its end by the leader.
+        """Return the history, without gaps, at least up to a record that is `enough`, or else to its end.
 
-        Raises `StoreUnavailable` if a replica stays behind, and `HistoryBroken`.
+        The leader says where the end is. Raises `StoreUnavailable` if a replica stays behind, and `HistoryBroken`.
         """
         name = self.info.name
         records = await self.store.history(name, aggregate_id)

@@ -141,9 +141,9 @@ class Repository(Generic[S, E]):
     ) -> Committed[S, E]:
         """Call a decision on the aggregate's state and record the events that it returns, all of them or none.
 
-        `decide` is a method of the aggregate, which is called with its state, `args` and `kwargs`. It is called again
-        if another writer was quicker. Raises what the decision raises, once its state is confirmed as the newest;
-        `ConcurrencyConflict` after 100 lost races; `UsageError` for something else than a decision, or arguments that
+        `decide` is a method of the aggregate, which is called with the state, `args` and `kwargs`, and called again if
+        another writer was quicker. Raises what the decision raises, once its state is confirmed as the newest;
+        `ConcurrencyConflict` after 100 lost races; `UsageError` for something that is not a decision, or arguments that
         do not fit; and what `EventStore.append` raises.
         """
         return await self.run(self.decide(aggregate_id, decide, *args, **kwargs))
@@ -227,7 +227,7 @@ class Repositories:
         self.catalog = app.catalog.of_log()
         """The app's catalog, with the skip markers of this log (`voids`)."""
         self.guard = LoopGuard()
-        """Checks the event loop of every call that awaits on this connection."""
+        """The check that every call on this connection runs in the connection's event loop."""
         self._snapshots = snapshots
         self._repositories: dict[Any, Repository[Any, Any]] = {}
 
