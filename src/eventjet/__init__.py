@@ -1,6 +1,6 @@
 """Event sourcing on NATS JetStream: aggregates, projections in SQL, and rebuilds beside the live read model.
 
-The front door. Names are resolved when first used, so that importing eventjet costs next to nothing.
+The public names of the library. Each is imported when it is first used, so that `import eventjet` is fast.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""For the `env.py` of an application's own Alembic, in the database that eventjet keeps its read models in.
+"""Let an application use Alembic for its own tables in the database where eventjet keeps read models. In `env.py`:
 
     context.configure(..., include_object=include_object(bank, connection))
 
-Read models are made, moved and dropped by eventjet; without this, autogenerate would write migrations that drop them.
+Read models are created, moved and dropped by eventjet. Without this, autogenerate writes migrations that drop them.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ OWN_SCHEMAS = "ej_"
 
 
 def include_object(app: Application, connection: Connection | None = None) -> IncludeObject:
-    """Make the `include_object` for `context.configure`: autogenerate leaves alone what is eventjet's.
+    """Return an `include_object` for `context.configure` with which autogenerate ignores the tables of eventjet.
 
-    That is: tables whose names begin with `eventjet_`, schemas whose names begin with `ej_`, and the tables of the
-    app's projections, whether or not they are in the `target_metadata`. With the `connection` that the migration
-    runs on, also those of revisions and projections that this app declares no longer but other processes may.
+    These are tables whose names begin with `eventjet_`, tables in schemas whose names begin with `ej_`, and the tables
+    of the app's projections, whether or not they are in the `target_metadata`. If the `connection` of the migration is
+    given, tables of revisions and projections that this app no longer declares are ignored too: other processes may.
 
     ```python
     mine = include_object(bank)
@@ -54,14 +54,14 @@ def include_object(app: Application, connection: Connection | None = None) -> In
             return False
         if (object.schema, name) in own:
             return False
-        # Of what the application does not declare itself, by its name in any location.
+        # A table that exists, and is not declared by the application, may be a read model in any location.
         return not (reflected and any((object.schema, declared) in kept for declared in declared_names(name)))
 
     return include
 
 
 def _recorded(connection: Connection) -> set[tuple[str | None, str]]:
-    """The tables that any revision is known to have. A transaction that it begins is ended: Alembic begins its own."""
+    """Return the tables of all recorded revisions. A transaction begun here is ended, since Alembic begins its own."""
     begun = connection.in_transaction()
     try:
         if migrations.version(connection) is None:

@@ -1,4 +1,4 @@
-"""`App`: one composition root. Explicit lists, checked as a whole when it is built; nothing is registered elsewhere."""
+"""`App`: the explicit lists of all that an application declares, checked together; nothing is registered elsewhere."""
 
 from __future__ import annotations
 
@@ -54,7 +54,13 @@ NAME_RULE = "[a-z][a-z0-9_]*"
 
 
 class App:
-    """Everything an application declares. Raises `DefinitionError` with all faults at once.
+    """Everything that an application declares. Raises `DefinitionError` with all faults at once.
+
+    * `name`: also the name of the app's stream and the first token of its subjects
+    * `deps`: a function that returns an async context manager of what reactors and inboxes need
+    * `served`: decisions that `eventjet serve` and `Jet.service` answer over NATS
+    * `retired_events`, `retired_aggregates`: names that are in the log and no longer declared; their events are passed
+      over
 
     ```python
     bank = App("bank", aggregates=[Account], projections=[balances], upcasters=[withdrawn_has_a_reason])
@@ -113,9 +119,9 @@ class App:
         _check_lists((), retired_aggregates=retired_aggregates)
         faults: list[str] = [] if is_name(name) else [f"the app's name {name!r} is not {NAME_RULE}"]
         self.name = name
-        """Also the name of its stream and the first token of its subjects."""
+        """Name of the app, of its stream, and the first token of its subjects."""
         self.deps = deps
-        """Opens what reactors need, as an async context manager."""
+        """Function that returns an async context manager of what reactors and inboxes need; None for nothing."""
         faults += [
             f"{shown_name(one)} is a process: list it in App(processes=[…]), and not among the aggregates"
             for one in aggregates
@@ -155,9 +161,11 @@ class App:
         client: NatsClient | None = None,
         **overrides: Unpack[SettingsOverrides],
     ) -> AbstractAsyncContextManager[Jet]:
-        """A connection, by keywords over `settings` or over `EVENTJET_*`; raises `Unreachable` and `UsageError`.
+        """Return a context manager that connects to the log and the read models, and closes the connection at the end.
 
-        With `client`, an open `nats.aio.client.Client`, everything goes over that, and it is not closed at the end.
+        The keywords replace values of `settings`, or of `EVENTJET_*` if no settings are given. With `client`, an open
+        `nats.aio.client.Client`, everything goes over that client, which is not closed at the end. Raises
+        `Unreachable` and `UsageError`.
 
         ```python
         async def greet(nc: nats.aio.client.Client) -> None:
@@ -169,11 +177,12 @@ class App:
         return _Opening(open_jet(self, _settings(settings, overrides, client), client), "connect")
 
     def in_memory(self) -> AbstractAsyncContextManager[Jet]:
-        """What `connect` gives, over an empty log in memory that is gone afterwards: for an application's own tests.
+        """Return a context manager like `connect`, over a new log in memory, for an application's own tests.
 
-        Repositories, transactions, imports and `tail` do what they do on a server, conflicts included. Read models are
-        in a SQLite file at `jet.settings.database`; `caught_up` brings them up to the log at once, and raises
-        `HandlerFailed` where a worker would stop. Processes and reactors do not run: `eventjet.testing.world` has them.
+        The log is gone after the block. Repositories, transactions, imports and `tail` work as on a server, conflicts
+        included. Read models are in a SQLite file at `jet.settings.database`; `caught_up` folds the log into them at
+        once, and raises `HandlerFailed` where a worker would stop. Processes and reactors do not run here: use
+        `eventjet.testing.world` for them.
 
         ```python
         async with bank.in_memory() as jet:
@@ -192,9 +201,9 @@ class App:
         client: NatsClient | None = None,
         **overrides: Unpack[SettingsOverrides],
     ) -> AbstractAsyncContextManager[RemoteApp]:
-        """The caller of what a service of this app serves: without the stream and without a database.
+        """Return a context manager with a caller of the decisions that this app serves; it needs no stream or database.
 
-        `client` as in `connect`. Raises `Unreachable` and `UsageError`.
+        The arguments are those of `connect`. Raises `Unreachable` and `UsageError`.
         """
         opened = open_remote(self.name, self.served, _settings(settings, overrides, client), client)
         return _Opening(opened, "client")
@@ -204,11 +213,11 @@ _OF_A_CLIENT = frozenset(
     {"servers", "user", "password", "token", "credentials", "nkey", "user_jwt_cb", "signature_cb"}
     | {"tls", "tls_ca", "tls_cert", "tls_key", "name", "inbox_prefix"}
 )
-"""Settings that an open client has by itself."""
+"""Settings that an open client has already."""
 
 
 class _Opening(AbstractAsyncContextManager[T]):
-    """What `async with` opens, once. Whatever else is done with it says so."""
+    """A connection for one `async with` block; any other use raises an error that shows the right one."""
 
     def __init__(self, opened: AbstractAsyncContextManager[T], name: str) -> None:
         self._opened = GuardedBlock(opened, LoopGuard())
@@ -230,14 +239,17 @@ class _Opening(AbstractAsyncContextManager[T]):
         raise UsageError(self._told)
 
     def __exit__(self, *_: object) -> None:
-        """Python asks for it before it enters."""
+        """Do nothing: Python looks this method up before it calls `__enter__`."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(self._told)
 
 
 def _settings(settings: object, overrides: SettingsOverrides, client: object = None) -> Settings:
-    """Raises `UsageError`, for a URL in the place of settings too, and for what an open client has by itself."""
+    """Return the settings of a connection.
+
+    Raises `UsageError`, also for a URL in place of settings, and for a keyword that an open client has already.
+    """
     if client is not None:
         if not isinstance(client, NatsClient):
             raise UsageError(
@@ -254,7 +266,9 @@ def _settings(settings: object, overrides: SettingsOverrides, client: object = N
 
 
 def load_app(reference: str, folder: Path | None = None) -> App:
-    """The app at `module:name`, with `folder` (default: the current one) on the path; raises `UsageError`.
+    """Import the app at `module:name`; raises `UsageError`.
+
+    `folder`, by default the current folder, is put on the import path.
 
     ```python
     app = load_app("eventjet.examples.bank.app:bank")
@@ -268,7 +282,7 @@ def load_app(reference: str, folder: Path | None = None) -> App:
 
 
 def _check_lists(projections: object, **given: object) -> None:
-    """Raise `DefinitionError` for what is no list, or no list of such things."""
+    """Raise `DefinitionError` for an argument that is not a list, or a list with wrong elements."""
     faults: list[str] = []
     for name, value in {"projections": projections, **given}.items():
         if isinstance(value, str | type) or not isinstance(value, Collection):
@@ -341,7 +355,7 @@ def _catalog(
     retired: tuple[Sequence[str], Sequence[str]],
     faults: list[str],
 ) -> Catalog:
-    """`retired` are names of events and of aggregates."""
+    """Build the catalog of the app's events and add its faults; `retired` are names of events, and of aggregates."""
     owners: dict[type, Any] = {}
     for cls in aggregates:
         if not callable(getattr(cls, "evolve", None)):
@@ -356,7 +370,7 @@ def _catalog(
                     )
         except DefinitionError as error:
             faults.extend(error.faults)
-    # Claims are in every log that had a constraint once, whatever the app declares now.
+    # A log may have claims of a constraint that the app no longer declares.
     owned = {event: aggregates[cls].name for event, cls in owners.items()} | dict.fromkeys(CLAIM_EVENTS, CLAIMS)
     catalog = Catalog(owned, upcasters, *retired)
     faults.extend(catalog.faults())
@@ -403,7 +417,10 @@ def _projections(app: str, declared: Sequence[Declared], catalog: Catalog, fault
 def _quarantine_faults(
     aggregates: Mapping[Any, AggregateInfo], projections: Mapping[str, AnyResolved]
 ) -> Iterator[str]:
-    """A row of several aggregates would come out otherwise when one of them was held back for a while."""
+    """Yield faults of projections that quarantine events of several aggregates.
+
+    A row of several aggregates could get another value if events of one of them were applied later.
+    """
     for name, resolved in projections.items():
         of = sorted({info.name for cls, info in aggregates.items() if set(folded_events(cls)) & set(resolved.events)})
         if resolved.quarantines and len(of) > 1:
@@ -414,7 +431,7 @@ def _quarantine_faults(
 
 
 def _shared_tables(projections: Mapping[str, AnyResolved]) -> Iterator[str]:
-    """Tables that two projections would overwrite for each other; SQLite does not tell capitals from small letters."""
+    """Yield faults for tables that two projections share; names are compared in lower case, as SQLite does."""
     for first, second in combinations(projections.values(), 2):
         of_second = {_table_name(table) for table in second.tables}
         for table in first.tables:

@@ -1,10 +1,10 @@
-"""Named places where a test can have this process killed, stopped or made to fail. Inert unless it asks for it.
+"""Named places where a test can kill or stop this process or make it fail. They do nothing unless one is armed.
 
-`EVENTJET_FAILPOINT=name:action[:count]` arms one of them: at the `count`-th time it is reached (default 1) the process
-gets SIGKILL (`kill`), SIGSTOP (`stop`) or SIGINT (`interrupt`), `FailpointError` is raised (`raise`), or nothing
-happens (`tell`). With `EVENTJET_FAILPOINT_LOG` that file is made just before, so that whoever armed it knows that it
-was reached. Processes that share the file, as all those of a Spark job do, share the failpoint: it has its effect in
-the first of them.
+`EVENTJET_FAILPOINT=name:action[:count]` arms a failpoint: when it is reached for the `count`-th time (default 1) the
+process gets SIGKILL (`kill`), SIGSTOP (`stop`) or SIGINT (`interrupt`), `FailpointError` is raised (`raise`), or
+nothing happens (`tell`). If `EVENTJET_FAILPOINT_LOG` names a file, it is created just before, which shows the test that
+the failpoint was reached. Processes that share the file, such as those of a Spark job, share the failpoint: it takes
+effect only in the first process that reaches it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ _REACHED = {
     "archive": "written read_back sealed",
     "restore": "batch_sent batch_stored",
 }
-"""In the order in which a worker's term reaches them, that of a reactor or a process, a revision that takes over
-from another one, a rebuild, a verification, a task of either on Spark, which loads its parts itself, the making of an
-archive, and a restore."""
+"""Each in the order in which it is reached: by the lease session of a projection's worker, by that of a reactor or a
+process, by a revision that takes over from another revision, by a rebuild, by a verification, by a Spark task of
+either, which loads its parts itself, by the writing of an archive, and by a restore."""
 NAMES = tuple(f"{where}.{step}" for where, steps in _REACHED.items() for step in steps.split())
 ACTIONS = ("kill", "stop", "interrupt", "raise", "tell")
 
@@ -43,11 +43,11 @@ _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "interrupt": signal.
 
 
 class FailpointError(Exception):
-    """Raised where a failpoint was armed with `raise`."""
+    """The error that a failpoint with the action `raise` raises."""
 
 
 class _Armed:
-    """One failpoint of this process."""
+    """The failpoint that is armed in this process."""
 
     def __init__(self, spec: str) -> None:
         self.name, _, rest = spec.partition(":")
@@ -76,7 +76,7 @@ class _Armed:
 
 
 def reach(name: str) -> None:
-    """The failpoint of this name is here."""
+    """Mark the place of a failpoint in the code; its action takes place here if it is armed."""
     if _armed is not None and _armed.name == name:
         _armed.reach()
 

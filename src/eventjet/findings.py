@@ -1,4 +1,4 @@
-"""What a check found, in the words that the doctor, an audit of the log and a verification of rows share. PURE."""
+"""Findings of checks, as the doctor, an audit of the log and a verification of rows report them. PURE."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ class Level(StrEnum):
 
     OK = "ok"
     NOTE = "note"
-    """Nothing is wrong, and somebody should know."""
+    """Nothing is wrong, but an operator should know it."""
     UNKNOWN = "unknown"
-    """It cannot be seen from here, or with these credentials."""
+    """The check is not possible from here, or with these credentials."""
     WARNING = "warning"
-    """It works now, and costs something on a bad day."""
+    """Everything works now, but an outage or a fault would cost something."""
     FAULT = "fault"
-    """Something stands still, may be lost, or is lost."""
+    """Something does not work, or data may be lost or is lost."""
     UNREACHABLE = "unreachable"
     """A component did not answer, or not in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that a check found: how bad it is, what it costs and what mends it."""
+    """One finding of a check: how bad it is, what it leads to and how to repair it."""
 
     part: str
-    """What was looked at: `streams`, `database`, `log`."""
+    """The part of the installation that was checked: `streams`, `database`, `log`."""
     check: str
-    """The name of the check for programs, which stays."""
+    """The stable name of the check, for programs."""
     level: Level
     what: str
     cost: str = ""
-    """What comes of it where nobody mends it."""
+    """What happens if it is not repaired."""
     fix: str = ""
-    """The command, or the line of configuration, that mends it."""
+    """The command, or the line of configuration, that repairs it."""

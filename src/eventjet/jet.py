@@ -62,17 +62,18 @@ E8 = TypeVar("E8")
 
 
 class ReadModels(Protocol):
-    """Brings read models up to a log in memory, in place of workers."""
+    """Read models that are folded from a log in memory without workers."""
 
     async def catch_up(self, resolved: AnyResolved) -> int:
-        """The rows are true for all of the log afterwards; the position of its last record."""
+        """Fold the rest of the log into the rows, and return the position of its last record."""
         ...
 
 
 class Jet:
-    """Made by `App.connect`; safe for any number of tasks of the loop that opened it.
+    """An application's open connection to its log and its read models; made by `App.connect`.
 
-    In another loop, another thread's or that of a forked process, whatever awaits raises `UsageError` at once.
+    Safe for any number of tasks of the event loop that opened it. In another loop, such as that of another thread or of
+    a forked process, every method that awaits raises `UsageError` at once.
 
     ```python
     accounts = jet.repository(Account)
@@ -103,11 +104,14 @@ class Jet:
         self._catalog = repositories.catalog
         self._decoder = Decoder(self._catalog)
         self._checkpoints = Checkpoints(settings.database)
-        # Workers' notices come over the connection; without one there is nothing to wait for.
+        # Notices of workers arrive over the connection; a log in memory has none.
         self._waiting = Waiting(self.name, self._checkpoints, client.serve if client is not None else None)
 
     def repository(self, aggregate: AggregateType[S, E], /) -> Repository[S, E]:
-        """The repository of one aggregate type, the same for every call; raises `UsageError` for a stranger."""
+        """Return the repository of one aggregate type, the same for every call.
+
+        Raises `UsageError` for a type that the app does not list.
+        """
         return self._repositories.of(aggregate)
 
     @overload
@@ -186,43 +190,43 @@ class Jet:
     @overload
     async def transact(self, /, *plans: Planned[Any, Any]) -> tuple[Committed[Any, Any], ...]: ...
     async def transact(self, /, *plans: Planned[Any, Any]) -> tuple[Committed[Any, Any], ...]:
-        """Several aggregates in one atomic append: everything is recorded, or nothing.
+        """Execute decisions on several aggregates in one atomic append: everything is recorded, or nothing.
 
-        All decisions are made again on conflict. Repeated with the same command ids, it returns what came of all
-        members the first time. Raises `Refused` when one of them records nothing, an aggregate is named twice, or the
-        log knows only some of the commands; `UsageError` when only some have an id; `CommandReused`; what a decision
+        All decisions are made again after a conflict. If it is repeated with the same command ids, it returns what came
+        of all members the first time. Raises `Refused` if a decision records nothing, an aggregate is named twice, or
+        the log has only some of the commands; `UsageError` if only some have an id; `CommandReused`; what a decision
         raises; and what `EventStore.append` raises.
         """
         self._guard.check()
         return await transact(self.store, plans)
 
     async def resolve(self, unknown: OutcomeUnknown) -> int:
-        """Find out what became of a save whose deadline passed; the position of its last event.
+        """Find out what became of a save whose deadline passed, and return the position of its last event.
 
-        It looks first and sends the same events again only where the log has none in their place. Raises
-        `ConcurrencyConflict` when another's event holds the place (nothing of the save is stored), and
-        `OutcomeUnknown` again while the server does not answer; that is a `SaveTorn` where it never will be known.
-        `UsageError` for a log in memory.
+        The log is read first, and the same events are sent again only if the log has none in their place. Raises
+        `ConcurrencyConflict` if another writer's event is in their place, so that nothing of the save is stored;
+        `OutcomeUnknown` again while the server does not answer, or its subclass `SaveTorn` if the log has only a part
+        of the save; and `UsageError` for a log in memory.
         """
         self._guard.check()
         if not isinstance(unknown, OutcomeUnknown):  # pyright: ignore[reportUnnecessaryIsInstance]  it comes from an `except`
             kind = type(unknown).__name__
             raise UsageError(f"`resolve` was given a {kind}. Give it the `OutcomeUnknown` that the save raised.")
         if not unknown.writes:
-            raise unknown  # it says what the log holds, and there is nothing to send
+            raise unknown  # there are no events to send, and the error says already what the log has
         resolve = getattr(self.store, "resolve", None)
         if resolve is None:
             raise UsageError("This log knows every outcome at once, so there is nothing to resolve.")
         return await resolve(unknown.writes)
 
     async def init(self) -> Topology:
-        """Create the streams and buckets where they are missing; report what differs, change nothing.
+        """Create missing streams and buckets, and report existing ones that differ without changing them.
 
-        A reactor or a process that has no cursor yet gets one, where its `start` says, and the log notes the names of
-        the app's aggregates. Neither happens in a log with events of others, which `Topology.unknown` names: first
-        events of aggregates that it does not know are refused there. What stands in the way of a publication or an
-        inbox alone, or of the names, is in `Topology.unusable`. Raises `UsageError` for a log in memory, `LogUnusable`
-        for a stream that is not eventjet's, and `Forbidden`.
+        A reactor or a process without a cursor gets one at its start position, and the log notes the names of the app's
+        aggregates. Neither happens in a log with events of aggregates that the app does not declare, which are in
+        `Topology.unknown`: first events of aggregates whose names are not noted are refused there. Problems of a
+        publication, of an inbox or of noting the names are in `Topology.unusable`. Raises `UsageError` for a log in
+        memory, `LogUnusable` for a stream that is not eventjet's, and `Forbidden`.
         """
         self._guard.check()
         if self.client is None:
@@ -255,9 +259,13 @@ class Jet:
         source: str,
         progress: Callable[[int], object] | None = None,
     ) -> ImportReport:
-        """Import events in batches, ordered per aggregate. Run the same `source` again to store what is missing.
+        """Import events in batches; run it again with the same `source` and events to store what is missing.
 
-        Raises `Refused` for an aggregate whose unique values are claimed already: an import claims none.
+        The events of one aggregate are given in their order. `source` names the import, in 1 to 100 characters of
+        `A-Za-z0-9_.:-`. `progress` is called after each batch with the number of the import's events that are in the
+        log. Raises `Refused` for an aggregate type whose unique values are claimed already, since an import claims
+        none; for an event that is earlier than the aggregate's event before it; if other writers win 100 races in a
+        row; and if the stream is replaced meanwhile. Raises `UsageError` for anything that is not an event of the app.
         """
         self._guard.check()
         return await Importer(self._repositories, source).run(events, progress)
@@ -274,13 +282,13 @@ class Jet:
         token: str | None = None,
         timeout_s: float = 5.0,
     ) -> None:
-        """Wait until the projection, or the one of that name, is true up to `position`, wherever its worker runs.
+        """Wait until a projection, given itself or by name, includes all events up to a position.
 
-        `token` is `Committed.token`, perhaps of another process; give it or `position`, which is taken to be one of the
-        log that this connection is to. Raises `NotCaughtUp` after `timeout_s`, or at once when the projection failed,
-        is paused or retired, or was made from another log; `Unreachable` when the database does not answer, or the
-        stream is missing; `UsageError` for a projection the app does not have, and for what is no position, or no token
-        of this app.
+        Its worker may run in any process. Give either `position`, of the log of this connection, or `token`, which is
+        `Committed.token` and may come from another process. Raises `NotCaughtUp` after `timeout_s` seconds, or at once
+        if the projection failed, is paused or retired, or was made from another log; `Unreachable` if the database does
+        not answer or the stream is missing; `UsageError` for a projection that the app does not have, for an invalid
+        position, and for a token that is not of this app.
         """
         self._guard.check()
         name = projection if isinstance(projection, str) else projection.name
@@ -288,7 +296,7 @@ class Jet:
         if (position is None) == (token is None):
             raise UsageError("`caught_up` waits for a position or for a token. Give one of them.")
         wanted, log = position_in(token, self.name) if token is not None else (position, "")
-        if not isinstance(wanted, int) or wanted < 0:  # it is looked at in a task that all who wait depend on
+        if not isinstance(wanted, int) or wanted < 0:  # refused here, since all waiting calls share one task
             what = shown(wanted, 60) if isinstance(wanted, int | str) else f"A {type(wanted).__name__}"
             raise UsageError(f"{what} is not a position. Hand on `Committed.position`, or its `token` as text.")
         if self.client is None:
@@ -297,7 +305,7 @@ class Jet:
             reached = await self._read_models.catch_up(resolved)
             if log not in ("", self.store.identity):
                 raise NotCaughtUp(name, wanted, reached, timeout_s, ANOTHER_LOG)
-            if reached < wanted:  # nobody else writes: it would never come
+            if reached < wanted:  # no other process writes to this log
                 raise NotCaughtUp(name, wanted, reached, timeout_s)
             return
         if not log and await self.store.confirm():
@@ -305,9 +313,9 @@ class Jet:
         await self._waiting.caught_up(resolved, wanted, timeout_s, log)
 
     def service(self) -> AbstractAsyncContextManager[None]:
-        """Within the block the app's commands are served over this connection, as `eventjet serve` does.
+        """Return a context manager that serves the app's decisions over this connection, as `eventjet serve` does.
 
-        On the way out what is in hand is finished. Raises `UsageError` for a log in memory.
+        At the end it finishes the requests that it has taken. Raises `UsageError` for a log in memory.
         """
         return GuardedBlock(self._service(), self._guard)
 
@@ -323,11 +331,11 @@ class Jet:
             await service.close()
 
     def masked(self, type_name: str, schema: int | None, body: Any) -> Any:
-        """The JSON of a body of the log with what is personal in it hidden."""
+        """Return the JSON of an event's body with personal values masked."""
         return self._catalog.masked(type_name, schema, body)
 
     async def close(self) -> None:
-        """Let go of what the connection opened to read; whoever still waits in `caught_up` gets `Unreachable`."""
+        """Close the database connections of this `Jet`; pending calls of `caught_up` raise `Unreachable`."""
         self._guard.check()
         await self._waiting.close()
         await self._checkpoints.close()
@@ -342,12 +350,18 @@ class Jet:
         limit: int | None = None,
         follow: bool = False,
     ) -> AsyncIterator[Recorded[Any]]:
-        """The log's events in order: all, from the last one, new ones only, from a position or from a time.
+        """Yield the log's events in order, from a start position to the end of the log or beyond.
 
-        The time is that at which the log got them, which for imported events is not their `recorded_at`.
-        Ends at the tail unless it is to `follow`, which waits for more; in either case behind the position `until`, and
-        after `limit` events, where these are given. Raises `UnknownEvent` and `UndecodableEvent`, and `UsageError` for
-        a time without a zone, and for what is no position or limit.
+        * `deliver`: start at the first event (`all`), at the last (`last`) or after the last (`new`)
+        * `position`: start at this position instead
+        * `since`: start at this time instead; the time of an event is here when the log stored it, which for imported
+          events is not their `recorded_at`
+        * `until`: end after this position
+        * `limit`: end after so many events
+        * `follow`: wait for more events at the end of the log
+
+        Raises `UnknownEvent` and `UndecodableEvent`, and `UsageError` for a time without a zone, and for an invalid
+        position or limit.
         """
         wanted = LogTail(deliver, position, since, until, limit, follow)
         return GuardedIterator(self._tail(wanted), self._guard)
@@ -359,24 +373,24 @@ class Jet:
             yield recorded
 
     def decode(self, record: RawRecord) -> Recorded[Any] | None:
-        """One record as the app knows it."""
+        """Decode a record of the log as an event of the app; None for a retired event and for a skipped record."""
         return self._decoder(record)
 
     async def voids(self) -> Mapping[int, str]:
-        """Position → reason of what the log declares void, and what `decode` passes over from now on."""
+        """Read the skip markers of the log, which `decode` obeys from now on; return reasons by position."""
         self._guard.check()
         self._catalog.voids.update(await self.store.skip_markers())
         return self._catalog.voids
 
     async def log(self) -> LogState:
-        """Identity and ends of the log."""
+        """Return the stream identity and the first and last position of the log."""
         self._guard.check()
         return await self.store.state()
 
 
 @asynccontextmanager
 async def open_jet(app: Application, settings: Settings, nats: NatsClient | None = None) -> AsyncGenerator[Jet]:
-    """Connect, or take an open client, and on the way out wait for the saves in flight."""
+    """Connect, or use an open client; at the end wait for the saves in flight, and close what was opened."""
     async with open_repositories(app, settings, nats) as (repositories, client):
         jet = Jet(repositories, settings, client)
         try:
@@ -386,9 +400,9 @@ async def open_jet(app: Application, settings: Settings, nats: NatsClient | None
 
 
 def position_in(token: str, app: str) -> tuple[int, str]:
-    """Return the position that a token names, and its log, empty where that is not told.
+    """Return the position that a token names, and the identity of its log; empty if the token has none.
 
-    Raises `UsageError` for what is no token, or one of another app.
+    Raises `UsageError` for an invalid token, and for a token of another app.
     """
     if not isinstance(token, str):  # pyright: ignore[reportUnnecessaryIsInstance]  what has the token is easily given
         raise UsageError(f"The token is given as {type(token).__name__}. Hand on `Committed.token`, which is text.")

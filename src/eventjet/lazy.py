@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first used (PEP 562), so that importing it is cheap."""
+"""Import the names of a package when they are first used (PEP 562), so that importing the package is fast."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def lazy(package: str, modules: Mapping[str, tuple[str, ...]]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package whose names are in these modules."""
+    """Return the `__getattr__` of a package; `modules` says which names each module has."""
     homes = {name: module for module, names in modules.items() for name in names}
 
     def resolve(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""What eventjet asks of Python's runtime: tasks of the application, event loops, the garbage collector, file locks.
+"""Helpers around Python's runtime: the application's tasks, event loops, the garbage collector, file locks.
 
-The collector stops the process while it looks at every object there is. Events, records and rows make no cycles:
-looking for some among them finds nothing, and among millions of objects it takes seconds. See ADR 0043.
+The garbage collector stops the process while it visits all objects. Events, records and rows form no cycles, so a
+search among them finds nothing, and among millions of objects it takes seconds. See ADR 0043.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ T = TypeVar("T")
 
 
 async def called(work: Awaitable[T], whose: str = "The application's code") -> T:
-    """Await something in a task of its own; raises `UnexpectedExit` for what it raises that is not an `Exception`.
+    """Await the application's code in a task of its own, and turn what is not an `Exception` into `UnexpectedExit`.
 
-    A cancellation of the caller is handed on, and its end waited for. Any other one is the code's own: of a future that
-    somebody cancelled, or of its own task. `whose` begins the sentence that says so.
+    If the caller is cancelled, the task is cancelled and awaited. Any other cancellation is of the code itself, for
+    instance of a future that it awaits, and raises `UnexpectedExit`, whose message begins with `whose`.
     """
     task = asyncio.ensure_future(_with_exceptions_only(work, whose))
     try:
@@ -35,7 +35,7 @@ async def called(work: Awaitable[T], whose: str = "The application's code") -> T
             with suppress(asyncio.CancelledError):
                 await asyncio.wait({task})
         if not task.cancelled():
-            task.exception()  # taken, so that nobody is warned of it
+            task.exception()  # retrieved, so that asyncio does not log it as never retrieved
         raise
     if task.cancelled():
         raise UnexpectedExit(asyncio.CancelledError.__name__, whose)
@@ -43,7 +43,7 @@ async def called(work: Awaitable[T], whose: str = "The application's code") -> T
 
 
 async def _with_exceptions_only(work: Awaitable[T], whose: str) -> T:
-    """Within the task: `SystemExit` and `KeyboardInterrupt` would end the loop itself."""
+    """Convert errors within the task, because `SystemExit` and `KeyboardInterrupt` would end the event loop."""
     task = asyncio.current_task()
     try:
         return await work
@@ -57,7 +57,7 @@ async def _with_exceptions_only(work: Awaitable[T], whose: str) -> T:
 
 
 def _is_closed(raised: BaseException, task: asyncio.Task[None] | None) -> bool:
-    """Whether it was raised in the coroutine of a task because that is closed: from outside it, or without a loop."""
+    """Return whether an error is the closing of a task's coroutine, from outside the task or without a loop."""
     if not isinstance(raised, GeneratorExit):
         return False
     try:
@@ -68,7 +68,10 @@ def _is_closed(raised: BaseException, task: asyncio.Task[None] | None) -> bool:
 
 @contextmanager
 def exceptions_only(whose: str) -> Generator[None]:
-    """As `called`, within this task, around a generator or what opens something; its being closed is no fault."""
+    """Turn what is not an `Exception` into `UnexpectedExit`, as `called` does, but within this task.
+
+    It wraps a generator or a context manager of the application; `GeneratorExit`, its normal closing, passes through.
+    """
     try:
         yield
     except (Exception, GeneratorExit):
@@ -80,13 +83,13 @@ def exceptions_only(whose: str) -> Generator[None]:
 
 
 def is_cancelled(raised: BaseException) -> bool:
-    """Whether it was raised because this task is being cancelled."""
+    """Return whether an error was raised because this task is being cancelled."""
     task = asyncio.current_task() if isinstance(raised, asyncio.CancelledError) else None
     return task is not None and task.cancelling() > 0
 
 
 _process = object()
-"""Stands for this process. A fork of it makes another one, which costs less than to ask for the process's id."""
+"""An object that identifies this process. A fork replaces it; comparing it costs less than asking for a process id."""
 
 
 def _forked() -> None:
@@ -99,14 +102,14 @@ if hasattr(os, "register_at_fork"):
 
 
 class LoopGuard:
-    """Of a connection, or of a log in memory. It belongs to the loop, and the process, that checks it first."""
+    """A guard that binds a connection, or a log in memory, to the event loop and process that call `check` first."""
 
     def __init__(self) -> None:
         self._loop: AbstractEventLoop | None = None
         self._process: object = None
 
     def check(self) -> None:
-        """Raise `UsageError` in another loop or process. It takes no lock and waits for nothing."""
+        """Raise `UsageError` in another loop or process, without a lock or a wait."""
         try:
             loop = get_running_loop()
         except RuntimeError:  # no loop runs in this thread, or this process was forked out of a running one
@@ -135,7 +138,10 @@ class LoopGuard:
 
 
 class GuardedBlock(AbstractAsyncContextManager[T]):
-    """A block that ends in the loop where it began. To leave it elsewhere raises `UsageError`, and it stays open."""
+    """A context manager that must be left in the loop where it was entered.
+
+    Leaving it in another loop raises `UsageError`, and it stays open.
+    """
 
     def __init__(self, opened: AbstractAsyncContextManager[T], guard: LoopGuard) -> None:
         self._opened = opened
@@ -151,7 +157,10 @@ class GuardedBlock(AbstractAsyncContextManager[T]):
 
 
 class GuardedIterator(AsyncIterator[T]):
-    """Hands on what a generator yields, in its own loop. Elsewhere it raises `UsageError`, and the generator stays."""
+    """An iterator over an async generator that may be used only in the loop of its guard.
+
+    In another loop it raises `UsageError`, and the generator stays open.
+    """
 
     def __init__(self, generator: AsyncGenerator[T], guard: LoopGuard) -> None:
         self._generator = generator
@@ -162,21 +171,21 @@ class GuardedIterator(AsyncIterator[T]):
         return self._generator.__anext__()
 
     async def aclose(self) -> None:
-        """Ask for nothing more."""
+        """Close the generator."""
         self._guard.check()
         await self._generator.aclose()
 
 
 _lock = threading.Lock()
 _settled = 0
-"""How many blocks of `settled` are under way in this process."""
+"""Number of active `settled` blocks in this process."""
 
 
 def settle_process() -> None:
-    """In a process of eventjet's own, once it has imported what it needs: look seldom, and only at what is new.
+    """Make the garbage collector run seldom and ignore all present objects.
 
-    Batches of thousands of events live for a moment: looked for at the usual rate, they cost an eighth of a worker's
-    time.
+    This is for eventjet's own processes, once they have imported what they need. Batches of thousands of events live
+    only for a moment; collected at the usual rate, they cost an eighth of a worker's time.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
@@ -184,10 +193,10 @@ def settle_process() -> None:
 
 @contextmanager
 def settled() -> Generator[None]:
-    """In the application's process: within the block, look only at what is made within it.
+    """Make the garbage collector ignore, within the block, the objects that existed before it.
 
-    Its thresholds stay as they are, and so does what it froze itself. What was there before and came to be a cycle of
-    garbage is found after the block.
+    For the application's process, whose thresholds stay as they are. If it has frozen objects itself, nothing changes.
+    Older objects that become garbage within the block are collected after it.
     """
     global _settled  # noqa: PLW0603  it is the process that is frozen, or not
     with _lock:
@@ -210,8 +219,10 @@ def settled() -> Generator[None]:
 
 @contextmanager
 def uncollected() -> Generator[None]:
-    """Within the block, look at nothing: a fold makes no cycles, and the rows it holds would be walked over again and
-    again. At 50,000 rows that is a quarter of all time.
+    """Disable the garbage collector within the block.
+
+    A fold makes no cycles, and the collector would visit its rows again and again. With 50,000 rows that is a quarter
+    of the time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -223,7 +234,7 @@ def uncollected() -> Generator[None]:
 
 
 def try_lock(file: IO[bytes]) -> bool:
-    """Lock the open file for this process if nobody has; False where there are no such locks."""
+    """Lock an open file for this process; return False if it is locked already, or the system has no such locks."""
     try:
         import fcntl
 

@@ -1,6 +1,6 @@
-"""Where an application finds its server and its database: keywords first, then `EVENTJET_*`.
+"""Settings of a connection, from keywords first, then from environment variables `EVENTJET_*`.
 
-Secrets come by path or by environment, never on a command line, and no secret shows in a `repr`.
+Secrets come from files or from the environment, never from a command line, and no secret is in a `repr`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from eventjet.urls import database_url, server_url, shown_database
 
 _PREFIX = "EVENTJET_"
 _IN_CODE = ("tls", "user_jwt_cb", "signature_cb")
-"""Settings that are objects, so that no environment variable gives them."""
+"""Settings that are objects, and so have no environment variable."""
 _EITHER = ("jetstream_domain", "jetstream_prefix")
 _CHARACTER = r"[^\s.*>\x00-\x1f\x7f]"
-"""Of one token of a subject."""
+"""Pattern of one character of a subject's token."""
 
 
 class SettingsOverrides(TypedDict, total=False):
-    """The settings as keywords, each a value of its field or, as in the environment, text; None leaves it as it is."""
+    """The settings as keywords: each a value of its field, or text as in the environment; None changes nothing."""
 
     servers: Sequence[str] | str | None
     database: str | None
@@ -55,7 +55,7 @@ class SettingsOverrides(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Immutable; built once by `Settings.load` and handed down.
+    """The settings of a connection: servers, database, credentials, timeouts. Immutable; made by `Settings.load`.
 
     ```python
     settings = Settings.load({"servers": "nats://one.example:4222"}, environ={"EVENTJET_REPLICAS": "3"})
@@ -75,40 +75,41 @@ class Settings:
     nkey: Path | None = field(default=None, repr=False)
     """Path of a file that holds an nkey seed (`EVENTJET_NKEY`)."""
     tls_ca: Path | None = field(default=None, repr=False)
-    """Path of a CA's certificate (`EVENTJET_TLS_CA`). With it, or with a `tls://` URL, there is TLS or nothing."""
+    """Path of a CA's certificate (`EVENTJET_TLS_CA`). With it, or with a `tls://` URL, TLS is required."""
     tls_cert: Path | None = field(default=None, repr=False)
     tls_key: Path | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False)
-    """In place of the files: what TLS trusts and shows. With it there is TLS or nothing. Given in code alone."""
+    """TLS context in place of the files; with it, TLS is required. Only in code."""
     user_jwt_cb: Callable[[], bytes | bytearray] | None = field(default=None, repr=False)
-    """Gives a user's JWT at each connection, as `nats.connect` takes it: from Vault, say. Given in code alone."""
+    """Function that returns a user's JWT at each connection, as for `nats.connect`: from Vault, say. Only in code."""
     signature_cb: Callable[[str], bytes] | None = field(default=None, repr=False)
-    """Signs the server's nonce, in base64, beside `user_jwt_cb`. Given in code alone."""
+    """Function that signs the server's nonce, in base64, together with `user_jwt_cb`. Only in code."""
     name: str | None = None
-    """What the server's list of connections calls this one (`EVENTJET_NAME`): `eventjet` and what it is for."""
+    """Name of the connection in the server's list (`EVENTJET_NAME`); by default `eventjet` and its purpose."""
     jetstream_domain: str | None = None
     """Domain of the JetStream that has the log (`EVENTJET_JETSTREAM_DOMAIN`), such as that of a leaf node's hub."""
     jetstream_prefix: str | None = None
-    """What stands for `$JS.API` in this account (`EVENTJET_JETSTREAM_PREFIX`), where it imports that from another."""
+    """Prefix in place of `$JS.API` (`EVENTJET_JETSTREAM_PREFIX`), if this account imports the API from another."""
     inbox_prefix: str = "_INBOX"
-    """Where answers come in (`EVENTJET_INBOX_PREFIX`): one a role, so that no role hears what others are answered."""
+    """Prefix of the subjects on which answers arrive (`EVENTJET_INBOX_PREFIX`). Give each role its own, so that no role
+    can read the answers of another."""
     caller_inboxes: tuple[str, ...] | None = None
-    """Below which prefixes a service answers (`EVENTJET_CALLER_INBOXES`, separated by commas): `_INBOX` and
-    `_INBOX_caller` unless it is set."""
+    """Prefixes of the inboxes to which a service answers (`EVENTJET_CALLER_INBOXES`, separated by commas); by default
+    `_INBOX` and `_INBOX_caller`."""
     replicas: int = 1
     """Replicas of the stream and the bucket that `init` creates: 1 embedded, 3 in production."""
     save_timeout_s: float = 20.0
-    """How long a save may look for its outcome: a leader election takes 4 to 8 s."""
+    """Seconds within which a save must learn its outcome: a leader election takes 4 to 8 s."""
     request_timeout_s: float = 4.0
-    """How long one request to the server may take."""
+    """Seconds that one request to the server may take."""
     jvm_cache: Path | None = None
     """Folder where the classes of Spark's JVM are kept from one job to the next (`EVENTJET_JVM_CACHE`)."""
 
     @classmethod
     def load(cls, overrides: SettingsOverrides | None = None, environ: Mapping[str, str] | None = None) -> Settings:
-        """Read `EVENTJET_*`, then lay the keywords that are not None over it; raises `UsageError`.
+        """Read the settings from `EVENTJET_*` and replace those that `overrides` gives; raises `UsageError`.
 
-        `environ` stands in for the process's environment.
+        An override that is None changes nothing. `environ` replaces the environment of the process.
         """
         environ = os.environ if environ is None else environ
         _check_names([one.name for one in fields(cls) if one.name not in _IN_CODE], environ)
@@ -117,21 +118,21 @@ class Settings:
         given = {name: value for name, value in (overrides or {}).items() if value is not None}
         for name, other in (_EITHER, _EITHER[::-1]):
             if name in given:
-                environment[other] = None  # one stands for the other
+                environment[other] = None  # the two settings exclude each other
         return _laid_over(cls(), environment | given)
 
     def with_overrides(self, overrides: SettingsOverrides) -> Settings:
-        """These settings with the keywords that are not None laid over them; raises `UsageError`."""
+        """Return a copy of the settings with the overrides that are not None; raises `UsageError`."""
         return _laid_over(self, overrides)
 
     def shown(self) -> dict[str, str]:
-        """What may be printed: addresses without userinfo, no secret."""
+        """Return the addresses of servers and database as they may be printed, without user names and secrets."""
         servers = ", ".join(server_url(url).shown for url in self.servers)
         return {"servers": servers, "database": shown_database(self.database)}
 
 
 def _check_names(known: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Raise `UsageError` for a variable that is nearly called as a setting; others may be another program's."""
+    """Raise `UsageError` for a variable whose name is nearly that of a setting; others may be of another program."""
     names = [_PREFIX + name.upper() for name in known]
     for given in sorted(environ):
         if given.startswith(_PREFIX) and given not in names:

@@ -1,4 +1,4 @@
-"""How values and texts of others are shown: cut, counted, listed, and names that are not there answered. PURE."""
+"""Format values and texts for messages: truncation, counts, lists, durations, suggestions for wrong names. PURE."""
 
 from __future__ import annotations
 
@@ -7,27 +7,27 @@ from difflib import get_close_matches
 from typing import Any, cast
 
 TEXT_MAX = 500
-"""Characters of a text, a reason for instance."""
+"""Characters of a text, such as a reason, before it is cut."""
 VALUE_MAX = 300
-"""Characters of one value in a listing."""
+"""Characters of one value in a list, before it is cut."""
 _YEAR_S = 365 * 86_400
 _UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
 
 
 def cut(text: str, most: int = TEXT_MAX) -> str:
-    """The text, or its beginning and how long it is: `abc… (800,000 characters)`."""
+    """Return the text, or its beginning and its length if it is too long: `abc… (800,000 characters)`."""
     return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
 
 
 def printable(text: str) -> str:
-    """The text with what could steer a terminal, or begin a line of a log, made visible."""
+    """Return the text with escapes for characters that could control a terminal or begin a new line in a log."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
 
 
 def shown(value: object, most: int = VALUE_MAX) -> str:
-    """A value as Python writes it, cut."""
+    """Return the `repr` of a value, cut."""
     if isinstance(value, str | bytes) and len(value) > most:
         kind = "characters" if isinstance(value, str) else "bytes"
         return f"{value[:most]!r}… ({len(value):,} {kind})"
@@ -35,7 +35,7 @@ def shown(value: object, most: int = VALUE_MAX) -> str:
 
 
 def cut_values(value: Any, most: int = VALUE_MAX) -> Any:
-    """A value of JSON with every text in it cut."""
+    """Return a JSON value with every text in it cut."""
     if isinstance(value, str):
         return cut(value, most)
     if isinstance(value, list):
@@ -47,22 +47,22 @@ def cut_values(value: Any, most: int = VALUE_MAX) -> Any:
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 row`, `2,000 rows`."""
+    """Return a number with its noun: `1 row`, `2,000 rows`."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def spent(seconds: Mapping[str, float]) -> str:
-    """Wall time by phase, as `read 1.0 s, load 2.5 s`."""
+    """Return the wall time of each phase as text: `read 1.0 s, load 2.5 s`."""
     return ", ".join(f"{phase} {elapsed:.1f} s" for phase, elapsed in seconds.items())
 
 
 def in_location(location: str) -> str:
-    """Where a revision keeps tables that are not in the declared location."""
+    """Describe the location of a revision's tables that are not in the declared location."""
     return f"in tables whose names end in {location}" if location.startswith("__") else f"in the schema {location}"
 
 
 def duration(seconds: float | None) -> str:
-    """`0.4s`, `12s`, `3m05s`, `2h10m`, `3d04h`, `5y`; a dash for what is not known."""
+    """Return a duration as `0.4s`, `12s`, `3m05s`, `2h10m`, `3d04h` or `5y`; a dash if it is not known."""
     if seconds is None:
         return "–"
     if 0.05 <= seconds < 9.95:
@@ -77,17 +77,17 @@ def duration(seconds: float | None) -> str:
 
 
 NAMED_MAX = 10
-"""Names that a message lists; the others are counted."""
+"""Names that a message lists; further names are only counted."""
 
 
 def listed(names: Iterable[str]) -> str:
-    """`balances, postings and 3 more`; `none` where there are none."""
+    """Return names as a list without repetitions: `balances, postings and 3 more`; `none` if there are none."""
     found = list(dict.fromkeys(names))
     more = len(found) - NAMED_MAX
     return (", ".join(found[:NAMED_MAX]) or "none") + (f" and {more:,} more" if more > 0 else "")
 
 
 def meant(name: str, known: Iterable[str]) -> str:
-    """The sentence `Did you mean 'balances'? ` with a blank after it; empty where nothing is near."""
+    """Return `Did you mean 'balances'? `, with a blank at its end; empty if no known name is similar."""
     near = get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
     return f"Did you mean {near[0]!r}? " if near else ""

@@ -1,7 +1,7 @@
-"""URLs of servers, databases and archives, taken apart by one strict grammar. PURE.
+"""Parse the URLs of servers, databases and archives by one strict grammar. PURE.
 
-A secret in a place where none belongs must not show, so what does not fit the grammar is never shown, and of what does
-fit only host, port and path are.
+A secret may be in a wrong place of a URL. So a text that does not fit the grammar is never shown, and of a URL that
+fits only scheme, host, port and path are.
 """
 
 from __future__ import annotations
@@ -36,40 +36,40 @@ _ESCAPES = "In a user or a password write each of : / ? # @ as %3A %2F %3F %23 %
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """One URL; `user` and `password` are decoded, and neither shows."""
+    """One URL. `user` and `password` are decoded, and neither is in the `repr`."""
 
     scheme: str
     host: str
-    """In brackets if it is an IPv6 address."""
+    """Name or address of the host; an IPv6 address is in brackets."""
     port: int | None
     path: str
     user: str | None = field(default=None, repr=False)
     password: str | None = field(default=None, repr=False)
     options: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    """Of the query, as they are written."""
+    """Options of the query, as they are written."""
 
     @property
     def shown(self) -> str:
-        """Fit for logs, errors and `repr`."""
+        """The URL without secrets, for logs, errors and `repr`."""
         told = "&".join(f"{name}={value}" for name, value in self.options if name in _SHOWN_OPTIONS)
         port = "" if self.port is None else f":{self.port}"
         return f"{self.scheme}://{self.host}{port}{self.path}{'?' if told else ''}{told}"
 
     @property
     def is_server(self) -> bool:
-        """Whether it is a NATS server's. One that listens for WebSockets may have a path, behind a proxy."""
+        """Whether this is the URL of a NATS server. Only a WebSocket URL may have a path, because of proxies."""
         if self.host == "" or self.options:
             return False
         return self.scheme in WEBSOCKET or (self.scheme in _NATS and self.path in ("", "/"))
 
     @property
     def holds_secret(self) -> bool:
-        """Whether a password is in it."""
+        """Whether the URL contains a password."""
         return bool(self.password) or any(name.lower() in _SECRET_OPTIONS for name, _ in self.options)
 
 
 def parse(text: str) -> Url | None:
-    """None for what is not a URL in every part; whatever it is, it may not be shown."""
+    """Parse a URL; None if any part of the text does not fit the grammar, and then the text may not be shown."""
     match = _URL.fullmatch(text)
     if match is None or (match["port"] is not None and not 0 < int(match["port"]) < 65_536):
         return None
@@ -87,7 +87,7 @@ def parse(text: str) -> Url | None:
 
 
 def server_url(text: str, which: str = "What is given") -> Url:
-    """The URL of a NATS server; raises `UsageError`, which calls it `which` and does not show it."""
+    """Parse the URL of a NATS server; raises `UsageError`, whose message begins with `which` and hides the text."""
     found = parse(text)
     if found is None or not found.is_server:
         raise UsageError(
@@ -98,7 +98,7 @@ def server_url(text: str, which: str = "What is given") -> Url:
 
 
 def database_url(text: str) -> Url:
-    """The URL of a database; raises `UsageError`, which does not show it."""
+    """Parse the URL of a database; raises `UsageError`, whose message hides the text."""
     file = _FILE.fullmatch(text)
     if file is not None and file["scheme"] in _SQLITE:
         return Url(file["scheme"], "", None, file["path"])
@@ -112,7 +112,7 @@ def database_url(text: str) -> Url:
 
 
 def shown_database(text: str) -> str:
-    """What may be shown of a database's URL, whatever it is."""
+    """Return the part of a database's URL that may be shown; `***` if the text is not such a URL."""
     try:
         return database_url(text).shown
     except UsageError:
@@ -120,6 +120,6 @@ def shown_database(text: str) -> str:
 
 
 def shown_master(text: str) -> str:
-    """What may be shown of a Spark master: of `sc://host:port/;token=…` no parameter."""
+    """Return the part of a Spark master that may be shown: the parameters of `sc://host:port/;token=…` are left out."""
     match = _MASTER.fullmatch(text)
     return "***" if match is None else match["shown"]

@@ -1,4 +1,4 @@
-"""Load, decide, append, and on conflict decide again."""
+"""Execute commands on aggregates: load, decide, append, and decide again after a conflict. And import many events."""
 
 from __future__ import annotations
 

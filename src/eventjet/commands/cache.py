@@ -1,4 +1,4 @@
-"""`Cache`: folded states of hot aggregates, how likely each is stale, and who else writes to them."""
+"""Cache the folded states of recently used aggregates, and how likely each is stale or contended."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from eventjet.domain.history import FoldedState
 S = TypeVar("S")
 
 CACHE_MAX = 10_000
-"""Folded states kept by one repository."""
+"""Folded states that one repository keeps."""
 MARKS_BYTES_MAX = 64_000_000
-"""Bytes of the marks of their older commands; the states written longest ago go first."""
+"""Bytes of the marks of older commands that the cached states keep; the states written longest ago go first."""
 GUESS, NEWEST, OLD = "guess", "newest", "old"
-"""What is known of a remembered state: nothing; that it was the newest a moment ago, for the next try; that it is not
-the newest."""
+"""Freshness of a cached state: not known; the newest a moment ago, which holds for the next attempt only; known not to
+be the newest."""
 
 
 class _Entry(Generic[S]):
@@ -29,14 +29,14 @@ class _Entry(Generic[S]):
         self.marks_bytes = 0 if state.commands.complete else state.commands.marks_bytes
         self.freshness = freshness
         self.is_assumed = False
-        """A decision was made on it without a look at the log, so its outcome tells how good the guess was."""
+        """True if a decision was made on the state without a read of the log; its outcome shows if that was right."""
 
 
 class Cache(Generic[S]):
-    """Folded states of hot aggregates; and one lock an id, so that tasks queue instead of losing races.
+    """Folded states of recently used aggregates, and one lock for each id so that tasks queue instead of losing races.
 
-    A state is kept also when others write to its aggregate: only what follows it has to be read then. Whether a
-    decision is made on it without a look at the log is learned from how such decisions ended before.
+    A state is kept even when others write to its aggregate, because then only the events after it have to be read.
+    Whether a decision may be made on it without a read of the log depends on how such decisions ended before.
     """
 
     def __init__(self) -> None:
@@ -44,18 +44,19 @@ class Cache(Generic[S]):
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._contention: OrderedDict[str, ContentionBackoff] = OrderedDict()
         self._staleness = 0.0
-        """How likely a state is stale whose aggregate has no known rivals."""
+        """Probability that a state is stale if its aggregate has no known contention."""
         self._marks_bytes = 0
 
     def get(self, aggregate_id: str) -> FoldedState[S] | None:
-        """Return the remembered state, however old it may be."""
+        """Return the cached state, however old it is."""
         entry = self._entries.get(aggregate_id)
         return None if entry is None else entry.state
 
     def assume_newest(self, aggregate_id: str, staleness_max: float = STALENESS_MAX) -> FoldedState[S] | None:
-        """Return the remembered state if it is likely the newest; safe to decide on, for the log checks the position.
+        """Return the cached state if it is likely the newest.
 
-        None where it is stale by a chance above `staleness_max`: a look costs less than a lost race.
+        None if it is stale with a probability above `staleness_max`: then a read costs less than a lost race. A stale
+        state is safe to decide on, because the log checks the expected position.
         """
         entry = self._entries.get(aggregate_id)
         if entry is None or entry.freshness is OLD:
@@ -70,7 +71,7 @@ class Cache(Generic[S]):
         return entry.state
 
     def newest(self, aggregate_id: str) -> FoldedState[S] | None:
-        """Return, once, a state that is known to have been the newest a moment ago."""
+        """Return a state that is known to have been the newest a moment ago, and return it only once."""
         entry = self._entries.get(aggregate_id)
         if entry is None or entry.freshness is not NEWEST:
             return None
@@ -78,7 +79,7 @@ class Cache(Generic[S]):
         return entry.state
 
     def put(self, aggregate_id: str, state: FoldedState[S], freshness: str = GUESS) -> None:
-        """Remember a state unless a newer one is known; evicts the one written longest ago."""
+        """Cache a state unless a newer one is cached; evict the states written longest ago if there are too many."""
         known = self._entries.get(aggregate_id)
         if known is not None and known.state.position > state.position:
             return
@@ -90,7 +91,7 @@ class Cache(Generic[S]):
             self.drop(next(iter(self._entries)))
 
     def drop(self, aggregate_id: str) -> bool:
-        """Forget a state; True if a decision was made on it without a look."""
+        """Drop a state; return whether a decision was made on it without a read of the log."""
         entry = self._entries.pop(aggregate_id, None)
         if entry is None:
             return False
@@ -102,14 +103,14 @@ class Cache(Generic[S]):
         self._marks_bytes = 0
 
     def lock(self, aggregate_id: str) -> asyncio.Lock:
-        """Return the lock of one id within this process; it exists as long as somebody holds it or waits for it."""
+        """Return the lock of one id within this process; it lives as long as a task holds it or waits for it."""
         lock = self._locks.get(aggregate_id)
         if lock is None:
             lock = self._locks[aggregate_id] = asyncio.Lock()
         return lock
 
     def observe_read(self, aggregate_id: str, *, is_stale: bool) -> None:
-        """Learn from a read of the newest state whether the remembered one was stale."""
+        """Record whether the cached state was stale, after a read of the newest state."""
         entry, contention = self._entries.get(aggregate_id), self._contention.get(aggregate_id)
         if contention is not None and not is_stale:
             contention.record_quiet()
@@ -117,7 +118,7 @@ class Cache(Generic[S]):
             self.observe(aggregate_id, is_stale=is_stale)
 
     def observe(self, aggregate_id: str, *, is_stale: bool) -> None:
-        """Learn that a remembered state was stale, or was not."""
+        """Record whether a cached state was stale."""
         contention = self._contention.get(aggregate_id)
         if contention is not None:
             contention.observe(is_stale)
@@ -129,7 +130,7 @@ class Cache(Generic[S]):
             self.contention(aggregate_id).observe(True)
 
     def contention(self, aggregate_id: str) -> ContentionBackoff:
-        """Return the backoff of one aggregate, made where there is none; forgotten once the aggregate is calm."""
+        """Return the backoff of one aggregate; create it if there is none. It is dropped once the aggregate is calm."""
         contention = self._contention.get(aggregate_id)
         if contention is None:
             contention = self._contention[aggregate_id] = ContentionBackoff(self._staleness)

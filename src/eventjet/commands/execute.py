@@ -1,13 +1,13 @@
-"""Execute commands: load the state, decide, append what follows, and start again when another writer was first.
+"""Execute commands: load the state, decide, append the events, and start again when another writer was first.
 
 1. **load** the state of each aggregate: from the cache where it is likely the newest, else from the log
-2. answer with what was **recorded earlier** under the same command ids
+2. if the same command ids were **recorded earlier**, return what came of them then
 3. **decide**; a decision that records nothing, or raises, has its state confirmed by the leader first
 4. **append** the events of all decisions in one atomic save, each aggregate at the position its state was read at
 5. **retry** from 1 after a conflict, with a pause that makes room for other writers
 
 A cached state is safe to decide on, since the log checks the expected position. One command and a transaction of
-several take the same way. A lost race is a value, `Conflict`, on the whole way; only `retry` makes it an exception.
+several run through the same code. A lost race is a value, `Conflict`; only `retry` turns it into an exception.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ T = TypeVar("T")
 CONFLICTS_MAX = 100
 """Races lost in a row before the conflict is raised."""
 UNSEEN_MAX = 3
-"""Of those in a row after which the log had no event of another writer, each of which takes two seconds."""
+"""Lost races in a row for which the log has no event of another writer; each takes two seconds."""
 
 Target: TypeAlias = tuple[str, Cache[Any], str]
 """An aggregate that is written to: its subject, the cache of its type, its id."""
@@ -69,14 +69,14 @@ class Conflict:
     subject: str
     expected: int
     rival: RawRecord | None = None
-    """The other writer's record, where it was the aggregate's last one then; None where that is not known."""
+    """The other writer's record, if it was the aggregate's last record then; None if that is not known."""
     is_unseen: bool = False
     """The log has no event of another writer: the server compares the save with something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned(Generic[S, E]):
-    """A decision on one aggregate that is yet to be made: `Repository.decide` returns it, `Jet.transact` takes it."""
+    """A planned decision on one aggregate: `Repository.decide` returns it, `Jet.transact` executes several together."""
 
     executor: Executor[S, E]
     aggregate_id: str
@@ -84,23 +84,23 @@ class Planned(Generic[S, E]):
     command_id: str | None = None
     metadata: Metadata = NO_METADATA
     request: str | None = None
-    """Digest of what is asked for, where there is a command id."""
+    """Digest of decision and arguments, if there is a command id."""
     since: int | None = None
-    """A position before which the command cannot have been recorded, where one is known: its cause's."""
+    """A position before which the command cannot have been recorded, such as that of its cause; None if not known."""
     called: Any = None
-    """The decision itself, which traces name."""
+    """The decision method itself, for the names in traces and errors."""
     only_at: int | None = None
-    """Position of the only state that it is made on; nothing follows on another. None for any state."""
+    """Position of the only state that the decision is made on; on another state it records nothing. None for any."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision(Generic[S, E]):
-    """A decision that was made on a state."""
+    """The result of a decision on a state."""
 
     plan: Planned[S, E]
     before: FoldedState[S]
     append: Append | None
-    """What is to be stored; None for nothing."""
+    """The events to store; None if there are none."""
     state: S
     """The state after its events."""
 
@@ -108,11 +108,11 @@ class Decision(Generic[S, E]):
 async def execute(
     store: EventStore, plans: Sequence[Planned[Any, Any]], *, is_transaction: bool = False
 ) -> tuple[Committed[Any, Any], ...]:
-    """Execute one command, or several as a transaction of which all is recorded or nothing.
+    """Execute one command, or several as a transaction, which records all of them or nothing.
 
     Raises what a decision raises, once its state is confirmed; `ConcurrencyConflict` after 100 lost races; what
     `recorded_earlier`, `Executor.decide` and `EventStore.append` raise; and `Refused` for a member of a transaction
-    that records nothing: nothing would fence it.
+    that records nothing, because the log could not check its expected position.
     """
     staleness_max = STALENESS_MAX_IN_TRANSACTION if is_transaction else STALENESS_MAX
     span = None
@@ -177,8 +177,8 @@ async def execute(
 async def transact(store: EventStore, plans: Sequence[Planned[Any, Any]]) -> tuple[Committed[Any, Any], ...]:
     """Execute several commands as one transaction.
 
-    Where all of them were recorded before, returns what came of them then. Raises as `execute`; `Refused` for an
-    aggregate named twice, and `UsageError` for a decision of another connection, and where only some have an id.
+    If all of them were recorded before, return what came of them then. Raises as `execute`; `Refused` for an aggregate
+    named twice; and `UsageError` for a decision of another connection, and if only some members have a command id.
     """
     for number, plan in enumerate(plans, 1):
         _check_planned(number, plan)
@@ -209,13 +209,13 @@ def _check_planned(number: int, plan: object) -> None:
 
 
 async def retry(attempt: Callable[[int], Awaitable[T | Conflict]], targets: Sequence[Target] = ()) -> T:
-    """Return what `attempt` gives that is no conflict; it is called with the number of races lost so far.
+    """Call `attempt` with the number of races lost so far, until it returns something other than a `Conflict`.
 
-    Tasks of this process take turns at the same `targets`, and writers elsewhere make room for each other (see
-    `contention`): before the first try, and after a lost race. Raises `ConcurrencyConflict` after `CONFLICTS_MAX` lost
-    races, or `UNSEEN_MAX` in a row whose winner nobody sees.
+    Tasks of this process take turns at the same `targets`. Before the first attempt, and after a lost race, there may
+    be a pause that makes room for writers elsewhere (see `contention`). Raises `ConcurrencyConflict` after
+    `CONFLICTS_MAX` lost races, or after `UNSEEN_MAX` in a row for which the log has no event of another writer.
     """
-    # Locks are taken in one order everywhere, so that two transactions never wait for each other.
+    # All tasks take locks in the same order, so that two transactions never wait for each other.
     ordered = targets if len(targets) < 2 else sorted(targets, key=lambda target: target[0])
     locks = [cache.lock(aggregate_id) for _, cache, aggregate_id in ordered]
     locked: list[asyncio.Lock] = []
@@ -264,7 +264,7 @@ def _contention(targets: Sequence[Target]) -> list[ContentionBackoff]:
 
 
 class Executor(Generic[S, E]):
-    """One aggregate type on one connection: loads its states, makes its decisions, remembers what came of them."""
+    """The loader of states, maker of decisions and keeper of the cache, of one aggregate type on one connection."""
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ class Executor(Generic[S, E]):
         self.histories = Histories(store, catalog, aggregate, snapshots)
         self.info = self.histories.info
         self.claims: Callable[[list[Decision[Any, Any]]], Awaitable[list[Decision[Any, Any]] | Conflict]] | None = None
-        """Decides what is to be recorded beside decisions of this type, so that unique values stay so."""
+        """Function that decides which claims are recorded with decisions of this type to keep unique values unique."""
         self.app = app
         self.catalog = catalog
         self._events = frozenset(folded_events(aggregate))
@@ -291,9 +291,9 @@ class Executor(Generic[S, E]):
     async def load(
         self, aggregate_id: str, is_retry: bool = False, staleness_max: float = STALENESS_MAX
     ) -> FoldedState[S]:
-        """Return the state to decide on: the cached one where it is likely the newest, else the newest.
+        """Return the state to decide on: the cached state if it is likely the newest, else the newest state of the log.
 
-        On a retry the newest is read, unless the lost race told what it is.
+        On a retry the newest state is read, unless the lost race has shown it.
         """
         if is_retry:
             return self.cache.newest(aggregate_id) or await self.newest(aggregate_id)
@@ -310,14 +310,14 @@ class Executor(Generic[S, E]):
         if cached is not None:
             self.cache.observe_read(aggregate_id, is_stale=newest.position != cached.position)
             if newest.position < cached.position:
-                self.cache.drop(aggregate_id)  # the log was restored, and knows nothing of it
+                self.cache.drop(aggregate_id)  # the log was restored and does not have the cached state
         self.cache.put(aggregate_id, newest)
         return newest
 
     async def reaching(self, aggregate_id: str, *, position: int = 0, version: int = 0) -> FoldedState[S]:
-        """Return a state that contains a position and a version, however far a replica lags behind the leader.
+        """Return a state that contains a position and a version, even if a replica lags behind the leader.
 
-        Raises `StoreUnavailable` when that does not come within a second or two.
+        Raises `StoreUnavailable` if no read has reached them within a second or two.
         """
         state = self.cache.get(aggregate_id) if self.store.is_confirmed else None
         for pause_s in LAG_PAUSES_S:
@@ -329,7 +329,10 @@ class Executor(Generic[S, E]):
         raise StoreUnavailable(self.subject(aggregate_id), f"a replica lags behind position {position}")
 
     async def outdated(self, aggregate_id: str, state: FoldedState[S]) -> Conflict | None:
-        """Return None if the leader knows nothing newer, and nothing else: the log may have been made again."""
+        """Return None if the leader's last record is the one of this state, else a `Conflict`.
+
+        An older or another last record is a conflict as well: the log may have been created again or restored.
+        """
         tail = await self.store.tail(self.info.name, aggregate_id)
         if tail is None:
             is_newest = state.position == 0
@@ -338,15 +341,16 @@ class Executor(Generic[S, E]):
         return None if is_newest else Conflict(self.subject(aggregate_id), state.position)
 
     async def decide(self, plan: Planned[S, E], before: FoldedState[S]) -> Decision[S, E] | Conflict:
-        """Make a decision on a state; a conflict when it records nothing, or raises, on a state that is not the newest.
+        """Make a decision on a state.
 
-        Raises what the decision raises on the newest state, `UsageError`, `UnencodableEvent` and `LogIncomplete`.
+        Return a `Conflict` if the decision records nothing, or raises, on a state that is not the newest. Raises what
+        the decision raises on the newest state, `UsageError`, `UnencodableEvent` and `LogIncomplete`.
         """
         try:
             has_moved = plan.only_at is not None and plan.only_at != before.position
             events = () if has_moved else recorded_events(plan.decide(own_copy(before.state)))
         except BaseException as raised:
-            # A decision awaits nothing, so what looks like a cancellation is none of the caller.
+            # A decision is not a coroutine, so a `CancelledError` out of it does not cancel the caller.
             error = UnexpectedExit.instead_of(raised)
             conflict = await self.outdated(plan.aggregate_id, before)
             if conflict is None:
@@ -355,14 +359,14 @@ class Executor(Generic[S, E]):
                 raise error from raised
             return conflict
         if not events:
-            # Nothing is appended, so the log cannot check the expected position: ask whether it is the newest.
+            # Nothing is appended, so the log cannot check the expected position: ask the leader if it is the newest.
             return await self.outdated(plan.aggregate_id, before) or Decision(plan, before, None, before.state)
         if before.version == 0 and (gone := self.store.missing_range):
             raise LogIncomplete(f"The log {self.app!r}", f"{gone}, and {self.subject(plan.aggregate_id)} has no events")
         append = self._append_of(plan, before, events)
         state = own_copy(before.state)
         for new in append.events:
-            # As it will be read back: what no fold can take is not stored.
+            # The event is folded as a reader will decode it, so that an event which `evolve` refuses is not stored.
             state = evolved(state, own_copy(new.encoded.event))
         return Decision(plan, before, append, state)
 
@@ -380,7 +384,7 @@ class Executor(Generic[S, E]):
                     f"that its `evolve` is annotated with: {known}."
                 )
         metadata = merge(current_metadata(), plan.metadata)
-        # The command's own span, which goes on with the trace it was given.
+        # The current span is the command's own, which continues the trace of the metadata.
         traceparent = current_traceparent() or metadata.traceparent
         if metadata is NO_METADATA and plan.command_id is None:
             context = () if traceparent is None else ((TRACEPARENT, traceparent),)
@@ -392,7 +396,10 @@ class Executor(Generic[S, E]):
         return Append(self.info.name, plan.aggregate_id, before.position, before.version, new)
 
     def committed(self, decision: Decision[S, E], append: Append, position: int, was_assumed: bool) -> Committed[S, E]:
-        """Cache the state after a save whose last event of this aggregate is at `position`; queue a snapshot if due."""
+        """Cache the state after a save, queue a snapshot if due, and return what came of the decision.
+
+        `position` is that of the aggregate's last event in the save.
+        """
         aggregate_id, before, command_id = decision.plan.aggregate_id, decision.before, decision.plan.command_id
         if was_assumed:
             self.cache.observe(aggregate_id, is_stale=False)
@@ -407,7 +414,7 @@ class Executor(Generic[S, E]):
         return self.answer(after, events)
 
     def conflicted(self, decision: Decision[S, E], conflict: Conflict, was_assumed: bool) -> None:
-        """Cache what a lost race has told: the state decided on, or that and the rival's event that follows it."""
+        """Cache what a lost race has shown: the state of the decision, with the other writer's event if it is known."""
         aggregate_id, before = decision.plan.aggregate_id, decision.before
         if conflict.subject != self.subject(aggregate_id):
             self.cache.put(aggregate_id, before)
@@ -415,12 +422,12 @@ class Executor(Generic[S, E]):
         if was_assumed:
             self.cache.observe(aggregate_id, is_stale=True)
         after = None if conflict.rival is None else self.histories.followed(before, conflict.rival)
-        # Where others are known to compete a pause comes first, and others will write in it.
+        # With known contention a pause comes first, in which others will write again.
         is_crowded = self.cache.contention(aggregate_id).window_s > 0
         self.cache.put(aggregate_id, after or before, OLD if after is None or is_crowded else NEWEST)
 
     def answer(self, after: FoldedState[S], events: tuple[E, ...]) -> Committed[S, E]:
-        """Return what came of a decision whose events the log stored, now or when it was made first."""
+        """Return what came of a decision whose events the log stored, now or at its first execution."""
         state = own_copy(after.state)
         return Committed(state, events, after.position, after.version, self.app, self.store.identity)
 
@@ -428,16 +435,17 @@ class Executor(Generic[S, E]):
 async def append(
     store: EventStore, decisions: Sequence[Decision[Any, Any]], attributes: dict[str, Any] | None = None
 ) -> tuple[Committed[Any, Any], ...] | Conflict:
-    """Append what was decided with the claims it moves, all of it or nothing; puts the seconds into `attributes`.
+    """Append the events of decisions and of the claims that they move, all of them or nothing.
 
-    Raises what `EventStore.append` raises, but for a conflict; `NotUnique` and `UniqueNotBuilt`.
+    The duration of a successful append, in seconds, is put into `attributes`. A conflict is returned and not raised.
+    Raises what else `EventStore.append` raises, `NotUnique` and `UniqueNotBuilt`.
     """
     claims = 0
     if any(decision.plan.executor.claims is not None for decision in decisions):
         claimed = await _claimed(decisions)
         if isinstance(claimed, Conflict):
             return claimed
-        # Claims first: what a torn batch leaves of them refuses a value, and lets no two have it.
+        # Claims go first: the claims that a torn batch leaves block a value, but never let two aggregates have it.
         claims, decisions = len(claimed), [*claimed, *decisions]
     appends = [decision.append for decision in decisions if decision.append is not None]
     assert len(appends) == len(decisions), "what records nothing is not appended"
@@ -460,7 +468,10 @@ async def append(
 
 
 async def _claimed(decisions: Sequence[Decision[Any, Any]]) -> list[Decision[Any, Any]] | Conflict:
-    """Return what has to be recorded first so that unique values stay unique; raises `NotUnique`, `UniqueNotBuilt`."""
+    """Return the decisions on claims to record first so that unique values stay unique.
+
+    Raises `NotUnique` and `UniqueNotBuilt`, once the states of the decisions are confirmed as the newest.
+    """
     claimed: list[Decision[Any, Any]] = []
     by_executor: dict[Executor[Any, Any], list[Decision[Any, Any]]] = {}
     for decision in decisions:
@@ -472,7 +483,7 @@ async def _claimed(decisions: Sequence[Decision[Any, Any]]) -> list[Decision[Any
                 return moved
             claimed += moved
     except (NotUnique, UniqueNotBuilt):
-        # It is true of these states; whether they are the newest, nothing has checked.
+        # The error holds for these states, and nothing has confirmed yet that they are the newest.
         for decision in decisions:
             if conflict := await decision.plan.executor.outdated(decision.plan.aggregate_id, decision.before):
                 return conflict
@@ -482,23 +493,23 @@ async def _claimed(decisions: Sequence[Decision[Any, Any]]) -> list[Decision[Any
 
 @dataclass(frozen=True, slots=True)
 class _Earlier(Generic[S, E]):
-    """A command that was recorded before."""
+    """What came of a command that was recorded before."""
 
     answer: Committed[S, E]
     position: int
-    """Of its first event."""
+    """Position of the first event of the command."""
     batch: str | None
-    """As `FirstOutcome.batch`."""
+    """The atomic batch of the save, as in `FirstOutcome.batch`."""
 
 
 async def recorded_earlier(
     plans: Sequence[Planned[Any, Any]], states: Sequence[FoldedState[Any]]
 ) -> tuple[Committed[Any, Any], ...] | Conflict | None:
-    """Return what came of commands that were recorded before; None for those that no state knows.
+    """Return what came of commands that were recorded before; None if no state knows any of them.
 
-    A transaction is one save, so the log holds what all of its commands recorded, or nothing of any. A conflict where a
-    state turns out not to be the newest, or is of another log. Raises `Refused` for commands of which only some were
-    recorded, or not in one save; `CommandReused` for another request, `SaveTorn`, and what reads raise.
+    A transaction is one save, so the log has the events of all of its commands or of none. Return a `Conflict` if a
+    state is not the newest, or is of another log. Raises `Refused` for commands of which only some were recorded, or
+    not in one save; `CommandReused` for another request; `SaveTorn`; and what reads raise.
     """
     earlier: list[_Earlier[Any, Any] | None] = []
     for plan, state in zip(plans, states, strict=True):
@@ -511,7 +522,7 @@ async def recorded_earlier(
         return None
     for index, (plan, state) in enumerate(zip(plans, states, strict=True)):
         if earlier[index] is None:
-            # It may be beyond the commands that are remembered, or in events that this state has not seen.
+            # The command may be older than those that the state knows, or in events after this state.
             recorded = await _recorded_earlier(replace(plan, since=max(0, first.position - BATCH_MAX)), state)
             recorded = recorded or await plan.executor.outdated(plan.aggregate_id, state)
             if isinstance(recorded, Conflict):
@@ -539,9 +550,9 @@ async def _recorded_earlier(plan: Planned[S, E], state: FoldedState[S]) -> _Earl
 def _of_one_save(
     plans: Sequence[Planned[Any, Any]], earlier: Sequence[_Earlier[Any, Any] | None]
 ) -> tuple[Committed[Any, Any], ...]:
-    """Return the answers; raises `Refused` where they are not those of one save.
+    """Return the answers of the commands; raises `Refused` if they were not recorded in one save.
 
-    A log that was restored does not tell its batches: there they are no further apart than one batch is long.
+    A restored log does not say which save an event is of: there the commands must be closer than `BATCH_MAX` positions.
     """
 
     def shown(plan: Planned[Any, Any], recorded: _Earlier[Any, Any]) -> str:
@@ -570,7 +581,7 @@ def _shown(plan: Planned[Any, Any]) -> str:
 
 
 def recorded_events(result: Any) -> tuple[Any, ...]:
-    """Return what a decision returned as a tuple; raises `UsageError` for a coroutine or an iterator."""
+    """Return the events that a decision returned, as a tuple; raises `UsageError` for a coroutine or an iterator."""
     if result is None:
         return ()
     if isinstance(result, list | tuple):

@@ -1,8 +1,8 @@
-"""Parts of a history: one aggregate's events by version, position or number, from either end; and the log in its order.
+"""Read parts of one aggregate's history, by version, position or number of events, and read the log in its order.
 
-Only what is asked for is read and decoded. A version is found by bisection. What is read from there must follow one
-another, as the fold would have it, and the first of it must follow the record before it; where it does not, the whole
-history is read, which answers or raises as loading it does, and cut.
+Only the requested records are read and decoded. A version is located by bisection. The records read from there must
+follow one another, as a fold requires, and the first must follow the record before it. If they do not, the whole
+history is read and cut, which gives the same result or the same error as loading the aggregate.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from eventjet.text import shown
 PAGE_MAX = 50
 """Events of one page."""
 _UNVERSIONED_MAX = 50
-"""Records without a version, one after the other, that are passed over; others wrote them."""
+"""How many records without a version in a row are passed over; other programs wrote them."""
 _LOOKS_MAX = 160
-"""Twice the bits of a position, and then some: a bound, not a cost. A dense history takes two."""
+"""Bound of a bisection: more than twice the bits of a position. An evenly spread history takes two steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Both ends of one history."""
+    """The first and the last record of one history."""
 
     first: RawRecord
     last: RawRecord
-    """The last record that tells a version; the last of all where none does."""
+    """The last record that has a version; the last record of all if none has."""
     version: int
-    """Of the last one; 0 where no record tells one."""
+    """Version of `last`; 0 if no record has one."""
     end: int
-    """Position of the last record of all."""
+    """Position of the last record, with or without a version."""
 
 
 def version_in(record: RawRecord) -> int | None:
-    """Return the version of a record; None where it has none, or one that cannot be at its position."""
+    """Return the version of a record; None if it has none, or one that is impossible at its position."""
     version = number_of(record[3], VERSION)
     return version if version is not None and 0 < version <= record[0] else None
 
 
 async def head_of(store: EventStore, aggregate: str, aggregate_id: str) -> Head | None:
-    """Return both ends of a history, None for an empty one; raises as `EventStore`, and `Refused` for what is no id."""
+    """Return both ends of a history; None if it is empty. Raises as `EventStore`, and `Refused` for an invalid id."""
     newest = await store.newest(aggregate, aggregate_id)
     first = await store.history(aggregate, aggregate_id, most=1)
     if newest is None or not first:
         return None
     last, back = newest, 1
     while version_in(last) is None:
-        # Others wrote behind it: in steps that double, back to what has a version.
+        # Another program wrote behind the last event: go back to a record with a version, in steps that double.
         after = max(first[0][0] - 1, newest[0] - 1 - back)
         near = await store.history(aggregate, aggregate_id, after=after, most=_UNVERSIONED_MAX)
         last = next((one for one in reversed(near) if version_in(one) is not None), newest)
@@ -67,9 +67,9 @@ async def head_of(store: EventStore, aggregate: str, aggregate_id: str) -> Head 
 
 
 async def record_of(store: EventStore, aggregate: str, aggregate_id: str, version: int, head: Head) -> RawRecord | None:
-    """Return the record of a version, or the first one above it where it is missing; None beyond the end.
+    """Return the record of a version, or of the next higher version if that one is missing; None beyond the end.
 
-    Some log2(positions) requests at the most, and two where its events are evenly spread.
+    Takes about log2(positions) requests at most, and two if the events are evenly spread.
     """
     if version > head.version:
         return None
@@ -96,7 +96,7 @@ async def record_of(store: EventStore, aggregate: str, aggregate_id: str, versio
 
 
 async def _next_told(store: EventStore, aggregate: str, aggregate_id: str, start: int) -> RawRecord | None:
-    """The first record at or after a position that tells a version."""
+    """Return the first record at or after a position that has a version."""
     found = await store.history(aggregate, aggregate_id, after=start - 1, most=1)
     if found and version_in(found[0]) is None:
         found = await store.history(aggregate, aggregate_id, after=start - 1, most=_UNVERSIONED_MAX)
@@ -104,14 +104,17 @@ async def _next_told(store: EventStore, aggregate: str, aggregate_id: str, start
 
 
 async def page_of(store: EventStore, aggregate: str, aggregate_id: str, upto: int, head: Head) -> Sequence[RawRecord]:
-    """Return the last `PAGE_MAX` versions up to one, newest first, with what others wrote between and behind them."""
+    """Return the records of the `PAGE_MAX` versions up to `upto`, newest first.
+
+    Records that other programs wrote between and behind them are included.
+    """
     lowest = max(upto - PAGE_MAX + 1, 1)
     begin = head.first if lowest == 1 else await record_of(store, aggregate, aggregate_id, lowest, head)
     if begin is None:
         return ()
     kept: list[RawRecord] = []
     after, told = begin[0] - 1, 0
-    for most in (PAGE_MAX, _UNVERSIONED_MAX):  # the second where some of the first tell no version of their own
+    for most in (PAGE_MAX, _UNVERSIONED_MAX):  # the second request if some records of the first have no version
         found = await store.history(aggregate, aggregate_id, after=after, most=most)
         for record in found:
             told = max(version_in(record) or 0, told)
@@ -127,7 +130,7 @@ async def page_of(store: EventStore, aggregate: str, aggregate_id: str, upto: in
 async def part_of(
     store: EventStore, aggregate: str, aggregate_id: str, *, after: int, newest_first: bool, limit: int | None
 ) -> Sequence[RawRecord]:
-    """Return the records behind a version, at most `limit` of them, from either end, without decoding them."""
+    """Return the records after a version, at most `limit` of them, from either end, without decoding them."""
     head = await head_of(store, aggregate, aggregate_id)
     lowest = after + 1
     if head is not None and newest_first and limit is not None:
@@ -143,25 +146,25 @@ async def part_of(
 
 
 _PAGE = 1_000
-"""Records that are asked for at once."""
+"""Records of one request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Excerpt:
-    """Bounds of the events that are asked for."""
+    """Bounds of a requested part of a history."""
 
     after: int = 0
-    """Those of later versions."""
+    """Exclusive lower bound: only events of later versions."""
     version: int | None = None
-    """Up to this one."""
+    """Inclusive upper bound of the version."""
     position: int | None = None
-    """Up to this one of the log."""
+    """Inclusive upper bound of the position in the log."""
     newest_first: bool = False
     limit: int | None = None
-    """How many at the most."""
+    """Greatest number of events."""
 
     def check(self) -> None:
-        """Raise `UsageError` for what is no bound."""
+        """Raise `UsageError` for a bound that is not a whole number of 0 or more."""
         for name in ("after", "version", "position", "limit"):
             given: object = getattr(self, name)
             if given is None and name != "after":
@@ -176,7 +179,7 @@ class Excerpt:
         return self.after == 0 and self.version is None and self.position is None and self.limit is None
 
     def cut(self, events: list[Recorded[Any]]) -> list[Recorded[Any]]:
-        """Return the events of a whole history that are within the bounds."""
+        """Return those events of a whole history that are within the bounds."""
         found = [
             one
             for one in events
@@ -188,7 +191,7 @@ class Excerpt:
 
 
 class Excerpts:
-    """Excerpts of the histories of one aggregate type."""
+    """The reader of parts of histories, of one aggregate type."""
 
     def __init__(self, store: EventStore, aggregate: str, decoder: Decoder, voids: Mapping[int, str]) -> None:
         self._store = store
@@ -197,7 +200,10 @@ class Excerpts:
         self._voids = voids
 
     async def read(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]]:
-        """The events, without retired ones. Raises `HistoryBroken`, `CodecError`, and what `EventStore` does."""
+        """Return the events within the bounds, without retired events.
+
+        Raises `HistoryBroken`, `CodecError`, and what `EventStore` raises.
+        """
         if wanted.limit == 0 or (wanted.version is not None and wanted.version <= wanted.after):
             return []
         found: list[Recorded[Any]] | None = None
@@ -215,13 +221,16 @@ class Excerpts:
         for record in records:
             decoded.append(self._decoder(record))
             if follows and not (follows := line.takes(record)):
-                # Raises what loading raises.
+                # The fold raises the error that loading the aggregate raises.
                 links = (self._decoder.link(one)._replace(data=None) for one in records)
                 fold_history(FoldedState(None, 0, 0), links, record[2].decode("utf-8", "replace"), "")
         return [one for one in decoded if one is not None]
 
     async def _forwards(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]] | None:
-        """None where the versions do not follow one another."""
+        """Return the events, read from the oldest on; None if only the whole history can answer.
+
+        That is so if the versions do not follow one another, or a skipped record is where the part begins.
+        """
         first: RawRecord | None = None
         if wanted.after:
             head = await head_of(self._store, self._aggregate, aggregate_id)
@@ -233,16 +242,17 @@ class Excerpts:
                 self._store, self._aggregate, aggregate_id, min(wanted.after + 1, head.version), head
             )
             if first is None or first[0] in self._voids:
-                return None  # the event of that version may be before it
+                return None  # the event of that version may be before this record
         found = await self._from(aggregate_id, first, wanted)
         return found[::-1] if found is not None and wanted.newest_first else found
 
     async def _from(
         self, aggregate_id: str, first: RawRecord | None, wanted: Excerpt, *, end: int | None = None
     ) -> list[Recorded[Any]] | None:
-        """The events from a record on, or all, the oldest first; where the last is to be at `end`, None if it is not.
+        """Return the events from the record `first` on, or from the beginning, oldest first.
 
-        None, too, where the record is of a later version than the first one wanted, or does not follow the one before.
+        None if records do not follow one another, if `first` is of a later version than the first requested event or
+        does not follow the record before it, or if `end` is given and the last event is not at that position.
         """
         line = _ChainCheck(self._voids)
         if first is not None and not line.begins_before(first, wanted.after + 1):
@@ -276,7 +286,7 @@ class Excerpts:
             begin = page[-1][0]
 
     async def _backwards(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]] | None:
-        """The newest first, in as many windows of versions as it takes; None as for `_forwards`."""
+        """Return the events, newest first, read in as many windows of versions as it takes; None as in `_forwards`."""
         if wanted.version is None and wanted.position is None and wanted.limit == 1:
             newest = await self._store.newest(self._aggregate, aggregate_id)
             if newest is None:
@@ -292,7 +302,7 @@ class Excerpts:
         if upto <= wanted.after:
             return None if await self._alone(aggregate_id, last) is None else []
         while upto > wanted.after and len(found) < wanted.limit:
-            # Retired events are passed over: a window that held few is followed by a wider one.
+            # Retired events do not count, so a window with few events is followed by a wider window.
             window = min(max(wanted.limit - len(found), 2 * window), _PAGE)
             lowest = max(upto - window, wanted.after)
             first = await record_of(self._store, self._aggregate, aggregate_id, lowest + 1, head)
@@ -311,14 +321,14 @@ class Excerpts:
         return found
 
     async def _alone(self, aggregate_id: str, record: RawRecord) -> list[Recorded[Any]] | None:
-        """The event of one record, none where it is retired; None where that does not follow the record before it."""
+        """Return the event of one record, nothing if it is retired; None if it does not follow the record before it."""
         if record[0] in self._voids:
             return None
         version = version_in(record) or 0
         return await self._from(aggregate_id, record, Excerpt(version - 1, version), end=record[0])
 
     async def _last(self, aggregate_id: str, wanted: Excerpt, head: Head) -> RawRecord | None:
-        """Return the last record within the bounds; None where that is not certain."""
+        """Return the last record within the bounds; None if it is not certain which record that is."""
         if not self._is_last(head):
             return None
         last: RawRecord | None = head.last
@@ -332,11 +342,14 @@ class Excerpts:
         return await self._before(aggregate_id, later[0], (version_in(later[0]) or 0) - 1, head)
 
     def _is_last(self, head: Head) -> bool:
-        """True if the version at the end is the newest: a skipped record may tell any, and what others wrote none."""
+        """Return whether the last record of all has the newest version.
+
+        A skipped record may have any version, and a record of another program has none.
+        """
         return head.end == head.last[0] and head.end not in self._voids
 
     async def _before(self, aggregate_id: str, record: RawRecord, version: int, head: Head) -> RawRecord | None:
-        """The record of a version, None where another one than that follows on it."""
+        """Return the record of a version if `record` follows it directly; None if not."""
         found = await record_of(self._store, self._aggregate, aggregate_id, version, head)
         if found is None or version_in(found) != version:
             return None
@@ -345,7 +358,7 @@ class Excerpts:
 
 
 class _ChainCheck:
-    """Checks by headers alone that records follow one another, as `fold_history` would have it."""
+    """A check, by headers alone, that records follow one another as `fold_history` requires."""
 
     __slots__ = ("_is_known", "_voids", "position", "version")
 
@@ -355,9 +368,10 @@ class _ChainCheck:
         self._is_known = True
 
     def begins_before(self, record: RawRecord, most: int) -> bool:
-        """Begin with what comes before a record of that version at the most; False where no record can be there.
+        """Start at the record before the given one; False if there can be none, or if its version is above `most`.
 
-        That is the one it says it was written after; an event of a save that says nothing is behind the one before it.
+        The header of the expected position says where the record before is. An event without this header is in the
+        same save as the event before it, and directly behind it.
         """
         version = version_in(record)
         if version is None or version > most:
@@ -369,7 +383,7 @@ class _ChainCheck:
         return version == 1 or 0 < self.position < record[0]
 
     def takes(self, record: RawRecord) -> bool:
-        """True if a record comes next; a skipped record that does not is passed over."""
+        """Move on to a record and return whether it comes next; a skipped record that does not is passed over."""
         position, is_void = record[0], record[0] in self._voids
         is_next = version_in(record) == self.version + 1
         if not is_next and not is_void:
@@ -384,12 +398,12 @@ class _ChainCheck:
 
 _DELIVER = ("all", "last", "new")
 _WINDOW_MAX = 1_000
-"""Records that are asked for on account of a limit."""
+"""Records of one read with a limit, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogTail:
-    """As `Jet.tail` has it."""
+    """The arguments of `Jet.tail`, and the read of the log that they describe."""
 
     deliver: str = "all"
     position: int | None = None
@@ -399,7 +413,7 @@ class LogTail:
     follow: bool = False
 
     def check(self) -> None:
-        """Raise `UsageError` for what is no beginning and no end."""
+        """Raise `UsageError` for an invalid start position, end or limit."""
         if self.deliver not in _DELIVER:
             raise UsageError(f"`tail` cannot deliver {shown(self.deliver, 60)}. Give one of {', '.join(_DELIVER)}.")
         for given in (self.position, self.until):
@@ -413,11 +427,11 @@ class LogTail:
             check_moment("`since` is", self.since, to_come=True)
 
     async def read(self, store: EventStore, decoder: Decoder) -> AsyncIterator[Recorded[Any]]:
-        """The events; see `Jet.tail` for what it raises."""
+        """Yield the events; raises as `Jet.tail`."""
         state = await store.state()
         start = await self._start(store, state)
         left = self.limit
-        # With a limit the log is read in windows: what is void or retired does not count.
+        # With a limit the log is read in windows, because skipped and retired events do not count.
         window = _WINDOW_MAX if left is None else min(left, _WINDOW_MAX)
         while left != 0:
             end = self.until if left is None else start + window - 1

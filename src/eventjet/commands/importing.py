@@ -1,8 +1,9 @@
-"""Bulk import: many events of many aggregates, in batches, resumable.
+"""Import many events of many aggregates in batches; an interrupted import is resumed by running it again.
 
-Each event carries `<source>/<ordinal>` as its command id, the ordinal counting within its aggregate. Running the same
-import again finds how far each aggregate got, stores what is missing, nothing twice, and reports what the log has
-otherwise: of each event of an earlier run a digest is kept until the import comes to it.
+Each event has `<source>/<ordinal>` as its command id, where the ordinal counts the events of its aggregate from 1. A
+second run of the same import finds how many events of each aggregate are stored, stores only the missing events, and
+reports events that the log has in another form. For this it keeps a digest of each event of an earlier run until the
+import reaches that event.
 """
 
 from __future__ import annotations
@@ -49,16 +50,16 @@ from eventjet.runtime import exceptions_only, settled
 from eventjet.text import listed, shown
 
 Key: TypeAlias = tuple[str, str]
-"""Aggregate and id."""
+"""Name of the aggregate type, and id."""
 _Context: TypeAlias = tuple[tuple[str, str], ...]
 _Item: TypeAlias = tuple[Key, int, EncodedEvent, datetime | None, _Context]
-"""(aggregate and id, ordinal within it, event, its time, headers)."""
+"""(key of the aggregate, ordinal of the event within it, event, its time, headers)."""
 _SOURCE = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 _EXAMPLES_MAX = 5
 _BYTES_MAX = 8_000_000
-"""Bodies of one batch, in bytes: well below what a connection may have pending."""
+"""Bytes of bodies and headers in one batch: well below what a connection may have pending."""
 _LEARN_AT_ONCE = 64
-"""Histories read together."""
+"""Histories that are read concurrently."""
 _METADATA_HEADERS = tuple(name.encode() for name in (CORRELATION, CAUSATION, TRACEPARENT, META))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -67,7 +68,7 @@ NEVER = datetime.min.replace(tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """One event to import; the events of one aggregate in their order.
+    """One event to import. The events of one aggregate are given in their order.
 
     ```python
     events = [Imported(Account, "old-1", Opened(owner="ada")), Imported(Account, "old-1", Deposited(amount=Decimal(9)))]
@@ -80,26 +81,27 @@ class Imported:
     aggregate_id: str
     event: Any
     at: datetime | None = None
-    """When it was recorded where it comes from; None for now. Never before that of the aggregate's event before it."""
+    """When the event was recorded in its source; None for now. Not earlier than the aggregate's event before it."""
     metadata: Metadata = NO_METADATA
-    """Who, in which conversation, because of what; recorded beside it."""
+    """Actor, correlation, causation and other metadata, recorded with the event."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """What `Jet.append_many` did with what was `Imported`."""
+    """The result of `Jet.append_many`: what became of the `Imported` events."""
 
     stored: int
+    """Events stored by this run."""
     skipped: int
-    """Events an earlier run of the same import had stored."""
+    """Events that an earlier run of the same import had stored."""
     position: int
-    """Position of the last event stored, 0 when there was nothing to store."""
+    """Position of the last event stored by this run; 0 if there was nothing to store."""
     log: str = ""
-    """The identity of the log it is in; empty where these credentials may not look at the stream."""
+    """The stream identity of the log; empty if the credentials do not permit to read the stream's configuration."""
     different: int = 0
-    """Those of `skipped` that the log has otherwise, or no more: it was left as it is."""
+    """Skipped events that the log has in another form or no longer has; they are left as they are."""
     differences: tuple[str, ...] = ()
-    """The first five of them, and what differs, as `event 2 of account 'old-1' at position 7: amount, its time`."""
+    """The first five differences, such as `event 2 of account 'old-1' at position 7: amount, its time`."""
 
 
 class Importer:
@@ -118,7 +120,7 @@ class Importer:
         self._unclaimed = {
             info.name: repositories.of(one) for one, info in repositories.app.aggregates.items() if info.unique
         }
-        """Aggregates with unique values, of which it is not said yet that an import claims none."""
+        """Aggregate types with unique values whose registers do not say yet that an import adds unclaimed values."""
         self._places = Places()
         self._stored = 0
         self._skipped = 0
@@ -127,15 +129,15 @@ class Importer:
         self._decoder = Decoder(self._catalog)
         self._position = 0
         self._log = ""
-        """Whose positions are known."""
+        """Identity of the log in which the import began; empty until it is known."""
         self._times: dict[Key, datetime] = {}
-        """When the last event of each aggregate in the piece under way was recorded."""
+        """The time of the last event of each aggregate in the current batch."""
 
     async def run(
         self, events: Iterable[Imported] | AsyncIterable[Imported], progress: Callable[[int], object] | None
     ) -> ImportReport:
-        """Store what is missing, in batches; `progress` is told how many events are in the log now."""
-        with settled():  # what the application holds to import is many objects
+        """Store the missing events in batches; `progress` is called with the number of the events in the log now."""
+        with settled():  # the events to import may be many objects, which the collector need not visit
             return await self._run(events, progress)
 
     async def _run(
@@ -159,7 +161,7 @@ class Importer:
         return ImportReport(self._stored, self._skipped, self._position, self._log, self._different, told)
 
     async def _difference(self, item: _Item, position: int) -> str:
-        """What is stored otherwise; it is read again, which nobody waits for where all is the same."""
+        """Describe how a stored event differs; only differing events are read a second time."""
         (name, aggregate_id), ordinal, encoded, at, context = item
         what = f"event {ordinal} of {name} {aggregate_id!r}"
         record = await self._store.at(position) if position else None
@@ -169,7 +171,7 @@ class Importer:
         return f"{what} at position {position}: {fields_that_differ(record, body, encoded, at, context)}"
 
     def _check(self, one: Imported) -> None:
-        """Raise `UsageError` for what cannot be imported into this app."""
+        """Raise `UsageError` for anything that cannot be imported into this app."""
         if not isinstance(one, Imported):  # pyright: ignore[reportUnnecessaryIsInstance]  an event alone is easily given
             raise UsageError(
                 f"The import gives a {shown_name(type(one))}. Give Imported(Account, 'a-1', Opened(…)), which says "
@@ -189,7 +191,7 @@ class Importer:
             )
 
     def _context(self, one: Imported, ordinal: int) -> _Context:
-        """Its headers; raises `UsageError` for a time that cannot be one of the past, and `Refused`."""
+        """Return the headers of an event; raises `UsageError` for a time that is not in the past, and `Refused`."""
         told = (*context_headers(f"{self._source}/{ordinal}", one.metadata), (IMPORTED, "1"))
         if one.at is None:
             return told
@@ -205,12 +207,12 @@ class Importer:
         limit = len(missing)
 
         async def attempt(lost: int) -> int | Conflict:
-            """Store the next piece; return how many events it had, or a conflict with another writer."""
+            """Store the next batch; return how many events it had, or a conflict with another writer."""
             nonlocal missing, limit
             if lost:
                 await self._learn({key for key, *_ in missing[:limit]})
                 missing = self._missing(missing)
-                limit = max(1, limit // 4)  # A smaller piece is quicker, so it wins sooner.
+                limit = max(1, limit // 4)  # A smaller batch is quicker, so it is likelier to win the race.
             writes = self._writes(missing[:limit])
             try:
                 last = await self._store.append(writes) if writes else self._position
@@ -234,7 +236,7 @@ class Importer:
             progress(self._stored + self._skipped)
 
     async def _check_log(self) -> None:
-        """Raise `Refused` when the log is not the one that the import began in."""
+        """Raise `Refused` if the log is not the one in which the import began."""
         await self._store.confirm()
         log = self._store.identity
         if self._log and log != self._log:
@@ -246,13 +248,13 @@ class Importer:
         self._log = log
 
     async def _unbuild(self, missing: Sequence[_Item]) -> None:
-        """Say before the first event of a type with unique values that they are not claimed; raises `Refused`."""
+        """Record, before the first event of a type with unique values, that they are not claimed; raises `Refused`."""
         for name in {key[0] for key, *_ in missing} & self._unclaimed.keys():
             await self._unclaimed[name].unique.unbuild()
             del self._unclaimed[name]
 
     def _missing(self, items: Sequence[_Item]) -> list[_Item]:
-        """Those that are not in the log yet, the others counted."""
+        """Return the events that are not in the log yet; count the others, and those that differ."""
         missing: list[_Item] = []
         for item in items:
             key, ordinal, encoded, at, context = item
@@ -330,23 +332,23 @@ async def _each(events: Iterable[Imported] | AsyncIterable[Imported]) -> AsyncIt
 
 
 class Place(NamedTuple):
-    """Where one aggregate stands."""
+    """The end of one aggregate's history, and how far its import is."""
 
     position: int = 0
-    """Of its last event, 0 for none."""
+    """Position of the last event; 0 for none."""
     version: int = 0
     imported: int = 0
-    """How many of its events this import has stored, in whatever run."""
+    """Greatest ordinal that this import has stored, in any run; 0 for none."""
     at: datetime = NEVER
-    """When its last event was recorded."""
+    """When the last event was recorded."""
 
 
 class Places:
-    """Of all aggregates of one import: some 50 bytes each beside its key."""
+    """The places of all aggregates of one import, in some 50 bytes each beside its key."""
 
     def __init__(self) -> None:
         self._rows: dict[str, dict[str, int]] = {}
-        """By aggregate and id: a dictionary of text and numbers alone is none of the collector's."""
+        """Row number by aggregate and id; the garbage collector does not track dictionaries of text and numbers."""
         self._positions = array("Q")
         self._versions = array("Q")
         self._imported = array("Q")
@@ -356,17 +358,17 @@ class Places:
         self._earlier: dict[Key, EarlierRun] = {}
 
     def next_ordinal(self, key: Key) -> int:
-        """The number within its aggregate, from 1, of the event that the import gives now."""
+        """Count an event of an aggregate and return its ordinal, from 1."""
         row = self._row(key)
         self._given[row] += 1
         return self._given[row]
 
     def is_known(self, key: Key) -> bool:
-        """Whether it was put here."""
+        """Return whether the place of an aggregate was `put`."""
         return bool(self._read[self._row(key)])
 
     def of(self, key: Key) -> Place:
-        """As it was put last; nothing yet for one that was not."""
+        """Return the place of an aggregate as it was `put` last; an empty place if it never was."""
         row = self._row(key)
         if not self._read[row]:
             return Place()
@@ -374,18 +376,18 @@ class Places:
         return Place(self._positions[row], self._versions[row], self._imported[row], at)
 
     def put(self, key: Key, place: Place) -> None:
-        """Remember it."""
+        """Store the place of an aggregate."""
         row = self._row(key)
         self._read[row] = 1
         self._positions[row], self._versions[row], self._imported[row], at = place
         self._times[row] = (at - _EPOCH) // _MICROSECOND
 
     def earlier(self, key: Key) -> EarlierRun:
-        """What an earlier run stored of it, to be added to."""
+        """Return the record of what an earlier run stored of an aggregate, to add to it; create it if there is none."""
         return self._earlier.setdefault(key, EarlierRun())
 
     def stored_earlier(self, key: Key, ordinal: int) -> EarlierRun | None:
-        """What an earlier run stored of it, for its event of this ordinal; forgotten with the last one."""
+        """Return the record of what an earlier run stored of an aggregate, and drop it with the last ordinal in it."""
         found = self._earlier.get(key)
         if found is not None and ordinal >= found.last:
             del self._earlier[key]
@@ -402,7 +404,7 @@ class Places:
 
 
 class EarlierRun:
-    """The events of one aggregate that an earlier run stored, in the order of their ordinals."""
+    """Digests, times and positions of one aggregate's events that an earlier run stored, ordered by ordinal."""
 
     __slots__ = ("_digests", "_ordinals", "_times", "positions")
 
@@ -414,11 +416,11 @@ class EarlierRun:
 
     @property
     def last(self) -> int:
-        """The greatest ordinal; 0 for none."""
+        """The greatest stored ordinal; 0 for none."""
         return self._ordinals[-1] if self._ordinals else 0
 
     def add(self, ordinal: int, record: RawRecord, body: bytes) -> None:
-        """`body` as this release would write it."""
+        """Add a stored event; `body` is its body as this release would write it."""
         self._ordinals.append(ordinal)
         self._digests.append(_digest(header(record[3], TYPE) or "", body, _metadata_in(record[3])))
         self._times.append((recorded_at(record) - _EPOCH) // _MICROSECOND)
@@ -427,18 +429,21 @@ class EarlierRun:
     def differs(
         self, ordinal: int, event: EncodedEvent, at: datetime | None, context: Sequence[tuple[str, str]]
     ) -> int | None:
-        """The position of an event that is stored otherwise, 0 where it is gone; None for one that is the same."""
+        """Return the position of the stored event if it differs, 0 if it is gone, None if it is the same."""
         index = bisect_left(self._ordinals, ordinal)
         if index == len(self._ordinals) or self._ordinals[index] != ordinal:
             return 0
         is_same = self._digests[index] == _digest(event.type_name, event.body, _metadata_of(context))
-        # An import that tells no time says nothing about it.
+        # Times are compared only if the import gives one.
         is_same &= at is None or self._times[index] == (at - _EPOCH) // _MICROSECOND
         return None if is_same else self.positions[index]
 
 
 def as_written_now(catalog: Catalog, decoder: Decoder, record: RawRecord) -> bytes:
-    """The body of a stored event as this release would write it, upcast where it is older; as it is where none can."""
+    """Return the body of a stored event as this release would write it, upcast if it is of an older schema.
+
+    A body that cannot be decoded or is of a retired event is returned as it is.
+    """
     try:
         found = decoder(record)
         return record[4] if found is None else catalog.encode(found.data).body
@@ -449,7 +454,7 @@ def as_written_now(catalog: Catalog, decoder: Decoder, record: RawRecord) -> byt
 def fields_that_differ(
     record: RawRecord, body: bytes, event: EncodedEvent, at: datetime | None, context: Sequence[tuple[str, str]]
 ) -> str:
-    """What is stored otherwise, by its name: `amount, its time`. No values, which may be personal."""
+    """Return what differs, by names of fields: `amount, its time`. Values are left out: they may be personal."""
     kind = header(record[3], TYPE) or ""
     if kind != event.type_name:
         return f"it is {kind}, and the import has {event.type_name}"
@@ -469,7 +474,7 @@ def _fields(stored: bytes, given: bytes) -> list[str]:
     if not isinstance(one, dict) or not isinstance(other, dict):
         return [] if dump_json(one) == dump_json(other) else ["its body"]
     before, now = cast("dict[str, Any]", one), cast("dict[str, Any]", other)
-    # As JSON, in which 1, 1.0 and true differ.
+    # Values are compared as JSON, in which 1, 1.0 and true differ.
     return sorted(
         name
         for name in {*before, *now}
@@ -484,7 +489,7 @@ def _digest(type_name: str, body: bytes, context: Sequence[bytes]) -> int:
 
 
 def _metadata_in(block: bytes) -> list[bytes]:
-    """The metadata among the headers of a record, in one order."""
+    """Return the metadata lines among the headers of a record, sorted."""
     if b"\r\nEj-C" not in block and b"\r\nEj-Meta-" not in block and b"\r\ntraceparent" not in block:
         return []
     return sorted(line for line in block.split(b"\r\n") if line.startswith(_METADATA_HEADERS))

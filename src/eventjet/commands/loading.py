@@ -1,4 +1,4 @@
-"""Loading one aggregate type: snapshot and tail, pair checks, time travel, and which command recorded what."""
+"""Load aggregates of one type: from snapshot and log, at an earlier time, and what a command recorded."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ from eventjet.text import shown
 S = TypeVar("S")
 T = TypeVar("T")
 LAG_PAUSES_S = (0.01, 0.05, 0.2, 0.5, 0.0)
-"""How long a replica may lag behind the leader before a read of the past gives up."""
+"""Pauses, in seconds, after each read of a replica that lags behind the leader; then the read gives up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshots(Generic[S]):
-    """Where an aggregate type keeps its snapshots, and when."""
+    """Where an aggregate type keeps its snapshots, how they are encoded, and after how many events one is due."""
 
     store: KeyValueSnapshots
     codec: SnapshotCodec[S]
@@ -61,18 +61,18 @@ class Snapshots(Generic[S]):
 
 @dataclass(frozen=True, slots=True)
 class FirstOutcome(Generic[S]):
-    """What a command recorded when it came first."""
+    """What a command recorded when it was executed first."""
 
     after: FoldedState[S]
     """The state after its last event."""
     events: list[Recorded[Any]]
-    """Without retired ones."""
+    """The recorded events, without retired events."""
     request: str | None
-    """What it asked for, where that was recorded."""
+    """Digest of the request, if it was recorded."""
     position: int
-    """Of its first event."""
+    """Position of the first event."""
     batch: str | None
-    """The save it is of, by its atomic batch; None for an event alone, empty where a restored log does not tell."""
+    """The atomic batch of the save; None for a single event, empty if a restored log does not say."""
 
 
 def fold_records(folded: FoldedState[S], records: Sequence[RawRecord], decoder: Decoder) -> FoldedState[S]:
@@ -86,7 +86,7 @@ def fold_records(folded: FoldedState[S], records: Sequence[RawRecord], decoder: 
 
 
 class Histories(Generic[S]):
-    """Reads and folds the histories of one aggregate type. Keeps nothing between calls but skip markers."""
+    """The reader of one aggregate type's histories, which it folds into states; it keeps only skip markers."""
 
     def __init__(
         self, store: EventStore, catalog: Catalog, initial: Callable[[], S], snapshots: Snapshots[S] | None = None
@@ -100,17 +100,17 @@ class Histories(Generic[S]):
         self._excerpts = Excerpts(store, self.info.name, self._decoder, self._voids)
 
     async def load(self, aggregate_id: str, known: FoldedState[S] | None) -> FoldedState[S]:
-        """Return the newest state: what is known, or a snapshot, and the events after it. Raises `HistoryBroken`."""
+        """Return the newest state: `known`, or a snapshot, and the events after it. Raises `HistoryBroken`."""
         try:
             return await (self._after(aggregate_id, known) if known else self._from_snapshot(aggregate_id))
         except (HistoryBroken, CodecError) as error:
-            # A reply lost on the way looks the same; only what is broken twice, from the start, is broken.
+            # A lost reply looks the same as a broken history, so read again from the start before raising.
             if not await self._learn_voids() and isinstance(error, CodecError):
                 raise
             return await self._fold(aggregate_id, self._start())
 
     def followed(self, folded: FoldedState[S], record: RawRecord) -> FoldedState[S] | None:
-        """Return a state with the one event that follows it; None where it does not follow, which a read explains."""
+        """Fold the next event into a state; None if that fails, and then a read of the log raises the reason."""
         try:
             return self._fold_page(folded, [record])
         except EventjetError:
@@ -119,7 +119,10 @@ class Histories(Generic[S]):
     async def load_until(
         self, aggregate_id: str, *, version: int | None, position: int | None, at: datetime | None
     ) -> FoldedState[S]:
-        """Return the state as it was at exactly one bound; raises `UsageError` for a bound that is not past."""
+        """Return the state as it was at one bound, which must be given alone.
+
+        Raises `UsageError` for a bound that is in the future or beyond the end of the log or of the history.
+        """
         await self._check_bound(version, position, at)
         return await self._obeying(lambda: self._load_until(aggregate_id, version, position, at))
 
@@ -134,15 +137,15 @@ class Histories(Generic[S]):
         else:
             resolved = cast("datetime", at)
             known = await self._read_until(aggregate_id, lambda record: recorded_at(record) > resolved)
-            # Up to the first later one, whatever the times of events say that other programs wrote behind it.
+            # Stop at the first later event: events that other programs wrote behind it may have any time.
             records = list(takewhile(lambda record: recorded_at(record) <= resolved, known))
         return self._fold_page(self._start(), records)
 
     async def outcome(self, aggregate_id: str, first: int, last: int, command_id: str) -> FirstOutcome[S] | None:
         """Return what a command recorded as versions `first` to `last`.
 
-        None when the log holds no such events of the command: what was known of it is of another log. Raises `SaveTorn`
-        where these are not all that the command was to record.
+        None if the log has no such events of the command, so that the versions are from another log. Raises `SaveTorn`
+        if these are not all the events that the command was to record.
         """
         return await self._obeying(lambda: self._outcome(aggregate_id, first, last, command_id))
 
@@ -160,28 +163,28 @@ class Histories(Generic[S]):
         return FirstOutcome(after, events, request_in(block), position, batch)
 
     async def _check_ended(self, records: Sequence[RawRecord]) -> None:
-        """Raise `SaveTorn` where the batch of the last of these does not go on and has no end."""
+        """Raise `SaveTorn` if the last record does not end its batch and the next record does not continue it."""
         position, _, subject, block, _ = records[-1]
         batch = open_batch(block)
         if batch is None:
             return
-        following = await self.store.at(position + 1)  # a restored log has batches of its own, which may go on
+        following = await self.store.at(position + 1)  # in a restored log, batches are cut elsewhere and may go on
         if following is None or header(following[3], BATCH_ID) != batch:
             raise SaveTorn([subject.decode()], [header(record[3], MSG_ID) or "" for record in records])
 
     async def events(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]]:
-        """Return recorded events of one aggregate, without retired ones; raises as `Repository.history`."""
+        """Return recorded events of one aggregate, without retired events; raises as `Repository.history`."""
         wanted.check()
         return await self._obeying(lambda: self._excerpts.read(aggregate_id, wanted))
 
     async def find_command(
         self, aggregate_id: str, folded: FoldedState[S], command_id: str, since: int | None = None
     ) -> tuple[int, int] | None:
-        """Return the first and the last version that a command recorded.
+        """Return the first and the last version that a command recorded; None if it is not known.
 
-        The newest 1,024 commands are known. Of older ones the state has marks, and the whole history is searched only
-        for an id that has one. It is not searched with a snapshot policy, where a state may lack older marks.
-        With `since`, a position before which it cannot have been recorded, only what came after that is searched.
+        The state knows the newest 1,024 commands, and has marks of older commands. The whole history is searched only
+        for an id that has a mark, and never with a snapshot policy, where a state may lack older marks. `since` is a
+        position before which the command cannot have been recorded: then only later events are searched.
         """
         found = folded.commands.find(command_id)
         if found is not None or not folded.commands.may_have(command_id):
@@ -193,7 +196,7 @@ class Histories(Generic[S]):
             )
         if self._snapshots is not None:
             return None
-        # By the headers alone: what the events were, retired ones for instance, does not matter.
+        # Only headers are compared, so that retired events count as well.
         records = await self._obeying(
             lambda: self._read_until(aggregate_id, lambda record: record[0] >= folded.position)
         )
@@ -204,7 +207,10 @@ class Histories(Generic[S]):
     async def commands_since(
         self, aggregate_id: str, folded: FoldedState[S], since: int, wanted: Callable[[str], bool]
     ) -> dict[str, tuple[int, int]]:
-        """Return the versions that commands recorded after a position, by the `wanted` ids in their headers."""
+        """Return the first and last versions that commands recorded after a position, by command id.
+
+        `wanted` selects ids as they stand in headers, escaped.
+        """
         records = await self._after_position(aggregate_id, since, folded.position)
         versions: dict[str, tuple[int, int]] = {}
         for record in records:
@@ -214,7 +220,7 @@ class Histories(Generic[S]):
         return versions
 
     async def _after_position(self, aggregate_id: str, after: int, until: int) -> list[RawRecord]:
-        """Return the records after a position up to `until`; raises `StoreUnavailable` when a replica lags behind."""
+        """Return the records after a position, at least up to `until`; raises `StoreUnavailable` if a replica lags."""
         name = self.info.name
         for pause_s in LAG_PAUSES_S:
             records = await self.store.history(name, aggregate_id, after=after)
@@ -224,7 +230,7 @@ class Histories(Generic[S]):
         raise StoreUnavailable(f"The history of {name} {aggregate_id!r}", "the replica that was asked lags behind")
 
     def keep(self, aggregate_id: str, before: int, folded: FoldedState[S]) -> None:
-        """Queue a snapshot when the policy asks for one between version `before` and now."""
+        """Queue a snapshot if the policy requires one between version `before` and the state."""
         if self._snapshots is None or folded.version // self._snapshots.every == before // self._snapshots.every:
             return
         codec = self._snapshots.codec
@@ -234,7 +240,7 @@ class Histories(Generic[S]):
         return FoldedState(self._initial(), 0, 0)
 
     async def _after(self, aggregate_id: str, known: FoldedState[S]) -> FoldedState[S]:
-        """Fold the events after what is known, or all of them when the log does not hold what is known."""
+        """Fold the events after `known`, or all events if the log does not contain the last event of `known`."""
         folded = await self._continued(aggregate_id, known) if known.position else None
         if folded is None:
             await self._check_not_deleted(aggregate_id, known)
@@ -244,7 +250,7 @@ class Histories(Generic[S]):
         return folded
 
     async def _continued(self, aggregate_id: str, known: FoldedState[S]) -> FoldedState[S] | None:
-        """Read on from the last event known; None when the log holds another one in its place, or none."""
+        """Fold the events after `known`; None if the log has another event, or none, at the position of `known`."""
         folded: FoldedState[S] | None = None
         async for page in self.store.pages(self.info.name, aggregate_id, after=known.position - 1):
             if folded is None:
@@ -255,13 +261,13 @@ class Histories(Generic[S]):
                 folded, page = known, page[1:]
             folded = self._fold_page(folded, page)
         if folded is None and await self.store.last(self.info.name, aggregate_id) >= known.position:
-            return known  # a replica that lags
+            return known  # the replica lags behind
         return folded
 
     async def _from_snapshot(self, aggregate_id: str) -> FoldedState[S]:
         if self._snapshots is None:
             return await self._after(aggregate_id, self._start())
-        # The tail is asked for while the snapshot travels: it says at once whether the snapshot is the newest state.
+        # The last record is requested together with the snapshot: it shows whether the snapshot is the newest state.
         travelling = asyncio.create_task(self._snapshots.store.get(self.info.name, aggregate_id))
         try:
             newest = await self.store.newest(self.info.name, aggregate_id)
@@ -270,14 +276,14 @@ class Histories(Generic[S]):
             travelling.cancel()
         folded = None if value is None else self._snapshots.codec.decode(value)
         if folded is None or newest is None or newest[0] < folded.position:
-            # None, not to be believed, or beyond the log: replay.
+            # There is no snapshot, it cannot be decoded, or it is beyond the end of the log: replay.
             if folded is not None:
                 await self._check_not_deleted(aggregate_id, folded)
             if newest is None:
                 return self._start()
             if number_of(newest[3], VERSION) != 1:
                 return await self._after(aggregate_id, self._start())
-            folded = self._fold_page(self._start(), [newest])  # its first event is all its history
+            folded = self._fold_page(self._start(), [newest])  # the newest event is the only event
             self.keep(aggregate_id, 0, folded)
             return folded
         if newest[0] == folded.position and (header(newest[3], MSG_ID) or "") == folded.event_id:
@@ -285,9 +291,9 @@ class Histories(Generic[S]):
         return await self._after(aggregate_id, folded)
 
     async def _check_not_deleted(self, aggregate_id: str, known: FoldedState[S]) -> None:
-        """Raise `LogIncomplete` when the last event known was deleted from the log.
+        """Raise `LogIncomplete` if the last event of `known` was deleted from the log.
 
-        A log that was made again, or rolled back, has another event in its place or ends before it.
+        A log that was created again, or restored from a backup, has another event at its position or ends before it.
         """
         if not known.position or await self.store.at(known.position) is not None:
             return
@@ -296,13 +302,13 @@ class Histories(Generic[S]):
             raise LogIncomplete(where, f"its event {known.version} was at position {known.position} and is gone")
 
     async def _fold(self, aggregate_id: str, folded: FoldedState[S]) -> FoldedState[S]:
-        """Fold each page while the next one travels."""
+        """Fold the events after a state; each page is folded while the next page travels."""
         async for page in self.store.pages(self.info.name, aggregate_id, after=folded.position):
             folded = self._fold_page(folded, page)
         return folded
 
     async def _reaching(self, aggregate_id: str, version: int) -> list[RawRecord]:
-        """Return the history up to a version at least; raises `UsageError` when there is no such version."""
+        """Return the history at least up to a version; raises `UsageError` if there is no such version."""
         records = await self._read_until(aggregate_id, lambda record: (number_of(record[3], VERSION) or 0) >= version)
         if version > len(records):
             raise UsageError(
@@ -312,9 +318,9 @@ class Histories(Generic[S]):
         return records
 
     async def _read_until(self, aggregate_id: str, enough: Callable[[RawRecord], bool]) -> list[RawRecord]:
-        """Return the history up to a record that is `enough`, or to what the leader calls its end; without gaps.
+        """Return the history, without gaps, at least up to a record that is `enough`, or else to its end.
 
-        Raises `StoreUnavailable` when a replica stays behind, and `HistoryBroken`.
+        The leader says where the end is. Raises `StoreUnavailable` if a replica stays behind, and `HistoryBroken`.
         """
         name = self.info.name
         records = await self.store.history(name, aggregate_id)
@@ -338,9 +344,9 @@ class Histories(Generic[S]):
         return kept
 
     async def _obeying(self, read: Callable[[], Awaitable[T]]) -> T:
-        """Return what `read` gives; read again where the log has new skip markers, or a version does not follow.
+        """Run `read`, and run it again if the history was broken or an error came with new skip markers in the log.
 
-        A reply lost on the way looks the same as a broken history; only what is broken twice is broken.
+        A lost reply looks the same as a broken history, so `HistoryBroken` is raised only after the second read.
         """
         try:
             return await read()
@@ -350,7 +356,7 @@ class Histories(Generic[S]):
         return await read()
 
     async def _learn_voids(self) -> bool:
-        """Read the skip markers; True if there are more than were known."""
+        """Read the skip markers; return whether there are new ones."""
         known = len(self._voids)
         self._voids.update(await self.store.skip_markers())
         return len(self._voids) > known
@@ -373,6 +379,6 @@ class Histories(Generic[S]):
 
 
 def _header_of(command_id: str) -> str:
-    """Return a command id as its header has it, escaped."""
+    """Return a command id as it stands in its header, escaped."""
     ((_, value),) = context_headers(command_id, NO_METADATA)
     return value

@@ -1,7 +1,7 @@
-"""Can this release read this log? Some of every event and schema in it, decoded, and their histories folded. Bounded.
+"""Check, within bounds, whether this release can read a log: decode events of each type and schema, fold histories.
 
-The server keeps no index of types, so a long log is looked at in places: its beginning, its end, and evenly between.
-What was looked at is told; `rebuild/auditing.py` walks all of a log.
+The server keeps no index of event types, so a long log is sampled: its beginning, its end, and places evenly between.
+The result says how much was read. `rebuild/auditing.py` reads the whole log.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from eventjet.log.store import EventStore
 from eventjet.projections.app_ref import Application
 
 WHOLE_MAX = 20_000
-"""A log of so many positions is read as a whole."""
+"""A log of at most so many positions is read completely."""
 ENDS = 1_000
-"""Of a longer one, so many events at its beginning and at its end."""
+"""Events that are read at the beginning, and at the end, of a longer log."""
 PLACES = 2_000
-"""And so many between them, one at a time."""
+"""Events that are read between them, one at a time."""
 HISTORIES_MAX = 500
 EVENTS_MAX = 10_000
-"""Of one history: a longer one is folded so far."""
+"""Events of one history that are folded; the rest of a longer history is not."""
 FAULTS_MAX = 100
 KINDS_MAX = 1_000
 _AT_ONCE = 32
@@ -37,60 +37,60 @@ _NAME_MAX = 100
 
 @dataclass(slots=True)
 class KindSeen:
-    """One event at one schema, as far as it was met."""
+    """One event type at one schema, and where it was read."""
 
     type: str
     schema: int
     first: int
-    """Position of the first one seen."""
+    """Position of the first event that was read."""
     last: int
     seen: int = 0
     folded: int = 0
-    """Histories that were folded because it is in them."""
+    """Histories that were folded because they have such an event."""
 
 
 @dataclass(slots=True)
 class LogFault:
-    """What this release does not take, and where it was met first."""
+    """Events that this release cannot read for one reason, and the first of them."""
 
     type: str
     schema: int
     subject: str
     position: int
     reason: str
-    """Names the fields."""
+    """Why the events cannot be read, with the names of the fields."""
     count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class LogCheck:
-    """What was looked at, and what was found."""
+    """The result of a check: how much was read, which events there are, and which cannot be read."""
 
     stream: str
     first: int
     last: int
     looked: int
-    """Events that were read and decoded."""
+    """Events that were read."""
     whole: bool
-    """Whether that was every event of the log."""
+    """Whether every event of the log was read."""
     histories: int
     kinds: tuple[KindSeen, ...]
     faults: tuple[LogFault, ...]
 
     @property
     def readable(self) -> bool:
-        """Whether everything that was looked at can be read."""
+        """Whether this release can read every event of the check."""
         return not self.faults
 
     @property
     def told(self) -> str:
-        """How much was looked at, in words."""
+        """How much of the log was read, in words."""
         what = "all of its events" if self.whole else "its beginning, its end and places evenly between"
         return f"{self.looked:,} events up to position {self.last:,} ({what}), and {self.histories:,} histories"
 
 
 async def check_log(app: Application, store: EventStore, histories: int) -> LogCheck:
-    """Read as much of a log as the limits here say; fold up to `histories` histories of each event and schema.
+    """Read a log within the limits of this module; fold up to `histories` histories of each event type and schema.
 
     Raises `StoreUnavailable`, `LogUnusable` and `Forbidden`.
     """
@@ -146,10 +146,10 @@ class _Check:
         self._decoder = Decoder(app.catalog.of_log(voids))
         self._classes: dict[str, Any] = {info.name: cls for cls, info in app.aggregates.items()}
         self._subjects: dict[bytes, dict[tuple[str, int], None]] = {}
-        """Whose histories are to be folded, and for which events."""
+        """Subjects whose histories are to be folded, and for which event types."""
 
     def take(self, record: RawRecord) -> None:
-        """Decode one, and remember its history where few of its kind are remembered."""
+        """Decode a record, and select its history for folding while few histories of its event type are selected."""
         position, _, subject, _, _ = record
         if position in self._voids or voided_by(subject) is not None:
             return
@@ -172,7 +172,7 @@ class _Check:
                 seen.folded += 1
 
     async def fold(self) -> None:
-        """The histories that were remembered."""
+        """Fold the selected histories, at most `HISTORIES_MAX`."""
         for subject in list(self._subjects)[HISTORIES_MAX:]:
             for key in self._subjects.pop(subject):
                 self.kinds[key].folded -= 1

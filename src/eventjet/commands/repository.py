@@ -1,4 +1,4 @@
-"""`Repository`: what an application does with the aggregates of one type; `execute` says how a command runs."""
+"""`Repository`: load and change the aggregates of one type. The module `execute` describes how a command runs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,9 @@ P = ParamSpec("P")
 
 
 class Repository(Generic[S, E]):
-    """One aggregate type on one connection. Safe for any number of tasks of the loop that opened that.
+    """The aggregates of one type over one connection: load them, read their histories, execute decisions on them.
+
+    Safe for any number of tasks of the event loop that opened the connection.
 
     ```python
     accounts = jet.repository(Account)
@@ -69,7 +71,7 @@ class Repository(Generic[S, E]):
 
     @property
     def unique(self) -> UniqueValues:
-        """The unique values of the type; raises `UsageError` where it declares none."""
+        """The unique values of the aggregate type; raises `UsageError` if it declares none."""
         if self._unique is None:
             raise UsageError(
                 f"{self.executor.info.name!r} declares no values that are unique. Name an aggregate with a method that "
@@ -86,10 +88,11 @@ class Repository(Generic[S, E]):
         position: int | None = None,
         at: datetime | None = None,
     ) -> S:
-        """Return the state now, or as it was at a version, a position of the log or a time.
+        """Return the state of an aggregate now, or as it was at a version, at a position of the log or at a time.
 
-        An id without events is the initial state. Always reads the tail. Raises `HistoryBroken`, `CodecError`,
-        `StoreUnavailable`, and `UsageError` for a bound that is not past.
+        An id without events has the initial state. The end of the log is read at every call. At most one bound may be
+        given; the state includes the events at the bound. Raises `HistoryBroken`, `CodecError`, `StoreUnavailable`,
+        and `UsageError` for a bound that is in the future or beyond the end of the log or of the history.
         """
         self._guard.check()
         executor = self.executor
@@ -110,12 +113,18 @@ class Repository(Generic[S, E]):
         newest_first: bool = False,
         limit: int | None = None,
     ) -> list[Recorded[E]]:
-        """Return recorded events of one aggregate: all, or those after a version and up to one, or to a position.
+        """Return recorded events of one aggregate: all of them, or those within bounds.
 
-        At most `limit` of them, the oldest or the newest ones. What is not asked for is not read, as far as the server
-        allows; the last event is two direct gets. Bounds beyond the end are no error. The events read must follow one
-        another, and the event before them, as in `load`. Raises `HistoryBroken` where they do not, `CodecError`,
-        `StoreUnavailable`, and `UsageError` for what is no bound.
+        * `after`: only events of later versions
+        * `version`: only events up to this version
+        * `position`: only events up to this position of the log
+        * `newest_first`: return the events from the newest to the oldest
+        * `limit`: return at most so many events, the oldest or with `newest_first` the newest
+
+        Only the requested events are read, as far as the server allows; the last event takes two direct gets. A bound
+        beyond the end is no error. The events must follow one another and the event before them, as in `load`: raises
+        `HistoryBroken` if they do not, `CodecError`, `StoreUnavailable`, and `UsageError` for a bound that is not a
+        whole number of 0 or more.
         """
         self._guard.check()
         self.executor.subject(aggregate_id)
@@ -130,10 +139,11 @@ class Repository(Generic[S, E]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Committed[S, E]:
-        """Decide on the aggregate's state and record what follows, all of it or nothing.
+        """Call a decision on the aggregate's state and record the events that it returns, all of them or none.
 
-        The decision is made again when another writer was quicker. Raises what the decision raises, once its state is
-        confirmed; `ConcurrencyConflict` after 100 lost races; `UsageError` for what is no decision, or arguments that
+        `decide` is a method of the aggregate, which is called with the state, `args` and `kwargs`, and called again if
+        another writer was quicker. Raises what the decision raises, once its state is confirmed as the newest;
+        `ConcurrencyConflict` after 100 lost races; `UsageError` for something that is not a decision, or arguments that
         do not fit; and what `EventStore.append` raises.
         """
         return await self.run(self.decide(aggregate_id, decide, *args, **kwargs))
@@ -146,35 +156,35 @@ class Repository(Generic[S, E]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Planned[S, E]:
-        """Plan a decision for `Jet.transact` to take together with others."""
+        """Plan a decision, which `Jet.transact` executes together with others; arguments as in `execute`."""
         check_decision(self._aggregate, decide, aggregate_id)
         call = partial(decided_on, self._aggregate, decide, args=args, kwargs=kwargs)
         return Planned(self.executor, aggregate_id, call, called=decide)
 
     def command(self, command_id: str | None = None, /, *, metadata: Metadata = NO_METADATA) -> Command[S, E]:
-        """Return an idempotent command: the same id on the same aggregate returns the first outcome.
+        """Return an idempotent command, which returns its first outcome if it is executed again with the same id.
 
-        The newest 1,024 ids of an aggregate are known; all of them when it has no snapshot policy. A command that
-        recorded nothing is not remembered. An id that comes with another decision or other arguments raises
-        `CommandReused`. Without an id, only the metadata is carried.
+        An id counts for one aggregate. The newest 1,024 ids of an aggregate are known, and all ids if it has no
+        snapshot policy. The id of a command that recorded nothing is not kept. An id that is used again with another
+        decision or other arguments raises `CommandReused`. Without an id, the command only carries the metadata.
         """
-        context_headers(command_id, metadata)  # refused here, before anything is decided
+        context_headers(command_id, metadata)  # an invalid id or metadata is refused before a decision is made
         return Command(self, command_id, metadata)
 
     async def run(self, plan: Planned[S, E]) -> Committed[S, E]:
-        """Execute a planned decision, with an id and metadata where the plan has them."""
-        self._guard.check()  # before the lock, for which the rightful loop would wait, too
+        """Execute a planned decision, with the command id and the metadata of the plan if it has them."""
+        self._guard.check()  # before the lock: if another loop took it, the loop of this connection would wait for it
         return (await execute(self.executor.store, (plan,)))[0]
 
     def forget(self) -> None:
-        """Drop every cached state: the stream may hold another past."""
+        """Drop every cached state, because the stream may have another history now."""
         self.executor.cache.clear()
         if self._unique is not None:
             self._unique.forget()
 
 
 class Command(Generic[S, E]):
-    """`execute` and `decide` with an id and metadata: what `Repository.command` returns."""
+    """A repository whose `execute` and `decide` carry a command id and metadata; made by `Repository.command`."""
 
     def __init__(self, repository: Repository[S, E], command_id: str | None, metadata: Metadata) -> None:
         self._repository = repository
@@ -189,7 +199,7 @@ class Command(Generic[S, E]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Committed[S, E]:
-        """As `Repository.execute`, once."""
+        """Execute as `Repository.execute`; if the command id was recorded before, return the first outcome."""
         return await self._repository.run(self.decide(aggregate_id, decide, *args, **kwargs))
 
     def decide(
@@ -200,7 +210,7 @@ class Command(Generic[S, E]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Planned[S, E]:
-        """As `Repository.decide`; a transaction of commands is recorded once."""
+        """Plan as `Repository.decide`; a transaction of planned commands is recorded only once."""
         plan = self._repository.decide(aggregate_id, decide, *args, **kwargs)
         command_id, request = self._command_id, None
         if command_id is not None:
@@ -209,20 +219,23 @@ class Command(Generic[S, E]):
 
 
 class Repositories:
-    """The repositories of one app over one log: one for each aggregate type, made when it is first asked for."""
+    """The repositories of one app over one log: one for each aggregate type, created at its first use."""
 
     def __init__(self, app: Application, store: EventStore, snapshots: KeyValueSnapshots | None = None) -> None:
         self.app = app
         self.store = store
         self.catalog = app.catalog.of_log()
-        """With what this log declares void."""
+        """The app's catalog, with the skip markers of this log (`voids`)."""
         self.guard = LoopGuard()
-        """Of everything that awaits on this connection."""
+        """The check that every call on this connection runs in the connection's event loop."""
         self._snapshots = snapshots
         self._repositories: dict[Any, Repository[Any, Any]] = {}
 
     def of(self, aggregate: AggregateType[S, E], /) -> Repository[S, E]:
-        """Return the repository of one aggregate type, the same for every call; raises `UsageError` for another."""
+        """Return the repository of one aggregate type, the same for every call.
+
+        Raises `UsageError` for a type that the app does not list.
+        """
         if not isinstance(aggregate, type):
             kind = type(aggregate).__name__
             raise UsageError(
@@ -245,7 +258,7 @@ class Repositories:
         return self._repositories[aggregate]
 
     def forget(self) -> None:
-        """Drop every cached state: the stream may hold another past."""
+        """Drop every cached state, because the stream may have another history now."""
         for repository in self._repositories.values():
             repository.forget()
 
@@ -254,7 +267,7 @@ class Repositories:
 async def open_repositories(
     app: Application, settings: Settings, nats: NatsClient | None = None
 ) -> AsyncGenerator[tuple[Repositories, Client]]:
-    """Connect, or take an open client, and on the way out wait for the saves in flight.
+    """Connect, or use an open client; at the end wait for the saves in flight, and close what was opened.
 
     Raises `Unreachable` and `UsageError`.
     """
@@ -263,16 +276,16 @@ async def open_repositories(
     store = JetStreamStore(app.name, client, save_timeout_s=settings.save_timeout_s, aggregates=known)
     snapshots = KeyValueSnapshots(snapshot_bucket(app.name), client)
     repositories = Repositories(app, store, snapshots)
-    repositories.guard.check()  # from here on it belongs to this loop
+    repositories.guard.check()  # from here on the connection belongs to this loop
     store.stream.on_changed.append(repositories.forget)
     async with AsyncExitStack() as ending:
-        # In reverse, each even when one before it was cancelled.
+        # The stack closes in reverse order, and each part even if the one before it was cancelled.
         ending.enter_context(tracing.connected())
         ending.push_async_callback(client.close)
         ending.push_async_callback(snapshots.close)
         ending.push_async_callback(store.settle)
         with suppress(StoreError, Unreachable):
-            await store.stream.look()  # tells what has drifted
+            await store.stream.look()  # logs what has drifted
             if store.unknown:
                 logs.AGGREGATES_UNKNOWN.tell(_log, stream=app.name, names=", ".join(store.unknown))
         await store.check_server()

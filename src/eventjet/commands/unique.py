@@ -1,11 +1,11 @@
-"""Unique values: what a save takes and gives up of them, as events in the same batch; and their check against states.
+"""Unique values: claim and release them by events in the batch of a save, and check the claims against the states.
 
-A claim's expected position is checked by the log as any other is, so of two saves that take one value only one lands,
-whatever crashes between. What has no unique values, or changes none, costs nothing. See ADR 0032.
+The log checks the expected position of a claim like any other, so of two saves that claim the same value only one is
+stored, whatever crashes meanwhile. Commands that change no unique value cost nothing. See ADR 0032.
 
-`check_claims` compares claims with the states they are of, `build_claims` puts them right. Both go through every claim
-of a constraint and every aggregate of its type. Whatever changes a value moves its claim (see `Claim.move`), so a claim
-that stood still while its state was read is compared with the truth, whoever writes meanwhile.
+`check_claims` compares the claims with the states of the aggregates, and `build_claims` corrects them. Both go through
+every claim of a constraint and every aggregate of its type. Every change of a value also writes an event to its claim
+(see `Claim.move`). So if a claim did not change while the state was read, the comparison is right even during writes.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from eventjet.errors import (
 )
 
 AT_ONCE = 64
-"""Aggregates looked at together."""
+"""Aggregates that are checked concurrently."""
 EXAMPLES_MAX = 20
-"""Mismatches of each kind that are kept; the others are counted."""
+"""Mismatches of each kind that are listed; further mismatches are only counted."""
 
 
 class UniqueValues:
@@ -46,7 +46,7 @@ class UniqueValues:
 
     def __init__(self, aggregates: Executor[Any, Any]) -> None:
         own = Catalog(dict.fromkeys(CLAIM_EVENTS, CLAIMS))
-        own.voids = aggregates.catalog.voids  # readers of both learn together what the log declares void
+        own.voids = aggregates.catalog.voids  # both executors share the skip markers that either reads
         self.claims: Executor[Claim, ClaimEvent] = Executor(aggregates.app, aggregates.store, own, Claim)
         self.aggregates = aggregates
         self.aggregate = aggregates.info.name
@@ -55,30 +55,36 @@ class UniqueValues:
         aggregates.claims = self.claims_of_save
 
     def forget(self) -> None:
-        """Drop what is remembered: the stream may hold another past."""
+        """Drop cached claims and registers, because the stream may have another history now."""
         self.claims.cache.clear()
         self._built.clear()
 
     def constraint(self, name: str) -> Unique[Any]:
-        """Return the constraint of a name; raises `UsageError`."""
+        """Return the constraint with this name; raises `UsageError` if there is none."""
         if name not in self.constraints:
             known = ", ".join(map(repr, self.constraints))
             raise UsageError(f"{self.aggregate!r} has no constraint {name!r}. It has {known}.")
         return self.constraints[name]
 
     async def is_built(self, constraint: str) -> bool:
-        """True if every value in use is claimed: the register says so, or the log has no aggregate of the type yet."""
+        """Return whether every value in use is claimed.
+
+        The register of the constraint says so, or the log has no aggregate of the type yet.
+        """
         register = await self.claims.newest(register_id(self.aggregate, constraint))
         return await self._has_none() if register.state.is_built is None else register.state.is_built
 
     async def build(self, constraint: str) -> None:
-        """Record that every value in use is claimed."""
+        """Record in the register of a constraint that every value in use is claimed."""
         await execute(
             self.claims.store, (self._plan(register_id(self.aggregate, constraint), self._build(constraint)),)
         )
 
     async def unbuild(self) -> None:
-        """Record that aggregates will come whose values nobody claims; raises `Refused` where that is too late."""
+        """Record that an import will add aggregates whose values are not claimed.
+
+        Raises `Refused` if the values of the type are claimed already.
+        """
         for name in self.constraints:
 
             def unbuild(register: Claim, name: str = name) -> ClaimEvent | None:
@@ -94,13 +100,13 @@ class UniqueValues:
             await execute(self.claims.store, (self._plan(register_id(self.aggregate, name), unbuild),))
 
     async def claims_of_save(self, decisions: list[Decision[Any, Any]]) -> list[Decision[Any, Any]] | Conflict:
-        """Decide what is to be recorded beside these decisions of the type so that unique values stay unique.
+        """Decide which events of claims are recorded with these decisions so that unique values stay unique.
 
         Raises `NotUnique` and `UniqueNotBuilt`, on the newest claims.
         """
         moves: dict[str, _Move] = {}
         gains: dict[str, bool] = {}
-        """By constraint that a save may be the first of: whether it gains a value."""
+        """Constraints whose register must be read, and whether the save gains a value of them."""
         for decision in decisions:
             for constraint in self.constraints.values():
                 before = decision.before
@@ -123,9 +129,9 @@ class UniqueValues:
         return recorded
 
     async def _first_of_type(self, constraint: str, *, is_gain: bool) -> Decision[Claim, ClaimEvent] | Conflict | None:
-        """Decide what is recorded with the first event of the type; None for nothing.
+        """Decide what to record in the register of a constraint with the first event of the type; None for nothing.
 
-        Raises `UniqueNotBuilt` where a value is gained and not all of those in use are claimed.
+        Raises `UniqueNotBuilt` if a value is gained while not all values in use are claimed.
         """
         if constraint in self._built:
             return None
@@ -147,7 +153,7 @@ class UniqueValues:
         try:
             return await self.claims.decide(plan, await self.claims.newest(claim))
         except Held as held:
-            # `decide` has made sure that the claim is the newest.
+            # `Executor.decide` has confirmed that this is the newest state of the claim.
             raise NotUnique(self.aggregate, move.constraint, move.takers[-1], held.holder) from None
 
     async def _has_none(self) -> bool:
@@ -162,17 +168,17 @@ class UniqueValues:
 
 @dataclass(slots=True)
 class _Move:
-    """What becomes of one value in one save."""
+    """The change of one value in one save: which aggregates release it, and which take it."""
 
     aggregate: str
     constraint: str
     decision: Decision[Any, Any]
-    """The first that changes it."""
+    """The first decision that changes the value."""
     released: list[str] = field(default_factory=list[str])
     takers: list[str] = field(default_factory=list[str])
 
     def decide(self, claim: Claim) -> list[ClaimEvent]:
-        """Raises `Held`."""
+        """Return the events of the claim; raises `Held` if another aggregate has the value, or two take it."""
         if len(self.takers) > 1:
             raise Held(self.takers[0])
         return claim.move(self.aggregate, self.constraint, self.released, self.takers[0] if self.takers else None)
@@ -180,11 +186,11 @@ class _Move:
 
 @dataclass(slots=True)
 class Mismatches:
-    """What does not fit, of one kind."""
+    """Mismatches of one kind between claims and states."""
 
     count: int = 0
     examples: list[str] = field(default_factory=list[str])
-    """The first ones, as text; ids of aggregates, and no values."""
+    """The first `EXAMPLES_MAX` as text, with ids of aggregates and without values."""
 
     def add(self, what: str) -> None:
         self.count += 1
@@ -194,39 +200,39 @@ class Mismatches:
 
 @dataclass(slots=True)
 class ClaimReport:
-    """What a check found; a build has put right what is missing and stale."""
+    """The result of a check; a build has corrected the missing and the stale claims."""
 
     aggregate: str
     constraint: str
     aggregates: int = 0
     values: int = 0
-    """That aggregates have; one that two have counts twice."""
+    """Values that aggregates have; a value that two aggregates have counts twice."""
     missing: Mismatches = field(default_factory=Mismatches)
-    """Values that an aggregate has and did not claim."""
+    """Values that an aggregate has and has not claimed."""
     stale: Mismatches = field(default_factory=Mismatches)
     """Claims of aggregates that do not have the value."""
     shared: Mismatches = field(default_factory=Mismatches)
-    """Values that more than one aggregate has."""
+    """Values that several aggregates have."""
     unreadable: Mismatches = field(default_factory=Mismatches)
     """Aggregates and claims whose history cannot be folded."""
     built: bool = False
-    """True if the constraint is kept from here on."""
+    """True if the constraint is enforced from now on."""
 
     @property
     def sound(self) -> bool:
-        """True if claims and states fit, as they were found."""
+        """True if all claims matched the states, before any repair, and the constraint is enforced."""
         return self.built and not (self.missing.count or self.stale.count or self.ambiguous)
 
     @property
     def ambiguous(self) -> bool:
-        """True if something stands against saying that the constraint is kept."""
+        """True if shared values or unreadable histories prevent that the constraint is enforced."""
         return bool(self.shared.count or self.unreadable.count)
 
 
 async def check_claims(
     unique: UniqueValues, constraint: str, progress: Callable[[int], object] | None = None
 ) -> ClaimReport:
-    """Compare claims and states, and change nothing; `progress` is told how many aggregates were looked at.
+    """Compare claims and states, and change nothing; `progress` is called with the number of aggregates checked.
 
     Raises `UsageError` for a constraint that is not declared, `LogIncomplete`, and what reading raises.
     """
@@ -240,10 +246,10 @@ async def build_claims(
     *,
     keep_shared: bool = False,
 ) -> ClaimReport:
-    """Claim what is not claimed, release what nobody has, and record that the constraint is kept.
+    """Claim values that are not claimed, release claims without a value, and record that the constraint is enforced.
 
-    It is not kept where two aggregates have one value, unless `keep_shared`: then no third may take it, and each that
-    gives it up gives it up for itself. Run again, it goes through all of it and stores only what is missing.
+    This is not recorded if two aggregates have the same value, unless `keep_shared`: then no third aggregate may take
+    it, and each holder releases it for itself. A second run checks everything again and stores only what is missing.
     """
     return await _Check(unique, constraint, progress, repairs=True).run(keep_shared=keep_shared)
 
@@ -280,7 +286,7 @@ class _Check:
         return report
 
     async def _each(self, aggregate: str, check: Callable[[str], Awaitable[None] | None]) -> None:
-        """`check` every aggregate of a type, once or more, some at a time."""
+        """Call `check` for every aggregate of a type, at least once each, and await `AT_ONCE` results together."""
         waiting: list[Awaitable[None]] = []
         async for aggregate_id in self._ids(aggregate):
             checked = check(aggregate_id)
@@ -295,7 +301,7 @@ class _Check:
         await asyncio.gather(*waiting)
 
     async def _ids(self, aggregate: str) -> AsyncIterator[str]:
-        """Yield the ids of all aggregates of a type: each begins with version 1."""
+        """Yield the ids of all aggregates of a type, from the subjects of the events of version 1."""
         _, last = await self._store.ends(aggregate)
         position = 0
         for pause_s in LAG_PAUSES_S:
@@ -303,7 +309,7 @@ class _Check:
                 for record in page:
                     position = record[0]
                     if number_of(record[3], VERSION) == 1:
-                        with suppress(ValueError):  # a subject that names nobody, which an audit tells
+                        with suppress(ValueError):  # a subject without a valid id, which an audit reports
                             yield entity_of(record[2])[1]
             if position >= last:
                 return
@@ -311,7 +317,7 @@ class _Check:
         raise StoreUnavailable(f"The events of {aggregate!r}", "the replica that was asked lags behind")
 
     async def _check_claim(self, claim: str) -> None:
-        """Check that those who claim a value have it."""
+        """Check that the holders of a claim have the value."""
         try:
             claimed = await _confirmed(self._claims, claim)
             for holder in claimed.state.holders:
@@ -321,7 +327,7 @@ class _Check:
             self._report.unreadable.add(f"{claim}: {error}")
 
     async def _check_aggregate(self, aggregate_id: str) -> None:
-        """Check that an aggregate has claimed what it has."""
+        """Check that an aggregate has claimed its values."""
         report = self._report
         report.aggregates += 1
         try:
@@ -343,14 +349,17 @@ class _Check:
         return claim in claims_of(self._name, self._constraint, state)
 
     async def _mismatch(self, claim: str, aggregate_id: str, *, has: bool) -> FoldedState[Claim]:
-        """Note, and repair, that a claim does not say whether an aggregate has a value; return the claim then."""
+        """Report that a claim contradicts an aggregate, and in a build repair the claim; return its newest state.
+
+        `has` is whether the aggregate has the value. Claim and aggregate are read again first: they may match by now.
+        """
         claims, name = self._claims, self._constraint.name
 
         def repair(state: Claim) -> ClaimEvent:
             return state.take(self._name, name, aggregate_id) if has else state.release(self._name, name, aggregate_id)
 
         async def attempt(_lost: int) -> tuple[bool, FoldedState[Claim]] | Conflict:
-            """Whether they differ, the claim having stood still while the state was read."""
+            """Return whether claim and state differ, with a claim that did not change while the state was read."""
             claimed = await _confirmed(claims, claim)
             if (aggregate_id in claimed.state.holders) == has or await self._has(aggregate_id, claim) != has:
                 return False, claimed
@@ -369,7 +378,7 @@ class _Check:
 
 
 async def _confirmed(executor: Executor[Any, Any], aggregate_id: str) -> FoldedState[Any]:
-    """Return the state as the leader knows it; raises `StoreUnavailable` where a replica lags behind."""
+    """Return the newest state, confirmed by the leader; raises `StoreUnavailable` if a replica lags behind."""
     for pause_s in LAG_PAUSES_S:
         state = await executor.newest(aggregate_id)
         if await executor.outdated(aggregate_id, state) is None:

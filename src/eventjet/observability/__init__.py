@@ -1,1 +1,1 @@
-"""Names, traces and metrics: what eventjet tells of itself."""
+"""Log events, traces and metrics of eventjet itself."""

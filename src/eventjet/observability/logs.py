@@ -1,7 +1,7 @@
-"""PURE: every line that eventjet logs, through the standard library's `logging`: a stable name, and fields.
+"""PURE: all lines that eventjet logs through the standard library's `logging`, each with a stable name and fields.
 
-A record carries both as `record.event` and `record.fields`, for whatever formatter an application has; `JsonLines` is
-one. Each field is cut. `docs/reference/logs.md` is checked against it.
+A log record has both as `record.event` and `record.fields`, for any formatter; `JsonLines` is a formatter with them.
+Each field is cut. A test checks `docs/reference/logs.md` against this module.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 from eventjet.text import cut, printable
 
 FIELD_MAX = 1_000
-"""Characters of a field."""
+"""Characters of a field, at most."""
 TRACE_MAX = 8_000
-"""Those of a traceback, or of a text of another library."""
+"""Characters of a traceback, or of a message of another library, at most."""
 OTHER = "log"
-"""The name of what other libraries log."""
+"""The event name of lines that other libraries log."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogEvent:
-    """One kind of line: its name, and its text with a place for each field."""
+    """One kind of log line: its name, its level, and its text with a placeholder for each field."""
 
     name: str
     level: int
@@ -33,7 +33,7 @@ class LogEvent:
     help: str
 
     def tell(self, logger: logging.Logger, **fields: Any) -> None:
-        """Log it."""
+        """Log a line of this kind with these fields."""
         if logger.isEnabledFor(self.level):
             told = {name: _bounded(name, value) for name, value in fields.items()}
             logger.log(self.level, self.text, told, extra={"event": self.name, "fields": told}, stacklevel=2)
@@ -238,11 +238,11 @@ UNPROVEN_PEER = LogEvent(
 NOTE = LogEvent("eventjet.note", _I, "%(text)s", "Whatever else the command line says: it is ready, it ends, and why.")
 
 LOG_EVENTS = tuple(one for one in tuple(globals().values()) if isinstance(one, LogEvent))
-"""In the order of their declarations."""
+"""All log events, in the order of their declarations."""
 
 
 class JsonLines(logging.Formatter):
-    """One object of JSON a line: `at`, `level`, `logger`, `event`, `message`, and the event's fields."""
+    """A formatter for JSON, one object a line: `at`, `level`, `logger`, `event`, `message` and the event's fields."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: Mapping[str, Any] = getattr(record, "fields", {})

@@ -1,6 +1,6 @@
-"""PURE: every metric, counters of one process, and the text that Prometheus scrapes (exposition format 0.0.4).
+"""PURE: all metrics, the counters of one process, and the text that Prometheus scrapes (exposition format 0.0.4).
 
-`docs/reference/metrics.md` is checked against the metrics that are declared here.
+A test checks `docs/reference/metrics.md` against the metrics that are declared here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric, as Prometheus knows it."""
+    """One Prometheus metric."""
 
     name: str
     kind: Literal["gauge", "counter", "histogram"]
@@ -84,12 +84,12 @@ LOOK_AGE = Metric(
 )
 
 METRICS = tuple(metric for metric in tuple(globals().values()) if isinstance(metric, Metric))
-"""In the order of their declarations."""
+"""All metrics, in the order of their declarations."""
 TERM_ENDS = ("drained", "fenced", "failed", "fault")
-"""Values of `reason` of `eventjet_terms_total`."""
+"""How a lease session ends: values of the label `reason` of `eventjet_terms_total`."""
 
 TRY_OUTCOMES = ("done", "failed", "passing", "parked")
-"""Values of `outcome` of `eventjet_follower_tries_total`."""
+"""How an attempt ends: values of the label `outcome` of `eventjet_follower_tries_total`; `parked` is quarantined."""
 
 Labels = tuple[str, ...]
 Sample = tuple[Metric, Labels, float]
@@ -98,7 +98,7 @@ Sample = tuple[Metric, Labels, float]
 
 @dataclass(slots=True)
 class Meter:
-    """What one process counts about one projection; told once a batch, read by any thread."""
+    """Counters of one projection in one process; updated once for each batch, and read by any thread."""
 
     projection: str
     revision: int
@@ -109,14 +109,14 @@ class Meter:
     terms: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TERM_ENDS, 0))
 
     def committed(self, events: int, seconds: float) -> None:
-        """A batch was committed."""
+        """Count a committed batch."""
         self.events += events
         self.batches += 1
         self.seconds += seconds
         self.buckets[bisect_left(COMMIT_SECONDS.buckets, seconds)] += 1
 
     def lines(self) -> list[tuple[Metric, str]]:
-        """Its lines of exposition, each with its metric."""
+        """Return the lines of the exposition format, each with its metric."""
         own = (self.projection, str(self.revision))
         found = [
             (EVENTS, line(EVENTS, own, self.events)),
@@ -136,7 +136,7 @@ class Meter:
 
 @dataclass(slots=True)
 class FollowerMeter:
-    """What one process counts about one reactor or process type; read by any thread."""
+    """Counters of one reactor or process type in one process; read by any thread."""
 
     name: str
     kind: str
@@ -145,7 +145,7 @@ class FollowerMeter:
     terms: dict[str, int] = field(default_factory=lambda: dict.fromkeys(TERM_ENDS, 0))
 
     def lines(self) -> list[tuple[Metric, str]]:
-        """Its lines of exposition, each with its metric."""
+        """Return the lines of the exposition format, each with its metric."""
         own = (self.name, self.kind)
         return [
             (HANDLED, line(HANDLED, own, self.handled)),
@@ -155,7 +155,7 @@ class FollowerMeter:
 
 
 def exposition(samples: Iterable[Sample], meters: Iterable[Meter | FollowerMeter]) -> str:
-    """Every metric under its help and type, also one that has no line yet: a first scrape shows all there will be."""
+    """Return the text for Prometheus: every metric with its help and type, even if it has no value yet."""
     by_metric: dict[Metric, list[str]] = {metric: [] for metric in METRICS}
     for metric, labels, value in samples:
         by_metric[metric].append(line(metric, labels, value))
@@ -169,7 +169,7 @@ def exposition(samples: Iterable[Sample], meters: Iterable[Meter | FollowerMeter
 
 
 def line(metric: Metric, labels: Labels, value: float) -> str:
-    """One line of exposition."""
+    """Return one line of the exposition format."""
     shown = f"{{{_labels(metric.labels, labels)}}}" if labels else ""
     return f"{metric.name}{shown} {value!r}"
 

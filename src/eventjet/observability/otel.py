@@ -1,8 +1,8 @@
-"""What is told to OpenTelemetry, imported only where an application uses it (extra `otel`).
+"""Report spans and metrics to OpenTelemetry. Imported only if the application uses it (extra `otel`).
 
-Spans carry types of errors, never what they say, and no value of an event. Where a trace is not sampled, and the
-sampler would not record what is beneath, no span is made: what it would lead to is beneath its parent. A command's span
-is completed late, while the server is at work: its caller waits only for the span's id. See ADR 0033.
+Spans have the types of errors, never their messages, and no value of an event. If a trace is not sampled, and the
+sampler would drop the spans beneath it, no span is created: what would be beneath it is beneath its parent. A command's
+span is completed later, while the server is at work: the caller waits only for the span's id. See ADR 0033.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ _NOWHERE = context.Context()
 
 
 class Told(threading.local):
-    """Commands of this thread's loop that have ended and are not told yet: `BATCH` at most, or those of one turn more.
+    """Commands of this thread's event loop that have ended and are not reported yet.
 
-    Many one after the other take half the processor time of each on its own, whose code is in no cache.
+    They are `BATCH` at most, and those of one more turn of the loop. Reporting many in a row takes half the processor
+    time for each of them, since their code stays in the processor's cache.
     """
 
     def __init__(self, durations: Histogram, conflicts: Counter) -> None:
@@ -55,20 +56,20 @@ class Told(threading.local):
         self._waiting: list[CommandSpan] = []
 
     def soon(self, ended: CommandSpan) -> None:
-        """Tell it once there are `BATCH`, after `DELAY_S`, or when the connection is closed."""
+        """Report a command once `BATCH` have ended, after `DELAY_S` seconds, or when the connection is closed."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self.now()  # of a loop that ended first
+            self.now()  # the commands of an earlier loop
             self._loop, self._timer = loop, None
         self._waiting.append(ended)
         if self._timer is None:
             self._timer = loop.call_later(DELAY_S, self._due)
         if len(self._waiting) == BATCH:
-            # In its next turn the loop sends what tasks have written in this one; in the one after, the server works.
+            # The loop sends in its next turn what tasks have written in this turn; after that it waits for the server.
             loop.call_soon(loop.call_soon, self.now)
 
     def now(self) -> None:
-        """Tell all that has ended."""
+        """Report all commands that have ended."""
         waiting, self._waiting = self._waiting, []
         for one in waiting:
             try:
@@ -84,7 +85,7 @@ class Told(threading.local):
 
 
 class CommandSpan:
-    """Used by one task."""
+    """The span of one command and its metrics; used by one task."""
 
     __slots__ = (
         "_began",
@@ -106,15 +107,15 @@ class CommandSpan:
         self._made = made
         self._token = token
         self._labels = labels
-        """Aggregate and decision; None where nothing is measured."""
+        """Aggregate and decision; None if no metrics are recorded."""
         self.conflicts = 0
-        """Races lost."""
+        """Races that the command lost."""
         self.attributes: dict[str, Any] = {}
         """Attributes of the span."""
         self._began = time.perf_counter()
 
     def ended(self, events: int, error: BaseException | None = None) -> None:
-        """Tell what came of it, when there is time."""
+        """End the command with its number of events, or an error; it is reported later."""
         if self._token is not None:
             context.detach(self._token)
         if self._made is None and self._labels is None:
@@ -132,7 +133,7 @@ class CommandSpan:
         self._told.soon(self)
 
     def tell(self) -> None:
-        """Complete the span, whose name says aggregate and decision, and record the metrics."""
+        """Complete the span and record the metrics. The span's name says aggregate and decision already."""
         made, attributes, outcome = self._made, self.attributes, self._outcome
         if made is not None:
             if outcome != "done":
@@ -146,7 +147,7 @@ class CommandSpan:
         if self._labels is not None:
             aggregate, decision = self._labels
             labels = {"eventjet.aggregate": aggregate, "eventjet.decision": decision, OUTCOME: outcome}
-            # The context is for exemplars, which name the span: its own, and not that of whoever is current now.
+            # Exemplars take the span from the context: it must be the command's, and not the current span.
             within = _NOWHERE if made is None else set_span_in_context(made, _NOWHERE)
             self._told.durations.record(self._seconds, labels, within)
             if self.conflicts:
@@ -155,33 +156,33 @@ class CommandSpan:
 
 _SCOPE = "eventjet"
 _LOOK_S = 1.0
-"""Between two looks for a `MeterProvider`, while there is none."""
+"""Seconds between two checks for a `MeterProvider`, while there is none."""
 _DROPS_UNSAMPLED = re.compile(
     r"ParentBased\{.*,remoteParentNotSampled:AlwaysOffSampler,localParentSampled:[^,]*,localParentNotSampled:AlwaysOffSampler\}",
     re.DOTALL,
 )
-"""How `ParentBased` describes itself where it drops what is in no sampled trace (OpenTelemetry's SDK specification)."""
+"""Description of a `ParentBased` sampler that drops spans of unsampled traces (OpenTelemetry's SDK specification)."""
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 _KINDS = {each.name: SpanKind[each.kind.upper()] for each in SPANS}
 
 
 def found() -> Telemetry | None:
-    """What tells the application's providers; None while it has set none."""
+    """Return a `Telemetry` for the application's providers; None while the application has set none."""
     has_tracer = not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
     return Telemetry.of(None, None) if has_tracer or _has_meter() else None
 
 
 def _has_meter(meters: metrics.MeterProvider | None = None) -> bool:
-    # Its placeholder is not public, and any other provider is the application's.
+    # OpenTelemetry's placeholder is not public, so it is recognized by name; any other provider is the application's.
     return type(meters or metrics.get_meter_provider()).__name__ not in ("_ProxyMeterProvider", "NoOpMeterProvider")
 
 
 class Telemetry:
-    """Safe for any number of tasks and threads."""
+    """The spans and metrics of eventjet in OpenTelemetry; safe for any number of tasks and threads."""
 
     def __init__(self, tracer: trace.Tracer, meter: metrics.Meter, *, is_measured: bool) -> None:
         self._tracer = tracer
-        sampler = getattr(tracer, "sampler", None)  # the SDK's; another's spans are always asked for
+        sampler = getattr(tracer, "sampler", None)  # only the SDK has it; another tracer is asked for every span
         self._drops_unsampled = sampler is not None and bool(_DROPS_UNSAMPLED.fullmatch(sampler.get_description()))
         self._is_measured, self._looked_at = is_measured, 0.0
         self._durations = {
@@ -195,7 +196,7 @@ class Telemetry:
 
     @classmethod
     def of(cls, tracers: trace.TracerProvider | None, meters: metrics.MeterProvider | None) -> Telemetry:
-        """Of these providers; None for the application's, which may still be set."""
+        """Return a `Telemetry` for these providers; None stands for the application's, which may be set later."""
         own = version("eventjet")
         return cls(
             trace.get_tracer(_SCOPE, own, tracers),
@@ -204,7 +205,7 @@ class Telemetry:
         )
 
     def traceparent(self) -> str | None:
-        """The header of the current span."""
+        """Return the `traceparent` header of the current span; None if there is none."""
         known = trace.get_current_span().get_span_context()
         return f"00-{known.trace_id:032x}-{known.span_id:016x}-{known.trace_flags:02x}" if known.is_valid else None
 
@@ -241,19 +242,19 @@ class Telemetry:
             self._durations[kind.name].record(time.perf_counter() - began, labels)
 
     def batch(self, name: str, labels: Mapping[str, Any], parents: Iterable[str], more: dict[str, Any]) -> Any:
-        """A span linked to the traces that these headers are of; a part of the one where there is one only."""
+        """Return a span linked to the traces of these `traceparent` headers; if they are of one trace, a part of it."""
         links = list(dict.fromkeys(parents))
         of_one = len({one[3:35] for one in links}) == 1
         return self.span(spans.BATCH, name, labels, links[0] if of_one else None, links[:LINKS_MAX], more=more)
 
     def tell(self) -> None:
-        """Complete the commands of this thread that have ended."""
+        """Report the commands of this thread that have ended."""
         self._told.now()
 
     def command(self, aggregate: str, decision: str, parent: str | None, name: str = "") -> CommandSpan | None:
-        """A command's span, which is current until it is `ended`; None where there is nothing to be told of it."""
+        """Start a command's span, which is current until `ended` is called; None if nothing would be recorded."""
         if parent is None and self._drops(trace.get_current_span()) and not self._measures():
-            return None  # as below, in a tenth of the time
+            return None  # the same result as below, in a tenth of the time
         made, within = self._begun(name or f"{aggregate}.{decision}", parent)
         is_measured = self._measures()
         if made is None and within is None and not is_measured:
@@ -262,7 +263,7 @@ class Telemetry:
         return CommandSpan(self._told, made, token, (aggregate, decision) if is_measured else None)
 
     def _drops(self, parent: trace.Span) -> bool:
-        """Whether the sampler would drop whatever is beneath."""
+        """Return whether the sampler would drop every span beneath this parent."""
         if not self._drops_unsampled:
             return False
         above = parent.get_span_context()
@@ -271,7 +272,7 @@ class Telemetry:
     def _begun(
         self, name: str, parent: str | None, kind: SpanKind = SpanKind.INTERNAL, links: Sequence[Link] = ()
     ) -> tuple[trace.Span | None, context.Context | None]:
-        """A span, None where it is not recorded; and its context, None where that is the current one."""
+        """Start a span and return it with its context; None for a span not recorded, None for the current context."""
         beneath = _beneath(parent)
         if self._drops(trace.get_current_span(beneath)):
             return None, beneath
@@ -279,14 +280,14 @@ class Telemetry:
         return made if made.is_recording() else None, trace.set_span_in_context(made)
 
     def _measures(self) -> bool:
-        """Whether there is a `MeterProvider`; an application may set it at any time."""
+        """Return whether there is a `MeterProvider`; an application may set it at any time."""
         if not self._is_measured and (now := time.monotonic()) - self._looked_at >= _LOOK_S:
             self._looked_at, self._is_measured = now, _has_meter()
         return self._is_measured
 
 
 def _beneath(parent: str | None) -> context.Context | None:
-    """The current context, or that of `parent` where no span of its trace is current."""
+    """Return the context of `parent`; None, for the current context, without one or if its trace is the current one."""
     told = None if parent is None else _parsed(parent)
     if told is None or trace.get_current_span().get_span_context().trace_id == told.trace_id:
         return None

@@ -1,7 +1,6 @@
-"""The kinds of spans and their attributes; `docs/reference/metrics.md` is checked against what is declared here.
+"""The kinds of spans and their attributes; a test checks `docs/reference/metrics.md` against this module.
 
-Each kind has a histogram of its duration, `<name>.duration` in seconds, by its labels: the attributes that have few
-values.
+Each kind has a histogram of its duration, `<name>.duration` in seconds. Its labels are the attributes with few values.
 """
 
 from __future__ import annotations
@@ -14,14 +13,14 @@ Kind = Literal["internal", "producer", "consumer", "server", "client"]
 OUTCOME = "eventjet.outcome"
 LOST = "eventjet.conflicts"
 APPEND_SECONDS = "eventjet.append_seconds"
-"""How long the save took, until its outcome was known."""
+"""Seconds from the start of the save until its outcome was known."""
 ERROR = "error.type"
-"""As OpenTelemetry's conventions call it: the class of what was raised, and nothing of what it says."""
+"""The class of an error, without its message; the name is from OpenTelemetry's semantic conventions."""
 
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
-"""Upper ends of the histograms, in seconds."""
+"""Upper bounds of the histograms' buckets, in seconds."""
 LINKS_MAX = 100
-"""Traces that one span is linked to; events beyond that are not."""
+"""Links of one span at most; the traces of further events are not linked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,18 +31,18 @@ class SpanType:
     kind: Kind
     help: str
     labels: tuple[str, ...]
-    """Attributes that its histogram has too."""
+    """Attributes that are labels of the histogram too."""
     attributes: tuple[str, ...] = ()
-    """Others."""
+    """Attributes of the span alone."""
 
     @property
     def metric(self) -> str:
-        """Its histogram."""
+        """Name of the histogram of durations."""
         return f"{self.name}.duration"
 
     @property
     def prometheus(self) -> str:
-        """How Prometheus names that: with its unit, and without dots."""
+        """Name of the histogram in Prometheus: with its unit, and without dots."""
         return self.metric.replace(".", "_") + "_seconds"
 
 
@@ -104,4 +103,4 @@ CONFLICTS = "eventjet.command.conflicts"
 CONFLICTS_PROMETHEUS = "eventjet_command_conflicts_total"
 CONFLICTS_HELP = "Races that commands lost, after which they decided again."
 OUTCOMES = ("done", "nothing", "refused", "failed")
-"""Of a command: it recorded something, nothing, raised an error of the domain, or one of eventjet's."""
+"""Outcomes of a command: it recorded events, recorded none, raised a domain error, or raised an error of eventjet."""

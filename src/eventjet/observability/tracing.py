@@ -1,6 +1,6 @@
-"""Give spans and their metrics to OpenTelemetry where the application has set it up; else do nothing.
+"""Report spans and their metrics to OpenTelemetry if the application has set it up; else do nothing.
 
-A trace goes on in the header `traceparent` (W3C trace context), through the log and through served commands.
+The header `traceparent` (W3C trace context) carries a trace through the log and through served commands.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 _APIS = ("opentelemetry.trace", "opentelemetry.metrics")
 _LOOK_S = 0.1
-"""Between two looks for a provider, where there is none yet: the API asks the environment each time."""
+"""Seconds between two checks for a provider while there is none: at each check the API reads the environment."""
 _active: Telemetry | None = None
 _looked_at = 0.0
 
 
 def active() -> Telemetry | None:
-    """What tells OpenTelemetry, soon after the application has given it a provider; looked for until then."""
+    """Return the `Telemetry` in use; None while the application has set no provider, which is checked every 0.1 s."""
     global _active, _looked_at
     if _active is None and (_APIS[0] in sys.modules or _APIS[1] in sys.modules):
         now = time.monotonic()
@@ -37,7 +37,7 @@ def active() -> Telemetry | None:
 
 @contextmanager
 def connected() -> Generator[None]:
-    """Around a connection: looks for a provider now, and tells in the end what has not been told yet."""
+    """Check for a provider now, and report the commands that have ended when the connection of the block is closed."""
     global _looked_at  # noqa: PLW0603 - as above
     _looked_at = 0.0
     try:
@@ -49,7 +49,7 @@ def connected() -> Generator[None]:
 
 @contextmanager
 def telling(telemetry: Telemetry) -> Generator[None]:
-    """Within the block this is told, whatever the application has set up."""
+    """Use this `Telemetry` within the block, instead of the application's."""
     global _active  # noqa: PLW0603 - as above
     before, _active = _active, telemetry
     try:
@@ -66,9 +66,11 @@ def span(
     *,
     parent: str | None = None,
 ) -> AbstractContextManager[dict[str, Any]]:
-    """A span within the block; `more`, and what is put into it as it is yielded, are its other attributes.
+    """Return a context manager for a span around the block, which yields a dictionary for further attributes.
 
-    `name` comes after the kind's own; `parent` is the `traceparent` of what led here, where no span is current.
+    `more` and the yielded dictionary have attributes beside `labels`; those that the kind declares as labels are in the
+    histogram too. `name` is appended to the name of the kind. `parent` is the `traceparent` of the cause, which counts
+    if no span of its trace is current.
     """
     telemetry = active()
     return nullcontext({}) if telemetry is None else telemetry.span(kind, name, labels or {}, parent, more=more)
@@ -77,9 +79,10 @@ def span(
 def batch(
     projection: str, revision: int, events: int, position: int, parents: Callable[[], Iterable[str]] = tuple
 ) -> AbstractContextManager[Any]:
-    """The span of a transaction of a projection within the block, of so many events up to a position.
+    """Return a context manager for the span of a projection's transaction, of `events` events up to a position.
 
-    It is linked to the traces that the headers `parents` gives are of, and a part of the one where there is one only.
+    The span is linked to the traces of the `traceparent` headers that `parents` returns; if all are of one trace, the
+    span is a part of it.
     """
     telemetry = active()
     if telemetry is None:
@@ -90,6 +93,6 @@ def batch(
 
 
 def current_traceparent() -> str | None:
-    """The `traceparent` of the current span; None without OpenTelemetry or without a span."""
+    """Return the `traceparent` of the current span; None without OpenTelemetry or without a span."""
     telemetry = active()
     return None if telemetry is None else telemetry.traceparent()

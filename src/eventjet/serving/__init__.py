@@ -1,1 +1,1 @@
-"""Decisions as commands over the wire: a NATS micro-service (ADR-32), and the typed caller of it."""
+"""Serve decisions as commands over NATS, by a NATS micro-service (ADR-32), and call them from other programs."""

@@ -1,4 +1,4 @@
-"""`RemoteApp`: the typed caller of served commands, which needs neither the stream nor a database."""
+"""`RemoteApp`: call served decisions over NATS with their types, without the stream and without a database."""
 
 from __future__ import annotations
 
@@ -45,18 +45,18 @@ _PAUSE_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a service answers of a command that was carried out."""
+    """The answer of a service to a command that was executed."""
 
     position: int
     version: int
     token: str
-    """Hand it to `caught_up`, to read what was written."""
+    """Give it to `Jet.caught_up` before reading a read model, so that it includes the recorded events."""
     events: int
-    """How many were recorded."""
+    """Number of recorded events."""
 
 
 class Remote(Generic[S, E]):
-    """Commands of one aggregate type over the wire, typed by the decisions themselves."""
+    """The served decisions of one aggregate type, called over NATS with the types of the decisions themselves."""
 
     def __init__(
         self,
@@ -73,7 +73,10 @@ class Remote(Generic[S, E]):
         self._headers = headers
 
     def command(self, command_id: str, /, *, metadata: Metadata = NO_METADATA) -> Remote[S, E]:
-        """An idempotent command: what nobody answered is asked again under the same id, and carried out once."""
+        """Return an idempotent command: a request without an answer is sent again under the same id, and executed once.
+
+        Raises `UsageError` without an id.
+        """
         if command_id is None:  # pyright: ignore[reportUnnecessaryComparison]  asked again, it would be done twice
             raise UsageError("A command over the wire has no id. Give it one, or call the repository's own `execute`.")
         check_metadata(metadata)
@@ -88,13 +91,13 @@ class Remote(Generic[S, E]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Done:
-        """As `Repository.execute`, somewhere else.
+        """Execute a decision in a service of the app, as `Repository.execute` does in this process.
 
-        Raises the domain's own errors that the decision is served with; `CommandReused` for an id that stands for
-        another request; `NotUnique`, without the holder, for a value that another aggregate has; `CommandFailed` for
-        any other answer; `NobodyServes` when no service listens, and `StoreUnavailable` when none answers, after which
-        only a command with an id may be asked again; `UsageError` for a decision that is not served, or arguments that
-        do not fit.
+        Raises the domain errors that the decision is served with; `CommandReused` for an id of another request;
+        `NotUnique`, without the holder, for a value that another aggregate has; `CommandFailed` for any other error
+        that the service answers; `NobodyServes` if no service listens; `StoreUnavailable` if none answers, after which
+        only a command with an id may be sent again; and `UsageError` for a decision that is not served, or arguments
+        that do not fit.
         """
         self._client.check_open()
         check_decision(self._aggregate, decide, aggregate_id)
@@ -126,7 +129,7 @@ class Remote(Generic[S, E]):
         raise CommandFailed(kind, status, detail)
 
     async def _asked(self, subject: str, body: bytes) -> tuple[int, str, dict[str, Any]]:
-        """(status, type of error, answer), asked again where that is safe: only under an id."""
+        """Send a request, up to `_TRIES` times if it has a command id; return status, type of the error and answer."""
         tries = _TRIES if self._headers else 1
         told, traceparent = list(self._headers), current_traceparent()
         if traceparent is not None:
@@ -147,7 +150,7 @@ class Remote(Generic[S, E]):
 
 
 class RemoteApp:
-    """Made by `App.client`."""
+    """A connection to the services of one app; made by `App.client`."""
 
     def __init__(self, client: Client, app: str, served: Sequence[Served]) -> None:
         self._client = client
@@ -155,7 +158,7 @@ class RemoteApp:
         self._served = served
 
     def repository(self, aggregate: AggregateType[S, E], /) -> Remote[S, E]:
-        """The commands of one aggregate type that are served."""
+        """Return the caller of one aggregate type's served decisions."""
         return Remote(self._client, self._app, aggregate, self._served)
 
 
@@ -163,9 +166,9 @@ class RemoteApp:
 async def open_remote(
     app: str, served: Sequence[Served], settings: Settings, nats: NatsClient | None = None
 ) -> AsyncGenerator[RemoteApp]:
-    """Connect to the server alone, or take an open client.
+    """Connect to the NATS server, without a look at the stream, or use an open client.
 
-    Raises `Unreachable` and `UsageError`, that for an inbox to which no service answers too.
+    Raises `Unreachable` and `UsageError`, also for an inbox to which no service answers.
     """
     endpoint = Endpoint.of(settings).with_name("eventjet client") if nats is None else given_endpoint(nats, settings)
     if not f"{endpoint.inbox_prefix}.".startswith(tuple(f"{prefix}." for prefix in endpoint.caller_inboxes)):

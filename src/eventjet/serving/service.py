@@ -1,8 +1,8 @@
-"""`Service`: chosen decisions as endpoints of a NATS micro-service (ADR-32), each request a task of its own.
+"""`Service`: serve decisions as endpoints of a NATS micro-service (ADR-32), with one task for each request.
 
-`cmd.<app>.<aggregate>.<command>.<encoded id>`, so that permissions can name command and id; a queue group shares them
-among instances. The body has the decision's parameters by name, the headers an id that makes it idempotent. `problem`
-says what a caller is told of an error, over NATS or HTTP.
+The subject is `cmd.<app>.<aggregate>.<command>.<encoded id>`, so that permissions can name command and id. A queue
+group distributes requests among instances. The body has the decision's arguments by name, and a header the command id
+that makes the request idempotent. `problem` makes the answer for an error, over NATS or HTTP.
 """
 
 from __future__ import annotations
@@ -49,26 +49,27 @@ _DETAIL_MAX = 500
 DOMAIN, INVALID, CONFLICT, UNAVAILABLE, UNKNOWN, INTERNAL = 422, 400, 409, 503, 504, 500
 
 REUSED = ("command_id", "where", "version", "recorded", "asked")
-"""What a `CommandReused` says, and is made of again."""
+"""Attributes of `CommandReused` in an answer, from which the caller builds the error again."""
 TAKEN = ("aggregate", "constraint", "aggregate_id")
-"""What a caller is told of a `NotUnique`: not who has the value."""
+"""Attributes of `NotUnique` in an answer: the holder of the value is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One error, as others may know it (RFC 9457 has the same fields)."""
+    """The public description of one error, with the fields of RFC 9457."""
 
     status: int
     type: str
     detail: str
     more: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Its facts, by name: members beside these (RFC 9457, section 3.2)."""
+    """Further attributes of the error by name: extension members (RFC 9457, section 3.2)."""
 
 
 def problem(error: BaseException, errors: Sequence[type[Exception]] = ()) -> Problem:
-    """Status, type and detail; `errors` are those of the domain that a caller may know, and of others nothing is told.
+    """Return status, type and detail of an error for a caller.
 
-    For any framework: `raise HTTPException(problem(error).status, problem(error).detail)`.
+    `errors` are the domain errors that a caller may know; unexpected errors get no detail. For any framework:
+    `raise HTTPException(problem(error).status, problem(error).detail)`.
     """
     if isinstance(error, NotUnique):
         facts = {name: getattr(error, name) for name in TAKEN}
@@ -95,24 +96,24 @@ _log = logging.getLogger(__name__)
 QUEUE = "q"
 ERROR, ERROR_CODE = "Nats-Service-Error", "Nats-Service-Error-Code"
 IN_FLIGHT = 256
-"""Requests dealt with at once."""
+"""Requests that are executed concurrently."""
 WAITING_MAX = 4_096
-"""In hand, those that wait included; what comes beyond is told to come again."""
+"""Accepted requests, waiting and executing; further requests are answered with 503."""
 _BODY_MAX = 800_000
 _WARN_S = 60.0
-"""Between two lines of the log about answers that go nowhere: whoever asks can cause as many as it likes."""
+"""Seconds between two log lines about requests without an answer, because a caller could cause any number of them."""
 _DRAIN_S = 10.0
 _VERBS = ("PING", "INFO", "STATS")
 
 
 def command_subject(app: str, aggregate: str, command: str, token: str) -> str:
-    """Where a command on one aggregate is asked for; `token` is its encoded id, or `*`."""
+    """Return the subject of a command on one aggregate; `token` is the aggregate's encoded id, or `*`."""
     return f"cmd.{app}.{aggregate}.{command}.{token}"
 
 
 @dataclass(slots=True)
 class ServedEndpoint:
-    """One served decision, and what was counted of it."""
+    """One served decision and the statistics of its requests."""
 
     served: Served
     aggregate: str
@@ -128,7 +129,7 @@ class ServedEndpoint:
         return f"{self.aggregate}-{self.served.name}"
 
     def info(self, app: str) -> dict[str, Any]:
-        """As `$SRV.INFO` tells it."""
+        """Return the description of the endpoint in an answer to `$SRV.INFO`."""
         metadata = {
             "schema": orjson.dumps(self.arguments.schema()).decode(),
             "errors": ",".join(kind.__name__ for kind in self.served.errors),
@@ -137,7 +138,7 @@ class ServedEndpoint:
         return {**self._named(app), "metadata": metadata}
 
     def stats(self, app: str) -> dict[str, Any]:
-        """As `$SRV.STATS` tells it."""
+        """Return the statistics of the endpoint in an answer to `$SRV.STATS`."""
         return {
             **self._named(app),
             "num_requests": self.requests,
@@ -154,7 +155,7 @@ class ServedEndpoint:
 
 
 class Service:
-    """What an app serves over one connection; `open` it, and `close` it to finish what is in hand."""
+    """The service of an app over one connection: `open` starts it, and `close` finishes the accepted requests."""
 
     def __init__(self, repositories: Repositories, client: Client, served: Sequence[Served]) -> None:
         self._app = repositories.app.name
@@ -171,7 +172,7 @@ class Service:
         self._warned_at = -_WARN_S
 
     async def open(self) -> None:
-        """Serve from now on, over every later connection too."""
+        """Start to serve, also after every reconnect."""
         self._client.on_denied.append(self._answer_denied)
         for endpoint in self._endpoints:
             subject = command_subject(self._app, endpoint.aggregate, endpoint.served.name, "*")
@@ -179,11 +180,11 @@ class Service:
         for verb in _VERBS:
             for subject in (f"$SRV.{verb}", f"$SRV.{verb}.{self._app}", f"$SRV.{verb}.{self._app}.{self._id}"):
                 await self._serve(subject, lambda frame, verb=verb: self._tell(verb, frame))
-        # The server has taken all of that once it answers what came after it.
+        # The server handles messages in order: an answer to this request shows that all subscriptions are active.
         await self._repositories.store.state()
 
     async def close(self) -> None:
-        """Take nothing more, and finish what is in hand, for ten seconds at the most."""
+        """Accept no more requests, and wait up to ten seconds for the accepted ones."""
         served, self._served = self._served, []
         await self._client.unsubscribe(served)
         if self._tasks:
@@ -196,8 +197,8 @@ class Service:
 
     def _took(self, endpoint: ServedEndpoint, frame: Frame) -> None:
         if not self._client.may_answer(frame[2], frame[1]):
-            # Not carried out either: whoever may read can have the server send stored messages here, without a reply
-            # or with one of its own.
+            # The command is not executed either: a client that may only read the stream can make the server send stored
+            # messages to this subject, without a reply or with a reply subject of its own.
             endpoint.requests += 1
             endpoint.errors += 1
             endpoint.last_error = f"{INVALID}:Reply"
@@ -253,7 +254,7 @@ class Service:
         return {"position": done.position, "version": done.version, "token": done.token, "events": len(done.events)}
 
     def _failed(self, endpoint: ServedEndpoint, whose: str, raised: BaseException) -> Problem:
-        """What a caller is told of an error; what it is not told is logged."""
+        """Return the answer for an error, and log an error whose details the caller does not get."""
         error = UnexpectedExit.instead_of(raised)
         told = problem(error, endpoint.served.errors)
         if told.status == INTERNAL:
