@@ -1,4 +1,4 @@
-"""A time that somebody gives: a datetime with its zone. PURE."""
+"""Checks and arithmetic for times that callers give, which are datetimes with a time zone. PURE."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UT
 
 
 def in_utc(at: datetime) -> datetime:
-    """The same time in UTC; the first or the last that Python knows for one before or after those."""
+    """Return the same time in UTC, limited to the first and last time that Python can express."""
     try:
         return at.astimezone(UTC)
     except OverflowError:
@@ -19,7 +19,7 @@ def in_utc(at: datetime) -> datetime:
 
 
 def later(at: datetime, delay: timedelta) -> datetime:
-    """So long after a time, or before it, in UTC; the first or the last that Python knows where there is no such."""
+    """Return the time plus a delay, which may be negative, in UTC, limited to the times that Python can express."""
     try:
         return in_utc(at) + delay
     except OverflowError:
