@@ -108,7 +108,7 @@ def decimal_from_json(text: str) -> Decimal:
     except ArithmeticError:
         raise ValueError(_DECIMAL_FORM) from None
     if (
-        (str(value) == text or _DECIMAL.fullmatch(text))  # `1E3` is another spelling of `1E+3`
+        (str(value) == text or _DECIMAL.fullmatch(text))  # `1E3` equals `1E+3`
         and value.is_finite()
         and -EXPONENT_MAX <= value.adjusted() <= EXPONENT_MAX
     ):

@@ -134,7 +134,7 @@ class _Parts:
 
 
 def _maker(cls: type, names: list[str], conversions: list[tuple[str, _Read]]) -> _Read:
-    """Return a function that makes objects of a class: it fills a mutable class of the same layout, then switches."""
+    """Return a function that fills an object of a mutable class with the layout of `cls`, then makes it a `cls`."""
     slots = {"__slots__": vars(cls)["__slots__"]} if "__slots__" in vars(cls) else {}
     open_class: Any = dataclass(type(cls.__name__, (), {**slots, "__annotations__": dict.fromkeys(names, object)}))
     open_class(*names).__class__ = cls  # raises TypeError if the layouts differ

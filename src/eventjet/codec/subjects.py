@@ -125,7 +125,7 @@ def due_subject(app: str, process: str, token: str) -> str:
 def probes(
     app: str, types: Iterable[str], published: Iterable[tuple[str, str]], *, cursors: bool, timers: bool
 ) -> list[tuple[str, str]]:
-    """Return a (stream, subject) for each kind of message that an app stores, to ask which stream takes the subject.
+    """Return a (stream, subject) for each kind of message that an app stores, to ask who else answers there.
 
     No entity has these subjects. `published` are (stream, name) of publications; `cursors` and `timers` say whether the
     app has any.

@@ -1,4 +1,4 @@
-"""`@event`: an immutable fact with a wire name and a schema; `@aggregate`: a frozen state folded from its events."""
+"""Declare events, immutable facts with a wire name, and aggregates, frozen states that are folded from events."""
 
 from __future__ import annotations
 
@@ -34,6 +34,9 @@ class EventInfo:
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> Callable[[type[T]], type[T]]:
     """Make the class a frozen, slotted, keyword-only pydantic dataclass known on the wire as `name`.
+
+    `schema` is the version of the fields; raise it, and add an `upcaster`, when the fields change. `formerly` are
+    earlier wire names, which are read and never written.
 
     Fields are strict: an `int` is not accepted for a `str`, nor a `float` for a `Decimal`. A keyword that is not a
     field raises `TypeError`; a field of a stored body that the class does not have is ignored. Nothing is registered;
@@ -85,6 +88,7 @@ class AggregateInfo:
 
     name: str
     snapshot_every: int | None
+    """Versions between two snapshots; None for no snapshots."""
     revision: int
     unique: tuple[Unique[Any], ...] = ()
     """Constraints on values that no two aggregates of this type may have at once."""
@@ -103,9 +107,10 @@ class AggregateType(Protocol[S, E]):  # type: ignore[misc]  # pyright: ignore[re
 def aggregate(name: str, /, *, snapshot_every: int | None = None, revision: int = 1) -> Callable[[type[T]], type[T]]:
     """Make the class a frozen, slotted, keyword-only dataclass whose events live at `<app>.<name>.<id>`.
 
-    Raise `revision` when the same events should fold to a different state. Methods decorated with `unique` return the
-    values that no two aggregates of this type may have at once. Slots re-create the class, so `super()` without
-    arguments does not work inside it.
+    `snapshot_every` is the number of versions between two snapshots, None for no snapshots. Raise `revision` when the
+    same events should fold to a different state. Methods decorated with `unique` return the values that no two
+    aggregates of this type may have at once. Slots re-create the class, so `super()` without arguments does not work
+    inside it. Raises `DefinitionError` for a class that is generic.
 
     ```python
     @aggregate("counter")

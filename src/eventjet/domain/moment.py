@@ -27,9 +27,9 @@ def later(at: datetime, delay: timedelta) -> datetime:
 
 
 def check_moment(what: str, at: object, *, to_come: bool = False) -> None:
-    """Raise `UsageError` for text, for a time without a zone, and for one in the future unless it may be `to_come`.
+    """Raise `UsageError` for a value that is not a datetime, has no zone, or is in the future.
 
-    `what` begins the sentence that the time ends: `` `since` is ``.
+    With `to_come`, times in the future are allowed. `what` begins the sentence of the message: `` `since` is ``.
     """
     if not isinstance(at, datetime):
         raise UsageError(

@@ -80,7 +80,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Asked(Generic[T, F]):
-    """A decision asked of another aggregate; `then` says what the process records together with it."""
+    """A decision to be made by another aggregate; `then` adds what the process records together with it."""
 
     aggregate: Any
     aggregate_id: str
@@ -175,7 +175,7 @@ class Deadline(Generic[S_co, E_co]):
 def at(
     when: datetime, decide: Callable[Concatenate[S, P], E | None], /, *args: P.args, **kwargs: P.kwargs
 ) -> Deadline[S, E]:
-    """Return a deadline at a time; raises `ValueError` for a time without a zone.
+    """Return a deadline at a time, when the process makes `decide`; raises `ValueError` for a time without a zone.
 
     ```python
     noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -190,7 +190,7 @@ def at(
 def after(
     delay: timedelta, decide: Callable[Concatenate[S, P], E | None], /, *args: P.args, **kwargs: P.kwargs
 ) -> Deadline[S, E]:
-    """Return a deadline at a delay after the process's last event, by the log's clock.
+    """Return a deadline at a delay after the process's last event, by the log's clock, when it makes `decide`.
 
     ```python
     noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -299,7 +299,7 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """A process as an app has resolved it."""
+    """The resolved declaration of a process in an app."""
 
     name: str
     revision: int

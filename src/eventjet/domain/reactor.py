@@ -248,7 +248,7 @@ class Incoming(Generic[T_co]):
     position: int
     """The sequence of the message in that stream."""
     recorded_at: datetime
-    """When that stream stored it, by its server's clock."""
+    """When that stream stored the message, by its server's clock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -380,6 +380,7 @@ def publication(name: str, /, *, stream: str, source: str, start: Start = "new")
     """Declare the translation of recorded events to public events, a pure function of one recorded event.
 
     Public events go to `<stream>.<name>.<id>` as CloudEvents 1.0 in JSON, exactly once and in the order of the log.
+    `stream` is an existing stream that an operator created, and `source` is the URI in the CloudEvents.
 
     ```python
     @event("bank.customer-joined")
