@@ -1,1 +1,1 @@
-"""PURE: events to bytes and back, in wire format 1."""
+"""Encode events to bytes and decode them, in wire format 1. PURE."""

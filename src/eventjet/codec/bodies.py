@@ -1,12 +1,12 @@
-"""The JSON profile of an event's body, readable without eventjet.
+"""Encode and decode the body of an event, in a JSON profile that is readable without eventjet.
 
 Decimal as string, datetime as RFC 3339 in UTC, UUID and date as string, bytes as base64, integers beyond 2^53 as
-string, sets in the order of their items' JSON, NaN and infinities refused, unknown fields ignored on reading. What was
-encoded is decoded again and compared, by type as well as by value, so that an event that cannot be read back is never
-sent.
+string, sets in the order of their items' JSON, NaN and infinities refused, unknown fields ignored on reading. Every
+encoded body is decoded again and compared, by type as well as by value, so that an event that cannot be read back is
+never sent.
 
-pydantic is laxer than a ledger may be (a JSON number becomes a Decimal), so the wire has a validator and a serializer
-of its own, built from the class's core schema with the leaves replaced by those of `codec.leaves`.
+pydantic is laxer than a ledger may be (a JSON number becomes a Decimal), so bodies have their own validator and
+serializer, built from the class's core schema with the leaves replaced by those of `codec.leaves`.
 """
 
 from __future__ import annotations
@@ -48,27 +48,27 @@ from eventjet.text import cut, shown
 
 
 class BodyCodec:
-    """Encodes and decodes the fields of one class: an event's, or a state's by its own core schema."""
+    """Encodes and decodes the fields of one class: of an event, or of another class with a given core schema."""
 
     __slots__ = ("_is_proven", "_serializer", "decode", "schema", "validate")
 
     def __init__(self, event_type: type, core: core_schema.CoreSchema | None = None) -> None:
-        """Raises `DefinitionError` for a class with an annotation that cannot be resolved."""
+        """Build the codec; raises `DefinitionError` for a class with an annotation that cannot be resolved."""
         self.schema = told = readable(event_type, core)
-        """pydantic's own of the class, without the wire's leaves."""
+        """pydantic's core schema of the class, without the leaves of the wire."""
         schema = _wired(told)
         self.validate: Callable[[bytes], Any] = SchemaValidator(schema, _use_prebuilt=False).validate_json
-        """As `decode`, by pydantic alone."""
+        """Decodes as `decode`, by pydantic alone."""
         self.decode: Callable[[bytes], Any] = struct_decoder(told, self.validate)
-        """The object of a body; raises `ValueError` (pydantic's `ValidationError` is one)."""
+        """Returns the object of a body; raises `ValueError` (pydantic's `ValidationError` is one)."""
         self._serializer = SchemaSerializer(schema, _use_prebuilt=False)
         self._is_proven = _quick_proof(told, {})
 
     def read_back(self, value: Any, *, exact: bool = False) -> tuple[bytes, Any]:
-        """The body, and the object read from it, which has the same values of the same types.
+        """Return the body of a value, and the object read from the body, with the same values of the same types.
 
-        A datetime is the same instant in UTC, and of no subclass; where it has to keep its zone as well, `exact`.
-        Raises `UnencodableEvent`, which names the field that would not come back.
+        A datetime is read back as the same instant in UTC, and not as a subclass; with `exact` it has to keep its zone
+        and class as well. Raises `UnencodableEvent`, which names the field that would be read back differently.
         """
         try:
             body = self._serializer.to_json(value, warnings=False)
@@ -87,7 +87,7 @@ class BodyCodec:
         return body, again
 
     def _field_without_json(self, value: Any) -> str:
-        """The first field that cannot be written, as `amount: `; empty where that cannot be told."""
+        """Return the first field that cannot be written, as `amount: `; empty if it is not known."""
         for name in _names(cast("Any", type(value))) if is_dataclass(value) else ():
             try:
                 self._serializer.to_json(value, include={name}, warnings=False)
@@ -96,15 +96,15 @@ class BodyCodec:
         return ""
 
     def text(self, value: Any) -> str:
-        """A value as JSON in the profile's form, not checked."""
+        """Return a value as JSON in the profile, without checking that it can be read back."""
         return self._serializer.to_json(value, warnings=False).decode()
 
 
 def readable(cls: Any, core: core_schema.CoreSchema | None = None) -> Any:
-    """The core schema of a class, its own or the one given, by which unknown fields of events are passed over.
+    """Return the core schema of a class, or `core`, changed to ignore unknown fields of events.
 
-    What makes an event refuses them. A class that is no event, and forbids them itself, goes on to do so. Raises
-    `DefinitionError` for a class with an annotation that cannot be resolved.
+    The constructor of an event still refuses them, and so does a class that is not an event and forbids them itself.
+    Raises `DefinitionError` for a class with an annotation that cannot be resolved.
     """
     told = core or _core_of(cls)
     own: Mapping[str, Any] = getattr(cls, "__pydantic_config__", {})
@@ -112,7 +112,10 @@ def readable(cls: Any, core: core_schema.CoreSchema | None = None) -> Any:
 
 
 def _opened(node: Any, forbids: bool = False) -> Any:
-    """`forbids`: within a class of the application that says so itself; classes without options have those around."""
+    """Return the schema with classes opened to unknown fields, except where the application forbids them.
+
+    `forbids` says that an enclosing class forbids them itself; a class without options takes those of the enclosing.
+    """
     if isinstance(node, list):
         return [_opened(one, forbids) for one in cast("list[Any]", node)]
     if not isinstance(node, dict):
@@ -136,7 +139,7 @@ _CLASSES = ("dataclass", "model", "typed-dict")
 
 
 def _core_of(event_type: Any) -> core_schema.CoreSchema:
-    """pydantic's schema of a class, made only now where it was declared before what its annotations name."""
+    """Return pydantic's schema of a class, completed now if its annotations name classes declared after it."""
     try:
         if not getattr(event_type, "__pydantic_complete__", True):
             complete(event_type)
@@ -150,15 +153,15 @@ def _core_of(event_type: Any) -> core_schema.CoreSchema:
 
 
 _Fault: TypeAlias = tuple[str, str, Any]
-"""(path of a value as `.lines[2].price`, why it would not come back, empty for another value, what would)."""
+"""(path as `.lines[2].price`; why the value is read back differently, empty if it is only unequal; that value)."""
 _ATOMS = frozenset({str, int, bool, type(None), bytes, UUID, timedelta})
-"""Types of which equal values are the same."""
+"""Types whose equal values are indistinguishable."""
 _PROVEN = frozenset({kind for kind, leaf in LEAVES.items() if leaf.is_exact} | {"enum"})
-"""Parts of a core schema whose values, read back as equal ones of one type, are the same."""
+"""Parts of a core schema whose values are indistinguishable if they are equal and of the same type."""
 _WRAPPED = re.compile(
     r"^Error serializing to JSON: |PydanticSerializationError: |Error calling function `\w+`: |ValueError: "
 )
-"""What pydantic puts before the reason why a value cannot be written."""
+"""The prefix that pydantic puts before the reason why a value cannot be written."""
 _ITERABLE = ("list", "tuple", "set", "frozenset")
 _Proof: TypeAlias = Callable[[Any, Any], bool]
 _TIME_KINDS = (date, time)
@@ -166,12 +169,12 @@ _ZONE_LOST = "its time zone would be lost; give one of a fixed offset, or keep t
 
 
 def _quick_proof(node: Any, refs: Mapping[str, Any]) -> _Proof:
-    """Whether two values of a part of a core schema are surely the same; False where `_difference` has to look."""
+    """Return a quick check whether two values of a part are certainly the same; if False, `_difference` decides."""
     kind = node["type"]
     if kind == "definitions":
         return _quick_proof(node["schema"], {one["ref"]: one for one in node["definitions"]})
     if kind == "definition-ref" and node["schema_ref"] in refs:
-        left = {ref: one for ref, one in refs.items() if ref != node["schema_ref"]}  # what holds itself has no end
+        left = {ref: one for ref, one in refs.items() if ref != node["schema_ref"]}  # a class that contains itself
         return _quick_proof(refs[node["schema_ref"]], left)
     if kind == "default":
         return _quick_proof(node["schema"], refs)
@@ -202,7 +205,7 @@ def _proof_of_fields(node: Any, refs: Mapping[str, Any]) -> _Proof:
     names = _names(cls) if is_dataclass(cls) else ()
     if not names or names != tuple(name for name in names if name in told) or len(told) != len(names):
         return _unproven
-    nodes = [told[name] for name in names]  # pydantic has an order of its own
+    nodes = [told[name] for name in names]  # pydantic's order of fields may differ
     values = attrgetter(*names)
     if len(names) == 1:
         each = _quick_proof(nodes[0], refs)
@@ -232,7 +235,7 @@ def _is_plain(node: Any) -> bool:
 
 
 def _are_alike(one: Any, other: Any) -> bool:
-    """Whether containers are equal, and all that they hold is of one type."""
+    """Return whether two containers are equal and all their items are of one type."""
     if type(one) is not type(other) or one != other:
         return False
     kinds = set(map(type, one))
@@ -240,7 +243,7 @@ def _are_alike(one: Any, other: Any) -> bool:
 
 
 def _difference(one: Any, other: Any, exact: bool) -> _Fault | None:
-    """Where a value was not read back as it is; None for nowhere."""
+    """Return the first difference between a value and the value read back; None if there is none."""
     kind = cast("type[Any]", type(one))
     if kind is not type(other) and not (isinstance(one, _TIME_KINDS) and isinstance(other, _TIME_KINDS)):
         return "", _other_type(one, other), other
@@ -249,10 +252,10 @@ def _difference(one: Any, other: Any, exact: bool) -> _Fault | None:
 
 @lru_cache(maxsize=10_000)
 def _comparison(kind: type[Any]) -> Callable[[Any, Any, bool], _Fault | None]:
-    """How two values of a type are compared."""
+    """Return the function that compares two values of a type."""
     if issubclass(kind, _TIME_KINDS):
         return _difference_of_times
-    if kind in (float, Decimal):  # -0.0, and 1.0 for 1.00
+    if kind in (float, Decimal):  # 0.0 equals -0.0, and 1.0 equals 1.00
         return lambda one, other, _: None if one == other and str(one) == str(other) else ("", "", other)
     if issubclass(kind, dict):
         return _difference_of_mappings
@@ -266,7 +269,7 @@ def _comparison(kind: type[Any]) -> Callable[[Any, Any, bool], _Fault | None]:
 
 
 def _first_difference(left: Iterable[Any], right: Iterable[Any], exact: bool) -> tuple[int, _Fault] | None:
-    """The first pair that differs, by its number; they are as many on both sides."""
+    """Return the index of the first pair that differs, and its fault; both sides have the same length."""
     for index, (one, other) in enumerate(zip(left, right, strict=True)):
         kind = type(one)  # pyright: ignore[reportUnknownVariableType]
         if one is other or (kind in _ATOMS and kind is type(other) and one == other):
@@ -277,7 +280,7 @@ def _first_difference(left: Iterable[Any], right: Iterable[Any], exact: bool) ->
 
 
 def _difference_of_mappings(one: dict[Any, Any], other: dict[Any, Any], exact: bool) -> _Fault | None:
-    """Their order counts: what a state says may depend on it."""
+    """Compare two mappings with their order, since a state's methods may depend on it."""
     if len(one) != len(other):
         return "", "", other
     found = _first_difference(one, other, exact) or _first_difference(one.values(), other.values(), exact)
@@ -295,7 +298,7 @@ def _difference_of_sets(one: AbstractSet[Any], other: AbstractSet[Any], exact: b
     rest = {each: each for each in other}
     pairs = [(each, rest.pop(each)) for each in one if each in rest]
     for each in one - other if len(pairs) < len(one) else ():
-        # A time that its zone has twice or never equals no other (PEP 495), and itself in UTC.
+        # A time in a zone's gap or repeated hour equals no time in another zone (PEP 495): compare such times in UTC.
         match = next((again for again in rest if _difference(each, again, exact) is None), None)
         if match is None:
             return "[…]", "", other
@@ -316,7 +319,7 @@ def _difference_of_fields(one: Any, other: Any, exact: bool) -> _Fault | None:
 
 @lru_cache(maxsize=10_000)
 def _names(cls: Any) -> tuple[str, ...]:
-    """The fields of a dataclass or a model."""
+    """Return the fields of a dataclass or a model."""
     if issubclass(cls, BaseModel):
         return (*cls.model_fields, "__pydantic_extra__", "__pydantic_private__")
     return tuple(one.name for one in fields(cls))
@@ -347,7 +350,7 @@ def _is_same_time(one: date | time, other: date | time, exact: bool) -> bool:
 
 
 def _is_same_zone(one: tzinfo | None, other: tzinfo | None, exact: bool) -> bool:
-    """Whether two zones are one at any instant. Of a zone that is not known it cannot be told."""
+    """Return whether two zones are known to have the same offset at any instant; False for unknown zone classes."""
     if one is other or type(one) is type(other) is timezone:
         return one is other or (str(one) == str(other) and one == other)
     if exact or other is None:
@@ -366,14 +369,14 @@ _INNER = {
     "frozenset": ("items_schema",),
     "dict": ("values_schema",),
 }
-"""What a container that says nothing of its values holds: anything."""
+"""The schemas inside a container, which are `any` if the core schema omits them."""
 _OPAQUE = frozenset({"default", "metadata", "expected", "serialization", "keys_schema", "cls", "config", "members"})
 _TIMES: Mapping[str, Callable[[Node], Any]] = {"datetime": of_datetime, "time": of_time}
-"""Read in whatever form pydantic takes."""
+"""Wire schemas that read every text form that pydantic takes."""
 
 
 def _wired(node: Any) -> Any:
-    """The core schema with its leaves replaced by the wire profile's."""
+    """Return the core schema with its leaves replaced by those of the wire."""
     if isinstance(node, list):
         return [_wired(item) for item in cast("list[Any]", node)]
     if not isinstance(node, dict):
@@ -398,7 +401,7 @@ def _wired(node: Any) -> Any:
 
 
 def _wired_choice(node: Any) -> Any:
-    """As `_wired`, of a choice beside a text, where a check of the text would change which choice pydantic takes."""
+    """Return the wire schema of a choice in a union with `str`, where a check of the text would change the choice."""
     kind = str(cast("Node", node).get("type")) if isinstance(node, dict) else ""
     if kind in _TIMES:
         return _TIMES[kind](cast("Node", node))
@@ -406,7 +409,7 @@ def _wired_choice(node: Any) -> Any:
 
 
 def _wired_key(node: Node) -> Any:
-    """As `_wired`, of the keys of JSON objects: they are read only as they are written, so that no two become one."""
+    """Return the wire schema of JSON object keys, read only in the form they are written in, so no two become one."""
     kind: str = node["type"]
     read_key = LEAVES[kind].key if kind in LEAVES else None
     if read_key is not None:
@@ -416,7 +419,7 @@ def _wired_key(node: Node) -> Any:
     try:
         read = SchemaValidator(core_schema.dict_schema(cast("core_schema.AnySchema", node))).validate_json
     except SchemaError:
-        return node  # it names a definition from elsewhere
+        return node  # the schema refers to a definition outside it
 
     def as_written(text: str) -> Any:
         (key,) = read(dump_json({text: None}))
@@ -443,7 +446,7 @@ def _set(schema: Node) -> Any:
 
 
 def _in_order(value: Any, written: Callable[[Any], Any]) -> Any:
-    """The items of a set in an order that equal sets have in common, whatever order their hashes are in."""
+    """Return the items of a set in an order that is the same for equal sets, whatever the hashes."""
     items = written(value)
     if not isinstance(items, list):
         return items
@@ -452,4 +455,4 @@ def _in_order(value: Any, written: Callable[[Any], Any]) -> Any:
 
 
 _WIRES: Mapping[str, Callable[[Node], Any]] = {"enum": of_enum, "any": _anything, "set": _set, "frozenset": _set}
-"""Of parts that are no leaves."""
+"""Wire schemas of parts that are not leaves."""

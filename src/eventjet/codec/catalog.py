@@ -1,4 +1,4 @@
-"""Wire name and schema to event class, and back; `@upcaster`: one step from an old schema to the next."""
+"""Look up event classes by wire name and schema, and declare upcasters from an old schema to the next."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Step = Callable[[dict[str, Any]], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Upcaster:
-    """What `@upcaster` makes of a pure function: takes the JSON object of `schema`, returns that of `schema + 1`."""
+    """A pure function from the JSON object of `schema` to that of `schema + 1`, declared by `@upcaster`."""
 
     name: str
     schema: int
@@ -34,7 +34,7 @@ class Upcaster:
 
 
 def upcaster(name: str, /, *, schema: int) -> Callable[[Step], Upcaster]:
-    """Declare how schema `schema` of the event `name` becomes the next one; list it in `App(upcasters=[…])`.
+    """Declare how a body of the event `name` at schema `schema` becomes the next; list it in `App(upcasters=[…])`.
 
     ```python
     @upcaster("account.withdrawn", schema=1)
@@ -49,39 +49,39 @@ def upcaster(name: str, /, *, schema: int) -> Callable[[Step], Upcaster]:
 
 @dataclass(frozen=True, slots=True)
 class EncodedEvent:
-    """What is to be stored of an event, without its place."""
+    """The stored form of an event, without its subject and position."""
 
     type_name: str
     schema: int
     body: bytes
     event: Any = field(default=None, compare=False, repr=False)
-    """The event as it will be read back: equal to the one given, in the profile's zones and containers."""
+    """The event as it will be read back: equal to the given event, with the profile's time zones and containers."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventType:
-    """One declared event: its class and its wire form."""
+    """A declared event: its class and its wire form."""
 
     event_type: type
     info: EventInfo
     codec: BodyCodec
     aggregate: str | None = None
-    """Whose event it is; None where nobody said."""
+    """The aggregate that folds the event; None if that is not known."""
 
     def encode(self, event: Any) -> EncodedEvent:
-        """Checked by reading it back; raises `UnencodableEvent`."""
+        """Encode an event and check it by reading it back; raises `UnencodableEvent`."""
         return EncodedEvent(self.info.name, self.info.schema, *self.codec.read_back(event))
 
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """How to read one (wire name, schema)."""
+    """The decoder of one (wire name, schema)."""
 
     event: EventType
     decode: Callable[[bytes], Any]
-    """The event of a body, upcast when it is older; raises `ValueError`, or what an upcaster raises."""
+    """Returns the event of a body, upcast if its schema is older; raises `ValueError`, or what an upcaster raises."""
     aggregate: str | None
-    """As the event's own."""
+    """The aggregate that folds the event; None if that is not known."""
 
 
 def _upcasting(event: EventType, steps: Sequence[Upcaster]) -> Callable[[bytes], Any]:
@@ -95,7 +95,7 @@ def _upcasting(event: EventType, steps: Sequence[Upcaster]) -> Callable[[bytes],
 
 
 class Catalog:
-    """Every event of an app. Pure lookup; built once."""
+    """All declared events of an app, by class and by wire name."""
 
     def __init__(
         self,
@@ -104,61 +104,61 @@ class Catalog:
         retired: Sequence[str] = (),
         retired_aggregates: Sequence[str] = (),
     ) -> None:
-        """A mapping tells the aggregate of each event, the only one whose subjects may carry it."""
+        """A mapping of event types gives the aggregate of each event; only its subjects may carry the event."""
         self.voids: dict[int, str] = {}
-        """Position → reason of what readers of one log pass over: see `of_log`."""
+        """Position → reason of the skipped records of one log, known from their skip markers: see `of_log`."""
         owners = event_types if isinstance(event_types, Mapping) else dict[type, str]()
         self._types = {
             each: EventType(each, event_info(each), BodyCodec(each), owners.get(each))
             for each in dict.fromkeys(event_types)
         }
         self.is_private = any(map(is_private, self._types))
-        """Whether an event of the app holds something personal, or whatever else the app adds to that."""
+        """Whether an event of the app contains personal data; the app sets it, too, for its other private classes."""
         self._upcasters = tuple(upcasters)
         self._steps = {(step.name, step.schema): step for step in upcasters}
         self._retired = frozenset(retired)
         self.retired_aggregates = frozenset(retired_aggregates)
         """Names of aggregates whose events readers pass over."""
         self.aggregates = frozenset(owners.values()) | self.retired_aggregates
-        """Whose events the app knows of."""
+        """Names of the aggregates that the app knows, retired aggregates included."""
         self._names: dict[str, EventType] = {}
         for kind in self._types.values():
             for name in (kind.info.name, *kind.info.formerly):
                 self._names.setdefault(name, kind)
 
     def encode(self, event: Any) -> EncodedEvent:
-        """Raises `UnencodableEvent`, and `KeyError` for a class that no aggregate folds."""
+        """Encode an event; raises `UnencodableEvent`, and `KeyError` for a class that no aggregate folds."""
         return self._types[type(event)].encode(event)
 
     def __contains__(self, event_type: type) -> bool:
         return event_type in self._types
 
     def of_log(self, voids: Mapping[int, str] = MappingProxyType({})) -> Catalog:
-        """The same events, for readers of one log, who learn together which of its records are void."""
+        """Return a copy for the readers of one log, which share what they learn of its skip markers."""
         same = copy(self)
         same.voids = dict(voids)
         return same
 
     def named(self, type_name: str) -> EventType | None:
-        """The event of a wire name, whatever its schema."""
+        """Return the declared event with a current or former wire name, at any schema; None if there is none."""
         return self._names.get(type_name)
 
     def aggregates_of(self, event_types: Collection[type]) -> frozenset[str] | None:
-        """Whose subjects may carry one of these; None when that cannot be told of each."""
+        """Return the aggregates whose subjects may carry these events; None if the aggregate of one is not known."""
         found = {kind.aggregate if (kind := self._types.get(each)) else None for each in event_types}
         return None if None in found else frozenset(filter(None, found))
 
     def kinds(self) -> Sequence[EventType]:
-        """Every declared event."""
+        """Return every declared event."""
         return tuple(self._types.values())
 
     @property
     def retired(self) -> frozenset[str]:
-        """Names of events that nobody records any more."""
+        """The names of events that are no longer recorded."""
         return self._retired
 
     def masked(self, type_name: str, schema: int | None, body: Any) -> Any:
-        """The JSON of a body with what is personal hidden: all of it, where nobody can tell what is."""
+        """Return the JSON of a body with its personal values hidden, or with all values hidden if they are unknown."""
         if not self.is_private:
             return body
         kind = self._names.get(type_name)
@@ -166,16 +166,16 @@ class Catalog:
             return masked_whole(body)
         if not is_private(kind.event_type):
             return cast("dict[str, Any]", body)
-        # Fields of another schema may be called otherwise.
+        # Fields may have other names at another schema.
         is_same = kind.info.schema == (1 if schema is None else schema)
         return masked(body, kind.event_type) if is_same else masked_whole(body)
 
     def is_retired(self, type_name: str) -> bool:
-        """Whether nobody records this event any more and readers pass over it."""
+        """Return whether an event is no longer recorded, so that readers pass over it."""
         return type_name in self._retired
 
     def resolve(self, type_name: str, schema: int) -> Resolved | None:
-        """How to read it; None when it is unknown, newer than this app, or has a gap in its chain."""
+        """Return the decoder of a stored event; None if it is unknown, newer than this app, or lacks an upcaster."""
         kind = self._names.get(type_name)
         if kind is None or not 1 <= schema <= kind.info.schema:
             return None
@@ -186,7 +186,7 @@ class Catalog:
         return Resolved(kind, _upcasting(kind, steps) if steps else kind.codec.decode, kind.aggregate)
 
     def faults(self) -> list[str]:
-        """What is wrong with the names, schemas and chains, each as a sentence."""
+        """Return the faults of names, schemas and chains of upcasters, each as a sentence."""
         found: list[str] = []
         owner: dict[str, type] = {}
         for cls, kind in self._types.items():

@@ -1,4 +1,7 @@
-"""CloudEvents 1.0, structured mode in JSON (the NATS binding's): of public events, and of what inboxes take. PURE."""
+"""Encode public events as CloudEvents, and decode the messages of inboxes. PURE.
+
+CloudEvents 1.0 in structured mode, as JSON (NATS protocol binding).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ from eventjet.domain.recorded import Recorded
 from eventjet.errors import DefinitionError, UndecodableMessage
 
 POSITION = "Ej-Position"
-"""The position in the log of the event that a message tells of."""
+"""The header with the position in the log of the event that a message was translated from."""
 CONTENT_TYPE = "application/cloudevents+json"
 _REQUIRED = {"specversion", "id", "source", "type"}
 """Attributes that every CloudEvent has."""
@@ -32,7 +35,7 @@ _REQUIRED = {"specversion", "id", "source", "type"}
 
 @dataclass(frozen=True, slots=True)
 class PublicMessage:
-    """One message of a publication."""
+    """A message of a publication, ready to be published."""
 
     subject: str
     headers: tuple[tuple[str, str], ...]
@@ -40,7 +43,7 @@ class PublicMessage:
 
 
 def message_of(prefix: str, source: str, event: Recorded[Any], index: int, encoded: EncodedEvent) -> PublicMessage:
-    """The public event `index` of a recorded one, at `<prefix>.<encoded id>`."""
+    """Return the message of the public event `index` of a recorded event, on `<prefix>.<encoded id>`."""
     name = f"{event.event_id}.{index}"
     body = orjson.dumps(
         {
@@ -60,13 +63,17 @@ def message_of(prefix: str, source: str, event: Recorded[Any], index: int, encod
 
 
 class IncomingDecoder:
-    """Messages of another stream as `Incoming`: an event class by the profile of events, anything else by pydantic.
+    """Decodes messages of another stream to `Incoming`.
 
-    A message may be a CloudEvent in structured mode, whose `data` is validated, or the JSON itself.
+    Event classes are decoded by the JSON profile of events, all other types by pydantic. A message may be a CloudEvent
+    in structured mode, whose `data` is validated, or the JSON itself.
     """
 
     def __init__(self, kind: Any, created: str) -> None:
-        """`created` is when the stream was made; raises `DefinitionError` for what nothing can be validated as."""
+        """Prepare the decoder of one type; raises `DefinitionError` for a type that pydantic cannot validate.
+
+        `created` is the time at which the stream was created, part of the ids of messages that are not CloudEvents.
+        """
         self._created = created
         self._is_private = is_private(kind)
         try:
@@ -81,7 +88,7 @@ class IncomingDecoder:
             self._read = BodyCodec(kind).decode
 
     def __call__(self, record: RawRecord) -> Incoming[Any]:
-        """Raises `UndecodableMessage` for a message that is not what the inbox takes."""
+        """Return the decoded message; raises `UndecodableMessage` for a message that the inbox does not take."""
         position, time_ns, subject, _, body = record
         try:
             told: Any = read_json(body)

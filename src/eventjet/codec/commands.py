@@ -1,9 +1,10 @@
-"""A command on the wire: its arguments, and what it asked for. PURE.
+"""Encode the arguments of commands, and identify what a command asked for. PURE.
 
-`Arguments` are those of a served decision, an object of its parameters by name in the profile of events. A *request* is
-what a command asked for in few bytes: its decision's name and a digest of its arguments, as `deposit:6f1c…`. It is
-recorded beside the events of a command that has an id, so that the id is not taken for another request; it is the same
-in every process and release, as long as decision and parameters keep their names and the arguments their types.
+`Arguments` encodes the arguments of a served decision as an object by parameter name, in the JSON profile of events. A
+*request* identifies a command in few bytes, by its decision's name and a digest of its arguments, as `deposit:6f1c…`.
+It is recorded with the events of a command that has an id, so that a reuse of the id for another request is noticed. It
+is the same in every process and release, as long as decision and parameters keep their names and the arguments their
+types.
 """
 
 from __future__ import annotations
@@ -38,16 +39,16 @@ from eventjet.errors import DefinitionError
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
-"""Takes the zeros off a Decimal's end and rounds nothing."""
+"""Context in which `Decimal.normalize` removes trailing zeros and rounds nothing."""
 _signatures: WeakKeyDictionary[Callable[..., Any], inspect.Signature] = WeakKeyDictionary()
-"""Reading one takes longer than all the rest."""
+"""A cache of signatures, since reading a signature takes longer than all the rest of `request_of`."""
 
 
 class Arguments:
-    """Strict both ways: what a decision is not annotated with is refused, and so are names that it does not have."""
+    """The codec of a decision's arguments, strict both ways: values of other types and unknown names are refused."""
 
     def __init__(self, decide: Callable[..., Any]) -> None:
-        """Raises `DefinitionError` for a decision whose parameters cannot travel."""
+        """Build the codec; raises `DefinitionError` for a decision whose parameters cannot be encoded."""
         self._signature = inspect.signature(decide)
         _, *parameters = self._signature.parameters.values()
         bare: dict[str, Any] = {"__annotations__": {}, "__module__": decide.__module__}
@@ -70,24 +71,24 @@ class Arguments:
             raise DefinitionError(faults)
 
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-        """A call's arguments; raises `TypeError`, `ValueError` and `UnencodableEvent` for what does not fit."""
+        """Encode a call's arguments; raises `TypeError`, `ValueError` or `UnencodableEvent` if they do not fit."""
         bound = self._signature.bind(None, *args, **kwargs).arguments
         named = dict(list(bound.items())[1:])
         return self._codec.read_back(self._type(**named))[0]
 
     def decode(self, body: bytes) -> dict[str, Any]:
-        """Arguments by name; raises `ValueError` for a body that does not say them, or one of them twice."""
+        """Return the arguments by name; raises `ValueError` for a body that does not fit, or repeats a name."""
         json.loads(body or b"{}", object_pairs_hook=_check_names)
         told = self._codec.decode(body or b"{}")
         return {one.name: getattr(told, one.name) for one in fields(told)}
 
     def schema(self) -> dict[str, Any]:
-        """JSON Schema, with the profile's leaves: a Decimal is a string."""
+        """Return the JSON Schema of the arguments, with the profile's leaves: a Decimal is a string."""
         return shape_of(self._type)
 
 
 def _check_names(pairs: list[tuple[str, Any]]) -> None:
-    """Readers of JSON do not agree which value of a name counts (RFC 8259, section 4)."""
+    """Raise `ValueError` for a repeated name: parsers disagree which value counts (RFC 8259, section 4)."""
     names: set[str] = set()
     for name, _ in pairs:
         if name in names:
@@ -97,17 +98,17 @@ def _check_names(pairs: list[tuple[str, Any]]) -> None:
 
 @lru_cache(maxsize=1_000)
 def arguments_of(decide: Callable[..., Any]) -> Arguments:
-    """Made once for each decision; raises `DefinitionError`."""
+    """Return the codec of a decision's arguments, built once for each decision; raises `DefinitionError`."""
     return Arguments(decide)
 
 
 def request_of(decide: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], *, whose: str) -> str:
-    """The request that a decision with its arguments is; only its name where an argument has no canonical form.
+    """Return the request of a decision with its arguments; only its name if an argument has no canonical form.
 
-    `whose` is the command's own id and its aggregate's: the same arguments of another command look different, so
-    nobody sees who said the same, or finds short secrets in a table made in advance. Whoever reads the log and knows
-    all but a few digits of the arguments can still try them, as with any digest.
-    An argument that equals its parameter's default counts as not given, and names do not depend on how it was passed.
+    `whose` is the ids of the command and of its aggregate, a salt of the digest: equal arguments of two commands have
+    different digests, so nobody can see that they are equal, or find short secrets in a precomputed table. A reader of
+    the log who knows all but a few digits of the arguments can still try them, as with any digest. An argument that
+    equals its parameter's default counts as not given, and it does not matter whether it is passed by name.
     """
     while isinstance(decide, partial):
         decide, args, kwargs = decide.func, (*decide.args, *args), {**decide.keywords, **kwargs}
@@ -121,19 +122,19 @@ def request_of(decide: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
 
 
 def request_in(block: bytes) -> str | None:
-    """What the command of an event asked for, by its headers; None where that was not recorded."""
+    """Return the request of the command that recorded an event, from its headers; None if it was not recorded."""
     told = header(block, REQUEST)
     return None if told is None else unquote(told)
 
 
 def is_same_request(one: str, other: str) -> bool:
-    """Whether two requests are the same, as far as both say what they were."""
+    """Return whether two requests are the same; without a digest on both sides, only the names are compared."""
     (name, _, digest), (other_name, _, other_digest) = one.partition(":"), other.partition(":")
     return name == other_name and (digest == other_digest or not digest or not other_digest)
 
 
 def _arguments(decide: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments by the names of their parameters, in canonical form."""
+    """Return the arguments by the names of their parameters, in canonical form."""
     bound = _signature(decide).bind(None, *args, **kwargs)
     named: dict[str, Any] = {}
     for index, (name, value) in enumerate(bound.arguments.items()):
@@ -155,13 +156,13 @@ def _signature(decide: Callable[..., Any]) -> inspect.Signature:
         known = _signatures.get(decide)
         if known is None:
             known = _signatures[decide] = inspect.signature(decide)
-    except TypeError:  # it is neither hashed nor referred to weakly
+    except TypeError:  # the function has no hash, or no weak references
         return inspect.signature(decide)
     return known
 
 
 def canonical(value: Any) -> Any:
-    """A value as JSON can tell it, equal for values that are; raises `TypeError` for what has no such form."""
+    """Return a value as JSON data, equal for equal values; raises `TypeError` for a value without such a form."""
     match value:
         case Enum():
             return canonical(value.value)

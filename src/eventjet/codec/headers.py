@@ -1,14 +1,14 @@
-"""Headers of a stored event: written in one order, read without parsing them all. PURE.
+"""Write the headers of a stored event in one order, and read them without parsing them all. PURE.
 
 Order: `Nats-Msg-Id` · `Nats-Expected-Last-Subject-Sequence` · `Ej-Type` · `Ej-Schema` · `Ej-Version` · `Ej-Command` ·
 `Ej-Request` · `Ej-Correlation` · `Ej-Causation` · `traceparent` · `Ej-Meta-*` · `Ej-Imported` · `Ej-Recorded-At` ·
-`Ej-Logged-At` · `Ej-Save`. A record of the log stays bytes until `codec.records` makes an event of it.
+`Ej-Logged-At` · `Ej-Save`. A record of the log stays bytes until `codec.records` decodes it to an event.
 
-Two kinds of records have more to say. An *imported* event has two times: `recorded_at`, when it was recorded where it
-comes from, and `logged_at`, when this log got it; for all others both are the same. A *void* is a record of eventjet's
-own that declares another record void, so that every reader passes over that one. Its subject names the position,
-`<app>._void.17`: no aggregate can be called so, a position can be declared void once only, and all voids of a log are
-found by one wildcard.
+Two kinds of records have more headers or another meaning. An *imported* event has two times: `recorded_at`, when it was
+recorded in its original system, and `logged_at`, when this log stored it; for all other events both are the same. A
+*skip marker* (`void` in names here) is eventjet's own record that makes every reader pass over another record. Its
+subject names the position of that record, `<app>._void.17`: no aggregate can have this name, each position can be
+skipped only once, and one wildcard matches all skip markers of a log.
 """
 
 from __future__ import annotations
@@ -41,34 +41,34 @@ CAUSATION = "Ej-Causation"
 TRACEPARENT = "traceparent"
 META = "Ej-Meta-"
 RECORDED_AT = "Ej-Recorded-At"
-"""When it was recorded first, where that is not when the server stored it: written by imports and restores."""
+"""The time at which the event was first recorded, if it differs from the server's; set by imports and restores."""
 IMPORTED = "Ej-Imported"
-"""Says that an event was imported: it happened elsewhere and long ago, so nothing is to follow from it."""
+"""Marks an imported event: it happened elsewhere and long ago, so reactors and processes ignore it."""
 LOGGED_AT = "Ej-Logged-At"
-"""When the log got an imported event, where the server has another time: written by restores."""
+"""The time at which the log stored an imported event, if it differs from the server's; set by restores."""
 BATCH_ID, BATCH_NUMBER, BATCH_COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
-"""Of an atomic batch (ADR-50); the server stores them."""
+"""Headers of an atomic batch (ADR-50); the server stores them."""
 SAVE = "Ej-Save"
-"""Of a batch that holds several saves: `<number of the save>/<how many of its messages follow>`."""
+"""Header in a batch of several saves: `<number of the save>/<how many of its messages follow>`."""
 ENCODING = "Ej-Encoding"
 ACTOR = META + "actor"
 
 VOID_TYPE = "eventjet.voided"
 VOID_REASON_MAX = 500
-"""Characters."""
+"""Limit of the reason in a skip marker, in characters."""
 
 VOID_NAME = "_void"
-"""What stands in the place of an aggregate's name."""
+"""The token of a skip marker's subject in place of an aggregate's name."""
 _VOID_TOKEN = VOID_NAME.encode()
 VOID_PART = b"." + _VOID_TOKEN + b"."
-"""What the subjects of voids contain, and no other subject does."""
+"""The part that only subjects of skip markers contain."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _METADATA = re.compile(rb"\r\n(?:Ej-C(?:or|au)|Ej-Meta-|traceparent)")
 _SHOWN_MAX = 100
-"""Characters of what others wrote that a message repeats."""
+"""Limit of characters of stored text that a message repeats."""
 _REASON_MAX = TEXT_MAX + 100
-"""With how long it was, where it was cut already."""
+"""Limit of a reason, with room for the note on its length that `cut` appends."""
 _NUMBERS_END = 2**63
 _KEY = re.compile(r"[a-z][a-z0-9-]{0,40}")
 _VISIBLE = "".join(chr(code) for code in range(33, 127) if chr(code) != "%")
@@ -81,26 +81,26 @@ _CALLED = {
     TRACEPARENT: "The metadata's traceparent",
     ACTOR: "The metadata's actor",
 }
-"""What messages call the values of these headers: whoever gives them has never seen a header."""
+"""The names of these values in messages, since callers do not know the headers."""
 
 
 def header_block(pairs: Iterable[tuple[str, str]]) -> bytes:
-    """The block as the server stores it."""
+    """Return the header block as the server stores it."""
     return ("NATS/1.0\r\n" + "".join(f"{name}: {value}\r\n" for name, value in pairs) + "\r\n").encode()
 
 
 def header(block: bytes, name: str) -> str | None:
-    """One header out of the block, unescaped only by `metadata_of`; None when absent."""
+    """Return the value of a header, still escaped; None if it is absent."""
     start = block.find(b"\r\n" + name.encode() + b": ")
     if start < 0:
         return None
     start += len(name) + 4
     end = block.find(b"\r\n", start)
-    return block[start : end if end >= 0 else None].decode("utf-8", "replace")  # others may have left its end out
+    return block[start : end if end >= 0 else None].decode("utf-8", "replace")  # other programs may omit the end
 
 
 def mark_batch(blocks: Sequence[list[tuple[str, str]]]) -> None:
-    """Make the messages of these headers one atomic batch (ADR-50); a message alone stays a plain publish."""
+    """Make the messages of these headers one atomic batch (ADR-50); a single message stays a plain publish."""
     if len(blocks) < 2:
         return
     batch = uuid4().hex
@@ -110,7 +110,7 @@ def mark_batch(blocks: Sequence[list[tuple[str, str]]]) -> None:
 
 
 def mark_saves(saves: Sequence[Sequence[list[tuple[str, str]]]]) -> None:
-    """Make the messages of all these saves one atomic batch that tells where each save ends."""
+    """Make the messages of several saves one atomic batch whose headers show where each save ends."""
     if len(saves) > 1:
         for number, blocks in enumerate(saves, 1):
             for left, block in enumerate(reversed(blocks)):
@@ -119,19 +119,19 @@ def mark_saves(saves: Sequence[Sequence[list[tuple[str, str]]]]) -> None:
 
 
 def save_of(block: bytes) -> str | None:
-    """What all messages of one save have in common, and those of no other; None for a save of one message."""
+    """Return an id that only the messages of one save share; None for a save of one message."""
     batch, number = header(block, BATCH_ID), header(block, SAVE)
     return batch if batch is None or number is None else f"{batch}/{number.partition('/')[0]}"
 
 
 def open_batch(block: bytes) -> str | None:
-    """The id of the batch in which a message's save goes on; None where it is of none, or is the last of its save."""
+    """Return the batch id of a message whose save continues after it; None for the last message of a save."""
     is_last = header(block, BATCH_COMMIT) is not None or (header(block, SAVE) or "").endswith("/0")
     return None if is_last else header(block, BATCH_ID)
 
 
 def number_of(block: bytes, name: str) -> int | None:
-    """One header as a number below 2^63; None when it is absent or not one."""
+    """Return a header as a number below 2^63; None if it is absent or not such a number."""
     start = block.find(b"\r\n%b: " % name.encode())
     if start < 0:
         return None
@@ -142,13 +142,13 @@ def number_of(block: bytes, name: str) -> int | None:
 
 
 def command_of(block: bytes) -> str | None:
-    """The id of the command that an event came of; None where it has none."""
+    """Return the id of the command that recorded an event; None if the command had no id."""
     told = header(block, COMMAND)
     return told and unquote(told)
 
 
 def metadata_of(block: bytes) -> tuple[str | None, Metadata]:
-    """(command id, metadata) of a block."""
+    """Return (command id, metadata) of a block."""
     command_id = command_of(block)
     if not _METADATA.search(block):
         return command_id, NO_METADATA
@@ -164,28 +164,28 @@ def metadata_of(block: bytes) -> tuple[str | None, Metadata]:
 
 
 def recorded_at(record: RawRecord) -> datetime:
-    """When it was recorded: JetStream's time, unless the record says otherwise; raises `UndecodableEvent`."""
+    """Return when an event was recorded: JetStream's time, unless a header gives it; raises `UndecodableEvent`."""
     return told_time(record, RECORDED_AT, stored_at(record))
 
 
 def stored_at(record: RawRecord) -> datetime:
-    """JetStream's time."""
+    """Return JetStream's time of a record."""
     return stored_time(record[1])
 
 
 def stored_time(time_ns: int) -> datetime:
-    """JetStream's time, of nanoseconds since 1970."""
+    """Return JetStream's time from nanoseconds since 1970, cut to microseconds."""
     return _EPOCH + timedelta(microseconds=time_ns // 1000)
 
 
 def undecodable(record: RawRecord, fault: str) -> UndecodableEvent:
-    """The error for a record, with what is wrong with it in one line."""
+    """Return the error for a record, with its fault in one line."""
     reason = cut(next(iter(fault.splitlines()), ""), _REASON_MAX)
     return UndecodableEvent(brief(header(record[3], TYPE) or "?"), record[0], record[4], reason)
 
 
 def brief(text: str | None) -> str:
-    """What others wrote, as a message may repeat it."""
+    """Return stored text shortened to what a message may repeat."""
     return text if text is not None and len(text) <= _SHOWN_MAX else f"{(text or '')[:_SHOWN_MAX]}…"
 
 
@@ -195,7 +195,7 @@ def _unescaped(value: bytes) -> str:
 
 
 def told_time(record: RawRecord, name: str, default: datetime) -> datetime:
-    """The time in a header, a default where it is absent; raises `UndecodableEvent`."""
+    """Return the time in a header, or a default if it is absent or has no zone; raises `UndecodableEvent`."""
     text = header(record[3], name)
     if text is None:
         return default
@@ -207,18 +207,18 @@ def told_time(record: RawRecord, name: str, default: datetime) -> datetime:
 
 
 def is_imported(block: bytes) -> bool:
-    """Whether the event of these headers was imported."""
+    """Return whether the event of these headers was imported."""
     return header(block, IMPORTED) is not None
 
 
 def logged_at(record: RawRecord) -> datetime:
-    """When the log got a record, in the order of positions; raises `UndecodableEvent`."""
+    """Return when the log stored a record, in the order of positions; raises `UndecodableEvent`."""
     name = LOGGED_AT if is_imported(record[3]) else RECORDED_AT
     return told_time(record, name, stored_at(record))
 
 
 def context_headers(command_id: str | None, metadata: Metadata, request: str | None = None) -> list[tuple[str, str]]:
-    """The headers after `Ej-Version`, in order, values escaped; raises `Refused` for what cannot travel."""
+    """Return the headers after `Ej-Version`, in order and escaped; raises `Refused` for values that do not fit."""
     check_metadata(metadata)
     named = (
         (COMMAND, command_id),
@@ -256,12 +256,12 @@ def _escaped(name: str, value: str) -> str:
 
 
 def void_subject(app: str, position: int | str) -> str:
-    """Where the void of a position is; `*` stands for all of them."""
+    """Return the subject of the skip marker of a position; `*` matches all skip markers."""
     return f"{app}._void.{position}"
 
 
 def voided_by(subject: bytes) -> int | None:
-    """The position that a record on this subject declares void; None where it declares none."""
+    """Return the position that a record on this subject skips; None if the record is not a skip marker."""
     names = subject.split(b".")
     if len(names) != 3 or names[1] != _VOID_TOKEN or not names[2].isdigit() or len(names[2]) > 18:
         return None
@@ -269,12 +269,12 @@ def voided_by(subject: bytes) -> int | None:
 
 
 def void_body(position: int, reason: str) -> bytes:
-    """The body of a void."""
+    """Return the body of a skip marker."""
     return orjson.dumps({"position": position, "reason": reason})
 
 
 def reason_in(body: bytes) -> str:
-    """Why, as whoever declared it said; empty for a body that cannot be read."""
+    """Return the reason in the body of a skip marker; empty for a body that cannot be read."""
     try:
         return str(orjson.loads(body)["reason"])[:VOID_REASON_MAX]
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""JSON of any kind, read and written in one way. PURE."""
+"""Read and write JSON of any kind with the same rules everywhere. PURE."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import orjson
 
 
 def read_json(text: bytes | str) -> Any:
-    """The value of JSON: the one reading of whatever may hold an application's values.
+    """Return the value of a JSON text; all JSON that may contain an application's values is read here.
 
-    An integer keeps all its digits, and of a name that comes twice the last value counts. Raises `ValueError` for what
-    is no JSON, which lone surrogates and NaN are not (RFC 8259), and for a number beyond a double's range, `1e400`.
+    An integer keeps all its digits, and of a repeated name the last value counts. Raises `ValueError` for text that is
+    not JSON (which includes lone surrogates and NaN, RFC 8259) and for a number beyond a double's range, `1e400`.
     """
     try:
         return msgspec.json.decode(text)
@@ -23,23 +23,23 @@ def read_json(text: bytes | str) -> Any:
 
 
 def dump_json(value: Any, option: int = 0) -> bytes:
-    """The JSON that `read_json` reads as the same value; `option` is orjson's.
+    """Return the JSON that `read_json` reads as the same value; `option` is passed to orjson.
 
-    Raises `TypeError` for what orjson does not take, and `ValueError` for NaN and infinities.
+    Raises `TypeError` for a type that orjson does not take, and `ValueError` for NaN and infinities.
     """
     try:
         text = orjson.dumps(value, option=option)
     except TypeError as error:
         if "Recursion limit" in str(error):
             raise ValueError("the JSON is nested too deeply") from None
-        return orjson.dumps(check_numbers(value), option=option)  # it refuses integers beyond 64 bits
+        return orjson.dumps(check_numbers(value), option=option)  # orjson refuses integers beyond 64 bits
     if b"null" in text:
-        check_numbers(value)  # it writes NaN as null
+        check_numbers(value)  # orjson writes NaN as null
     return text
 
 
 def check_numbers(value: Any) -> Any:
-    """The value, long integers in it as their JSON; raises `ValueError` for a number that JSON does not have."""
+    """Return the value with its long integers as JSON fragments; raises `ValueError` for NaN and infinities."""
     if isinstance(value, dict):
         return {key: check_numbers(each) for key, each in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list | tuple):

@@ -1,13 +1,13 @@
-"""The leaf types of a body: one row for each, from which all that reads, writes, exports or tries them is made. PURE.
+"""The table of leaf types of a body, from which readers, writers, exports and trials of each type are built. PURE.
 
 A leaf is a value that JSON keeps as one text, number or word. `LEAVES` has a row for each type that pydantic's core
-schema names; to support another type is to add its row. Who reads which column:
+schema names; to support another type, add its row. Who reads which column:
 
 | column | read by |
 |---|---|
 | `wire`, `key` | `codec.bodies`: the validator and the serializer of a stored body |
 | `struct`, `words`, `convert` | `codec.structs`: the same for bodies in the form they are written in |
-| `is_exact` | `codec.bodies`: how what was read back is compared |
+| `is_exact` | `codec.bodies`: how a value read back is compared |
 | `is_text` | `codec.unions`: which types JSON tells apart |
 | `schema`, `key_pattern` | `codec.shape`: JSON Schema |
 | `title`, `samples` | `contracts.compare` and `contracts.samples` |
@@ -32,19 +32,19 @@ import msgspec
 from pydantic_core import PydanticSerializationUnexpectedValue, SchemaValidator, core_schema
 
 Node: TypeAlias = dict[str, Any]
-"""A part of a core schema, or of a JSON Schema."""
+"""A part of a core schema or of a JSON Schema."""
 
 SAFE_INTEGER = 2**53
-"""Beyond it a JSON number loses digits in many languages (RFC 8259, section 6)."""
+"""Integers beyond this value lose digits as JSON numbers in many languages (RFC 8259, section 6)."""
 EXPONENT_MAX = 999_999
-"""Of a Decimal: beyond it arithmetic in Python's default context overflows."""
+"""The largest exponent of a Decimal, beyond which arithmetic in Python's default context overflows."""
 
 DECIMAL_TEXT = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?(E[+-]?[0-9]+)?$"
 BASE64_TEXT = "^[A-Za-z0-9+/]*={0,2}$"
 DURATION_TEXT = "^-?P([0-9]+Y)?([0-9]+D)?(T([0-9]+H)?([0-9]+M)?([0-9.]+S)?)?$"
 TIME_TEXT = r"^[0-9]{2}:[0-9]{2}(:[0-9]{2}(\.[0-9]+)?)?(Z|[+-][0-9]{2}:[0-9]{2})?$"
 LARGE_TEXT = "[1-9][0-9]{15,}$"
-"""How the pattern of an integer beyond 2^53 ends."""
+"""The end of the pattern of an integer beyond 2^53."""
 
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _DATETIME = re.compile(rf"{_DATE.pattern}[Tt ][0-9]{{2}}:[0-9]{{2}}.*")
@@ -66,46 +66,49 @@ def _same(node: Node) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """One type of value; `kind` is what pydantic's core schema calls it."""
+    """One type of value; `kind` is its name in pydantic's core schema."""
 
     kind: str
     python: type
     title: str
-    """What a message calls a value of it."""
+    """The name of such a value in messages."""
     wire: Callable[[Node], Any] = _same
-    """Core schema of the type → core schema of its JSON, which validates and serializes."""
+    """Returns the core schema that validates and serializes the JSON of the type, from the type's own core schema."""
     key: Callable[[str], Any] | None = None
-    """Reads a key of a JSON object, where pydantic takes no text for the type; raises `ValueError`."""
+    """Reads a key of a JSON object, if pydantic takes no text for the type; raises `ValueError`."""
     is_key_rewritten: bool = False
-    """Whether a key is compared with how it would be written, since the type is read in several forms."""
+    """Whether a key is compared with its written form, since the type is read in several forms."""
     struct: Any = ...
-    """What msgspec reads it as; `...` where only pydantic reads it."""
+    """The type that msgspec reads; `...` if only pydantic reads this type."""
     words: tuple[str, ...] = ()
-    """Words of a core schema that msgspec checks, or `convert` does."""
+    """Options of a core schema that msgspec or `convert` checks."""
     convert: Callable[[Node], Callable[[Any], Any]] | None = None
-    """Of its core schema, what makes the value of what msgspec read; None for one that stays as it is."""
+    """Returns the conversion of what msgspec read, from the core schema; None for no conversion."""
     is_exact: bool = True
-    """Whether two equal values of the type are the same."""
+    """Whether two equal values of the type are indistinguishable."""
     is_text: Callable[[str], Any] | None = None
-    """Whether a JSON text may be a value of it; None where none is."""
+    """Returns whether a JSON text may be a value of the type; None for a type that is never text."""
     schema: Node = field(default_factory=dict[str, Any])
-    """Its JSON Schema; empty where pydantic's own is right."""
+    """The JSON Schema of the type; empty if pydantic's own is right."""
     key_pattern: str = ""
-    """JSON Schema's pattern of a key."""
+    """The pattern of a key in JSON Schema."""
     samples: tuple[Any, ...] = ()
-    """Values as JSON has them, for trials; the plainest first."""
+    """JSON values of the type for trials, the plainest first."""
     columns: tuple[str, ...] = ()
-    """Names of the types of SQLAlchemy's columns that take it, its own first."""
+    """Names of the SQLAlchemy column types that take the type, the usual first."""
 
 
 def decimal_from_json(text: str) -> Decimal:
-    """The number that a text is, as Python writes it: no sign, zero, blank or underscore too many."""
+    """Return the Decimal of a text in Python's form, without extra signs, zeros, blanks or underscores.
+
+    Raises `ValueError` for any other text.
+    """
     try:
         value = Decimal(text)
     except ArithmeticError:
         raise ValueError(_DECIMAL_FORM) from None
     if (
-        (str(value) == text or _DECIMAL.fullmatch(text))  # `1E3` is another spelling of `1E+3`
+        (str(value) == text or _DECIMAL.fullmatch(text))  # `1E3` equals `1E+3`
         and value.is_finite()
         and -EXPONENT_MAX <= value.adjusted() <= EXPONENT_MAX
     ):
@@ -114,7 +117,7 @@ def decimal_from_json(text: str) -> Decimal:
 
 
 def bytes_from_json(value: Any) -> bytes:
-    """Bytes of base64; raises `ValueError` for what is none."""
+    """Return the bytes of a base64 text; raises `ValueError` for any other value."""
     if not isinstance(value, str):
         raise ValueError("bytes travel as base64")
     try:
@@ -124,7 +127,7 @@ def bytes_from_json(value: Any) -> bytes:
 
 
 def _reads(convert: Callable[[str], Any]) -> Callable[[str], bool]:
-    """Whether a text can be converted."""
+    """Return a function that says whether `convert` takes a text."""
 
     def is_text(text: str) -> bool:
         try:
@@ -137,14 +140,14 @@ def _reads(convert: Callable[[str], Any]) -> Callable[[str], bool]:
 
 
 def datetime_to_json(value: datetime) -> str:
-    """RFC 3339 in UTC; raises `ValueError` for a datetime without a zone."""
+    """Return a datetime as RFC 3339 text in UTC; raises `ValueError` for a datetime without a zone."""
     if value.tzinfo is None:
         raise ValueError("a datetime needs a time zone")
     return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
 
 
 def in_utc(value: datetime) -> datetime:
-    """Python's own UTC, which `is` the one that an application compares with."""
+    """Return the datetime with the object `datetime.UTC` as its zone; raises `ValueError` outside the years 1-9999."""
     try:
         return value.replace(tzinfo=UTC) if value.tzinfo == UTC else value.astimezone(UTC)
     except OverflowError:
@@ -152,7 +155,7 @@ def in_utc(value: datetime) -> datetime:
 
 
 def of_enum(schema: Node) -> Any:
-    """`true` and `1.0` are equal to 1 in Python, and are not what a member of value 1 is written as."""
+    """Return the wire schema of an enum, which refuses `true` and `1.0` for a member with the equal value 1."""
     kinds = {next((kind for kind in _ALIKE if isinstance(member.value, kind)), None) for member in schema["members"]}
     refused = tuple(kind for kind, alike in _ALIKE.items() if not kinds & alike)
 
@@ -165,12 +168,12 @@ def of_enum(schema: Node) -> Any:
 
 
 def of_time(schema: Node) -> Any:
-    """A time whose zone is one of a fixed offset of Python's own."""
+    """Return the wire schema of a time, with its offset as Python's `datetime.timezone`."""
     return core_schema.no_info_after_validator_function(_in_fixed_zone, cast("core_schema.AnySchema", schema))
 
 
 def of_datetime(schema: Node) -> Any:
-    """A datetime with its zone, in UTC."""
+    """Return the wire schema of a datetime, which needs a zone and is converted to UTC."""
     serialization = core_schema.plain_serializer_function_ser_schema(datetime_to_json, when_used="json")
     aware = cast("core_schema.AnySchema", {**schema, "tz_constraint": "aware"})
     return core_schema.no_info_after_validator_function(
@@ -179,7 +182,7 @@ def of_datetime(schema: Node) -> Any:
 
 
 _ALIKE: dict[type, set[Any]] = {bool: {bool}, int: {int, float}, float: {float}}
-"""(type of a number of JSON → types of the values that it may be), `bool` first, which is an `int` to Python."""
+"""JSON number type → types of the values it may stand for; `bool` is first since it is a subclass of `int`."""
 
 
 def _in_fixed_zone(value: time) -> time:
@@ -188,7 +191,7 @@ def _in_fixed_zone(value: time) -> time:
 
 
 def _converted(read: Callable[[Any], Any], write: Callable[[Any], Any]) -> Callable[[Node], Any]:
-    """A leaf that `read` takes from JSON before it is validated, and `write` turns into JSON."""
+    """Return a `wire` that converts JSON by `read` before validation, and values to JSON by `write`."""
     serialization = core_schema.plain_serializer_function_ser_schema(write, when_used="json")
     return lambda schema: core_schema.no_info_before_validator_function(
         read, cast("core_schema.AnySchema", schema), serialization=serialization
@@ -196,12 +199,12 @@ def _converted(read: Callable[[Any], Any], write: Callable[[Any], Any]) -> Calla
 
 
 def _formed(form: re.Pattern[str], reason: str, kind: core_schema.CoreSchema) -> Callable[[Node], Any]:
-    """A leaf whose text has to be of a form: pydantic takes others too, such as a text of the seconds since 1970."""
+    """Return a `wire` for text of one form, since pydantic also takes others, such as the seconds since 1970."""
     read = SchemaValidator(kind).validate_python
 
     def check(value: Any) -> Any:
         if not isinstance(value, str):
-            return value  # which pydantic refuses
+            return value  # pydantic refuses it
         if form.fullmatch(value) is None:
             raise ValueError(reason)
         return read(value)
@@ -235,7 +238,7 @@ def _integer_from_json(value: Any) -> Any:
 
 def _integer_to_json(value: Any) -> Any:
     if not isinstance(value, int):
-        raise PydanticSerializationUnexpectedValue("no integer")  # in a union pydantic tries the next of its members
+        raise PydanticSerializationUnexpectedValue("no integer")  # in a union pydantic then tries the next member
     return value if -SAFE_INTEGER <= value <= SAFE_INTEGER else str(value)
 
 
@@ -284,7 +287,7 @@ _COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
 
 
 def _datetime_converter(_: Node) -> Callable[[Any], Any]:
-    """Only as it is written here: pydantic and Python each take other forms, and not the same."""
+    """Return a converter for the written form only, since pydantic and Python accept different other forms."""
     is_written, read = _WRITTEN_DATETIME.fullmatch, datetime.fromisoformat
 
     def convert(text: str) -> datetime:
@@ -296,7 +299,7 @@ def _datetime_converter(_: Node) -> Callable[[Any], Any]:
 
 
 def _uuid_converter(_: Node) -> Callable[[Any], Any]:
-    """msgspec takes one without hyphens, too, and no other form than these two."""
+    """Return a converter for the form with hyphens; msgspec also takes the form without, and no other."""
 
     def convert(text: str) -> UUID:
         if len(text) != 36:
@@ -445,11 +448,11 @@ LEAVES: dict[str, Leaf] = _row(
         columns=("LargeBinary",),
     ),
 )
-"""By the name in pydantic's core schema. An enum or a literal is a choice among values of these: see `of_enum`."""
+"""The leaf types by their names in pydantic's core schema; enums and literals are choices of values: see `of_enum`."""
 
 
 def leaf_of(schema: Mapping[str, Any]) -> Leaf | None:
-    """The leaf that a JSON Schema of a text is of; None for plain text, and for texts of other forms."""
+    """Return the leaf type of a JSON Schema of text; None for plain text and for other text formats."""
     return _BY_SCHEMA.get(
         (schema.get("contentEncoding"), schema.get("format"), None if "format" in schema else schema.get("pattern"))
     )

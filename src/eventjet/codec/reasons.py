@@ -1,7 +1,7 @@
-"""Why something could not be done, in one line that may be shown: cut, and nothing personal in it. PURE.
+"""Describe exceptions in one short line without personal data. PURE.
 
-Here alone pydantic's errors become text, which names each field. The value itself is not shown, which may be personal;
-of a field that others named, a key of a dict for instance, only what looks like a name is.
+Only this module turns pydantic's errors into text, which names each field. Values are not shown, since they may be
+personal; field names that come from data, such as keys of a dict, are shown only if they look like names.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from eventjet.errors import DefinitionError, EventjetError
 from eventjet.text import cut
 
 FIELDS_MAX = 5
-"""Fields that are named; of the rest it is said how many they are."""
+"""Faulty fields that a text names; for the others it gives their number."""
 _FIELD_MAX = 80
 _FAULT_MAX = 120
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]{0,40}")
 TRACEBACK_MAX = 8_000
-"""Characters; the end is kept."""
+"""Characters of a traceback; its end is kept."""
 
 
 def reason_of(error: BaseException, *, private: bool = False) -> str:
-    """What happened, in one line; of a statement neither its text nor its values.
+    """Return in one line what happened; for an SQL error without the text of the statement and its values.
 
-    Where something personal is at hand, so `private`, an error of others is named by its type and its place: what it
-    says may repeat a value. Errors of eventjet's own repeat none.
+    `private` says that personal data may be involved: then an error that is not eventjet's is described by its type
+    and place alone, since its message may repeat a value. Errors of eventjet repeat none.
     """
     driver = getattr(error, "orig", None)
     cause = driver if isinstance(driver, BaseException) else error
@@ -46,7 +46,7 @@ def reason_of(error: BaseException, *, private: bool = False) -> str:
 
 
 def traceback_of(error: BaseException, *, private: bool = False) -> str:
-    """Its last frames and those of what led to it; where something personal is at hand, without what the errors say."""
+    """Return the last frames of an error and of its causes; without the messages of the errors if `private`."""
     if not private:
         return "".join(traceback.TracebackException.from_exception(error, limit=-20).format())[-TRACEBACK_MAX:]
     told = [
@@ -77,7 +77,10 @@ def _without_message(error: BaseException) -> str:
 
 
 def faults_of(error: BaseException) -> str:
-    """`amount: Field required; lines[2].price: a Decimal travels as a string`; of other errors their first line."""
+    """Return the faulty fields of a validation error, or the first line of another error.
+
+    For instance `amount: Field required; lines[2].price: a Decimal travels as a string`.
+    """
     if isinstance(error, DefinitionError):
         return "; ".join(error.faults)
     if not isinstance(error, ValidationError):
@@ -102,7 +105,7 @@ def _path(loc: tuple[int | str, ...]) -> str:
 
 def _said(kind: str, message: str) -> str:
     if kind == "union_tag_invalid":
-        return "Its tag is none of the expected ones"  # pydantic repeats the one that came
+        return "Its tag is none of the expected ones"  # pydantic's own message repeats the tag
     return _shortened(message.removeprefix("Value error, "), _FAULT_MAX)
 
 

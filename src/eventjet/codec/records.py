@@ -1,13 +1,14 @@
-"""Records of the log as events: decoded once and by every engine alike, each held to the one before it.
+"""Decode records of the log to events, and check each against its predecessor on the same subject. PURE.
 
-`Decoder` makes an event of a record. Headers are written in one order, and read by their two ends where they are in it:
-nothing is cut out that nobody asks for. Others, and other orders, are put in order first.
+`Decoder` turns a record into an event, for all readers alike. Headers are written in one order; a block in that order
+is parsed from its two ends without extracting headers that are not needed. Other blocks are put in order first.
 
-`Chain` tells whether a record follows the one before it on its subject, wherever a reader of the log began. What lies
-right before a record decides, and nothing else: its version has to be the next one, and the position that it was
-written after has to be that record's. What a reader has met it remembers. For the rest it asks for the record at the
-expected position, since the server stored nothing that expected another last message of its subject. So all readers of
-a log come to the same, from whatever position they start and however little they keep. PURE.
+`Chain` is the predecessor check: it checks that a record follows the previous record of its subject, from whatever
+position a reader started. Only the direct predecessor counts: the record's version has to be the next, and the position
+the record was written after has to be that of the predecessor. A reader remembers the records it has seen. For other
+subjects it fetches the record at the expected position, since the server stored only records whose expected last
+message of the subject was right. So all readers of a log come to the same result, whatever their start position and
+however little they remember.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ from eventjet.domain.recorded import Recorded, Rest, recorded
 from eventjet.errors import CodecError, UnexpectedExit, UnknownEvent
 
 KEPT = 250_000
-"""Subjects whose last event is remembered; twice as many at the most, some 150 bytes each."""
+"""Subjects whose last event is remembered; at most twice as many, about 150 bytes each."""
 _ASKED_MAX = 100
-"""Records asked for at once: their bodies come with them."""
+"""Limit of records fetched at once, since their bodies come with them."""
 
 _VERSION_BITS = 32
 _VERSION_MAX = (1 << _VERSION_BITS) - 1
 _OF_ANOTHER = re.compile(rb"\r\nNats-Expected-Last-Subject-Sequence-Subject:", re.IGNORECASE)
-"""With it, the server compared the last message of other subjects than the record's own."""
+"""A header with which the server compares the last message of other subjects than the record's own."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MSG_ID, _EXPECTED, _TYPE, _SCHEMA, _VERSION = (
@@ -64,44 +65,48 @@ _ENCODING_LINE, _TOLD_TIME = (f"\r\n{name}: ".encode() for name in (ENCODING, RE
 _ID_START = b"NATS/1.0\r\n" + _MSG_ID
 _BLOCK_END = b"\r\n\r\n"
 _TIMES_END_NS = 253_402_300_800 * 10**9
-"""When Python's times end."""
+"""The end of the times that Python can express, in nanoseconds since 1970."""
 _KINDS_MAX = 10_000
 _link: Callable[[type[Link], tuple[Any, ...]], Link] = cast("Any", tuple).__new__
-"""Makes a `Link` in half the time."""
+"""Makes a `Link` in half the time of its constructor."""
 
 _Kind: TypeAlias = tuple[Callable[[bytes], Any] | None, str | None, int]
-"""(how the body is read, None for what is passed over; whose event it is; version)."""
+"""(decoder of the body, None for an event that is passed over; aggregate of the event; version)."""
 _Told: TypeAlias = tuple[Callable[[bytes], Any] | None, str | None, int, int, int | None, bool]
-"""As `_Kind`, and the position that it was written after at the latest, the one that it says, and whether that is all
-that it tells."""
+"""The fields of `_Kind`, the latest possible position before the record, the expected position that its headers give,
+and whether the block has no further headers."""
 
 
 class Earlier(Protocol):
-    """The log that a reader's records are of. Blocks; raises `StoreUnavailable` and `Unreachable`."""
+    """Access to earlier records of the log being read. Blocks; raises `StoreUnavailable` and `Unreachable`."""
 
     def at(self, positions: Sequence[int]) -> list[RawRecord | None]:
-        """What is at each position; None for what is gone."""
+        """Return the record at each position; None for a position whose record is gone."""
         ...
 
     def before(self, subject: bytes, position: int) -> RawRecord | None:
-        """The last record of a subject before a position; None when there is none."""
+        """Return the last record of a subject before a position; None if there is none."""
         ...
 
 
 class Chain:
-    """What a reader of a log knows of the last record of each subject, as position and version."""
+    """The predecessor check of one reader: the position and version of the last record of each subject it has seen."""
 
     __slots__ = ("_asked", "_before", "_coming", "_earlier", "_kept", "_lasts", "_older", "_own", "_voids")
 
     def __init__(
         self, earlier: Earlier, voids: Collection[int] = (), own: Collection[str] | None = None, kept: int = KEPT
     ) -> None:
-        """`own` are the aggregates of which the reader takes anything, None for all; `voids` may grow."""
+        """Start with no remembered records.
+
+        `own` are the aggregates whose records the reader takes, None for all. `voids` are the positions of skipped
+        records, and may grow. `kept` is the number of subjects to remember.
+        """
         self._earlier = earlier
         self._voids = voids
         self._own = None if own is None else frozenset(name.encode() for name in own)
         self._kept = kept
-        # By the hash of the subject. Where two share one, the log is asked.
+        # Keyed by the hash of the subject. On a collision the check fails here, and `fault` asks the log.
         self._lasts: dict[int, int] = {}
         self._older: dict[int, int] = {}
         self._before = 0
@@ -109,15 +114,15 @@ class Chain:
         self._asked: dict[int, RawRecord | None] = {}
 
     def expect(self, records: Sequence[RawRecord]) -> None:
-        """Say what is read next, so that what it follows is asked for at once, where it has to be."""
+        """Announce the records that are read next, so that their unknown predecessors are fetched in one request."""
         self._coming = records
         self._asked.clear()
 
     def follows(self, subject: bytes, position: int, version: int, expected: int | None) -> bool:
-        """Whether a record surely follows the last one of its subject, which it is itself from here on.
+        """Return whether a record certainly follows the last record of its subject, and remember it as the last.
 
-        `expected` is the position that it was written after, 0 for none; None where that is not told. Asks nobody: what
-        is not sure, `fault` tells.
+        `expected` is the position the record was written after, 0 for none; None if its headers do not say. Makes no
+        request: when the result is False, `fault` decides.
         """
         lasts = self._lasts
         key = hash(subject)
@@ -135,28 +140,29 @@ class Chain:
         return False
 
     def fault(self, record: RawRecord, version: int, expected: int | None) -> str:
-        """What is wrong with the place of the record that was just told to `follows`; empty if nothing is.
+        """Return why the record just passed to `follows` does not follow its predecessor; empty if it does.
 
-        As the log has it. The server's own check is believed, unless what is remembered shows that it cannot be.
+        Asks the log. The check that the server made when it stored the record is trusted, unless remembered records
+        contradict it.
         """
         position, _, subject, block, _ = record
-        # The later events of a save are stored right behind one another.
+        # The later events of a save are stored at consecutive positions.
         before = position - 1 if expected is None else expected
         if not _OF_ANOTHER.search(block):
             near = self._at(before, record) if before else None
             if before and near is None:
-                return ""  # it is gone, which is for those to say who look at the whole log
+                return ""  # the record is gone, which checks of the whole log report
             if before >= self._before >> _VERSION_BITS and self._is_next(near, subject, version):
                 return ""
         last, version_before = self._last_before(subject, position)
         if not last and self._at(1, record) is None:
-            return ""  # the log has lost its beginning, and what came before may have been there
+            return ""  # the log has lost its beginning, which may have contained the predecessor
         if version == version_before + 1 and (expected in (None, last) or expected in self._voids):
             return ""
         return broken(version, expected, last, version_before)
 
     def skip(self, record: RawRecord) -> None:
-        """Take a record, of whatever kind, as the last of its subject."""
+        """Remember a record of any kind as the last of its subject, without checking it."""
         position, _, subject, block, _ = record
         if not self._concerns(subject):
             return
@@ -187,7 +193,7 @@ class Chain:
         return near[2] == subject and near[0] not in self._voids and number_of(near[3], VERSION) == version - 1
 
     def _last_before(self, subject: bytes, position: int) -> tuple[int, int]:
-        """(position, version) of the last record of a subject before a position; zeros when there is none."""
+        """Return (position, version) of the last record of a subject before a position; zeros if there is none."""
         versionless: list[tuple[int, int | None]] = []
         last, version = 0, 0
         while (record := self._earlier.before(subject, position)) is not None:
@@ -208,7 +214,7 @@ class Chain:
         return self._asked[position]
 
     def _needed(self, record: RawRecord) -> list[int]:
-        """Where what comes after a record will have to look, too."""
+        """Return the positions of the predecessors that announced records after `record` will need as well."""
         needed: list[int] = []
         met: set[int] = set()
         for position, _, subject, block, _ in self._coming:
@@ -228,14 +234,14 @@ class Chain:
 
 
 class Decoder:
-    """Turns records into recorded events, of the classes in `only` when given.
+    """Turns records into recorded events, of the classes in `only` if given.
 
-    Returns None for what the log declares void, as far as its catalog knows or a record read before said so, for a
-    declared event outside `only`, for one that is retired or of a retired aggregate, and for what does not tell a
-    declared type on the subject of an aggregate that has no event in `only`. Raises `UnknownEvent` and
-    `UndecodableEvent`, which carry position and bytes. With a `chain`, which takes the records of a log in order, an
-    event that does not follow the one before it on its subject is undecodable as well; asking for that one raises
-    `StoreUnavailable` and `Unreachable`.
+    Returns None for a skipped record (if its skip marker is in the catalog or was read before), for a declared event
+    outside `only`, for an event that is retired or of a retired aggregate, and for a record without a declared type on
+    the subject of an aggregate that has no event in `only`. Raises `UnknownEvent` and `UndecodableEvent`, which carry
+    position and bytes. With a `chain`, which takes the records of a log in order, an event that does not follow its
+    predecessor on its subject is undecodable as well; fetching the predecessor raises `StoreUnavailable` and
+    `Unreachable`.
     """
 
     __slots__ = ("_catalog", "_chain", "_fronts", "_kinds", "_known", "_only", "_own", "_voids")
@@ -247,13 +253,13 @@ class Decoder:
         self._own = None if only is None else catalog.aggregates_of(only)
         self._known: dict[tuple[bytes, bytes], Resolved | None] = {}
         self._kinds: dict[bytes, _Kind] = {}
-        """By what a block says from its type on, where nothing but its end follows the version."""
+        """Known kinds, by the bytes of a block from its type on, for blocks that end after the version."""
         self._fronts: dict[bytes, _Kind] = {}
-        """By the same without the block's end, whatever follows."""
+        """Known kinds, by the bytes from the type to the version, whatever follows."""
         self._voids = catalog.voids
 
     def expect(self, records: Sequence[RawRecord]) -> None:
-        """Say what is decoded next, so that its chain looks up at once what all of it follows."""
+        """Announce the records that are decoded next, so that the chain fetches their predecessors in one request."""
         if self._chain is not None:
             self._chain.expect(records)
 
@@ -264,7 +270,7 @@ class Decoder:
         try:
             if position in self._voids:
                 return self._pass_over(record)
-            # Nearly all blocks are like this, so it is written out: see `_usual`.
+            # Nearly all blocks have this form, so this case of `_usual` is inlined.
             head, _, kind = block.partition(_TYPE_LINE)
             digits = head.partition(_EXPECTED_LINE)[2]
             if (
@@ -301,7 +307,7 @@ class Decoder:
             error = UnexpectedExit.instead_of(raised)
             if isinstance(error, CodecError):
                 raise
-            # Whoever wrote it wrote anything: nothing but the record may be to blame, and it has to be named.
+            # A record may contain anything, so any other exception is the fault of this record and has to name it.
             raise undecodable(record, reason_of(error, private=self._catalog.is_private)) from error
         if chain is not None and not follows and (fault := chain.fault(record, version, expected)):
             raise undecodable(record, fault)
@@ -315,7 +321,7 @@ class Decoder:
             self._chain.skip(record)
 
     def link(self, record: RawRecord) -> Link:
-        """As a call, but only what folding one aggregate's history takes."""
+        """Decode a record to what the fold of an aggregate's history needs; raises as `__call__`, without the chain."""
         position, _, subject, block, body = record
         if position in self._voids:
             return Link(number_of(block, VERSION) or 0, position, VOID, None, None)
@@ -342,7 +348,7 @@ class Decoder:
             raise undecodable(record, reason_of(error, private=self._catalog.is_private)) from error
 
     def _usual(self, record: RawRecord) -> _Told | None:
-        """What the headers tell where they are in the order they are written in, of a type met before; or None."""
+        """Return the contents of headers in the usual order, for an event type seen before; otherwise None."""
         position, _, _, block, _ = record
         head, _, kind = block.partition(_TYPE_LINE)
         is_plain = True
@@ -362,7 +368,7 @@ class Decoder:
         count = head.count(b"\r")
         if not (0 < count < 3 and head.startswith(_ID_START) and head.isascii()):
             return None
-        if count == 1:  # a later event of a save, or one that others wrote
+        if count == 1:  # a later event of a save, or an event that another program wrote
             return decode, owner, version, position - 1, None, is_plain
         digits = head.partition(_EXPECTED_LINE)[2]
         if not digits.isdigit():
@@ -371,7 +377,7 @@ class Decoder:
         return decode, owner, version, before, before, is_plain
 
     def _learn(self, front: bytes) -> _Kind | None:
-        """What type, schema and version come to; None where these are not what is there, or were never looked up."""
+        """Return the kind for the bytes of type, schema and version; None if they are malformed or not yet resolved."""
         named, _, digits = front.partition(_VERSION_LINE)
         type_name, _, schema = named.partition(b"\r\n")
         key = _TYPE + type_name, schema
@@ -385,7 +391,7 @@ class Decoder:
         return found
 
     def _told(self, record: RawRecord, *, always: bool = False) -> _Told:
-        """What the headers tell, in whatever order; of what is passed over only `always`."""
+        """Return the contents of headers in any order; for an event that is passed over, only if `always`."""
         position, _, _, block, _ = record
         lines = _in_order(block.split(b"\r\n"))
         at = 3 if lines[2][:37] == _EXPECTED else 2
@@ -406,12 +412,12 @@ class Decoder:
         return decode, owner, version, before, expected, is_plain
 
     def _resolve(self, kind: Sequence[bytes], record: RawRecord) -> Resolved | None:
-        """Look up what (type, schema, version) announce; what raises is not remembered."""
+        """Look up the event of the header lines (type, schema, version); a failed lookup is not remembered."""
         position, block, body = record[0], record[3], record[4]
         if self._told_void(record):
             return None
         if block and not block.endswith(_BLOCK_END):
-            # A direct get would not even give it as it is stored.
+            # A direct get would not even return the headers as they are stored.
             return self._untold(record, undecodable(record, "its headers do not end in an empty line"))
         type_name, schema = (line.partition(b": ")[2].decode("utf-8", "replace") for line in kind[:2])
         declared = self._catalog.named(type_name)
@@ -429,14 +435,14 @@ class Decoder:
         return resolved
 
     def _told_void(self, record: RawRecord) -> bool:
-        """Whether it declares another record void, whatever else its headers say; learn of that."""
+        """Return whether a record is a skip marker, whatever its headers say, and remember the position it skips."""
         voided = voided_by(record[2])
         if voided is not None and voided < record[0]:
             self._voids.setdefault(voided, reason_in(record[4]))
         return voided is not None
 
     def _untold(self, record: RawRecord, error: CodecError) -> None:
-        """Raise for a record that does not say which event it is, unless it is on a subject of other events."""
+        """Raise for a record without a declared event, unless its subject can carry no event of this reader."""
         names = record[2].split(b".", 2)
         aggregate = names[1].decode("utf-8", "replace") if len(names) > 1 else ""
         if aggregate in self._catalog.retired_aggregates:
@@ -446,40 +452,40 @@ class Decoder:
 
 
 def chained(catalog: Catalog, only: Collection[type] | None, earlier: Earlier | None) -> Decoder:
-    """A decoder of what is in `only`, which holds each event to the one before it where it can ask the log."""
+    """Return a decoder of the events in `only`, with the predecessor check if `earlier` gives access to the log."""
     own = None if only is None else catalog.aggregates_of(only)
     return Decoder(catalog, only, None if earlier is None else Chain(earlier, catalog.voids, own))
 
 
 def packed(position: int, version: int) -> int:
-    """Both in one number, of which `unpacked` makes them again."""
+    """Return position and version in one number, which `unpacked` splits again."""
     return position << _VERSION_BITS | max(0, min(version, _VERSION_MAX))
 
 
 def unpacked(last: int) -> tuple[int, int]:
-    """(position, version)."""
+    """Return (position, version) of a packed number."""
     return last >> _VERSION_BITS, last & _VERSION_MAX
 
 
 def broken(version: int, expected: int | None, last: int, version_before: int) -> str:
-    """What is wrong with an event that does not follow the last one of its subject."""
+    """Return the reason for an event that does not follow the last event of its subject."""
     after = "" if expected is None else f", written after position {expected}" if expected else ", written as its first"
     before = f"version {version_before} at position {last}" if last else "no event of this aggregate"
     return f"version {version}{after}, and {before} comes before it"
 
 
 def _after(version: int, told: int | None) -> int:
-    """The version of a history after a record that is void, or tells none: it counts where it tells the next one."""
+    """Return a history's version after a record that is skipped or has no version; it counts if `told` is the next."""
     return version + 1 if told == version + 1 else version
 
 
 def _bare(record: RawRecord | None) -> RawRecord | None:
-    """Without its body, which may be large."""
+    """Return the record without its body, which may be large."""
     return None if record is None else (*record[:4], b"")
 
 
 def _in_order(lines: Sequence[bytes]) -> list[bytes]:
-    """Headers as they are written here, of which id, type, schema and version are empty where they are missing."""
+    """Return header lines in the usual order, with empty lines for a missing id, type, schema or version."""
     named: dict[bytes, bytes] = {}
     for line in lines[1:]:
         name, colon, _ = line.partition(b": ")
@@ -490,7 +496,7 @@ def _in_order(lines: Sequence[bytes]) -> list[bytes]:
 
 
 def _strange(record: RawRecord, kind: Sequence[bytes], type_name: str, schema: str) -> CodecError:
-    """Why a record is no declared event."""
+    """Return the error for a record that is not a declared event."""
     if not all(kind):
         return undecodable(record, "it lacks Ej-Type, Ej-Schema or Ej-Version")
     if not _is_schema(schema):
@@ -513,5 +519,5 @@ def _out_of_line(version: int, before: int, position: int) -> str:
 
 
 def _read_rest(time_ns: int, block: bytes) -> Rest:
-    """What a `Recorded` is asked for late, of a record with no other time than the server's."""
+    """Return the late fields of a `Recorded`, for a record with no other time than the server's."""
     return stored_time(time_ns), header(block, MSG_ID) or "", *metadata_of(block)

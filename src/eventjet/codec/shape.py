@@ -1,8 +1,9 @@
-"""JSON Schema (2020-12) of what `codec/bodies.py` writes and reads: the shape of a body on the wire. PURE.
+"""Generate the JSON Schema (2020-12) of a body on the wire, as `codec/bodies.py` writes and reads it. PURE.
 
-Made of the same core schema as the codec, with the same leaves in another form. What JSON Schema has no word for stands
-beside it under names that begin with `x-`: `x-limits` (bounds of what travels as text), `x-default` (what makes a value
-that is left out), `x-validator` (own code that may refuse more), `x-unknown` (own code that says alone what fits).
+The schema is generated from the same core schema as the codec, with the same leaves in another form. What JSON Schema
+cannot express has names that begin with `x-`: `x-limits` (bounds of values that travel as text), `x-default` (the
+factory of an omitted value), `x-validator` (application code that may refuse more), `x-unknown` (application code that
+alone decides what fits).
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ Json = dict[str, Any]
 
 
 def shape_of(cls: Any, core: core_schema.CoreSchema | None = None) -> Json:
-    """The JSON Schema of a class's body: an event's, or of what pydantic made a core schema of."""
+    """Return the JSON Schema of a class's body: of an event, or of another class with a given core schema."""
     made = _Shapes(by_alias=True).generate(readable(cls, core), mode="validation")
     return _without_docs_of(made, cls)
 
 
 def wire_value(value: Any) -> Any:
-    """A value as JSON has it in the profile of `codec/bodies.py`."""
+    """Return a value as JSON data in the profile of `codec/bodies.py`."""
     if isinstance(value, Enum):
         return wire_value(value.value)
     if isinstance(value, bool) or value is None or isinstance(value, str | float):
@@ -103,7 +104,7 @@ class _Shapes(GenerateJsonSchema):
 
     def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> Json:
         found = super().tagged_union_schema(schema)
-        found.pop("discriminator", None)  # OpenAPI's, which says nothing that the branches do not
+        found.pop("discriminator", None)  # a word of OpenAPI, which adds nothing to the branches
         return found
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> Json:
@@ -130,7 +131,7 @@ class _Shapes(GenerateJsonSchema):
     def dataclass_schema(self, schema: core_schema.DataclassSchema) -> Json:
         found = super().dataclass_schema(schema)
         if is_event(schema["cls"]):
-            found.pop("additionalProperties", None)  # its constructor takes none, and its readers pass over them
+            found.pop("additionalProperties", None)  # only the constructor refuses them, readers ignore them
         return found
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> Json:  # noqa: ARG002 - with an address in it
@@ -139,7 +140,7 @@ class _Shapes(GenerateJsonSchema):
 
 
 def _leaf(schema: Any) -> Json:
-    """The JSON Schema of a leaf that travels as text, with its bounds, each as the value itself travels."""
+    """Return the JSON Schema of a leaf that travels as text, with its bounds in the same form as its values."""
     given = cast("Mapping[str, Any]", schema)
     limits = {name: _limit(given[name]) for name in _LIMITS if given.get(name) is not None}
     return {**LEAVES[given["type"]].schema, **({LIMITS: limits} if limits else {})}
@@ -159,7 +160,7 @@ def _name_of(function: Any) -> str:
 
 
 def _without_docs_of(made: Json, cls: Any) -> Json:
-    """Documentation that a dataclass was given by Python says nothing."""
+    """Remove the description that Python generated for a dataclass, since it says nothing."""
     told = made.get("description")
     if isinstance(told, str) and told.startswith(f"{getattr(cls, '__name__', '')}("):
         del made["description"]

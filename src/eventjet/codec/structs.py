@@ -1,8 +1,8 @@
-"""Bodies in the form they were written in, read in half of pydantic's time: msgspec checks the shape, closures convert.
+"""Decode bodies in half of pydantic's time: msgspec checks the shape, and closures convert the values. PURE.
 
-One law: what is read here, pydantic reads as an equal object of the same types. So this takes only classes whose core
-schema says nothing that is not known here or in `codec.leaves`, and only JSON in which nothing is left over; everything
-else is pydantic's, errors above all. The figures that this rests on are in ADR 0061. PURE.
+One law: what is decoded here, pydantic decodes to an equal object of the same types. So this module takes only classes
+whose core schema has no option unknown here and in `codec.leaves`, and only JSON without unknown fields; all else is
+left to pydantic, above all the errors. The measurements are in ADR 0061.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ import msgspec
 from eventjet.codec.leaves import LEAVES, Node
 
 RESTS = 15
-"""Bodies that pydantic alone reads after one that only it could: a whole log may be of an older form."""
+"""Bodies left to pydantic after a body that only pydantic could read, since a whole log may have an older form."""
 _PARTS_MAX = 5_000
-"""Of one class: classes that hold classes may come to many."""
+"""Limit of the parts of one class, since nested classes may multiply."""
 _ALWAYS = frozenset({"type", "metadata", "ref", "serialization"})
 _LENGTHS = ("min_length", "max_length")
 _PLAIN = (str, int, float, bool, type(None))
 _Read: TypeAlias = Callable[[Any], Any]
 _Part: TypeAlias = tuple[Any, _Read | None]
-"""(what msgspec checks, what makes the value of that; None for a value that stays as it is)."""
+"""(the type that msgspec checks; the conversion of what it returns, None for no conversion)."""
 
 
 class _Unproven(Exception):
-    """A part of a schema that only pydantic reads."""
+    """Raised for a part of a schema that only pydantic can read."""
 
 
 def struct_decoder(schema: Any, read: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
-    """What reads bodies of a class as `read` does, which is `read` itself where nothing quicker is proven.
+    """Return a quicker decoder with the same results as `read`; `read` itself if the class is not supported here.
 
-    `schema` is pydantic's own of the class, before the wire's leaves are put in.
+    `schema` is pydantic's core schema of the class, before the leaves of the wire are put in.
     """
     try:
         parts = _Parts(schema)
@@ -49,7 +49,7 @@ def struct_decoder(schema: Any, read: Callable[[bytes], Any]) -> Callable[[bytes
     rest = 0
 
     def decode(body: bytes) -> Any:
-        nonlocal rest  # threads may set it at once: what they make of it is a matter of speed alone
+        nonlocal rest  # a race of threads affects only the speed
         if rest > 0:
             rest -= 1
             return read(body)
@@ -64,16 +64,16 @@ def struct_decoder(schema: Any, read: Callable[[bytes], Any]) -> Callable[[bytes
 
 
 class _Parts:
-    """The parts of one class's schema."""
+    """Builds the decoders of the parts of one class's schema."""
 
     def __init__(self, schema: Node) -> None:
         self._definitions: Node = {each["ref"]: each for each in schema.get("definitions", ())}
         self._open: list[str] = []
-        """References of the classes that are being made."""
+        """References of the classes being built."""
         self._count = 0
 
     def of(self, node: Node) -> _Part:
-        """How a part is read; raises `_Unproven`, and what msgspec raises for a class that it does not take."""
+        """Return how a part is read; raises `_Unproven`, or what msgspec raises for a class that it does not take."""
         self._count += 1
         if self._count > _PARTS_MAX:
             raise _Unproven
@@ -84,17 +84,17 @@ class _Parts:
         return _leaf(node) if kind in LEAVES else _CONTAINERS[kind](self, node)
 
     def resolved(self, node: Node) -> Node:
-        """The part that a reference names."""
+        """Return the part that a reference names."""
         while node["type"] == "definition-ref":
             _only(node, "schema_ref")
             node = self._definitions[node["schema_ref"]]
         return node
 
     def object(self, node: Node) -> tuple[Any, _Read]:
-        """A struct of a class's fields, and what makes an object of it past the class's constructor."""
+        """Return a struct of a class's fields, and the function that makes an object of it without the constructor."""
         ref = node.get("ref", "")
         if ref in self._open:
-            raise _Unproven  # it holds itself
+            raise _Unproven  # the class contains itself
         self._open.append(ref or "…")
         cls = _checked_class(node)
         fields: list[Any] = []
@@ -112,7 +112,7 @@ class _Parts:
         return struct, _maker(cls, [field[0] for field in fields], conversions)
 
     def _field(self, name: str, node: Node) -> tuple[tuple[Any, ...], _Read | None]:
-        """Of one field what msgspec is told, and the conversion of its value."""
+        """Return msgspec's definition of a field, and the conversion of its value."""
         if node["type"] != "default":
             kind, convert = self.of(node)
             return (name, kind), convert
@@ -123,7 +123,7 @@ class _Parts:
         default, factory = node.get("default"), node.get("default_factory")
         if factory is None and convert is None and type(default) in _PLAIN:
             return (name, kind, default), None
-        hash(default)  # what has none, pydantic copies
+        hash(default)  # raises for an unhashable default, which pydantic would copy
 
         def convert_or_default(value: Any) -> Any:
             if value is msgspec.UNSET:
@@ -134,10 +134,10 @@ class _Parts:
 
 
 def _maker(cls: type, names: list[str], conversions: list[tuple[str, _Read]]) -> _Read:
-    """Makes objects of a class by one of the same layout whose fields can be set, and which then becomes that one."""
+    """Return a function that fills an object of a mutable class with the layout of `cls`, then makes it a `cls`."""
     slots = {"__slots__": vars(cls)["__slots__"]} if "__slots__" in vars(cls) else {}
     open_class: Any = dataclass(type(cls.__name__, (), {**slots, "__annotations__": dict.fromkeys(names, object)}))
-    open_class(*names).__class__ = cls  # raises TypeError where they are not alike
+    open_class(*names).__class__ = cls  # raises TypeError if the layouts differ
     values_of = msgspec.structs.astuple
 
     def make(struct: Any) -> Any:
@@ -151,7 +151,7 @@ def _maker(cls: type, names: list[str], conversions: list[tuple[str, _Read]]) ->
 
 
 def _checked_class(node: Node) -> type:
-    """The class of objects that are made field by field and in no other way; raises `_Unproven` for others."""
+    """Return the class of a node if setting its fields is all its constructor does; otherwise raise `_Unproven`."""
     _only(node, "cls", "schema", "fields", "config", "post_init", "slots", "frozen")
     config = node.get("config", {})
     _only(config, "title", "strict", "hide_input_in_errors")
@@ -171,7 +171,7 @@ def _checked_class(node: Node) -> type:
 
 
 def _only(node: Mapping[str, Any], *names: str) -> None:
-    """Raise `_Unproven` for a part that says more than is understood here."""
+    """Raise `_Unproven` for a part with an option that is not in `names`."""
     if not _ALWAYS.union(names).issuperset(name for name, value in node.items() if value is not None):
         raise _Unproven
 
@@ -196,7 +196,7 @@ def _leaf(node: Node) -> _Part:
 
 
 def _choice(_: _Parts, node: Node) -> _Part:
-    """A member of an enum by its value, or a literal text."""
+    """Return how a member of an enum is read by its value, or a literal text."""
     if node["type"] == "enum":
         _only(node, "cls", "members", "sub_type")
         if issubclass(node["cls"], Flag):
@@ -225,7 +225,7 @@ def _nullable(parts: _Parts, node: Node) -> _Part:
 
 
 def _items(parts: _Parts, node: Node) -> _Part:
-    """A list, a tuple, a set or a frozenset of one kind of items."""
+    """Return how a list, tuple, set or frozenset with items of one type is read."""
     name = node["type"]
     _only(node, "items_schema", "variadic_item_index", *(() if "set" in name else _LENGTHS))
     items = node["items_schema"]
@@ -241,14 +241,14 @@ def _items(parts: _Parts, node: Node) -> _Part:
     def convert_each(values: Iterable[Any]) -> Any:
         return build(map(convert, values))
 
-    # A set is not read as one: what is equal before it is converted need not be what is equal after.
+    # A set is read as a list: items that differ before the conversion may be equal after it.
     return _bounded(cast("Any", list)[kind], node, _LENGTHS), convert_each
 
 
 def _mapping(parts: _Parts, node: Node) -> _Part:
     _only(node, "keys_schema", "values_schema")
     kind, convert = parts.of(node["values_schema"])
-    # Of values under one key msgspec keeps the last; pydantic looks at all of them.
+    # Of a repeated key msgspec keeps the last value, while pydantic validates all of them.
     if convert is not None or parts.of(node["keys_schema"]) != (str, None):
         raise _Unproven
     return cast("Any", dict)[str, kind], None

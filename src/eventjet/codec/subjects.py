@@ -1,7 +1,8 @@
-"""PURE: names on the server: one stream per app, one subject per entity, one bucket for snapshots; and notices.
+"""Names of streams, subjects and buckets on the server, and the format of notices. PURE.
 
-A notice is what a worker tells after a commit, over core NATS: how far a projection is true. Nobody may rely on it,
-since core NATS loses messages: it only says when looking at the checkpoint is worth while.
+An app has one stream, one subject per entity, and one bucket for snapshots. A notice is a message that a worker
+publishes over core NATS after a commit, with the position that a projection has reached. It is delivered at most once,
+so nobody may rely on it: it is only a hint to look at the checkpoint.
 """
 
 from __future__ import annotations
@@ -14,21 +15,21 @@ from eventjet.domain.identity import decode_id, encode_id
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,62}")
 
 SERVER_MESSAGE_MAX = 900_000
-"""Bytes of one message, headers included, that the stream takes."""
+"""The largest message that the stream takes, in bytes with headers."""
 
 
 def is_name(text: str) -> bool:
-    """Whether apps, aggregates and projections may be called so: `[a-z][a-z0-9_]*`, 63 characters at most."""
+    """Return whether a text may name an app, aggregate or projection: `[a-z][a-z0-9_]*`, at most 63 characters."""
     return isinstance(text, str) and _NAME.fullmatch(text) is not None  # pyright: ignore[reportUnnecessaryIsInstance]
 
 
 def stream_subjects(app: str) -> str:
-    """What the stream of an app listens to."""
+    """Return the subjects that the stream of an app stores."""
     return f"{app}.*.*"
 
 
 def covers(subject: str, prefix: str) -> bool:
-    """Whether a stream's subject takes whatever is published one token below a prefix."""
+    """Return whether a stream's subject matches every subject one token below a prefix."""
     wanted, parts = [*prefix.split("."), "*"], subject.split(".")
     for index, part in enumerate(parts):
         if part == ">":
@@ -39,27 +40,27 @@ def covers(subject: str, prefix: str) -> bool:
 
 
 def subject_of(app: str, aggregate: str, aggregate_id: str) -> str:
-    """The subject of one entity; raises `Refused` for an id that cannot be a token."""
+    """Return the subject of one entity; raises `Refused` for an id that cannot be a token."""
     return f"{app}.{entity_key(aggregate, aggregate_id)}"
 
 
 def type_subjects(app: str, aggregate: str) -> str:
-    """The subjects of all entities of a type."""
+    """Return the wildcard for the subjects of all entities of a type."""
     return f"{app}.{aggregate}.*"
 
 
 def entity_key(aggregate: str, aggregate_id: str) -> str:
-    """The subject of one entity without the app, which is also the key of its snapshot."""
+    """Return the subject of one entity without the app, which is also the key of its snapshot."""
     return f"{aggregate}.{encode_id(aggregate_id)}"
 
 
 def entity_of(subject: bytes) -> tuple[str, str]:
-    """(aggregate, aggregate id): the inverse of `subject_of`; raises `ValueError` for what it cannot have made."""
+    """Return (aggregate, aggregate id), the inverse of `subject_of`; raises `ValueError` for any other subject."""
     return _entities.get(subject) or _entity_of(subject)
 
 
 _entities: dict[bytes, tuple[str, str]] = {}
-"""Remembered without an order of their use, which every event would have to write down."""
+"""A cache of `entity_of` without an order of use, since each event would have to update that order."""
 _ENTITIES_MAX = 65_536
 
 
@@ -75,7 +76,7 @@ def _entity_of(subject: bytes) -> tuple[str, str]:
 
 
 def entity_shown(subject: bytes) -> tuple[str | None, str | None]:
-    """As `entity_of`, for display: None for each part that cannot be read."""
+    """Return (aggregate, aggregate id) for display, with None for each part that cannot be decoded."""
     try:
         return entity_of(subject)
     except ValueError:
@@ -84,50 +85,50 @@ def entity_shown(subject: bytes) -> tuple[str | None, str | None]:
 
 
 def snapshot_bucket(app: str) -> str:
-    """The key-value bucket that holds an app's snapshots."""
+    """Return the name of the key-value bucket with an app's snapshots."""
     return f"{app}_snapshots"
 
 
 def cursor_bucket(app: str) -> str:
-    """The key-value bucket that holds how far an app's reactors, processes and publications have come."""
+    """Return the name of the key-value bucket with the cursors of an app's reactors, processes and publications."""
     return f"{app}_cursors"
 
 
 def cursor_name(name: str, partition: int, partitions: int) -> str:
-    """What the cursor of a partition is called, from 0 on; names that are declared have no `-`.
+    """Return the name of the cursor of a partition, which counts from 0; declared names have no `-`.
 
-    With the number of partitions in it, no release takes the cursors of another for its own.
+    The name contains the number of partitions, so a release with another number does not use the same cursors.
     """
     return name if partitions == 1 else f"{name}-{partition + 1}-of-{partitions}"
 
 
 def declared_name(cursor: str) -> str:
-    """What the app calls that whose cursor has this name: the inverse of `cursor_name`."""
+    """Return the declared name of a cursor's reactor, process or publication, the inverse of `cursor_name`."""
     return cursor.partition("-")[0]
 
 
 def timer_stream(app: str) -> str:
-    """The stream of the schedules that wake an app's processes."""
+    """Return the name of the stream with the schedules that wake an app's processes."""
     return f"EJ_{app}_timers"
 
 
 def timer_subject(app: str, process: str, token: str) -> str:
-    """Where the schedule of one process is; `token` is its encoded id, or `*`."""
+    """Return the subject of the schedule of one process; `token` is its encoded id, or `*`."""
     return f"_EJ.{app}.at.{process}.{token}"
 
 
 def due_subject(app: str, process: str, token: str) -> str:
-    """Where the server puts what is due."""
+    """Return the subject on which the server publishes a due schedule."""
     return f"_EJ.{app}.due.{process}.{token}"
 
 
 def probes(
     app: str, types: Iterable[str], published: Iterable[tuple[str, str]], *, cursors: bool, timers: bool
 ) -> list[tuple[str, str]]:
-    """(stream, subject) of each kind of message that an app with these types stores, for who asks who answers there.
+    """Return a (stream, subject) for each kind of message that an app stores, to ask who else answers there.
 
-    No entity has these subjects. `published` are streams and names of publications; `cursors` and `timers` say whether
-    the app has any.
+    No entity has these subjects. `published` are (stream, name) of publications; `cursors` and `timers` say whether the
+    app has any.
     """
     name = "_probe"
     found = [(app, f"{app}.{each}.{name}") for each in types]
@@ -138,17 +139,17 @@ def probes(
 
 
 def notice_subject(app: str, projection: str) -> str:
-    """Where the notices of one projection go; outside the app's stream."""
+    """Return the subject of the notices of one projection, which is outside the app's stream."""
     return f"_EJ.{app}.projected.{projection}"
 
 
 def notice(revision: int, position: int) -> bytes:
-    """A revision is true up to a position."""
+    """Return the payload of a notice: the position that a revision has reached."""
     return b"%d %d" % (revision, position)
 
 
 def read_notice(payload: bytes) -> tuple[int, int] | None:
-    """(revision, position); None for anything else. What a later version may append is passed over."""
+    """Return (revision, position) of a notice; None for any other payload. Text after these numbers is ignored."""
     parts = payload.split(b" ", 2)
     if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()) or len(payload) > 200:
         return None

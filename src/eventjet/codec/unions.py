@@ -1,4 +1,4 @@
-"""Which unions JSON tells apart: a value of one member must not be read back as a value of another. PURE."""
+"""Check unions: the JSON of one member must not be read back as a value of another member. PURE."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from pydantic_core import SchemaValidator
 from eventjet.codec.leaves import LEAVES, SAFE_INTEGER, Node
 
 _APART, _ALIKE, _CONFUSED = range(3)
-"""Two parts have no JSON in common; both read what is common as the same; one may read the other's JSON as its own."""
+"""Relations of two parts: they share no JSON; both read shared JSON as the same value; one may misread the other's."""
 
 
 def union_faults(schema: Any, name: str) -> list[str]:
-    """Unions in the core schema of a class, called `name`, of which JSON does not tell the members apart."""
+    """Return the unions in a class's core schema whose members JSON does not tell apart, each as a sentence.
+
+    `name` is the name of the class in these sentences.
+    """
     return list(dict.fromkeys(_Unions(schema).faults(schema, name)))
 
 
@@ -26,10 +29,10 @@ class _Unions:
         self._seen: set[str] = set()
         self._above: set[tuple[int, int]] = set()
         self._is_lax = False
-        """Whether what is compared is read by a pydantic model, or within one."""
+        """Whether the compared parts are read by a pydantic model, or within one."""
 
     def faults(self, part: Any, path: str) -> Iterator[str]:
-        """Each as a sentence."""
+        """Yield the faulty unions of a part of the schema, each as a sentence."""
         if isinstance(part, list):
             for each in cast("list[Any]", part):
                 yield from self.faults(_unlabelled(each), path)
@@ -57,7 +60,7 @@ class _Unions:
                 yield from self.faults(node.get(key), path)
 
     def _forms(self, node: Node) -> list[Node]:
-        """What a value of a part may be, with unions and references resolved."""
+        """Return the alternatives of a part, with unions and references resolved."""
         kind = node["type"]
         if kind == "definition-ref" and node["schema_ref"] in self._definitions:
             return self._forms(self._definitions[node["schema_ref"]])
@@ -80,7 +83,7 @@ class _Unions:
         return _CONFUSED if _CONFUSED in told else _APART if told == {_APART} else _ALIKE
 
     def _of_inner(self, one: Node, other: Node) -> int:
-        # As an item or a field pydantic reads an integer as a float, where a float is what it tries first.
+        # In an item or a field, pydantic reads an integer as a float if it tries the float first.
         if {one["type"], other["type"]} == {"int", "float"}:
             return _CONFUSED
         relation = self._of_forms(one, other)
@@ -123,7 +126,7 @@ class _Unions:
         return _CONFUSED if is_confused else _APART
 
     def _takes(self, reader: Node, written: Node, is_choice: bool) -> bool:
-        """Whether an object of one class may be read as one of the other."""
+        """Return whether an object written by one class may be read as an object of the other."""
         needs, has = _fields(reader), _fields(written)
         required = {name for name, field in needs.items() if _is_required(field)}
         always = {name for name, field in has.items() if field.get("required", True)}
@@ -133,7 +136,7 @@ class _Unions:
         self._is_lax = was_lax
         if required - has.keys() or any(relations[name] == _APART for name in (required | always) & relations.keys()):
             return False
-        # Of choices that fit pydantic takes the one with most of the fields; those of what a field holds count, too.
+        # Of choices that fit, pydantic takes the one that sets most fields, and counts those of nested objects too.
         is_counted = is_choice and all(
             form["type"] == "none" or _group(form) == "scalar"
             for name in relations
@@ -159,7 +162,7 @@ def _of_scalars(one: Node, other: Node) -> int:
         return (_ALIKE if all(left[key] is right[key] for key in common) else _CONFUSED) if common else _APART
     table, kind = (left or {}, other["type"]) if right is None else (right, one["type"])
     if kind in _NUMBERS:
-        # Of numbers that are equal pydantic takes any for the constant, so False for 0 and Decimal(1) for True.
+        # pydantic takes any equal number for the constant, so False for 0 and Decimal(1) for True.
         exact = {value for value in table.values() if type(value).__name__ == kind}
         others = [value for (_, written), value in table.items() if isinstance(written, int) and value not in exact]
         if any(kind != "bool" or value in (0, 1) for value in others):
@@ -171,7 +174,7 @@ def _of_scalars(one: Node, other: Node) -> int:
 
 
 def _is_read_laxly(reader: Node, written: Node) -> bool:
-    """Whether a field of a model takes the other's JSON: a number as text, say, for a float or a bool."""
+    """Return whether a field of a model takes the other's JSON, such as a number as text for a float or a bool."""
     if written["type"] == "decimal":
         return reader["type"] in ("bool", "float")
     if written["type"] != "enum" or reader["type"] not in _LAX:
@@ -181,14 +184,14 @@ def _is_read_laxly(reader: Node, written: Node) -> bool:
 
 
 def _is_read(kind: str, written: Any) -> bool:
-    """Whether a scalar reads the JSON of a constant."""
+    """Return whether a scalar type reads the JSON of a constant."""
     if isinstance(written, str):
         return bool(kind in _TEXTS and _TEXTS[kind](written))
     return written is not None and kind in (("bool",) if isinstance(written, bool) else ("int", "float"))
 
 
 def _constants(node: Node) -> Mapping[tuple[type, Any], Any] | None:
-    """Values of an enum or a literal, by their JSON; None for other parts."""
+    """Return the values of an enum or a literal, by (type, JSON value); None for other parts."""
     if node["type"] not in ("enum", "literal"):
         return None
     values: list[Any] = node["members"] if node["type"] == "enum" else node["expected"]
@@ -197,7 +200,7 @@ def _constants(node: Node) -> Mapping[tuple[type, Any], Any] | None:
 
 
 def _group(node: Node) -> str:
-    """What JSON a part is; empty for what only its own code can tell."""
+    """Return which JSON a part is written as (scalar, array, object); empty if only application code can tell."""
     kind = node["type"]
     if "serialization" in node or any(node.get(word) for word in _REWRITING):
         return ""
@@ -215,7 +218,7 @@ def _group(node: Node) -> str:
 
 
 def _fields(node: Node) -> dict[str, Node]:
-    """The fields of a dataclass, a model or a TypedDict; none where their schema is not seen."""
+    """Return the fields of a dataclass, a model or a TypedDict; empty if their schema is not visible."""
     told = cast("list[Node] | dict[str, Node]", node.get("schema", node).get("fields") or {})
     return told if isinstance(told, dict) else {str(each["name"]): each for each in told}
 
@@ -262,11 +265,11 @@ _NAMES = {"decimal": "Decimal", "uuid": "UUID", "none": "None", "any": "Any"}
 _REWRITING = ("to_lower", "to_upper", "strip_whitespace", "coerce_numbers_to_str", "missing")
 _HIDING = ("init_only", "validation_alias", "serialization_alias", "serialization_exclude")
 _TEXTS = {kind: leaf.is_text for kind, leaf in LEAVES.items() if leaf.is_text is not None}
-"""Scalars that travel as text, an integer beyond 2^53 among them, and what tells whether a text may be one."""
+"""Scalars that travel as text, among them integers beyond 2^53, each with its check whether a text may be one."""
 _CONFUSABLE = (*({"str", kind} for kind in _TEXTS), {"int", "decimal", "bytes"}, {"bytes", "timedelta"})
-"""Kinds of which some text is of two."""
+"""Sets of types of which some text fits more than one."""
 _LAX = ("bool", "float", "enum", "datetime", "time", "timedelta")
-"""Kinds that pydantic makes of constants of another kind, too."""
+"""Types whose values pydantic also makes of constants of another type."""
 _NUMBERS = ("bool", "int", "float", "decimal")
 _GROUPS = dict.fromkeys((*_TEXTS, "float", "bool"), "scalar") | dict.fromkeys(
     ("list", "tuple", "set", "frozenset"), "array"

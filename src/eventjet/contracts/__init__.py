@@ -1,1 +1,1 @@
-"""PURE: what an app writes and serves, exported, and what changes of it mean for events and readers that are there."""
+"""Export what an app records and serves, and judge changes of it for stored events and older readers. PURE."""

@@ -1,6 +1,6 @@
-"""An AsyncAPI 3.0 document of an app: its log, publications, inboxes and served commands.
+"""Generate the AsyncAPI 3.0 document of an app: its log, publications, inboxes and served commands.
 
-Shapes are those of an export, in the words of draft 7, which every reader of AsyncAPI takes.
+Schemas are those of an export, converted to JSON Schema draft 7, which every reader of AsyncAPI takes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _JSON = "application/json"
 
 
 def asyncapi_of(app: Declares, contract: Contract, release: str) -> Json:
-    """The document; `release` is the version that it says the app has."""
+    """Return the document of an app; `release` is the app's version in it."""
     made = _Document(app)
     for one in contract.events:
         made.message(one, f"{app.name}.{one.aggregate}.{{id}}")
@@ -59,7 +59,7 @@ class _Document:
         self.schemas: dict[str, Any] = {}
 
     def message(self, one: EventShape, where: str) -> str:
-        """One event as a message of the log; its key."""
+        """Add an event as a message of the log; return the key of the message."""
         key = _key(one.name)
         told = {MSG_ID: None, TYPE: one.name, SCHEMA: str(one.schema), VERSION: None, COMMAND: None}
         headers = {name: {"type": "string", **({"const": value} if value else {})} for name, value in told.items()}
@@ -75,13 +75,13 @@ class _Document:
         return key
 
     def log(self, aggregate: str, events: list[EventShape]) -> None:
-        """The subjects of one aggregate."""
+        """Add the channel of an aggregate's subjects."""
         about = f"One subject for each {aggregate}, whose events it holds in the order of their versions."
         self._channel(aggregate, f"{self._app.name}.{aggregate}.{{id}}", [_key(one.name) for one in events], about)
         self._operation(f"record_{aggregate}", "send", aggregate)
 
     def publication(self, name: str, contract: Contract) -> None:
-        """What is told to others, as CloudEvents."""
+        """Add a publication, whose messages are CloudEvents."""
         one = self._app.publications[name]
         wanted = {event_info(kind).name for kind in one.public}
         keys: list[str] = []
@@ -102,7 +102,7 @@ class _Document:
         self._operation(f"publish_{name}", "send", f"publication.{name}")
 
     def inbox(self, name: str) -> None:
-        """What is taken from another stream."""
+        """Add an inbox, which takes messages of another stream."""
         one = self._app.inboxes[name]
         key, kind = f"inbox.{name}", one.type
         try:
@@ -116,7 +116,7 @@ class _Document:
         self._operation(f"take_{name}", "receive", key)
 
     def command(self, aggregate: str, name: str, decide: Any) -> None:
-        """One served decision, and what a caller is answered."""
+        """Add a served decision and its answers."""
         key = f"command.{aggregate}.{name}"
         payload = self._schema(key, arguments_of(decide).schema())
         self.messages[key] = {"name": name, "title": name, **_described(decide), "payload": payload}
@@ -137,7 +137,7 @@ class _Document:
         self.operations[name] = {"action": action, "channel": {"$ref": f"#/channels/{channel}"}}
 
     def _schema(self, key: str, body: Json) -> Json:
-        """A shape among the components, its own definitions beside it; the reference to it."""
+        """Add a schema and its definitions to the components; return the reference to the schema."""
         definitions = cast("dict[str, Any]", body.get("$defs") or {})
         rest = {name: value for name, value in body.items() if name not in ("$defs", "$schema")}
         for name, value in {f"{key}.{_key(one)}": value for one, value in definitions.items()}.items():
@@ -226,5 +226,5 @@ def _described(thing: Any) -> Json:
 
 
 def _key(name: str) -> str:
-    """A name as a key of AsyncAPI's components takes it."""
+    """Return a name with the characters that a key of AsyncAPI's components may have."""
     return _KEY.sub("_", name)

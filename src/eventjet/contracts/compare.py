@@ -1,7 +1,7 @@
-"""Whether what one shape lets be written another shape reads: by their JSON Schemas alone, field by field.
+"""Compare two JSON Schemas field by field: which bodies written in one shape are misread in the other?
 
-It knows the words that `codec/shape.py` uses. What it cannot compare it says to be refused, since a reader that may
-refuse an event is one that cannot be relied upon.
+The comparison knows the keywords that `codec/shape.py` uses. A difference that it cannot judge counts as refused, since
+nobody can rely on a reader that may refuse an event.
 """
 
 from __future__ import annotations
@@ -30,40 +30,40 @@ _DEPTH_MAX = 30
 
 
 class Weight(IntEnum):
-    """What a difference does to a body that was written in the one shape and is read in the other."""
+    """The effect of a difference on a body that is written in one shape and read in the other."""
 
     TOLD = 0
-    """It is read as before; something of it is no longer looked at."""
+    """The body is read as before, and some of its data is ignored."""
     OTHERWISE = 1
-    """It is read, and means something else."""
+    """The body is read with another meaning."""
     REFUSED = 2
-    """It may be refused."""
+    """The body may be refused."""
 
 
 class Misfit(NamedTuple):
-    """One difference."""
+    """A difference between two shapes at one path."""
 
     path: str
     weight: Weight
     reason: str
-    """Goes on after the path."""
+    """The rest of a sentence that begins with the path."""
 
 
 @dataclass(slots=True)
 class Comparison:
-    """Of bodies written in one shape with a reader of another."""
+    """The comparison of the shape in which bodies are written with the shape in which they are read."""
 
     writer: Json
     reader: Json
     always: bool
-    """Whether fields with a default are in every body: they are in those of one release, not in those of all before."""
+    """Whether every body has the fields with a default: true for bodies of one release, not of all releases before."""
     _met: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
 
     def misfits(self) -> list[Misfit]:
-        """Every difference that matters, in the order of the fields."""
+        """Return the differences without duplicates, in the order of the fields."""
         found: dict[tuple[str, Weight, str], Misfit] = {}
         for one in self._fits(self.writer, self.reader, ""):
-            # An integer is a number or, when large, text: what does not take it is told once.
+            # An integer is a number or, when large, text: report only once that the reader does not take it.
             found.setdefault((one.path, one.weight, one.reason.partition(", and was ")[0]), one)
         return list(found.values())
 
@@ -84,7 +84,7 @@ class Comparison:
                 yield from min(found, key=_badness)
 
     def _branch(self, writer: Json, reader: Json, path: str) -> Iterator[Misfit]:
-        """One way to write it against one way to read it."""
+        """Yield the differences of one alternative of the writer and one alternative of the reader."""
         if path.count(".") + path.count("[") > _DEPTH_MAX:
             yield Misfit(path, Weight.REFUSED, "is nested too deeply to be compared")
             return
@@ -135,7 +135,7 @@ class Comparison:
             yield from self._fits(values[0], values[1], f"{path}{{}}")
 
     def _dropped(self, where: str, value: Json, candidates: Sequence[str], ours: Mapping[str, Any]) -> Misfit:
-        """A field that is no longer read: perhaps it has another name now, and what it held is lost."""
+        """Return the misfit of a field that is no longer read, which loses its data if the field was renamed."""
         for name in candidates:
             if not any(each.weight is Weight.REFUSED for each in self._fits(value, ours[name], where)):
                 reason = f"is no longer read; if its new name is {name!r}, what it holds is lost"
@@ -168,7 +168,7 @@ class Comparison:
 
 
 def alternatives(node: Any, root: Json, *, spread: bool = False, depth: int = 0) -> Iterator[Json]:
-    """The ways that a schema leaves, without references and unions; with `spread` each value of an enum is one."""
+    """Yield the alternatives of a schema, with references and unions resolved; with `spread`, each value of an enum."""
     if not isinstance(node, dict) or depth > _DEPTH_MAX:
         yield {}
         return
@@ -243,7 +243,7 @@ def _value_fits(value: Any, reader: Json, path: str) -> Iterator[Misfit]:
 
 
 def kind_of(schema: Any) -> str:
-    """What a person would call it."""
+    """Return the words for a schema's type in messages."""
     if not isinstance(schema, dict):
         return "anything"
     node = cast("Json", schema)

@@ -1,9 +1,10 @@
-"""What the changes between two releases mean: for events that are stored, and for readers that are older.
+"""Judge the changes between two releases: for events that are stored, and for readers of older releases.
 
-An old event is judged by comparing shapes where its body is read as it is, and in any case by trying bodies of the old
-shape through the upcasters and the codec of today. A new event is judged by comparing its shape with the one that older
-releases read. What cannot be told is said to break. Each finding ends with its fix: code, or a step of the deploy.
-`sarif_of` writes the findings as SARIF 2.1.0, which reviewers of code see beside the lines that they are about.
+An old event is judged by decoding sample bodies of the old shape with the upcasters and the codec of today, and, if its
+schema number is still the same, by comparing the shapes as well. A new event is judged by comparing its shape with the
+shape that older releases read. A change that cannot be judged counts as breaking. Each finding ends with its fix: code,
+or a step of the deploy. `sarif_of` writes the findings as SARIF 2.1.0, which code reviews show beside the lines at
+fault.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from eventjet.errors import UnexpectedExit
 
 _SHOWN_MAX = 200
 _FAILURES_MAX = 3
-"""Bodies that are shown of those that were refused."""
+"""Limit of refused bodies that are shown for one shape."""
 _STOP_FIRST = "Stop the older release, and tell whoever else reads the log, before this one records: no rolling deploy."
 _READ_FIRST = (
     "Deploy a release first that declares and folds it without recording it, "
@@ -40,7 +41,7 @@ _FIELD = re.compile(r"[A-Za-z_]\w*")
 
 
 class Compatibility(Enum):
-    """What a change of one event means; the later, the worse."""
+    """The compatibility of a change of one event, from the best to the worst."""
 
     SAFE = "safe"
     OLD_READERS = "breaks old readers"
@@ -49,41 +50,41 @@ class Compatibility(Enum):
 
     @property
     def rank(self) -> int:
-        """0 for safe, more for worse."""
+        """The severity: 0 for safe, higher for worse."""
         return list(Compatibility).index(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """One thing that was found out about an event."""
+    """One finding about an event."""
 
     compatibility: Compatibility
     what: str
     fix: str = ""
-    """Code, or a step of the deploy, that makes it right; empty where nothing has to be done."""
+    """Code, or a step of the deploy, that fixes the finding; empty if nothing has to be done."""
 
 
 @dataclass(frozen=True, slots=True)
 class EventChange:
-    """One event and what its change means."""
+    """The findings about one event."""
 
     event: str
     schema: int | None
-    """Today's; None for one that is not declared."""
+    """The schema number of today; None for an event that is not declared."""
     remarks: tuple[Remark, ...]
     tried: int = 0
-    """Bodies of the old shapes that were decoded."""
+    """The number of sample bodies of the old shapes that were tried."""
     kind: type | None = None
-    """Its class today."""
+    """The class of the event today."""
 
     @property
     def compatibility(self) -> Compatibility:
-        """The worst of its remarks."""
+        """The worst compatibility among the remarks."""
         return max((one.compatibility for one in self.remarks), key=lambda one: one.rank, default=Compatibility.SAFE)
 
 
 def changes_between(old: Contract, new: Contract, catalog: Catalog) -> list[EventChange]:
-    """Every event of either release, by name; `catalog` is the new one's, with its upcasters."""
+    """Return the findings about every event of either release, by name; `catalog` is that of the new release."""
     comparing = _Comparing(old, new, catalog)
     named = {name for one in old.events for name in (one.name, *one.formerly)} | set(old.retired)
     known = set(old.names())
@@ -100,7 +101,7 @@ class _Comparing:
     catalog: Catalog
 
     def old_event(self, name: str) -> EventChange:
-        """An event that the old release recorded, at all schemas that its export has."""
+        """Judge an event that the old release recorded, at all schemas in its export."""
         shapes = self.old.at(name)
         kind = self.catalog.named(name)
         if kind is None:
@@ -115,7 +116,7 @@ class _Comparing:
         return EventChange(name, kind.info.schema, tuple(dict.fromkeys(remarks)), tried, kind.event_type)
 
     def old_name(self, name: str) -> EventChange | None:
-        """A name of before, or of a retired event, whose shape is not in the export."""
+        """Judge a former name or a retired event, whose shape is not in the export."""
         if self.catalog.named(name) is not None or self.catalog.is_retired(name):
             return None
         what = "is neither declared nor retired any more, and events of this name may be in the log"
@@ -124,7 +125,7 @@ class _Comparing:
         return EventChange(name, None, (Remark(Compatibility.OLD_EVENTS, what, fix),))
 
     def new_event(self, shape: EventShape) -> EventChange:
-        """One that no older release knows."""
+        """Judge an event that no older release knows."""
         what = "is new: an older release that meets it cannot load its aggregate, and its projections stop there"
         return EventChange(
             shape.name,
@@ -134,7 +135,7 @@ class _Comparing:
         )
 
     def public(self) -> Iterator[EventChange]:
-        """What others read of publications; nothing of it is read again here."""
+        """Judge the public events of publications, which only other apps read."""
         before = {one.name: one for one in self.old.public}
         after = {one.name: one for one in self.new.public}
         for name in sorted(before.keys() | after.keys()):
@@ -165,7 +166,7 @@ class _Comparing:
         return Remark(Compatibility.OLD_EVENTS, what, _gone_fix(name))
 
     def _read_again(self, shape: EventShape, kind: EventType) -> tuple[list[Remark], int]:
-        """What happens to stored events of one shape, and how many bodies were tried."""
+        """Judge how stored events of one shape are read today; return the remarks and the number of bodies tried."""
         name, schema = shape.name, shape.schema
         if kind.aggregate is not None and shape.aggregate != kind.aggregate:
             what = f"was an event of {shape.aggregate!r} and is one of {kind.aggregate!r}, on whose subjects none is"
@@ -188,7 +189,7 @@ class _Comparing:
         return remarks, count
 
     def _tried(self, shape: EventShape, kind: EventType, resolved: Resolved) -> tuple[list[Remark], int]:
-        """What bodies of a shape come to when they are read, and how many there were."""
+        """Decode sample bodies of a shape; return the remarks on refused bodies, and the number of bodies."""
         is_upcast = shape.schema < kind.info.schema
         try:
             made = bodies(shape.body)
@@ -223,7 +224,7 @@ class _Comparing:
         return Remark(compatibility, what, _raised_fix(kind.info.name, shape.schema, all_of, shape.body))
 
     def _read_before(self, shape: EventShape, kind: EventType) -> list[Remark]:
-        """What happens to an older release that reads the events of today; `shape` is the newest that it knows."""
+        """Judge how an older release reads the events of today; `shape` is the newest shape that it knows."""
         info = kind.info
         if info.name != shape.name:
             what = f"is recorded as {info.name!r} from now on, which older releases do not know"
@@ -241,17 +242,17 @@ class _Comparing:
 
 
 def _for_readers(one: Misfit, fix: str) -> Remark:
-    """A misfit from the side of those who read in the old shape."""
+    """Return the remark on a misfit for readers that use the old shape."""
     return Remark(Compatibility.OLD_READERS, f"for older readers `{one.path}` {one.reason}", fix)
 
 
 def _retired_fix(name: str) -> str:
-    """For an event that nobody needs any more."""
+    """Return the fix for an event that nobody needs any more."""
     return f'App(…, retired_events=["{name}"])'
 
 
 def _gone_fix(name: str) -> str:
-    """For an event that is not declared, and nothing looks like its new name."""
+    """Return the fix for an event that is no longer declared, if no new event looks like it."""
     return (
         f'If it was renamed: @event("NEW_NAME", formerly=("{name}",)). If nobody needs what it told: '
         f"{_retired_fix(name)}, which passes over it."
@@ -259,23 +260,23 @@ def _gone_fix(name: str) -> str:
 
 
 def _renamed_fix(name: str, new_name: str, schema: int) -> str:
-    """For an event that has another name now."""
+    """Return the fix for an event that has a new name."""
     number = f", schema={schema}" if schema != 1 else ""
     return f'@event("{new_name}"{number}, formerly=("{name}",))'
 
 
 def _moved_fix(name: str, aggregate: str | None) -> str:
-    """For an event that another aggregate claims."""
+    """Return the fix for an event that moved to another aggregate."""
     return f"Leave {name!r} to the aggregate {aggregate!r}, and give the other one an event of its own with a new name."
 
 
 def _raised_fix(name: str, schema: int, misfits: Sequence[Misfit], was: Json) -> str:
-    """For a shape that changed while its schema did not."""
+    """Return the fix for a shape that changed while its schema number did not."""
     return f'@event("{name}", schema={schema + 1})\n\n{_upcaster_code(name, schema, misfits, was)}'
 
 
 def _upcaster_code(name: str, schema: int, misfits: Sequence[Misfit], was: Json) -> str:
-    """The step from one schema to the next, as far as it can be known; what is left to say is `...`."""
+    """Return the code of the upcaster to the next schema, with `...` for what cannot be known."""
     function = re.sub(r"\W+", "_", name.rpartition(".")[2]).strip("_") or "event"
     fields: dict[str, str] = {}
     for one in misfits:
@@ -292,7 +293,7 @@ def _upcaster_code(name: str, schema: int, misfits: Sequence[Misfit], was: Json)
 
 
 def _upcaster_field(name: str, one: Misfit, was: Json) -> tuple[str, str]:
-    """A field of the new body, and the expression that makes it of the old one."""
+    """Return a field of the new body, and the expression that makes it from the old body."""
     before = was.get("properties", {}).get(name)
     if before is None:
         return name, "..."
@@ -317,11 +318,11 @@ _LEVEL = {
     Compatibility.OLD_EVENTS: "error",
 }
 Locate = Callable[[EventChange], tuple[str, int]]
-"""The file of an event, relative to the repository, and the line."""
+"""Returns the file of an event, relative to the repository, and the line."""
 
 
 def sarif_of(changes: Sequence[EventChange], locate: Locate, version: str) -> Json:
-    """The log; remarks that need nothing done are left out."""
+    """Return the findings as a SARIF log, without those that are safe."""
     rules = [
         {
             "id": _rule(one),

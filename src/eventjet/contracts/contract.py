@@ -1,4 +1,4 @@
-"""What an app writes and serves, as values: taken from its declarations, written as JSON documents, read back."""
+"""The contract of an app, its events, public events and commands: build it, and write and read its JSON documents."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from eventjet.errors import UsageError
 
 EVENT, APP = "x-event", "app.json"
 PUBLIC, COMMANDS = "public/", "commands/"
-"""Folders of an export."""
+"""Folders of an export for public events and for commands."""
 FORMAT = 1
 _EVENT_FILE = re.compile(r"(?:public/)?[^/]+\.[0-9]{1,8}\.json")
 
 
 class Declares(Protocol):
-    """What is needed of an application."""
+    """The attributes of an application from which its contract is built."""
 
     @property
     def name(self) -> str: ...
@@ -45,24 +45,24 @@ class Declares(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class EventShape:
-    """One event at one schema, as it is on the wire."""
+    """The shape of one event at one schema on the wire."""
 
     name: str
     schema: int
     aggregate: str | None
-    """Whose event it is; None for a public one."""
+    """The aggregate of the event; None for a public event."""
     formerly: tuple[str, ...]
     body: Json
-    """JSON Schema of its body."""
+    """The JSON Schema of the body."""
 
     @property
     def file(self) -> str:
-        """Its file in an export."""
+        """The path of the event's file in an export."""
         folder = PUBLIC if self.aggregate is None else ""
         return f"{folder}{self.name.replace(':', '=3A')}.{self.schema}.json"
 
     def document(self) -> Json:
-        """The JSON Schema with what the envelope says."""
+        """Return the JSON Schema with name, schema, former names and aggregate of the event."""
         told = {"name": self.name, "schema": self.schema, "formerly": list(self.formerly)}
         whose = {"aggregate": self.aggregate} if self.aggregate else {}
         return {"$schema": DIALECT, EVENT: told | whose, **self.body}
@@ -70,18 +70,21 @@ class EventShape:
 
 @dataclass(frozen=True, slots=True)
 class Contract:
-    """All of it. An export that was kept over releases has events at several schemas, and some that are no more."""
+    """The contract of an app.
+
+    The contract of an export that was kept over releases has events at several schemas, and events no longer declared.
+    """
 
     app: str
     events: tuple[EventShape, ...]
     public: tuple[EventShape, ...] = ()
-    """What publications tell others."""
+    """The public events of the publications."""
     retired: tuple[str, ...] = ()
     commands: Mapping[str, Json] | None = None
-    """`aggregate.command` → JSON Schema of its arguments."""
+    """`aggregate.command` → JSON Schema of the arguments."""
 
     def documents(self) -> dict[str, Json]:
-        """File → document, sorted; the same contract always gives the same."""
+        """Return file → document, sorted, and always the same for the same contract."""
         found: dict[str, Json] = {APP: {"app": self.app, "format": FORMAT, "retired_events": sorted(self.retired)}}
         found |= {one.file: one.document() for one in (*self.events, *self.public)}
         found |= {
@@ -90,16 +93,16 @@ class Contract:
         return dict(sorted(found.items()))
 
     def at(self, name: str) -> dict[int, EventShape]:
-        """An event by its schemas, the newest last."""
+        """Return the shapes of an event by schema number, the newest last."""
         return {one.schema: one for one in sorted(self.events, key=lambda one: one.schema) if one.name == name}
 
     def names(self) -> list[str]:
-        """Of its events, each once."""
+        """Return the names of the events, sorted and without duplicates."""
         return sorted({one.name for one in self.events})
 
 
 def contract_of(app: Declares) -> Contract:
-    """What the declarations of an app come to; eventjet's own events are not the app's to change."""
+    """Return the contract of an app's declarations, without eventjet's own events, which the app cannot change."""
     kinds = [kind for kind in app.catalog.kinds() if kind.aggregate != CLAIMS]
     events = [_shape(kind.event_type, kind.info, kind.aggregate) for kind in kinds]
     told = {kind: event_info(kind) for one in app.publications.values() for kind in one.public}
@@ -111,7 +114,7 @@ def contract_of(app: Declares) -> Contract:
 
 
 def contract_in(documents: Mapping[str, Any], where: str) -> Contract:
-    """The inverse of `Contract.documents`; raises `UsageError` for what is no export."""
+    """Return the contract in documents, the inverse of `Contract.documents`; raises `UsageError` for no export."""
     try:
         about = documents[APP]
         if about["format"] != FORMAT:
@@ -133,7 +136,7 @@ def contract_in(documents: Mapping[str, Any], where: str) -> Contract:
 
 
 def text_of(document: object) -> str:
-    """A document as its file holds it: sorted, a key a line, so that a change is a small diff."""
+    """Return the text of a document's file, sorted and with one key a line, so that changes have small diffs."""
     option = orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS | orjson.OPT_APPEND_NEWLINE
     return dump_json(document, option).decode()
 

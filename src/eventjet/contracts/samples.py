@@ -1,7 +1,7 @@
-"""Bodies that fit a JSON Schema: the same ones every time, a few for each field, so that a claim about it is tried.
+"""Generate sample bodies that fit a JSON Schema, always the same, to test whether such bodies are decoded.
 
-Every member of an enum, every branch of a union, both sides of a bound, each optional field left out: one such change
-at a time. Not every body that fits, so what passes is likely, and only what fails is certain.
+Samples vary one thing at a time: each member of an enum, each branch of a union, both bounds of a number, each optional
+field left out. They are not all bodies that fit, so a success is only likely to hold, and only a failure is certain.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _FORMATS = {
     "ipv4": ("192.0.2.1",),
     "ipv6": ("2001:db8::1",),
 }
-"""Of texts that are no leaves of their own."""
+"""Sample texts of formats that have no leaf type."""
 
 
 class Unmade(Exception):
-    """No value could be made for a field: which one and why, in words."""
+    """Raised when no value can be made for a field; the message names the field and the reason."""
 
 
 class _TooDeep(Exception):
-    """A shape that holds itself goes on here."""
+    """Raised when a shape that contains itself is nested too deeply."""
 
 
 def bodies(body: Json) -> list[Json]:
-    """Bodies under a JSON Schema, at most 200; raises `Unmade`."""
+    """Return sample bodies of a JSON Schema, at most 200; raises `Unmade`."""
     try:
         return list(islice(_objects(body, body, "", 0), BODIES_MAX))
     except (_TooDeep, RecursionError):
@@ -48,7 +48,7 @@ def bodies(body: Json) -> list[Json]:
 
 
 def _values(node: Any, root: Json, path: str, depth: int) -> list[Any]:
-    """Some values that fit, the plainest first."""
+    """Return some values that fit a schema, the plainest first."""
     if depth > _DEPTH_MAX:
         raise _TooDeep
     found: list[Any] = []
@@ -91,7 +91,7 @@ def _of_branch(node: Json, root: Json, path: str, depth: int) -> Iterable[Any]:
 
 
 def _objects(node: Json, root: Json, path: str, depth: int) -> Iterator[Json]:
-    """One with everything plain, then one for each other value of each field, and one without each optional one."""
+    """Yield an object of plain values, then variants with another value of one field, or without an optional field."""
     required = cast("list[str]", node.get("required") or [])
     choices: dict[str, list[Any]] = {}
     for name, value in cast("dict[str, Any]", node.get("properties") or {}).items():

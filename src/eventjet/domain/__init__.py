@@ -1,1 +1,1 @@
-"""PURE: what an application declares, and what its functions are given."""
+"""The declarations an application makes, and the values passed to its functions. PURE."""

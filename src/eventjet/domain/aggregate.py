@@ -1,4 +1,4 @@
-"""`@event`: an immutable fact with a wire name and a schema; `@aggregate`: a frozen state folded from its events."""
+"""Declare events, immutable facts with a wire name, and aggregates, frozen states that are folded from events."""
 
 from __future__ import annotations
 
@@ -21,24 +21,27 @@ _MARK = "__eventjet__"
 
 @dataclass(frozen=True, slots=True)
 class EventInfo:
-    """What `@event` was told."""
+    """The arguments of `@event`."""
 
     name: str
     """The wire name, `account.deposited`."""
     schema: int
-    """The number of this shape; raised with an upcaster when the shape changes."""
+    """The version of the event's fields; raise it, and add an upcaster, when the fields change."""
     formerly: tuple[str, ...] = ()
-    """Wire names this event had before; they are read, never written."""
+    """Earlier wire names of this event; they are read, never written."""
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> Callable[[type[T]], type[T]]:
     """Make the class a frozen, slotted, keyword-only pydantic dataclass known on the wire as `name`.
 
-    Fields are strict: an `int` is not a `str`, a `float` is not a `Decimal`. A keyword that is no field raises
-    `TypeError`; a field of a stored body that the class does not have is passed over. Nothing is registered; an `App`
-    or a `scenario` finds the event through the annotation of the `evolve` that folds it. Raises `DefinitionError` for
-    a class that is generic, and for a field with an alias.
+    `schema` is the version of the fields; raise it, and add an `upcaster`, when the fields change. `formerly` are
+    earlier wire names, which are read and never written.
+
+    Fields are strict: an `int` is not accepted for a `str`, nor a `float` for a `Decimal`. A keyword that is not a
+    field raises `TypeError`; a field of a stored body that the class does not have is ignored. Nothing is registered;
+    an `App` or a `scenario` finds the event through the annotation of the `evolve` that folds it. Raises
+    `DefinitionError` for a class that is generic, and for a field with an alias.
 
     ```python
     @event("account.closed")
@@ -63,14 +66,14 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
             config={"strict": True, "extra": "forbid", "hide_input_in_errors": True},
         )(cls)
         if not made.__pydantic_complete__:
-            # Seen from the function that it is declared in; what is declared after it is looked up when it is needed.
+            # Resolve names in the scope that declares the class; `complete` resolves those that are declared later.
             rebuild_dataclass(made, raise_errors=False, _parent_namespace_depth=3)
         for field, told in made.__pydantic_fields__.items():
             _check_not_generic(told.annotation, "event", f"{cls.__qualname__}.{field}")
             if told.alias or told.validation_alias or told.serialization_alias:
                 reason = "an event is made, stored and read by the names of its fields: leave the alias out"
                 raise DefinitionError([f"{cls.__qualname__}.{field} has an alias, and {reason}"])
-        # A text would become the names of its characters.
+        # `tuple` would split a str into its characters.
         names = (formerly,) if isinstance(formerly, str) else tuple(formerly)  # pyright: ignore[reportUnnecessaryIsInstance]
         setattr(made, _MARK, EventInfo(name, schema, names))
         made.__init__ = _constructor(made)
@@ -81,19 +84,20 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
 
 @dataclass(frozen=True, slots=True)
 class AggregateInfo:
-    """What `@aggregate` was told."""
+    """The arguments of `@aggregate`, and the unique constraints of the class."""
 
     name: str
     snapshot_every: int | None
+    """Versions between two snapshots; None for no snapshots."""
     revision: int
     unique: tuple[Unique[Any], ...] = ()
-    """Values that no two of them may have at once."""
+    """Constraints on values that no two aggregates of this type may have at once."""
 
 
 class AggregateType(Protocol[S, E]):  # type: ignore[misc]  # pyright: ignore[reportInvalidTypeVarUse]  variance is of the class object
-    """The class object of an aggregate: ties a state to its events by the signature of `evolve`.
+    """The class object of an aggregate, whose `evolve` ties a state to its events.
 
-    Matched on the class itself, so that `Repository[Account, Opened | Deposited]` is inferred from `Account`.
+    A type checker matches the class itself, so `Repository[Account, Opened | Deposited]` is inferred from `Account`.
     """
 
     def evolve(self, instance: S, event: E, /) -> object: ...
@@ -103,9 +107,10 @@ class AggregateType(Protocol[S, E]):  # type: ignore[misc]  # pyright: ignore[re
 def aggregate(name: str, /, *, snapshot_every: int | None = None, revision: int = 1) -> Callable[[type[T]], type[T]]:
     """Make the class a frozen, slotted, keyword-only dataclass whose events live at `<app>.<name>.<id>`.
 
-    Raise `revision` when the same events should fold to something else. Its methods that are `unique` tell what no two
-    of them may have at once. Slots re-create the class, so zero-argument
-    `super()` does not work inside it.
+    `snapshot_every` is the number of versions between two snapshots, None for no snapshots. Raise `revision` when the
+    same events should fold to a different state. Methods decorated with `unique` return the values that no two
+    aggregates of this type may have at once. Slots re-create the class, so `super()` without arguments does not work
+    inside it. Raises `DefinitionError` for a class that is generic.
 
     ```python
     @aggregate("counter")
@@ -134,16 +139,16 @@ def aggregate(name: str, /, *, snapshot_every: int | None = None, revision: int 
 
 
 def _check_name(name: object, decorator: str, example: str) -> None:
-    """Without its name, the decorator is given the class."""
+    """Raise `DefinitionError` when a decorator was written without a name and so received the class instead."""
     if not isinstance(name, str):
         what = getattr(name, "__qualname__", type(name).__name__)
         raise DefinitionError([f'@{decorator} of {what} lacks its name; write @{decorator}("{example}")'])
 
 
 def _check_not_generic(hint: Any, decorator: str, field: str = "") -> None:
-    """Of a type variable nobody knows what to read: what is stored names the class alone, not what it was given."""
+    """Raise `DefinitionError` for a generic class or field: stored data names the class, never its type arguments."""
     if field and isinstance(hint, type) and not isinstance(hint, types.GenericAlias):
-        return  # a class of its own
+        return  # the field's type is a plain class
     variables = (hint,) if isinstance(hint, TypeVar) else getattr(hint, "__parameters__", ())
     if variables:
         shown = getattr(hint, "__qualname__", hint)
@@ -155,7 +160,7 @@ def _check_not_generic(hint: Any, decorator: str, field: str = "") -> None:
 
 
 def field_faults(cls: type) -> list[str]:
-    """Fields that an event or a state was meant to have and lacks: of base classes that are no dataclasses."""
+    """Return, as sentences, the fields that a class lacks because the base declaring them is not a dataclass."""
     return [
         f"{cls.__qualname__} lacks {listed(lost)} of its base {base.__qualname__}, which is no dataclass; decorate "
         f"{base.__qualname__} with @dataclass(frozen=True, kw_only=True), or declare its fields in {cls.__qualname__}"
@@ -165,7 +170,7 @@ def field_faults(cls: type) -> list[str]:
 
 
 def _annotated(base: type) -> list[str]:
-    """What a class annotates as `@dataclass` would have it as fields, where it is none."""
+    """Return the names that `@dataclass` would make fields of; none for a class that is a dataclass already."""
     if base is object or "__dataclass_fields__" in vars(base):
         return []
     told = {"__annotations__": inspect.get_annotations(base), "__module__": base.__module__}
@@ -174,7 +179,7 @@ def _annotated(base: type) -> list[str]:
 
 
 def _constructor(cls: Any) -> Callable[..., None]:
-    """As pydantic's own, but that a keyword which is no field raises the `TypeError` of any dataclass."""
+    """Return pydantic's constructor, changed to raise `TypeError` for an unknown keyword as any dataclass does."""
     from pydantic_core import ArgsKwargs, ValidationError
 
     def __init__(self: Any, /, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it becomes the class's
@@ -197,35 +202,35 @@ def _constructor(cls: Any) -> Callable[..., None]:
 
 
 def complete(cls: Any) -> None:
-    """Have pydantic resolve the annotations of an event that it could not when it was declared; raises what it does."""
+    """Have pydantic resolve the annotations that could not be resolved at declaration; raises what pydantic raises."""
     from pydantic.dataclasses import rebuild_dataclass
 
     constructor = cls.__init__
     try:
         rebuild_dataclass(cls, _parent_namespace_depth=4)  # where the event is made
     finally:
-        cls.__init__ = constructor  # pydantic has put its own there
+        cls.__init__ = constructor  # pydantic replaces it
 
 
 def event_info(cls: Any) -> EventInfo:
-    """What `@event` was told; raises `DefinitionError` for a class that is not an event."""
+    """Return the arguments of `@event`; raises `DefinitionError` for a class that is not an event."""
     return _declared(cls, EventInfo, "an event: decorate it with @event")
 
 
 def is_event(cls: Any) -> bool:
-    """Whether a class is declared by `@event`; a subclass of it is none."""
+    """Return whether a class is declared by `@event` itself; a subclass of an event is not an event."""
     return isinstance(cls, type) and isinstance(vars(cls).get(_MARK), EventInfo)
 
 
 def aggregate_info(cls: Any) -> AggregateInfo:
-    """What `@aggregate` was told; raises `DefinitionError` for a class that is not an aggregate."""
+    """Return the arguments of `@aggregate`; raises `DefinitionError` for a class that is not an aggregate."""
     return _declared(cls, AggregateInfo, "an aggregate: decorate it with @aggregate")
 
 
 def _declared(cls: Any, kind: type[T], what: str) -> T:
     info = vars(cls).get(_MARK) if isinstance(cls, type) else None
     if not isinstance(info, kind):
-        # Not a value's own words, which may be long, and personal.
+        # The repr of a value may be long, and may contain personal data.
         named = cls if isinstance(cls, str) else getattr(cls, "__qualname__", None) or f"a {type(cls).__qualname__}"
         raise DefinitionError([f"{named} is not {what}(…)"])
     return info

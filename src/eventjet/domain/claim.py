@@ -1,6 +1,6 @@
-"""`Claim`: who has a unique value, as an aggregate of eventjet's own; its events stand in the log as any others do.
+"""`Claim`, eventjet's own aggregate that records who has a unique value; its events are in the log like all others.
 
-The same state serves the register of a constraint, which says whether every value in use is claimed.
+The same class serves as the register of a constraint, which records whether every value in use is claimed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from eventjet.domain.unique import CLAIMS
 
 
 class Held(Exception):
-    """Another aggregate has the value."""
+    """Raised when another aggregate already has the value."""
 
     def __init__(self, holder: str) -> None:
         self.holder = holder
@@ -22,27 +22,27 @@ class Held(Exception):
 
 @event("eventjet.unique_taken")
 class Taken:
-    """An aggregate has a value from here on."""
+    """The event that an aggregate has a value from now on."""
 
     aggregate: str
     constraint: str
     holder: str
-    """Its id."""
+    """The id of the aggregate that has the value."""
 
 
 @event("eventjet.unique_released")
 class Released:
-    """An aggregate has a value no longer."""
+    """The event that an aggregate no longer has a value."""
 
     aggregate: str
     constraint: str
     holder: str
-    """Its id."""
+    """The id of the aggregate that had the value."""
 
 
 @event("eventjet.unique_built")
 class Built:
-    """Every value in use is claimed: from here on the constraint is kept."""
+    """The event that every value in use is claimed: from now on the constraint is enforced."""
 
     aggregate: str
     constraint: str
@@ -50,7 +50,7 @@ class Built:
 
 @event("eventjet.unique_unbuilt")
 class Unbuilt:
-    """There may be values in use that nobody has claimed: an import was begun."""
+    """The event that values in use may be unclaimed, because an import began."""
 
     aggregate: str
     constraint: str
@@ -62,18 +62,18 @@ CLAIM_EVENTS: tuple[type, ...] = (Taken, Released, Built, Unbuilt)
 
 @aggregate(CLAIMS)
 class Claim:
-    """One value, or the register of one constraint."""
+    """The state of one unique value, or of the register of one constraint."""
 
     holders: frozenset[str] = frozenset()
-    """Ids of those who have the value: one, or none; several that had it before the constraint was built."""
+    """Ids of the aggregates that have the value; more than one only if they had it before the constraint was built."""
     is_built: bool | None = None
-    """Of a register: whether all values in use are claimed; None where nobody said."""
+    """For a register, whether all values in use are claimed; None when that was never recorded."""
 
     def move(self, aggregate: str, constraint: str, released: Collection[str], taker: str | None) -> list[ClaimEvent]:
-        """Some give the value up and one takes it; raises `Held`.
+        """Release the value for the ids in `released` and claim it for `taker`; raises `Held` if another has it.
 
-        Each is recorded, whether or not the claim says so already: what changes a value moves its claim, so that
-        whoever compares claims with states can tell that nothing came in between.
+        Each change is recorded even if the claim already says so. A save that changes a value always appends to its
+        claim, so a comparison of claims with states can tell that nothing was recorded in between.
         """
         events: list[ClaimEvent] = [*(self.release(aggregate, constraint, one) for one in released)]
         if taker is not None:
@@ -84,11 +84,11 @@ class Claim:
         return events
 
     def take(self, aggregate: str, constraint: str, holder: str) -> Taken:
-        """One has the value that had it before it was claimed, whoever has it as well."""
+        """Claim the value for an aggregate, without checking whether another has it."""
         return Taken(aggregate=aggregate, constraint=constraint, holder=holder)
 
     def release(self, aggregate: str, constraint: str, holder: str) -> Released:
-        """One claims the value and does not have it."""
+        """Release the claim of an aggregate that does not have the value."""
         return Released(aggregate=aggregate, constraint=constraint, holder=holder)
 
     def build(self, aggregate: str, constraint: str) -> Built | None:

@@ -1,4 +1,4 @@
-"""Decisions: functions of a state, checked before they are called; what came of one; which are served. PURE."""
+"""Decisions, which are functions of a state: how they are checked and called, their result, and `served`. PURE."""
 
 from __future__ import annotations
 
@@ -19,35 +19,35 @@ E = TypeVar("E")
 P = ParamSpec("P")
 
 _NO_DECISIONS = {"evolve", "step", "deadline"}
-"""Methods of aggregates and processes that have a place of their own."""
+"""Methods of aggregates and processes that are never decisions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed(Generic[S, E]):
-    """What came of a decision: `Repository.execute`, `Jet.transact`."""
+    """The result of a decision, returned by `Repository.execute` and `Jet.transact`."""
 
     state: S
     """The state after its events."""
     events: tuple[E, ...]
-    """What was recorded; empty when the decision was that nothing follows."""
+    """The recorded events; empty when the decision returned none."""
     position: int
     """Position of the aggregate's last event; hand it to `caught_up` to read your write."""
     version: int
     """Version of the aggregate's last event."""
     app: str = field(repr=False)
-    """Whose log that is."""
+    """The name of the app whose log was written."""
     log: str = field(default="", repr=False)
-    """Its identity; empty where these credentials may not look at the stream."""
+    """The stream identity of the log; empty where these credentials may not read the stream's info."""
     confirmed: bool = True
-    """Whether the answer rests on events that the log stored, as most of its replicas have to.
+    """Whether a majority of the log's replicas stored an event for this result.
 
-    False when nothing was recorded: the state was the newest by the word of the stream's leader, and one that is cut
-    off from its replicas does not know that there is another.
+    False when nothing was recorded: then only the stream's leader said that the state is the newest, and a leader
+    that is cut off from its replicas does not know that there is another.
     """
 
     @property
     def token(self) -> str:
-        """App, position and log as text for an HTTP header; `caught_up` takes it in another process.
+        """Return app, position and log as text for an HTTP header; `caught_up` takes it in another process.
 
         For instance `bank:1234@0b6f3c1e-5d2a-4f0e-9a64-2f6a1c8e7d11`.
         """
@@ -55,7 +55,7 @@ class Committed(Generic[S, E]):
 
 
 def check_decision(aggregate: Any, decide: Any, aggregate_id: object = "") -> None:
-    """Raise `UsageError` for what cannot be a decision of an aggregate: a name, an event, a bound method."""
+    """Raise `UsageError` for a value that cannot be a decision of an aggregate: a name, an event, a bound method."""
     if type(decide) is types.FunctionType:
         return
     if isinstance(aggregate_id, types.FunctionType):
@@ -78,9 +78,9 @@ def check_decision(aggregate: Any, decide: Any, aggregate_id: object = "") -> No
 
 
 def decided_on(aggregate: Any, decide: Callable[..., Any], state: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """What a decision says on a state; raises what it raises, and `UsageError` where it cannot be called so."""
+    """Return what a decision returns for a state; raises what it raises, and `UsageError` for unfit arguments."""
     try:
-        # Made again after a lost race, it is given what it was given first.
+        # Copies: after a conflict the decision runs again and must get the arguments it got the first time.
         return decide(state, *own_copy(args, whole=False), **own_copy(dict(kwargs), whole=False))
     except (TypeError, AttributeError) as error:
         trace = error.__traceback__
@@ -97,7 +97,7 @@ def decided_on(aggregate: Any, decide: Callable[..., Any], state: Any, args: Any
 
 
 def _misfit(decide: Callable[..., Any], error: TypeError) -> str:
-    """It was not even entered: what it was given does not fit its parameters."""
+    """Return the message for a decision that could not be called because its arguments do not fit its parameters."""
     names = list(inspect.signature(decide).parameters)
     if not names:
         return f"{shown_name(decide)} takes no state. Write the state as its first parameter, `self` in a method."
@@ -108,7 +108,7 @@ def _misfit(decide: Callable[..., Any], error: TypeError) -> str:
 
 
 def _owner(decide: Any) -> Any:
-    """The aggregate that a function is a method of, where it is defined at the top of its module."""
+    """Return the aggregate that a function is a method of, if the aggregate is defined at the top of its module."""
     name = getattr(decide, "__qualname__", "").rpartition(".")[0]
     found = getattr(decide, "__globals__", {}).get(name)
     try:
@@ -120,7 +120,7 @@ def _owner(decide: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One decision, and the errors of the domain that callers are told."""
+    """A decision that callers may ask for, and the domain errors that are reported to them."""
 
     aggregate: Any
     decide: Callable[..., Any]
@@ -135,9 +135,11 @@ def served(
     *errors: type[Exception],
     name: str | None = None,
 ) -> Served:
-    """Serve one decision. These errors of the domain are told to callers by their names; of others nothing is told.
+    """Serve one decision to callers.
 
-    Raises `UsageError` for what is no decision.
+    Domain errors listed in `errors` are reported to callers by their class names; of other errors they learn nothing.
+    `name` is the name of the decision for callers, by default that of the function. Raises `UsageError` for a value
+    that is not a decision.
 
     ```python
     withdrawing = served(Account, Account.withdraw, InsufficientFunds)

@@ -1,4 +1,4 @@
-"""Folding one aggregate's history: versions contiguous, chain unbroken, or an error."""
+"""Fold one aggregate's history, or raise when versions are not contiguous or a predecessor check fails."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ S = TypeVar("S")
 COMMANDS_MAX = 1_024
 """Command ids remembered with a folded state."""
 MARKS_MAX = 1_000_000
-"""Older ids of which a mark is kept, of 8 bytes each; where there are more, none is."""
+"""Limit of marks of older command ids, of 8 bytes each; when it is exceeded, all marks are dropped."""
 _PARTS = 256
 _PART_BYTES = 170
 
 
 class Commands:
-    """Which commands recorded which versions: the newest 1,024 of an aggregate, and a mark of each older one.
+    """The versions that each command of an aggregate recorded: of the newest 1,024, and a mark of each older command.
 
-    A mark is a digest: an id without one never recorded anything, and one with it has to be looked for. Holds only
-    facts of the log, so copies of one history may share it.
+    A mark is a digest: a command id without a mark never recorded anything, and an id with a mark has to be looked up
+    in the log. The object contains only facts of the log, so copies of one history may share it.
     """
 
     __slots__ = ("_forgotten", "_marked", "_marks", "_versions", "complete")
@@ -35,13 +35,13 @@ class Commands:
         self._versions = dict(versions or {})
         self._forgotten = 0
         self._marks: dict[int, array[int]] | None = {} if complete else None
-        """Of those that were pushed out, in parts that are quick to go through; None where they are not all known."""
+        """Marks of the commands that were dropped, in parts that are quick to search; None if some are unknown."""
         self._marked = 0
         self.complete = complete
-        """Whether it holds every command of the history so far."""
+        """Whether the object contains every command of the history so far."""
 
     def add(self, command_id: str, version: int) -> None:
-        """Note that the event `version` came of a command, unless newer ones have pushed that out before."""
+        """Note that a command recorded the event `version`, unless newer commands have already displaced it."""
         if version <= self._forgotten:
             return
         first, last = self._versions.get(command_id, (version, version))
@@ -53,11 +53,11 @@ class Commands:
             self._mark_of(oldest)
 
     def find(self, command_id: str) -> tuple[int, int] | None:
-        """First and last version that a command recorded."""
+        """Return the first and last version that a command recorded; None if the command is not remembered."""
         return self._versions.get(command_id)
 
     def may_have(self, command_id: str) -> bool:
-        """False where the command surely recorded nothing so far."""
+        """Return whether the command may have recorded something; False is certain."""
         if command_id in self._versions or self._marks is None:
             return True
         if self.complete:
@@ -66,12 +66,12 @@ class Commands:
         return mark in self._marks.get(mark % _PARTS, ())
 
     def as_mapping(self, until: int) -> dict[str, tuple[int, int]]:
-        """Those up to a version, oldest first."""
+        """Return the commands up to a version and their spans of versions, oldest first."""
         return {command_id: span for command_id, span in self._versions.items() if span[1] <= until}
 
     @property
     def marks_bytes(self) -> int:
-        """What the marks take of memory, about."""
+        """Return about how many bytes of memory the marks take."""
         return 8 * self._marked + _PART_BYTES * len(self._marks or ())
 
     def _mark_of(self, command_id: str) -> None:
@@ -90,7 +90,7 @@ def _mark(command_id: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class FoldedState(Generic[S]):
-    """A folded state and where it stands."""
+    """A folded state, and the version and position of its last event."""
 
     state: S
     version: int
@@ -103,29 +103,29 @@ class FoldedState(Generic[S]):
 
 
 VOID = -1
-"""Instead of what a record expected: the log declares it void. It keeps its version if that is the next one."""
+"""`Link.expected` of a record that has a skip marker. The record keeps its version if that is the next one."""
 
 
 class Link(NamedTuple):
-    """One event of a history, as far as its chain goes."""
+    """One event of a history, with what the predecessor check needs."""
 
     version: int
     position: int
     expected: int | None
-    """The position it was written after, where its header says so (the first of a save); `VOID` for what is void."""
+    """The position the event was written after, if its header says so (the first of a save); `VOID` if skipped."""
     command_id: str | None
     data: Any
-    """The event; None for one that is retired or void, which is passed over."""
+    """The event; None if it is retired or skipped, so that the fold passes over it."""
 
 
 def evolved(state: S, event: Any) -> S:
-    """One step of the fold; raises `DefinitionError` for an `evolve` that raises, or returns no state of its type."""
+    """Return the state after an event; raises `DefinitionError` if `evolve` raises or returns another type."""
     name = type(state).__qualname__
     try:
         after: Any = cast("Any", state).evolve(event)
     except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the application's
         error = UnexpectedExit.instead_of(raised)
-        # What it says may repeat a value.
+        # The message of the exception may repeat a personal value.
         private = is_private(state.__class__) or is_private(event.__class__)
         reason = "" if private else next(iter(str(raised).splitlines()), "")
         fault = f"{name}.evolve raised {type(raised).__name__} for {type(event).__qualname__}: {reason}".rstrip(": .")
@@ -138,10 +138,10 @@ def evolved(state: S, event: Any) -> S:
 
 
 def fold_history(held: FoldedState[S], links: Iterable[Link], subject: str, last_id: str) -> FoldedState[S]:
-    """Fold one aggregate's events onto a state; `last_id` is the id of the last of them.
+    """Fold one aggregate's events onto a state; `last_id` is the id of the last event.
 
-    Raises `HistoryBroken` when a version is not the next, or an event follows another one than it expected, and
-    `DefinitionError` as `evolved` does. The state given is left as it is, whatever `evolve` does to its own.
+    Raises `HistoryBroken` when a version is not the next, or an event follows a different event than it expected, and
+    `DefinitionError` as `evolved` does. The given state is copied first, so `evolve` cannot change it.
     """
     state, version, position = own_copy(held.state), held.version, held.position
     for after, at, expected, command_id, data in links:

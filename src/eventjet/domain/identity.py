@@ -1,9 +1,10 @@
-"""Aggregate ids as subject tokens: injective, and refused when a token could not hold them.
+"""Encode aggregate ids as subject tokens, one token for each id, and create event ids.
 
 `[A-Za-z0-9_-]` stand for themselves; every other byte of the UTF-8 form is `=XX`. The server stores `bank.account.*`
-as a literal subject and then reads it back as a wildcard, hence no id goes on the wire as it is.
+as a literal subject and then reads it back as a wildcard, so ids are always encoded. An id that no token can express
+is refused.
 
-Event ids are UUIDv7 (RFC 9562, section 5.7): random, and ordered by the millisecond they were made in.
+Event ids are UUIDv7 (RFC 9562, section 5.7): random, and ordered by the millisecond in which they were created.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ _VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 
 @lru_cache(maxsize=65_536)
 def encode_id(aggregate_id: str) -> str:
-    """The token of an id; raises `Refused` when it is empty, too long, not text, or holds a NUL."""
+    """Return the token of an id; raises `Refused` when the id is empty, too long, not text, or contains a NUL."""
     if not isinstance(aggregate_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]  a UUID is easily forgotten
         raise Refused(f"The id {aggregate_id!r}", "it is not text", "Give it as text, for instance str(…).")
-    # The text itself, not a member of an Enum that equals it and prints as something else.
+    # A member of a str Enum equals its text but prints as something else: take the text.
     aggregate_id = str.__str__(aggregate_id)
     if _PLAIN.fullmatch(aggregate_id) and len(aggregate_id) <= ENCODED_MAX:
         return aggregate_id
@@ -57,7 +58,7 @@ def encode_id(aggregate_id: str) -> str:
 
 
 def decode_id(token: str) -> str:
-    """The id of a token; raises `ValueError` for a token that `encode_id` cannot have made."""
+    """Return the id of a token; raises `ValueError` for a token that `encode_id` cannot have returned."""
     if not _TOKEN.fullmatch(token) or len(token) > ENCODED_MAX:
         raise ValueError(f"{token[:60]!r} is not an encoded id")
     if "=" not in token:
@@ -70,7 +71,7 @@ def decode_id(token: str) -> str:
 
 
 def new_event_id() -> str:
-    """A fresh UUIDv7; never derived from data, since message ids are shared by all writers of a stream."""
+    """Return a new UUIDv7, never derived from data, since all writers of a stream share its message ids."""
     time_ms = f"{time.time_ns() // 1_000_000:012x}"
     random = os.urandom(10).hex()
     variant = _VARIANT[random[3]]

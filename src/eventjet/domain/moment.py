@@ -1,4 +1,4 @@
-"""A time that somebody gives: a datetime with its zone. PURE."""
+"""Checks and arithmetic for times that callers give, which are datetimes with a time zone. PURE."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UT
 
 
 def in_utc(at: datetime) -> datetime:
-    """The same time in UTC; the first or the last that Python knows for one before or after those."""
+    """Return the same time in UTC, limited to the first and last time that Python can express."""
     try:
         return at.astimezone(UTC)
     except OverflowError:
@@ -19,7 +19,7 @@ def in_utc(at: datetime) -> datetime:
 
 
 def later(at: datetime, delay: timedelta) -> datetime:
-    """So long after a time, or before it, in UTC; the first or the last that Python knows where there is no such."""
+    """Return the time plus a delay, which may be negative, in UTC, limited to the times that Python can express."""
     try:
         return in_utc(at) + delay
     except OverflowError:
@@ -27,9 +27,9 @@ def later(at: datetime, delay: timedelta) -> datetime:
 
 
 def check_moment(what: str, at: object, *, to_come: bool = False) -> None:
-    """Raise `UsageError` for text, for a time without a zone, and for one in the future unless it may be `to_come`.
+    """Raise `UsageError` for a value that is not a datetime, has no zone, or is in the future.
 
-    `what` begins the sentence that the time ends: `` `since` is ``.
+    With `to_come`, times in the future are allowed. `what` begins the sentence of the message: `` `since` is ``.
     """
     if not isinstance(at, datetime):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What is kept of an event that could not be taken, and the words for what becomes of it. PURE.
+"""The row that a quarantine keeps for an event that could not be handled, and the states of such a row. PURE.
 
 The same for the quarantine of a projection, in SQL, and for that of a reactor or a process, beside its cursor.
 """
@@ -10,17 +10,17 @@ from typing import TypeAlias
 
 PARKED, BLOCKED, RETRY, RETRIED, DROPPED = "parked", "blocked", "retry", "retried", "dropped"
 BLOCKING = (PARKED, BLOCKED, RETRY)
-"""Resolutions that block an aggregate: the first of its rows is parked or to be tried again, the rest are blocked."""
+"""Resolutions that block an aggregate: its first row is `parked` (quarantined) or `retry`, the others are `blocked`."""
 VERDICTS = (RETRY, RETRIED, DROPPED)
-"""Resolutions that began with somebody's verdict."""
+"""Resolutions that an operator asked for."""
 
 AggregateKey: TypeAlias = tuple[str, str]
-"""(aggregate, aggregate id); of a subject that names neither, `?` and the subject."""
+"""(aggregate, aggregate id); for a subject that names neither, `?` and the subject."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """An event as the quarantine keeps it. One that is blocked by another has no reason, traceback or payload."""
+    """An event in the quarantine; an event blocked behind another has no reason, traceback or payload."""
 
     position: int
     aggregate: str

@@ -1,7 +1,7 @@
-"""`Personal`: the mark of a field that says something of a person, and what of a value is shown then. PURE.
+"""`Personal`, the mark of a field with personal data, and the functions that hide such values. PURE.
 
-eventjet shows no such value: not in listings, logs, spans, metrics or errors of its own. A class that holds one,
-however deep, is private, and so is whatever a function of the application's says of it.
+eventjet shows no such value: not in listings, logs, spans, metrics or errors of its own. A class that contains such a
+field at any depth is private, and so is the message of an exception raised by application code that handles it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eventjet.domain.subscription import annotation
 T = TypeVar("T")
 
 MASK = "<personal>"
-"""What stands in the place of a personal value."""
+"""The text shown in place of a personal value."""
 
 
 class _Mark:
@@ -37,14 +37,14 @@ Personal: TypeAlias = Annotated[T, _MARK]
 
 @lru_cache(maxsize=10_000)
 def is_private(hint: Any) -> bool:
-    """Whether a class or an annotation holds something personal, however deep."""
+    """Return whether a class or an annotation contains something personal, at any depth."""
     return _is_private(hint, set())
 
 
 def masked(value: Any, *hints: Any) -> Any:
-    """JSON of something annotated so (of one of several kinds), with what is personal in it hidden.
+    """Return the JSON of a value with its personal parts hidden; the value is annotated with one of `hints`.
 
-    What a private class does not declare is hidden as well: nobody knows what it is.
+    Fields that a private class does not declare are hidden as well, since nobody knows what they are.
     """
     if not any(map(is_private, hints)):
         return value
@@ -63,25 +63,25 @@ def masked(value: Any, *hints: Any) -> Any:
 
 
 def masked_whole(value: Any) -> Any:
-    """JSON of which nothing is known: its shape without its values."""
+    """Return the names of a JSON object without its values, or the mask for other JSON, if no type is known."""
     if isinstance(value, dict):
         return dict.fromkeys(cast("dict[str, Any]", value), MASK)
     return MASK
 
 
 def masked_row(row: Any) -> Any:
-    """An object of fields by name, those hidden that are personal or hold something that is."""
+    """Return the fields of a dataclass object by name, with those hidden that are personal or contain something so."""
     kind = cast("type[Any]", type(row))
     return {one.name: MASK if is_private(field_hint(kind, one.name)) else getattr(row, one.name) for one in fields(row)}
 
 
 def field_hint(cls: type, name: str) -> Any:
-    """The annotation of a field; `Any` where there is none."""
+    """Return the annotation of a field; `Any` if the class has no such field."""
     return _fields(cls).get(name, Any)
 
 
 def decisions_are_private(cls: type) -> bool:
-    """Whether a method of a class has a parameter that is personal, or may be."""
+    """Return whether a method of a class has a parameter that is personal, or may be."""
     for function in vars(cls).values():
         if not isinstance(function, types.FunctionType):
             continue
@@ -91,9 +91,9 @@ def decisions_are_private(cls: type) -> bool:
 
 
 def parameter_hint(function: Any, name: str) -> Any:
-    """The annotation of a parameter: personal where it cannot be resolved, `Any` where there is none.
+    """Return the annotation of a parameter: personal if it cannot be resolved, `Any` if there is none.
 
-    The hidden mark may be behind an alias, so its text says nothing.
+    The mark may be behind an alias, so the text of an unresolved annotation does not show whether it is personal.
     """
     told = getattr(function, "__annotations__", {})
     if name not in told:
@@ -105,12 +105,12 @@ def parameter_hint(function: Any, name: str) -> Any:
 
 
 def argument_hints(function: Any, args: tuple[Any, ...], kwargs: Iterable[str]) -> tuple[list[Any], dict[str, Any]]:
-    """The annotations of what a function is called with after the state, by place and by name."""
+    """Return the annotations of a decision's arguments after the state: positional as a list, the rest by name."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
     named = {one.name for one in parameters}
     rest = next((one.name for one in parameters if one.kind is one.VAR_KEYWORD), "")
     by_place = [one.name for one in parameters if one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD)]
-    # What is beyond the last one is taken by it, a `*names`.
+    # Further positional arguments belong to the last positional parameter, a `*names`.
     placed = [by_place[min(index, len(by_place) - 1)] if by_place else "" for index in range(len(args))]
     return (
         [parameter_hint(function, name) for name in placed],
@@ -150,7 +150,7 @@ def _is_private(hint: Any, seen: set[Any]) -> bool:
 
 
 def _kinds(hint: Any) -> Iterator[Any]:
-    """The members of an annotation; the mark itself for what is personal."""
+    """Yield the members of an annotation, and the mark itself for a personal member."""
     origin = typing.get_origin(hint)
     if origin is Annotated:
         if any(isinstance(one, _Mark) for one in hint.__metadata__):
@@ -170,7 +170,7 @@ def _kinds(hint: Any) -> Iterator[Any]:
 
 
 def _items(kind: Any) -> tuple[Any, ...]:
-    """What a container holds."""
+    """Return the annotations of a container's items."""
     if typing.get_origin(kind) is typing.Literal:
         return ()
     return tuple(each for each in typing.get_args(kind) if each is not Ellipsis)
@@ -195,7 +195,7 @@ def _of_pydantic(one: Any) -> Any:
 
 
 def _fields(kind: Any) -> Mapping[str, Any]:
-    """Annotations by name, of a class whose values have fields."""
+    """Return the annotations of a class's fields by name; empty for a class without fields."""
     cls: Any = typing.get_origin(kind) or kind
     if not isinstance(cls, type):
         return {}

@@ -1,7 +1,7 @@
-"""`@process`: an aggregate that acts by itself. What it does next, and until when, are functions of its state. PURE.
+"""`@process`: an aggregate that acts by itself, whose next step and deadline are functions of its state. PURE.
 
-A process asks nobody and waits for nothing here: `step` and `deadline` only say what is to be done. Whoever runs it
-decides on the newest states and records both sides of a step in one atomic append.
+Nothing here calls or waits: `step` and `deadline` only return what is to be done. The worker that runs a process makes
+both decisions of a step on the newest states and records both in one atomic append.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ X = TypeVar("X", bound=Exception)
 P = ParamSpec("P")
 
 LISTENS = "__eventjet_listens__"
-"""Where a listener keeps the function that names its process."""
+"""The attribute in which a listener keeps the function that returns the id of its process."""
 PROCESS = "__eventjet_process__"
-"""The mark of a class that is a process."""
+"""The attribute that marks a class as a process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome(Generic[S_co, E_co]):
-    """What a step did to the other aggregate, for a decision that wants to know: see `do`."""
+    """The result of the other aggregate's decision in a step, passed to the decision of `then_with`; see `do`."""
 
     state: S_co
-    """After its events."""
+    """The other aggregate's state after its events."""
     events: tuple[E_co, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A decision with its arguments; equal when it would decide the same."""
+    """A decision with its arguments; calls are equal when decision and arguments are equal."""
 
     decide: Callable[..., Any]
     args: tuple[Any, ...] = ()
@@ -60,7 +60,7 @@ class Call:
         return cls(decide, args, tuple(sorted(kwargs.items())))
 
     def on(self, state: Any, *first: Any) -> Any:
-        """What is decided on a state, given `first` before the other arguments."""
+        """Return what the decision returns for a state, with `first` before the other arguments."""
         args, kwargs = own_copy((self.args, dict(self.kwargs)), whole=False)
         return self.decide(state, *first, *args, **kwargs)
 
@@ -69,18 +69,18 @@ class Call:
         return str(getattr(self.decide, "__name__", self.decide))
 
     def __str__(self) -> str:
-        """Without its arguments, which may be anybody's."""
+        """Return the name without the arguments, which may be personal."""
         return self.name
 
     def whole(self) -> str:
-        """With its arguments: for tests, whose values are nobody's."""
+        """Return the call with its arguments, for tests, whose values are not personal."""
         told = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs)]
         return f"{self.name}({', '.join(told)})"
 
 
 @dataclass(frozen=True, slots=True)
 class Asked(Generic[T, F]):
-    """A decision asked of another aggregate; `then` says what the process records together with it."""
+    """A decision to be made by another aggregate; `then` adds what the process records together with it."""
 
     aggregate: Any
     aggregate_id: str
@@ -95,12 +95,12 @@ class Asked(Generic[T, F]):
         self, decide: Callable[Concatenate[S, P], E | None], /, *args: P.args, **kwargs: P.kwargs
     ) -> Step[S, E]: ...
     def then(self, decide: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """The process's own decision, recorded in the same atomic append; it must record something."""
+        """Add the process's own decision, recorded in the same atomic append; it must record something."""
         made: Step[Any, Any] = Step(cast("Asked[Any, Any]", self), Call.of(decide, args, kwargs))
         return made
 
     def then_with(self, decide: Callable[[S, Outcome[T, F]], E | None], /) -> Step[S, E]:
-        """As `then`, for a decision that is given what the other aggregate recorded."""
+        """Do as `then`, for a decision that takes the `Outcome` of the other aggregate."""
         return Step(cast("Asked[Any, Any]", self), Call(decide), tells=True)
 
     def __str__(self) -> str:
@@ -110,23 +110,23 @@ class Asked(Generic[T, F]):
 
 @dataclass(frozen=True, slots=True)
 class Step(Generic[S_co, E_co]):
-    """What `do` and `then` make: a decision of another aggregate and one of the process, in one atomic append."""
+    """A decision of another aggregate and one of the process, in one atomic append; made by `do` and `then`."""
 
     asked: Asked[Any, Any]
     done: Call
     """The process's own decision."""
     refusals: tuple[tuple[type[Exception], Call], ...] = ()
-    """What it decides when the other's decision raises; the first error that matches counts."""
+    """The process's decisions for errors of the other aggregate's decision; the first error that matches counts."""
     tells: bool = False
-    """Whether `done` is given an `Outcome`."""
+    """Whether `done` takes an `Outcome`."""
 
     def refused(self: Step[S, E], error: type[X], decide: Callable[[S, X], E2 | None], /) -> Step[S, E | E2]:
-        """What the process records when the other aggregate's decision raises this error of the domain."""
+        """Add what the process decides when the other aggregate's decision raises this domain error."""
         refusals = (*self.refusals, (error, Call(decide)))
         return cast("Any", Step(self.asked, self.done, refusals, self.tells))
 
     def after_refusal(self, error: Exception) -> Call | None:
-        """The decision that follows an error; None where the step names none."""
+        """Return the decision that follows an error; None if the step has no decision for it."""
         return next((call for kind, call in self.refusals if isinstance(error, kind)), None)
 
 
@@ -140,8 +140,8 @@ def do(
 ) -> Asked[T, F]:
     """Ask an aggregate of the same app for a decision.
 
-    Nothing happens here: a `step` returns what `then` makes of it, a `Step`, and a worker carries that out. `then_with`
-    hands on the `Outcome`. Raises `UsageError` for what is no decision.
+    Nothing happens here: `then` makes it a `Step`, which the process's `step` returns and a worker carries out.
+    `then_with` passes the `Outcome` on. Raises `UsageError` for a value that is not a decision.
 
     ```python
     asked = do(Account, "a-1", Account.withdraw, Decimal(5))
@@ -155,16 +155,19 @@ def do(
 
 @dataclass(frozen=True, slots=True)
 class Deadline(Generic[S_co, E_co]):
-    """What `after` and `at` make: when a process decides unasked. It comes and goes with the state that names it."""
+    """The time at which a process decides without being asked, made by `after` and `at`.
+
+    It holds only as long as the state of the process returns it.
+    """
 
     call: Call
     when: datetime | None = None
     delay: timedelta | None = None
 
     def due_at(self, last_event: datetime) -> datetime:
-        """When it is due, in UTC, given when the process's last event was recorded.
+        """Return when the deadline is due, in UTC, from the time at which the process's last event was recorded.
 
-        Where Python has no such time, it is the first or the last there is: the past is due, the future is not.
+        A time that Python cannot express becomes the first or the last it can: the past is due, the future is not.
         """
         return in_utc(self.when) if self.when is not None else later(last_event, cast("timedelta", self.delay))
 
@@ -172,7 +175,7 @@ class Deadline(Generic[S_co, E_co]):
 def at(
     when: datetime, decide: Callable[Concatenate[S, P], E | None], /, *args: P.args, **kwargs: P.kwargs
 ) -> Deadline[S, E]:
-    """A deadline at a time, which needs a zone; raises `ValueError` without one.
+    """Return a deadline at a time, when the process makes `decide`; raises `ValueError` for a time without a zone.
 
     ```python
     noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -187,7 +190,7 @@ def at(
 def after(
     delay: timedelta, decide: Callable[Concatenate[S, P], E | None], /, *args: P.args, **kwargs: P.kwargs
 ) -> Deadline[S, E]:
-    """A deadline so long after the process's last event, by the log's clock.
+    """Return a deadline at a delay after the process's last event, by the log's clock, when it makes `decide`.
 
     ```python
     noon = datetime(2030, 1, 1, 12, tzinfo=UTC)
@@ -198,20 +201,20 @@ def after(
 
 
 class ProcessType(Protocol[S, E]):  # type: ignore[misc]  # pyright: ignore[reportInvalidTypeVarUse]  variance is of the class object
-    """The class object of a process: its events and its steps fit together."""
+    """The class object of a process, whose `step` records only events that its `evolve` folds."""
 
     def evolve(self, instance: S, event: E, /) -> object: ...
     def step(self, instance: S, /) -> Step[S, E] | None: ...
 
 
 class Hears(Protocol[H]):
-    """Declares a listener to some events."""
+    """A decorator that declares a listener to the events that its `by` takes."""
 
     def __call__(self, handler: Callable[[S, Recorded[H]], E], /) -> Callable[[S, Recorded[H]], E]: ...
 
 
 class HearsAny(Protocol):
-    """Declares a listener to whatever it is annotated with."""
+    """A decorator that declares a listener to the events in the listener's own annotation."""
 
     def __call__(self, handler: Callable[[S, Recorded[H]], E], /) -> Callable[[S, Recorded[H]], E]: ...
 
@@ -221,11 +224,11 @@ def listens() -> HearsAny: ...
 @overload
 def listens(by: Callable[[Recorded[H]], str | None], /) -> Hears[H]: ...
 def listens(by: Any = None, /) -> Any:
-    """The decorated decision is made on the process that `by` names, once for each of these events and in their order.
+    """Make the decorated decision on the process that `by` returns, once for each of these events and in their order.
 
-    `by` is a named, annotated, pure function; None means that no process is meant. Without it, it is the process with
-    the id of the aggregate whose event it is. The decision may return None: then nothing follows from that event.
-    Raises `DefinitionError` for a `by` that is no function of an event.
+    `by` is a named, annotated, pure function of the event that returns the id of a process, or None for no process.
+    Without `by`, it is the process with the id of the event's aggregate. The decision may return None: then nothing
+    follows from that event. Raises `DefinitionError` for a `by` that is not a function of an event.
 
     ```python
     @event("greeting.noted")
@@ -266,7 +269,7 @@ def listens(by: Any = None, /) -> Any:
 
 
 def _takes_an_event_alone(by: Any) -> bool:
-    """Whether it may name a process, and is no listener whose decorator was left without parentheses."""
+    """Return whether `by` takes one argument; a listener decorated without parentheses takes two."""
     if not callable(by):
         return False
     try:
@@ -277,13 +280,13 @@ def _takes_an_event_alone(by: Any) -> bool:
 
 
 def same_id(event: Recorded[Any]) -> str:
-    """The correlation of `listens()`."""
+    """Return the id of the event's aggregate, as `listens()` does without `by`."""
     return event.aggregate_id
 
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """One decision of a process that others' events lead to."""
+    """A decision of a process that events of other aggregates trigger."""
 
     handler: Callable[[Any, Recorded[Any]], Any]
     by: Callable[[Recorded[Any]], str | None]
@@ -296,12 +299,12 @@ class Listener:
 
 @dataclass(frozen=True, slots=True)
 class ProcessInfo:
-    """A process as an app has resolved it."""
+    """The resolved declaration of a process in an app."""
 
     name: str
     revision: int
     events: tuple[type, ...]
-    """Its own."""
+    """The events that the process itself records."""
     listeners: tuple[Listener, ...]
     has_deadlines: bool
 
@@ -311,11 +314,11 @@ class ProcessInfo:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def process(name: str, /, *, snapshot_every: int | None = None, revision: int = 1) -> Callable[[type[C]], type[C]]:
-    """As `@aggregate`, with a `step`, perhaps a `deadline`, and methods that `listens`. Listed in `App(processes=[…])`.
+    """Make the class a process: an `@aggregate` with a `step`, optionally a `deadline` and methods that `listens`.
 
-    `step(self) -> Step[…] | None` says what to do next; None is rest. `deadline(self)` says until when: one `Deadline`,
-    several, or None. Both are pure, and called whenever somebody wants to know. Raises `DefinitionError` without a
-    `step`.
+    List it in `App(processes=[…])`. `step(self) -> Step[…] | None` returns what to do next, or None for nothing.
+    `deadline(self)` returns one `Deadline`, several, or None. Both are pure and may be called at any time. Raises
+    `DefinitionError` without a `step`.
 
     ```python
     @event("gift.asked")
@@ -360,17 +363,17 @@ def process(name: str, /, *, snapshot_every: int | None = None, revision: int = 
 
 
 def is_process(cls: Any) -> bool:
-    """Whether a class is declared as a process."""
+    """Return whether a class is declared as a process."""
     return getattr(cls, PROCESS, None) is not None
 
 
 def listeners_of(cls: type) -> list[tuple[str, Callable[..., Any]]]:
-    """The methods of a process that listen, by name."""
+    """Return the methods of a process that listen, by name."""
     return [(name, member) for name, member in inspect.getmembers(cls, inspect.isfunction) if hasattr(member, LISTENS)]
 
 
 def deadlines_of(state: Any) -> tuple[Deadline[Any, Any], ...]:
-    """What a state says; none when its class has no `deadline`."""
+    """Return the deadlines of a state; empty when its class has no `deadline`."""
     deadline = getattr(state, "deadline", None)
     told = None if deadline is None else own_copy(state).deadline()
     if told is None:

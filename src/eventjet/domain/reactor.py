@@ -1,8 +1,8 @@
-"""What follows the log: `@reactor`, `@inbox` and `@publication`. Declarations only. PURE.
+"""Declarations of handlers that follow the log: `@reactor`, `@inbox` and `@publication`. PURE.
 
-A reactor is an effect outside the log, at least once for each event and in order for each aggregate. An inbox takes
-messages of another stream into commands here. A publication tells chosen events to others, as public ones: what an app
-records is nobody's contract but its own, what it publishes is. A worker runs them.
+A reactor is an effect outside the log, at least once for each event and in order for each aggregate. An inbox turns
+messages of another stream into commands. A publication translates chosen events to public events for other apps: the
+events an app records are its private contract, the events it publishes are a public contract. A worker runs them all.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ D_contra = TypeVar("D_contra", contravariant=True, default=object)
 P = ParamSpec("P")
 
 Start: TypeAlias = Literal["new", "beginning"] | int
-"""Where something begins to follow the log: after its end, with its first event, or after a position."""
+"""The start position of a handler: the end of the log ("new"), its first event ("beginning"), or after a position."""
 PARTITIONS_MAX = 64
-"""Each partition reads all of the reactor's events, and keeps its own."""
+"""Limit of a reactor's partitions: each partition reads all events of the reactor and skips those of the others."""
 _STREAM = re.compile(r"[A-Za-z0-9_-]{1,200}")
 _LISTS = (list, tuple, Sequence)
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """How often one event is tried before it is parked, and how long between.
+    """The retry policy of one event: how often it is tried before it is quarantined, and the pauses between.
 
     ```python
     assert [Retry(tries=4).pause_s(attempt) for attempt in (1, 2, 3)] == [0.2, 0.4, 0.8]
@@ -56,20 +56,21 @@ class Retry:
 
     tries: int = 8
     first_s: float = 0.2
-    """Pause after the first try; each is twice the one before."""
+    """Pause after the first try; each further pause is twice the previous."""
     most_s: float = 30.0
+    """The longest pause."""
     timeout_s: float = 60.0
-    """How long one try may take; one that takes longer is cut off and counts."""
+    """How long one try may take; a try that takes longer is cancelled and counts."""
     passing: tuple[type[Exception], ...] = (OSError, TimeoutError)
-    """What ends by itself: tried for ever and never parked, as is a log that does not answer."""
+    """Temporary errors: the event is retried for ever and never quarantined, as when the log does not answer."""
 
     def pause_s(self, attempt: int) -> float:
-        """After so many tries."""
+        """Return the pause in seconds after `attempt` tries."""
         return min(self.most_s, self.first_s * 2.0 ** min(attempt - 1, 20))
 
 
 class Reacted(Protocol[S, E]):
-    """As `Repository`, with command ids made of the reactor, the event and a number."""
+    """A repository whose command ids are derived from the reactor, the event and a number; see `Repository`."""
 
     async def execute(
         self,
@@ -79,44 +80,44 @@ class Reacted(Protocol[S, E]):
         *args: P.args,
         **kwargs: P.kwargs,
     ) -> Committed[S, E]:
-        """Once, whatever becomes of this try; raises what `Repository.execute` does."""
+        """Execute a decision, exactly once over all tries of the event; raises what `Repository.execute` does."""
         ...
 
     async def load(self, aggregate_id: str, /) -> S:
-        """The state now."""
+        """Return the current state."""
         ...
 
 
 class Reaction(Protocol[D_co]):
-    """What the handler of a `reactor` or an `inbox` is given beside its event."""
+    """The second argument of the handler of a `reactor` or an `inbox`, beside its event or message."""
 
     @property
     def deps(self) -> D_co:
-        """What `App(deps=…)` opened: clients, mailers."""
+        """The dependencies that `App(deps=…)` opened, such as clients and mailers."""
         ...
 
     @property
     def key(self) -> str:
-        """The same on every try of this event: hand it to the outside world as the idempotency key."""
+        """The idempotency key for external systems, the same on every try of this event."""
         ...
 
     @property
     def attempt(self) -> int:
-        """1 on the first try of this term."""
+        """The number of this try, 1 for the first try of this lease session."""
         ...
 
     def repository(self, aggregate: AggregateType[S, E], /) -> Reacted[S, E]:
-        """The repository of one aggregate type, whose commands are carried out once, whatever becomes of this try."""
+        """Return the repository of an aggregate type, whose commands run exactly once over all tries of the event."""
         ...
 
     def named(self, name: str) -> Reaction[D_co]:
-        """The same with a name before the number in ids and key, for calls whose order depends on what was read."""
+        """Return a reaction with `name` in its command ids and key, for calls whose order depends on data read."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Reactor(Generic[E_contra, D_contra]):
-    """What `@reactor` makes of a handler."""
+    """The declaration that `@reactor` makes of a handler."""
 
     name: str
     handle: Callable[[Recorded[E_contra], Reaction[D_contra]], Coroutine[Any, Any, None]]
@@ -125,15 +126,15 @@ class Reactor(Generic[E_contra, D_contra]):
     on_error: Literal["quarantine", "stop"] = "quarantine"
     revision: int = 1
     partitions: int = 1
-    """Among how many cursors its aggregates are divided, each of which another worker may hold."""
+    """The number of cursors among which the aggregates are divided; different workers may lease them."""
 
     @property
     def events(self) -> tuple[type, ...]:
-        """Its subscription; raises `DefinitionError` for a handler that does not say it."""
+        """The event classes of its subscription; raises `DefinitionError` if the handler is not annotated with them."""
         return recorded_events_of(self.handle)
 
     def faults(self, is_known: Callable[[type], bool]) -> list[str]:
-        """What is wrong with it in an app that folds the events that are known."""
+        """Return the faults of this declaration in an app that folds the known events, each as a sentence."""
         handle = self.handle
         faults = _handler_faults(self, "event")
         if self.revision < 1:
@@ -152,7 +153,7 @@ class Reactor(Generic[E_contra, D_contra]):
 
 
 def _handler_faults(declared: Any, what: str) -> list[str]:
-    """What is wrong with a reactor or an inbox, whose handler is given `what` and a reaction."""
+    """Return the faults of a reactor or an inbox, whose handler takes `what` and a reaction."""
     handle = declared.handle
     faults = [*start_faults(declared.start), *retry_faults(declared.retry, declared.on_error)]
     if not inspect.iscoroutinefunction(handle):
@@ -163,14 +164,14 @@ def _handler_faults(declared: Any, what: str) -> list[str]:
 
 
 def start_faults(start: Any) -> list[str]:
-    """What is wrong with where something begins."""
+    """Return the faults of a start position."""
     if isinstance(start, int) and not isinstance(start, bool):
         return [] if start >= 0 else [f"it starts after position {start}; give 0 or more"]
     return [] if start in ("new", "beginning") else [f'it starts at {start!r}; give "new", "beginning" or a position']
 
 
 def retry_faults(retry: Retry, on_error: Any) -> list[str]:
-    """What is wrong with what becomes of an event that cannot be handled."""
+    """Return the faults of a retry policy and of `on_error`."""
     faults: list[str] = []
     if retry.tries < 1 or not all(map(_is_span, (retry.first_s, retry.most_s, retry.timeout_s))):
         faults.append(f"{retry} tries nothing, or never again; give a try at the least, and finite seconds above 0")
@@ -180,7 +181,7 @@ def retry_faults(retry: Retry, on_error: Any) -> list[str]:
 
 
 def _is_span(seconds: Any) -> bool:
-    """Whether it is a finite number of seconds above 0."""
+    """Return whether the value is a finite number of seconds above 0."""
     try:
         return isinstance(seconds, int | float) and 0 < float(seconds) < math.inf
     except OverflowError:
@@ -188,12 +189,12 @@ def _is_span(seconds: Any) -> bool:
 
 
 def partition_of(key: AggregateKey, partitions: int) -> int:
-    """Which partition an aggregate belongs to, from 0 on: the same in every process, for good."""
+    """Return the partition of an aggregate, from 0 on; it is the same in every process and release."""
     return crc32(f"{key[0]}.{key[1]}".encode("utf-8", "surrogatepass")) % partitions
 
 
 class Reacting(Protocol):
-    """Declares a reactor."""
+    """A decorator that declares a reactor."""
 
     def __call__(self, handle: Callable[[Recorded[E], Reaction[D]], Coroutine[Any, Any, None]], /) -> Reactor[E, D]: ...
 
@@ -210,10 +211,11 @@ def reactor(
 ) -> Reacting:
     """Declare an async handler of one event, `(event, reaction)`; the event's annotation is its subscription.
 
-    Each event is handled at least once, those of one aggregate one after the other, and never by a rebuild. One that
-    raises is tried again, then parked, and later events of its aggregate wait behind it; `on_error="stop"` stops the
-    reactor instead. `start` counts when `eventjet init` makes its cursor. Raise `revision` when older code must not
-    handle another event. `partitions` divides the aggregates among so many cursors, which the workers that run share.
+    Each event is handled at least once, events of one aggregate in order, and never by a rebuild. An event whose
+    handler raises is retried, then quarantined, and later events of its aggregate are blocked behind it;
+    `on_error="stop"` stops the reactor instead. `start` is read when `eventjet init` creates the cursor. Raise
+    `revision` when older code must not handle another event. `partitions` is the number of cursors among which the
+    aggregates are divided; running workers share the cursors.
 
     ```python
     @reactor("letters")
@@ -234,24 +236,24 @@ def reactor(
 
 @dataclass(frozen=True, slots=True)
 class Incoming(Generic[T_co]):
-    """A message of another stream, validated: what the handler of an `inbox` is given."""
+    """A validated message of another stream, the first argument of the handler of an `inbox`."""
 
     data: T_co
     id: str
-    """The CloudEvent's, or the stream's time of creation and the sequence."""
+    """The id of the CloudEvent; for other messages the stream's time of creation and the sequence."""
     source: str
-    """The CloudEvent's; empty for a message that is none."""
+    """The source of the CloudEvent; empty for other messages."""
     subject: str
-    """NATS's: where it was published."""
+    """The NATS subject on which the message was published."""
     position: int
-    """Its sequence in that stream."""
+    """The sequence of the message in that stream."""
     recorded_at: datetime
-    """When that stream stored it, by its server's clock."""
+    """When that stream stored the message, by its server's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Inbox(Generic[T_contra, D_contra]):
-    """What `@inbox` makes of a handler."""
+    """The declaration that `@inbox` makes of a handler."""
 
     name: str
     handle: Callable[[Incoming[T_contra], Reaction[D_contra]], Coroutine[Any, Any, None]]
@@ -264,7 +266,7 @@ class Inbox(Generic[T_contra, D_contra]):
 
     @property
     def type(self) -> Any:
-        """What its messages are validated as; raises `DefinitionError` for a handler that does not say it."""
+        """The type its messages are validated as; raises `DefinitionError` if the handler is not annotated with it."""
         hint = resolved_hint(self.handle, next(iter(inspect.signature(self.handle).parameters), "message"))
         if typing.get_origin(hint) is not Incoming:
             raise DefinitionError(
@@ -273,7 +275,7 @@ class Inbox(Generic[T_contra, D_contra]):
         return typing.get_args(hint)[0]
 
     def faults(self) -> list[str]:
-        """What is wrong with it."""
+        """Return the faults of this declaration, each as a sentence."""
         faults = _handler_faults(self, "message")
         if not self.stream or not self.subject or any(char.isspace() for char in self.stream + self.subject):
             faults.append(f"it takes {self.subject!r} of the stream {self.stream!r}; name both without blanks")
@@ -285,7 +287,7 @@ class Inbox(Generic[T_contra, D_contra]):
 
 
 class Receiving(Protocol):
-    """Declares an inbox."""
+    """A decorator that declares an inbox."""
 
     def __call__(self, handle: Callable[[Incoming[T], Reaction[D]], Coroutine[Any, Any, None]], /) -> Inbox[T, D]: ...
 
@@ -300,10 +302,10 @@ def inbox(
     retry: Retry | None = None,
     on_error: Literal["quarantine", "stop"] = "quarantine",
 ) -> Receiving:
-    """Declare an async handler of another stream's messages, `(message, reaction)`: a reactor to what others tell.
+    """Declare an async handler of another stream's messages, `(message, reaction)`.
 
-    A message is JSON, perhaps a CloudEvent in structured mode, validated as what the handler is annotated with. Each is
-    handled at least once, those of one subject one after the other; commands are recorded once.
+    A message is JSON, optionally a CloudEvent in structured mode, and is validated as the type in the handler's
+    annotation. Each message is handled at least once, messages of one subject in order; commands are recorded once.
 
     ```python
     @inbox("payments", stream="payments", subject="payments.captured.*")
@@ -322,25 +324,25 @@ def inbox(
 
 @dataclass(frozen=True, slots=True)
 class Publication(Generic[E_contra]):
-    """What `@publication` makes of a translation."""
+    """The declaration that `@publication` makes of a translation."""
 
     name: str
     translate: Callable[[Recorded[E_contra]], Any]
-    """One public event, several, or None for an event that is not told."""
+    """The translation; it returns one public event, several, or None for an event that is not published."""
     stream: str
-    """The stream that is published into; an operator's."""
+    """The stream that is published into; an operator creates it."""
     source: str
     """The `source` of its CloudEvents: a URI."""
     start: Start = "new"
 
     @property
     def events(self) -> tuple[type, ...]:
-        """Its subscription; raises `DefinitionError` for a translation that does not say it."""
+        """The event classes of its subscription; raises `DefinitionError` if the translation is not annotated so."""
         return recorded_events_of(self.translate)
 
     @property
     def public(self) -> tuple[type, ...]:
-        """The classes that it may publish; raises `DefinitionError` where they are not said."""
+        """The event classes that it may publish; raises `DefinitionError` if the return annotation is missing."""
         found: dict[type, None] = {}
         for member in union_members(resolved_hint(self.translate, "return")):
             origin = typing.get_origin(member)
@@ -349,7 +351,7 @@ class Publication(Generic[E_contra]):
         return tuple(found)
 
     def faults(self, is_known: Callable[[type], bool]) -> list[str]:
-        """What is wrong with it in an app that folds the events that are known."""
+        """Return the faults of this declaration in an app that folds the known events, each as a sentence."""
         translate = self.translate
         faults = start_faults(self.start)
         if inspect.iscoroutinefunction(translate) or inspect.isgeneratorfunction(translate):
@@ -369,15 +371,16 @@ class Publication(Generic[E_contra]):
 
 
 class Publishing(Protocol):
-    """Declares a publication."""
+    """A decorator that declares a publication."""
 
     def __call__(self, translate: Callable[[Recorded[E]], object], /) -> Publication[E]: ...
 
 
 def publication(name: str, /, *, stream: str, source: str, start: Start = "new") -> Publishing:
-    """Declare which events are told to others, and as what: a pure function of one recorded event.
+    """Declare the translation of recorded events to public events, a pure function of one recorded event.
 
-    They go to `<stream>.<name>.<id>` as CloudEvents 1.0 in JSON, exactly once and in the order of the log.
+    Public events go to `<stream>.<name>.<id>` as CloudEvents 1.0 in JSON, exactly once and in the order of the log.
+    `stream` is an existing stream that an operator created, and `source` is the URI in the CloudEvents.
 
     ```python
     @event("bank.customer-joined")

@@ -1,4 +1,4 @@
-"""A recorded event: an event with what the log knows of it, and the metadata of the work in progress."""
+"""Recorded events, with their position, time and metadata in the log, and the metadata of the current task."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ E_co = TypeVar("E_co", covariant=True)
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What travels beside the facts: who, in which conversation, because of what.
+    """The context recorded with events: the actor, the conversation, and the cause.
 
     ```python
     once = jet.repository(Account).command(metadata=Metadata(actor="clerk-3", extra={"channel": "web"}))
@@ -28,37 +28,37 @@ class Metadata:
     """
 
     correlation: str | None = None
-    """The conversation this belongs to."""
+    """The id of the conversation to which the events belong."""
     causation: str | None = None
-    """The id of the event or command that led here."""
+    """The id of the event or command that caused the events."""
     actor: str | None = None
-    """Who acted."""
+    """The person or program that acted."""
     traceparent: str | None = None
     """W3C trace context of the caller."""
     extra: Mapping[str, str] = field(default_factory=dict[str, str], hash=False)
-    """Anything else, short; names are `[a-z][a-z0-9-]*`."""
+    """Any other short values; names are `[a-z][a-z0-9-]*`."""
 
 
 NO_METADATA = Metadata()
 Rest: TypeAlias = tuple[datetime, str, str | None, Metadata]
 """(recorded at, event id, command id, metadata)."""
 _current: ContextVar[Metadata] = ContextVar("eventjet_metadata", default=NO_METADATA)
-"""Tasks inherit it, threads do not."""
+"""The metadata of the current task; tasks inherit it, threads do not."""
 
 
 class _Unread:
-    """What the later fields of a `Recorded` are read from when one of them is asked for first."""
+    """The source of the late fields of a `Recorded`, which are decoded when one of them is first read."""
 
     __slots__ = ("_block", "_rest", "_time_ns")
     _block: bytes | None
-    """Its headers; None once they have been read."""
+    """The headers of the record; None once they have been decoded."""
     _rest: Callable[[int, bytes], Rest]
     _time_ns: int
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded(_Unread, Generic[E_co]):
-    """Immutable; equal when everything the log knows is equal.
+    """An event as the log recorded it; immutable, and equal when all its fields are equal.
 
     ```python
     await jet.repository(Account).execute("a-1", Account.deposit, Decimal(1))
@@ -71,20 +71,20 @@ class Recorded(_Unread, Generic[E_co]):
     """The event."""
     aggregate_id: str
     version: int
-    """1, 2, 3 … within the aggregate."""
+    """The number of the event within the aggregate: 1, 2, 3 …"""
     position: int
-    """The stream sequence: one dense order over all events of an app."""
+    """The stream sequence, one dense order over all events of an app."""
     recorded_at: datetime
-    """UTC; the server's clock when it stored the event, or what its import said."""
+    """When the server stored the event, by the server's clock and in UTC; for an imported event, the imported time."""
     event_id: str = ""
     aggregate: str = ""
-    """The aggregate's name."""
+    """The name of the aggregate type."""
     command_id: str | None = None
     metadata: Metadata = NO_METADATA
 
 
 class _Late:
-    """A field that may not be read yet. Threads that ask at once read the same."""
+    """A field that is decoded when it is first read; concurrent threads get the same value."""
 
     __slots__ = ("_slot",)
 
@@ -101,7 +101,7 @@ class _Late:
         return self._slot.__get__(one)
 
     def __set__(self, one: Recorded[Any], value: Any) -> None:
-        self._slot.__set__(one, value)  # by a constructor: a frozen class keeps everybody else out
+        self._slot.__set__(one, value)  # only constructors get here, since the class is frozen
 
 
 _LATE = ("recorded_at", "event_id", "command_id", "metadata")
@@ -112,14 +112,14 @@ for _name in _LATE:
 def _read_rest(one: Any) -> None:
     block = one._block
     if block is None:
-        return  # another thread was quicker
+        return  # another thread has decoded the fields
     for name, value in zip(_LATE, one._rest(one._time_ns, block), strict=True):
         object.__setattr__(one, name, value)
     object.__setattr__(one, "_block", None)
 
 
 class _Unsealed(_Unread, Generic[E_co]):
-    """Of the same slots as a `Recorded`, and open until it becomes one."""
+    """A class with the slots of `Recorded` whose fields can be set before the object becomes a `Recorded`."""
 
     __slots__ = Recorded.__slots__
 
@@ -134,9 +134,9 @@ def recorded(
     time_ns: int,
     block: bytes,
 ) -> Recorded[Any]:
-    """A `Recorded` whose time, id, command and metadata `rest` reads when they are asked for; it raises nothing.
+    """Return a `Recorded` whose time, id, command and metadata are decoded by `rest` on first access.
 
-    In a fifth of the time, too: a frozen class sets each field by a call.
+    `rest` must not raise. This takes a fifth of the constructor's time, since a frozen class sets each field by a call.
     """
     made = cast("Any", _Unsealed)()
     made.data = data
@@ -152,7 +152,7 @@ def recorded(
 
 
 def own_event(one: Recorded[E]) -> Recorded[E]:
-    """The same event for a function that shares it with no other: where its data could be changed, that is a copy."""
+    """Return the event for one function alone: with its own copy of the data if the data can be changed in place."""
     data = own_copy(one.data)
     if data is one.data:
         return one
@@ -162,7 +162,7 @@ def own_event(one: Recorded[E]) -> Recorded[E]:
     made.version = one.version
     made.position = one.position
     made.aggregate = one.aggregate
-    block: bytes | None = getattr(one, "_block", None)  # none where a constructor made it, or all has been read
+    block: bytes | None = getattr(one, "_block", None)  # None if made by the constructor, or already decoded
     if block is None:
         for name in _LATE:
             setattr(made, name, getattr(one, name))
@@ -175,13 +175,13 @@ def own_event(one: Recorded[E]) -> Recorded[E]:
 
 
 def current_metadata() -> Metadata:
-    """What is recorded beside the events of this task."""
+    """Return the metadata that is recorded with the events of this task."""
     return _current.get()
 
 
 @contextmanager
 def with_metadata(metadata: Metadata) -> Generator[Metadata]:
-    """Record this beside every event saved within; what it leaves None comes from the outer one.
+    """Record this metadata with every event saved in the block; fields that are None come from the outer metadata.
 
     ```python
     with with_metadata(Metadata(correlation="order-9")):
@@ -198,14 +198,14 @@ def with_metadata(metadata: Metadata) -> Generator[Metadata]:
 
 
 def check_metadata(metadata: object) -> None:
-    """Raise `UsageError` for what is no `Metadata`: a dict is easily given."""
+    """Raise `UsageError` for a value that is not a `Metadata`, such as a dict."""
     if not isinstance(metadata, Metadata):
         kind = type(metadata).__name__
         raise UsageError(f"The metadata is given as {kind}. Give Metadata(actor=…, extra={{…}}), of `eventjet`.")
 
 
 def merge(outer: Metadata, inner: Metadata) -> Metadata:
-    """`inner` laid over `outer`, field by field."""
+    """Return `inner` with the fields it leaves empty taken from `outer`; `extra` is merged by name."""
     if inner is NO_METADATA or outer is NO_METADATA:
         return outer if inner is NO_METADATA else inner
     return replace(

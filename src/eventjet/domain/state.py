@@ -1,9 +1,9 @@
-"""What can be changed in place: refused where its type says so, copied for whoever is given it where no type does.
+"""Protect shared values from changes in place: refuse mutable types in declarations, copy values of unknown types.
 
-One folded state serves many decisions, one row many events, and one event many functions. What each of them does to
-what it is given must not be seen by the next. A state's and a row's class is frozen, and so is what its fields hold,
-as far as annotations tell (`state_faults`, `value_faults`). `Mapping`, `Sequence`, `Any`, classes of which nothing is
-known, and the lists of events tell nothing, so what they hold is handed out as a copy (`own_copy`, ADR 0049). PURE.
+One folded state serves many decisions, one row many events, and one event many functions, and none of them may see a
+change that another made. The classes of states and rows have to be frozen, and so do the values of their fields, as
+far as annotations show (`state_faults`, `value_faults`). `Mapping`, `Sequence`, `Any`, unknown classes and the lists in
+events do not show it, so such values are passed on as copies (`own_copy`, ADR 0049). PURE.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from eventjet.errors import DefinitionError
 
 T = TypeVar("T")
 _Copy: TypeAlias = Callable[[Any, bool], Any]
-"""(value, whether copies are whole) → what takes its place."""
+"""(value, whether the copy is to be complete) → the copy, or the value itself if nothing in it can be changed."""
 
 _INSTEAD: tuple[tuple[type, str], ...] = (
     (bytearray, "bytes"),
@@ -51,16 +51,16 @@ _INSTEAD: tuple[tuple[type, str], ...] = (
     (MutableSet, "frozenset[…]"),
     (MutableMapping, "Mapping[…, …] of collections.abc, and make a new dict for each change"),
 )
-"""Kinds that can be changed, and the one to take; the first that fits."""
+"""(mutable type, the type to use instead); the first match counts."""
 
 
 def state_faults(state: Any) -> list[str]:
-    """Fields of a state, and of what they hold, that can be changed in place; each as a sentence."""
+    """Return the fields of a state that can be changed in place, at any depth, each as a sentence."""
     return list(_faults(state, state.__qualname__, frozenset({state})))
 
 
 def value_faults(hint: Any, where: str) -> list[str]:
-    """As `state_faults`, of one annotation; `where` is what it is called."""
+    """Return the parts of an annotation that can be changed in place, each as a sentence that names `where`."""
     return list(_hint_faults(hint, where, frozenset()))
 
 
@@ -87,7 +87,7 @@ def _hint_faults(hint: Any, where: str, above: frozenset[Any]) -> Iterator[str]:
 
 
 def _classes(hint: Any) -> Iterator[type]:
-    """Every class in an annotation: of a union, of a container and of what is in it."""
+    """Yield every class in an annotation: members of unions, containers and their items."""
     if typing.get_origin(hint) is typing.Literal:
         return
     inner = hint.__supertype__ if isinstance(hint, typing.NewType) else typing.get_origin(hint)
@@ -100,14 +100,14 @@ def _classes(hint: Any) -> Iterator[type]:
 
 
 def _field_names(cls: Any) -> list[str]:
-    """Of a dataclass, a NamedTuple or a pydantic model; none for other classes."""
+    """Return the fields of a dataclass, a NamedTuple or a pydantic model; empty for other classes."""
     if is_dataclass(cls):
         return [one.name for one in fields(cls)]
     return list(getattr(cls, "_fields", None) or getattr(cls, "model_fields", None) or ())
 
 
 def _is_frozen(cls: Any) -> bool:
-    """False for a dataclass or a pydantic model whose fields can be set; of other classes nothing is known."""
+    """Return False for a dataclass or a pydantic model whose fields can be set, and True for all other classes."""
     if is_dataclass(cls):
         return bool(cast("Any", cls).__dataclass_params__.frozen)
     return not hasattr(cls, "model_fields") or bool(cls.model_config.get("frozen"))
@@ -124,19 +124,19 @@ _CONTAINERS = (Mapping, AbstractSet, Sequence, Collection, Iterable)
 
 
 def is_fixed(hint: Any) -> bool:
-    """Whether nothing that is annotated so can be changed in place, as far as types prove it."""
+    """Return whether types prove that no value of this annotation can be changed in place."""
     try:
         return _is_known_fixed(hint)
-    except TypeError:  # it has no hash, as a Literal of a list has none
+    except TypeError:  # the annotation is unhashable, such as a Literal of a list
         return False
 
 
 def own_copy(value: T, *, whole: bool = True) -> T:
-    """The value, or a copy of it that shares nothing with it which can be changed in place.
+    """Return the value, or a copy that shares with it nothing that can be changed in place.
 
-    What is proved fixed by its type is handed on as it is, and so is a value of a class that has no attributes, which
-    may be known by its identity. Values of classes that are not known here go through `copy.deepcopy`; unless it is to
-    be a `whole` copy, they are handed on. Raises `DefinitionError` for what cannot be copied.
+    A value that its type proves immutable is returned as it is, and so is an object without attributes, which may be
+    compared by identity (a sentinel). Objects of unknown classes go through `copy.deepcopy`, or are returned as they
+    are if `whole` is False. Raises `DefinitionError` for a value that cannot be copied.
     """
     copy = _copier(cast("Any", type(value)))
     if copy is None:
@@ -182,7 +182,7 @@ def _is_fixed(hint: Any, above: frozenset[Any]) -> bool:
 
 
 def _is_frozen_class(cls: Any) -> bool:
-    """Whether it is all fields, none of which can be set."""
+    """Return whether a class has nothing but fields, and none of them can be set."""
     if hasattr(cls, "model_fields"):
         return _is_frozen(cls) and cls.model_config.get("extra") != "allow" and not cls.__private_attributes__
     if hasattr(cls, "__dataclass_fields__"):
@@ -191,7 +191,7 @@ def _is_frozen_class(cls: Any) -> bool:
 
 
 def _open_fields(cls: Any, above: frozenset[Any]) -> list[str]:
-    """Fields whose values are not proved fixed."""
+    """Return the fields whose values are not proved immutable by their annotations."""
     names = _field_names(cls)
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
@@ -207,7 +207,7 @@ def _own(value: Any, whole: bool) -> Any:
 
 @lru_cache(maxsize=10_000)
 def _copier(kind: type[Any]) -> _Copy | None:
-    """How values of exactly this class are copied; None for those that are handed on."""
+    """Return the function that copies values of exactly this class; None if they need no copy."""
     if kind in _EXACT or kind is frozenset or _is_known_fixed(kind):
         return None
     if kind in _OF_KIND:
@@ -273,11 +273,11 @@ def _object_copier(kind: Any, copiers: Mapping[str, _Copy]) -> _Copy:
 
 
 _set = object.__setattr__
-"""Of frozen classes, too."""
+"""Sets a field of a frozen class, too."""
 
 
 def _copiers(cls: Any) -> Mapping[str, _Copy] | None:
-    """How each field is copied that is not proved fixed; None for a class of which more than fields is to be copied."""
+    """Return the copiers of the fields that are not proved immutable; None if copying the fields is not enough."""
     if hasattr(cls, "model_fields"):
         is_plain = cls.model_config.get("extra") != "allow" and not cls.__private_attributes__
     else:
@@ -294,7 +294,7 @@ def _copiers(cls: Any) -> Mapping[str, _Copy] | None:
 
 
 def _is_flat(hint: Any) -> bool:
-    """Whether it is a container, or one of several, of what is proved fixed."""
+    """Return whether an annotation is a container, or a union of containers, of items that are proved immutable."""
     parts = typing.get_args(hint)
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return all(is_fixed(part) or _is_flat(part) for part in parts)
@@ -313,7 +313,7 @@ def _shallow(value: Any, whole: bool) -> Any:
 
 
 def _is_bare(value: Any) -> bool:
-    """Whether a value has no attributes and holds nothing, as a sentinel; raises what cannot be copied."""
+    """Return whether a value has no attributes and no items, such as a sentinel; raises if it cannot be copied."""
     if hasattr(value, "__deepcopy__"):
         return False
     told = value.__reduce_ex__(4)

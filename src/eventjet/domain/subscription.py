@@ -1,4 +1,4 @@
-"""The annotation is the subscription: which events a function takes, read from its signature."""
+"""Read which events a function takes from the annotations in its signature: the annotation is the subscription."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from eventjet.errors import DefinitionError
 
 
 def union_members(hint: Any) -> tuple[Any, ...]:
-    """The members of a union, flattened, in order, without None."""
+    """Return the members of a union, flattened, in order, without None."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         return tuple(dict.fromkeys(one for part in typing.get_args(hint) for one in union_members(part)))
     return () if hint is type(None) else (hint,)
 
 
 def events_of(function: Any, parameter: str = "event") -> tuple[type, ...]:
-    """The event classes that `parameter` is annotated with, `Recorded[…]` unwrapped; raises `DefinitionError`."""
+    """Return the event classes in the annotation of `parameter`, without `Recorded[…]`; raises `DefinitionError`."""
     hint = resolved_hint(function, parameter)
     if typing.get_origin(hint) is Recorded:
         (hint,) = typing.get_args(hint)
@@ -32,7 +32,10 @@ def events_of(function: Any, parameter: str = "event") -> tuple[type, ...]:
 
 
 def recorded_events_of(function: Any, parameter: str = "") -> tuple[type, ...]:
-    """As `events_of`, of its first parameter unless another is named, where that has to be a `Recorded`."""
+    """Return the event classes in the `Recorded[…]` annotation of a parameter, by default the first.
+
+    Raises `DefinitionError` if the annotation is missing or not a `Recorded`.
+    """
     parameter = parameter or next(iter(inspect.signature(function).parameters), "event")
     events = events_of(function, parameter)
     if typing.get_origin(resolved_hint(function, parameter)) is not Recorded:
@@ -42,13 +45,13 @@ def recorded_events_of(function: Any, parameter: str = "") -> tuple[type, ...]:
 
 
 def folded_events(aggregate: Any) -> tuple[type, ...]:
-    """The event classes that an aggregate's `evolve` takes, whatever it calls them; raises `DefinitionError`."""
+    """Return the event classes that an aggregate's `evolve` takes as its second parameter; raises `DefinitionError`."""
     names = list(inspect.signature(aggregate.evolve).parameters)
     return events_of(aggregate.evolve, names[1] if len(names) > 1 else "event")
 
 
 def resolved_hint(function: Any, parameter: str) -> Any:
-    """One annotation as an object (`return` for the result); raises `DefinitionError` when it cannot be resolved."""
+    """Return an annotation as an object (`return` for the result); raises `DefinitionError` if it is unresolvable."""
     raw: dict[str, Any] = dict(getattr(function, "__annotations__", {}))
     if parameter not in raw:
         fault = f"its parameter `{parameter}` has no annotation; name what it takes"
@@ -67,7 +70,7 @@ def resolved_hint(function: Any, parameter: str) -> Any:
 
 
 def annotation(function: Any, parameter: str, raw: Any, *, include_extras: bool = False) -> Any:
-    """`raw` as an object, seen from where the function is; raises whatever its expression does."""
+    """Return `raw` as an object, resolved in the function's scope; raises whatever its expression raises."""
     probe = types.SimpleNamespace(__annotations__={parameter: raw})
     scope = getattr(function, "__globals__", {})
     hints = typing.get_type_hints(probe, globalns=scope, localns=_closure(function), include_extras=include_extras)
@@ -75,7 +78,7 @@ def annotation(function: Any, parameter: str, raw: Any, *, include_extras: bool 
 
 
 def _place(function: Any) -> str:
-    """Where it is defined, as ` (bank.py, line 54)`; empty where that is not known."""
+    """Return where a function is defined, as ` (bank.py, line 54)`; empty if that is not known."""
     code = getattr(function, "__code__", None)
     if not isinstance(code, types.CodeType):
         return ""
@@ -98,5 +101,5 @@ def _is_filled(cell: Any) -> bool:
 
 
 def shown_name(thing: Any) -> str:
-    """What a message calls a function or a class."""
+    """Return the name of a function or a class for messages."""
     return str(getattr(thing, "__qualname__", thing))

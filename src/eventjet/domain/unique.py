@@ -1,7 +1,7 @@
-"""Values that no two aggregates of a type may have at once. PURE.
+"""Unique constraints: values that no two aggregates of a type may have at once. PURE.
 
-Which values an aggregate has is a function of its state. Each is claimed on a subject of its own, which is named by the
-value's digest: `<app>.eventjet_unique.user-email-9f86…`.
+The values of an aggregate are a function of its state. Each value is claimed on a subject of its own, which contains
+the value's digest: `<app>.eventjet_unique.user-email-9f86…`.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ S = TypeVar("S")
 S_contra = TypeVar("S_contra", contravariant=True)
 
 CLAIMS = "eventjet_unique"
-"""The aggregate that claims are events of; no application may call its own so."""
+"""The name of the aggregate of claims; no aggregate of an application may have it."""
 VALUES_MAX = 100
-"""Values that one state may have of one constraint: a save is one batch."""
+"""Limit of values that one state may have for one constraint, since a save is one batch."""
 
 Scalar: TypeAlias = str | int | UUID | date
 Value: TypeAlias = Scalar | tuple[Scalar, ...]
-"""What may be unique; a tuple is one value of several parts."""
+"""The types of unique values; a tuple is one value of several parts."""
 
 
 V = TypeVar("V", bound=Value | AbstractSet[Value] | None)
 _MARK = "__eventjet_unique__"
 _DIGITS = 32
-"""Of a digest: who wanted to block another's value would have to find a second one among 2^128."""
+"""Hexadecimal digits of a digest: to block the value of another, one has to find a second preimage of 128 bits."""
 
 
 class _Tells(Protocol):
-    """Declares a method of a state that tells its values."""
+    """A decorator for the method of a state that returns the unique values."""
 
     def __call__(self, by: Callable[[S], V], /) -> Callable[[S], V]: ...
 
 
 def unique(name: str, /) -> _Tells:
-    """No two aggregates of the type may have one value of the decorated method at once.
+    """Declare that no two aggregates of the type may have the same value of the decorated method at once.
 
     The method is a pure function of the state. It returns the value, a set of several, or None for none; values are
-    text, whole numbers, UUIDs, dates, and tuples of them, compared as they are: fold case there.
+    text, whole numbers, UUIDs, dates, and tuples of them. They are compared as they are, so fold case in the method.
 
     ```python
     @aggregate("user")
@@ -63,8 +63,8 @@ def unique(name: str, /) -> _Tells:
     assert User(email="Ada@Example.org").folded_email() == "ada@example.org"
     ```
 
-    A save that would break it raises `NotUnique` and stores nothing. Give it another name when it changes its mind: its
-    claims stand in the log (ADR 0032).
+    A save that would break the constraint raises `NotUnique` and stores nothing. Rename the constraint when the method
+    returns different values for the same state, since the claims of the old values stay in the log (ADR 0032).
     """
 
     def mark(by: Any, /) -> Any:
@@ -76,21 +76,22 @@ def unique(name: str, /) -> _Tells:
 
 @dataclass(frozen=True, slots=True)
 class Unique(Generic[S_contra]):
-    """A constraint, as `@unique` declares it."""
+    """A unique constraint, as `@unique` declares it."""
 
     name: str
     by: Callable[[S_contra], Value | AbstractSet[Value] | None]
 
 
 def register_id(aggregate: str, constraint: str) -> str:
-    """Where the log says whether every value in use is claimed."""
+    """Return the id of the constraint's register, which records whether every value in use is claimed."""
     return f"{aggregate}-{constraint}"
 
 
 def claim_id(aggregate: str, constraint: str, value: Value) -> str:
-    """Which claim a value has: names, and 128 bits of the SHA-256 of names and value as JSON. Raises `UsageError`.
+    """Return the id of a value's claim: the names, and 128 bits of the SHA-256 of names and value as JSON.
 
-    Names have no `-`, so it can be taken apart again. The digest hides what cannot be guessed, and nothing else.
+    Names have no `-`, so the id can be split again. The digest hides only values that cannot be guessed. Raises
+    `UsageError` for a value that cannot be unique.
     """
     try:
         told = json.dumps([aggregate, constraint, _plain(value)], ensure_ascii=False, separators=(",", ":")).encode()
@@ -103,12 +104,12 @@ def claim_id(aggregate: str, constraint: str, value: Value) -> str:
 
 
 def claims_of(aggregate: str, constraint: Unique[S], state: S) -> frozenset[str]:
-    """The ids of the claims that a state has to have; raises `UsageError` and `Refused`."""
+    """Return the ids of the claims that a state has to have; raises `UsageError` and `Refused`."""
     return _ids(aggregate, constraint, _values_of(constraint, state))
 
 
 def changed_claims(aggregate: str, constraint: Unique[S], before: S, after: S) -> tuple[frozenset[str], frozenset[str]]:
-    """(ids of the claims that a step gives up, of those that it takes); raises what `claims_of` does."""
+    """Return (ids of the claims that a change of state releases, ids it takes); raises what `claims_of` does."""
     had, has = _values_of(constraint, before), _values_of(constraint, after)
     if had == has:
         return frozenset(), frozenset()
@@ -127,13 +128,13 @@ def _values_of(constraint: Unique[S], state: S) -> Any:
 
 
 def uniques_of(cls: type) -> tuple[Unique[Any], ...]:
-    """The constraints of a class, by name."""
+    """Return the constraints of a class, sorted by name."""
     methods = (by for _, by in inspect.getmembers(cls, inspect.isfunction) if hasattr(by, _MARK))
     return tuple(sorted((Unique(str(getattr(by, _MARK)), by) for by in methods), key=lambda one: one.name))
 
 
 def unique_faults(aggregate: str, constraints: Sequence[Unique[Any]], is_name: Callable[[str], bool]) -> Iterator[str]:
-    """What is wrong with the constraints of an aggregate, each as a sentence."""
+    """Yield the faults of an aggregate's constraints, each as a sentence."""
     names: set[str] = set()
     for one in constraints:
         where = f"the constraint {one.name!r} of {aggregate!r}"
@@ -160,7 +161,7 @@ def _ids(aggregate: str, constraint: Unique[Any], told: Value | AbstractSet[Valu
 
 
 def _plain(value: Any) -> list[Any]:
-    """The value as JSON, with its kind; raises `TypeError`."""
+    """Return the value as JSON with its kind; raises `TypeError` for other types."""
     if isinstance(value, tuple):
         return ["tuple", *map(_scalar, cast("tuple[Any, ...]", value))]
     return _scalar(value)
@@ -168,9 +169,9 @@ def _plain(value: Any) -> list[Any]:
 
 def _scalar(value: Any) -> list[Any]:
     if isinstance(value, str):
-        return ["text", str.__str__(value)]  # the text itself, of a member of an Enum, too
+        return ["text", str.__str__(value)]  # for a member of a str Enum, its text
     if isinstance(value, int) and not isinstance(value, bool):
-        return ["integer", str(int(value))]  # as text: other languages have no numbers so long
+        return ["integer", str(int(value))]  # as text, since other languages have no integers this long
     if isinstance(value, UUID):
         return ["uuid", str(value)]
     if isinstance(value, date) and not isinstance(value, datetime):

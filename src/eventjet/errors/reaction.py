@@ -1,4 +1,4 @@
-"""What goes wrong with reactors, processes and whatever else follows the log with a cursor."""
+"""Errors of reactors, processes, inboxes and publications, which follow a log with a cursor, and of served commands."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _REMEDIES = {
     503: _WITH_ITS_ID,
     504: _WITH_ITS_ID,
 }
-"""What a caller does about a status."""
+"""Status of an answer → what the caller should do."""
 _NO_REMEDY = "See what the service's log says."
 
 
 class ReactionError(EventjetError):
-    """Something that follows the log could not go on."""
+    """A reactor, process, inbox or publication could not go on."""
 
 
 class CursorFenced(ReactionError):
-    """Another worker has it, or somebody paused it or decided about it; nothing of this write is stored."""
+    """A cursor was written by another worker, or paused, set or decided about; nothing of this write is stored."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -35,7 +35,7 @@ class CursorFenced(ReactionError):
 
 
 class CursorMissing(ReactionError, Unreachable):
-    """There is no cursor of this name, and only `init` says where one begins."""
+    """There is no cursor of this name; only `eventjet init` creates it, with its start position."""
 
     def __init__(self, app: str, name: str) -> None:
         self.name = name
@@ -49,7 +49,7 @@ class CursorMissing(ReactionError, Unreachable):
 
 
 class CursorDamaged(ReactionError):
-    """What is in the key-value stream of cursors is not what eventjet writes there."""
+    """A value in the key-value bucket of cursors is not what eventjet writes there."""
 
     def __init__(self, body: bytes, reason: str) -> None:
         self.body = body
@@ -60,7 +60,7 @@ class CursorDamaged(ReactionError):
 
 
 class CommandFailed(EventjetError):
-    """A served command was answered with an error that is none of the domain's that it is served with."""
+    """A served command was answered with an error that is not among the domain errors it is served with."""
 
     def __init__(self, kind: str, status: int, detail: str) -> None:
         self.kind = kind
@@ -86,7 +86,7 @@ class NobodyServes(NoResponders, Unreachable):
 
 
 class ReactionFailed(ReactionError):
-    """A handler or a step raised what it says nothing about, and what it belongs to stops for that."""
+    """A handler or a step raised an unexpected error, and its reactor, process, inbox or publication stops."""
 
     def __init__(self, name: str, position: int, aggregate_id: str, reason: str) -> None:
         self.name = name

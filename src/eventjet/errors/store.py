@@ -1,4 +1,4 @@
-"""What goes wrong between eventjet and the log, and between its bytes and events."""
+"""Errors of the log and its connection, and of encoding and decoding events."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from eventjet.errors.base import EventjetError, Unreachable
 
 
 class StoreError(EventjetError):
-    """The log could not do what was asked."""
+    """The log could not carry out a request."""
 
 
 class ConcurrencyConflict(StoreError):
-    """Another writer holds the slot after the expected position; nothing of this save is stored."""
+    """Another writer has recorded an event after the expected position; nothing of this save is stored."""
 
     def __init__(
         self, subject: str, expected: int, *, rival: Any = None, races: int = 1, is_unseen: bool = False
@@ -21,11 +21,11 @@ class ConcurrencyConflict(StoreError):
         self.subject = subject
         self.expected = expected
         self.rival = rival
-        """The record of the other writer, where it was the aggregate's last one then; None where that is not known."""
+        """The other writer's record, the last of the aggregate at that time; None if it is not known."""
         self.races = races
-        """How many were lost in a row."""
+        """The number of conflicts in a row."""
         self.is_unseen = is_unseen
-        """Whether the log has no event of another writer: the server compares the save with something else."""
+        """Whether the log has no event of another writer, so that the server compares the save with something else."""
         moved = f"{subject} moved on: its last event is no longer at position {expected}."
         if races == 1:
             super().__init__(f"{moved} Load it again and decide again.")
@@ -49,7 +49,7 @@ _READ_ONLY = (
 
 
 class OutcomeUnknown(StoreError):
-    """The deadline passed and the log has not said whether the events are stored; they may yet appear."""
+    """The log did not say before the deadline whether the events are stored; they may still appear."""
 
     def __init__(
         self,
@@ -64,9 +64,9 @@ class OutcomeUnknown(StoreError):
         self.event_ids = tuple(event_ids)
         self.cause = cause
         self.writes = tuple(writes)
-        """The save itself, as `Jet.resolve` needs it."""
+        """The writes of the save, as `Jet.resolve` needs them."""
         self.is_read_only = is_read_only
-        """Whether the server answered reads all the while: it cannot store."""
+        """Whether the server answered reads all the time, so that it can read but not store."""
         super().__init__(
             f"It is not known whether {len(self.event_ids)} event(s) on {', '.join(self.subjects)} are stored "
             f"(last answer: {cause}). {_READ_ONLY if is_read_only else ''}Pass this error to `resolve` once the server "
@@ -75,7 +75,7 @@ class OutcomeUnknown(StoreError):
 
 
 class SaveTorn(OutcomeUnknown):
-    """The log holds only a part of a save, and that stays so: the server did not keep a batch whole."""
+    """The log contains only a part of a save, permanently, because the server did not store its batch as a whole."""
 
     def __init__(self, subjects: Sequence[str], event_ids: Sequence[str], writes: Sequence[Any] = ()) -> None:
         super().__init__(subjects, event_ids, "the log holds only a part of them", writes)
@@ -88,7 +88,7 @@ class SaveTorn(OutcomeUnknown):
 
 
 class Refused(StoreError):
-    """The log will not take this as it stands; nothing is stored."""
+    """The request is refused and will be refused again unless it changes; nothing is stored."""
 
     def __init__(self, what: str, reason: str, remedy: str) -> None:
         self.what = what
@@ -97,18 +97,18 @@ class Refused(StoreError):
 
 
 class CommandReused(Refused):
-    """A command id recorded the events of another request before; nothing of this one is stored."""
+    """A command id was already used for a different request; nothing of this command is stored."""
 
     def __init__(self, command_id: str, where: str, version: int, recorded: str, asked: str) -> None:
         self.command_id = command_id
         self.where = where
-        """The aggregate that it recorded them on."""
+        """The aggregate on which the id was used before."""
         self.version = version
-        """Of the first event that the id recorded."""
+        """The version of the first event that was recorded under the id."""
         self.recorded = recorded
-        """The request that the id stands for: its decision and a digest of its arguments."""
+        """The request recorded under the id: its decision and a digest of its arguments."""
         self.asked = asked
-        """The request that came with it now."""
+        """The request of this command."""
         super().__init__(
             f"The command {command_id!r} on {where}",
             f"at version {version} its id recorded the request {recorded}, and this one is {asked}",
@@ -117,15 +117,18 @@ class CommandReused(Refused):
 
 
 class NotUnique(Refused):
-    """Another aggregate of the type has the value; nothing is stored. The leader's newest word, as ADR 0025 has it."""
+    """Another aggregate of the type has the unique value; nothing is stored.
+
+    That is the newest state of the stream's leader (ADR 0025).
+    """
 
     def __init__(self, aggregate: str, constraint: str, aggregate_id: str, holder: str | None) -> None:
         self.aggregate = aggregate
         self.constraint = constraint
         self.aggregate_id = aggregate_id
-        """Of the one that would have taken the value, which no message repeats."""
+        """The id of the aggregate that would have taken the value; no message repeats the value itself."""
         self.holder = holder
-        """Id of the one that has it; None for a caller of a service, who is not told."""
+        """The id of the aggregate that has the value; None for a caller of a service, who does not learn it."""
         who = "another one" if holder is None else f"{aggregate} {holder!r}"
         super().__init__(
             f"The {constraint} of {aggregate} {aggregate_id!r}",
@@ -135,7 +138,7 @@ class NotUnique(Refused):
 
 
 class UniqueNotBuilt(Refused):
-    """The log has aggregates whose values were never claimed, so nobody can say what is taken; nothing is stored."""
+    """The log has aggregates whose values were never claimed, so uniqueness cannot be checked; nothing is stored."""
 
     def __init__(self, aggregate: str, constraint: str) -> None:
         self.aggregate = aggregate
@@ -148,30 +151,30 @@ class UniqueNotBuilt(Refused):
 
 
 class StreamFull(Refused):
-    """A limit of a stream, or of its account, is reached: it takes nothing until there is room; nothing is stored."""
+    """A limit of a stream or its account is reached, so the stream stores nothing until there is room."""
 
     def __init__(self, stream: str, limit: str, remedy: str) -> None:
         self.stream = stream
         self.limit = limit
-        """Which one, and how much it allows."""
+        """The limit that is reached, and how much it allows."""
         super().__init__(f"A message for the stream {stream!r}", f"the stream is full: {limit}", remedy)
         self.args = (f"The stream {stream!r} is full ({limit}), so it takes nothing more. {remedy}",)
 
 
 class Forbidden(StoreError):
-    """The credentials in use may not do this; nothing is stored."""
+    """The server denied a permission to the credentials in use; nothing is stored."""
 
     def __init__(self, subject: str, reason: str, remedy: str = "") -> None:
         self.subject = subject
         self.reason = reason
         self.remedy = remedy
-        """Where it is more than to be granted it; else empty."""
+        """What to do, if granting the permission is not enough; otherwise empty."""
         said = remedy or "Grant it to these credentials, or use others."
         super().__init__(f"The server denied {subject}: {reason}. {said}")
 
 
 class Unauthorized(Forbidden):
-    """The server does not let these credentials in."""
+    """The server does not accept these credentials."""
 
 
 class StoreUnavailable(StoreError):
@@ -184,7 +187,7 @@ class StoreUnavailable(StoreError):
 
 
 class ConnectionLost(StoreUnavailable):
-    """The connection broke or went silent; what was sent last may or may not have arrived."""
+    """The connection broke or the server stopped answering; the last request may or may not have arrived."""
 
 
 class ConnectionClosed(StoreUnavailable):
@@ -201,7 +204,7 @@ class ConnectionClosed(StoreUnavailable):
 
 
 class NoResponders(StoreUnavailable):
-    """Nobody listens on the subject."""
+    """No service or stream listens on the subject."""
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
@@ -212,18 +215,18 @@ class NoResponders(StoreUnavailable):
 
 
 class LogUnusable(StoreError, Unreachable):
-    """The server answers, and the log is not there to be used; nothing was written by this call.
+    """The server answers, but the log cannot be used; nothing was written by this call.
 
-    Its stream does not exist or is not eventjet's, or JetStream is switched off.
+    The stream does not exist or is not eventjet's, or JetStream is switched off.
     """
 
 
 class SingleResponse(LogUnusable):
-    """What this account imports of JetStream's API delivers the first of several answers, and no other."""
+    """This account imports JetStream's API in a way that delivers only the first of several answers."""
 
     def __init__(self, subject: str) -> None:
         self.subject = subject
-        """As this account asks it."""
+        """The subject under which this account imports the API."""
         super().__init__(
             "JetStream's API",
             f"what this account imports as {subject} is exported as an ordinary service, which delivers one answer, "
@@ -233,7 +236,7 @@ class SingleResponse(LogUnusable):
 
 
 class IdentityLost(LogUnusable):
-    """A stream of the app's name does not say which log it is."""
+    """A stream with the app's name carries no stream identity, so it is not known which log it is."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(
@@ -245,12 +248,12 @@ class IdentityLost(LogUnusable):
 
 
 class LogDrifted(LogUnusable):
-    """A stream or bucket has other settings than eventjet made it with; nothing was written by this call."""
+    """A stream or bucket does not have the settings that eventjet declared; nothing was written by this call."""
 
     def __init__(self, stream: str, settings: Mapping[str, str]) -> None:
         self.stream = stream
         self.settings = settings
-        """What each of them is now, and what that does."""
+        """Name of each changed setting → its present value, and its effect."""
         changed = "; ".join(f"{name} is {value}" for name, value in settings.items())
         super().__init__(
             f"The stream {stream!r}",
@@ -260,7 +263,7 @@ class LogDrifted(LogUnusable):
 
 
 class HistoryBroken(StoreError):
-    """Versions, positions or the chain between events are not contiguous."""
+    """An aggregate's history fails a check: versions are not contiguous, or a predecessor check fails."""
 
     def __init__(self, subject: str, position: int, reason: str) -> None:
         self.subject = subject
@@ -273,7 +276,7 @@ class HistoryBroken(StoreError):
 
 
 class LogIncomplete(StoreError):
-    """Events that were in the log are gone from it."""
+    """Events that were in the log are missing from it."""
 
     def __init__(self, where: str, reason: str) -> None:
         self.where = where
@@ -300,11 +303,11 @@ class ApiRefused(StoreError):
 
 
 class StreamMissing(ApiRefused):
-    """There is no stream of this name."""
+    """There is no stream with this name."""
 
 
 class Evicted(StoreError):
-    """The consumer was deleted, moved or shut down under a waiting pull."""
+    """The consumer was deleted, moved or shut down while a pull was waiting."""
 
     def __init__(self, consumer: str, reason: str) -> None:
         self.consumer = consumer
@@ -315,7 +318,7 @@ class Evicted(StoreError):
 
 
 class DeliveryGap(StoreError):
-    """A delivery does not follow the one before it: a rival pulls from the same consumer, or something was lost."""
+    """A delivery does not follow the previous one, because another client pulls from the consumer, or one was lost."""
 
     def __init__(self, consumer: str, position: int, reason: str) -> None:
         self.consumer = consumer
@@ -328,7 +331,7 @@ class DeliveryGap(StoreError):
 
 
 class CodecError(EventjetError):
-    """Bytes and events do not convert into each other."""
+    """An event could not be encoded, or a record could not be decoded."""
 
 
 class UnknownEvent(CodecError):
@@ -356,9 +359,9 @@ class UnknownAggregate(CodecError):
         self.histories = histories
         """How many aggregates of this name have events."""
         self.event_type = event_type
-        """Of the last of their events."""
+        """The wire name of the last of their events."""
         self.position = position
-        """Of that event."""
+        """The position of the last of their events."""
         super().__init__(
             f"The log {stream!r} has events of {histories:,} {aggregate!r} (the last one is {event_type!r} at position "
             f"{position:,}), and this application declares no such aggregate or process. If it is called otherwise "
@@ -383,7 +386,7 @@ class UndecodableEvent(CodecError):
 
 
 class UndecodableMessage(UndecodableEvent):
-    """A message of another stream is not what the inbox takes."""
+    """A message of another stream does not have the form that the inbox takes."""
 
     def __init__(self, subject: str, position: int, data: bytes, reason: str) -> None:
         super().__init__(subject, position, data, reason)
@@ -392,7 +395,7 @@ class UndecodableMessage(UndecodableEvent):
 
 
 class UnencodableEvent(CodecError):
-    """This event would not be read back as it was given, so it is not sent."""
+    """An event would not be read back equal, so it is not sent."""
 
     def __init__(self, event: Any, reason: str) -> None:
         self.event = event
