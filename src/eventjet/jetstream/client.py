@@ -326,6 +326,7 @@ def version_of(info: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def shown_version(numbers: tuple[int, ...]) -> str:
+    """Return a version as text, such as `2.14.4`."""
     return ".".join(map(str, numbers))
 
 

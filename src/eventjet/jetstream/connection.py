@@ -99,7 +99,7 @@ class NatsConnection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What is sent.
+    # Sending.
 
     def publish(self, subject: str, payload: bytes = b"", *, headers: bytes = b"", reply: str = "") -> None:
         """Send one message without waiting; raises `UsageError` for a message that is too large for the server."""
@@ -123,7 +123,7 @@ class NatsConnection:
         except OSError as error:
             raise self._lost(error) from error
 
-    # What is received.
+    # Receiving, and requests.
 
     def receive(self, timeout_s: float) -> list[Frame]:
         """Return the messages that have arrived, or wait for the first; empty if none arrived in time.
@@ -346,7 +346,7 @@ class NatsConnection:
         first, self._requests = self._requests + 1, self._requests + count
         return [f"{self.inbox}.r.{number}".encode() for number in range(first, first + count)]
 
-    # The end.
+    # Closing.
 
     def close(self) -> None:
         """Close the connection; a thread that waits for messages raises `ConnectionClosed` at once.

@@ -374,7 +374,7 @@ class DurablePull:
         self.close()
 
     def __iter__(self) -> Iterator[list[RawRecord]]:
-        """Yield batches until `close`, empty ones included."""
+        """Yield batches until `close`, also empty batches."""
         while True:
             try:
                 batch = self.next_batch()

@@ -57,7 +57,7 @@ _LIMITS = ("max_msgs", "max_bytes", "max_age", "max_msgs_per_subject")
 """Settings that make the server drop the oldest events."""
 
 
-# Whether the log is complete. PURE.
+# Stream integrity: whether the log is complete. PURE.
 
 
 def first_position(state: StreamState) -> int:
@@ -102,7 +102,7 @@ def _number(state: StreamState, key: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() else 0
 
 
-# Which log it is.
+# Stream identity: which log the stream holds.
 
 
 class StreamIdentity:

@@ -478,7 +478,7 @@ def _error_of(
         case outcome.ErrorReply(code=code, text=text) if code in (api.NO_RESOURCES, api.STORE_FAILED):
             config = {drift.setting: drift.actual for drift in drifts}
             full = full_stream(stream, {"discard": "new", **config}, code, text)
-            assert full is not None  # nothing else is definite
+            assert full is not None  # with these codes, no other refusal is definite
             if code == api.STORE_FAILED:  # not the remedy of `full_stream`: nobody may remove events of the log
                 return StreamFull(stream, full.limit, "Run `eventjet init --repair`, which takes the limit away.")
             return full

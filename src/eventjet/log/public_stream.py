@@ -26,6 +26,7 @@ from eventjet.jetstream.client import Client
 from eventjet.log.topology import full_stream
 
 EXPECTED_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
+"""Header with the subjects whose last message is compared with the expected sequence."""
 
 
 class PublicStream:

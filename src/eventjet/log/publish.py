@@ -224,7 +224,7 @@ class Sender:
         timeout_s: float,
         before: Sequence[tuple[str, bytes, bytes]] = (),
     ) -> outcome.Answer:
-        """Return the server's answer to the last message, which speaks for all of them."""
+        """Send messages and return the server's answer to the last, which is the answer to the whole batch."""
         try:
             reply = await self._client.request(subject, body, headers, timeout_s, before, self._app)
         except StoreUnavailable as error:

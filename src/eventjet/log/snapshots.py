@@ -66,7 +66,9 @@ _HEAD_BYTES = len(_HEAD % (b"0" * 32))
 VALUE_MAX = 890_000
 """Bytes of one value at most; larger states get no snapshot."""
 QUEUE_MAX = 1_000
+"""How many snapshots may wait to be written."""
 CLOSE_S = 2.0
+"""How long closing waits for queued snapshots to be written."""
 
 WINDOW = 64
 """How many snapshots are read and written together: the server keeps 64 MB for a reader, and each has up to 900 KB."""

@@ -52,7 +52,9 @@ class LogState:
     identity: str
     """UUID of the log, from the stream's metadata."""
     first: int
+    """Position of the first record; `last` + 1 in an empty log."""
     last: int
+    """Position of the last record; 0 in an empty log."""
 
 
 class EventStore(Protocol):

@@ -85,8 +85,11 @@ class Topology:
     """The streams and buckets of an app, existing or created: the result of `Jet.init`."""
 
     identity: str
+    """UUID of the log."""
     created: tuple[str, ...]
+    """Names of the streams and buckets that were created."""
     drifts: tuple[Drift, ...]
+    """Settings of existing streams and buckets that are not as declared."""
     cursors: tuple[tuple[str, int], ...] = ()
     """Name and position of each subscription that follows the log from now on."""
     others: tuple[str, ...] = ()
@@ -260,7 +263,7 @@ def needed_configs(app: str, replicas: int, *, cursors: bool, timers: bool) -> t
     return (log, snapshots, *([of_cursors] if cursors else []), *([of_timers] if timers else []))
 
 
-# Creating it.
+# Creating the streams and buckets.
 
 
 async def declare(

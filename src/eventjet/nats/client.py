@@ -168,7 +168,7 @@ class LoopClient:
                 each.subscription = await tap.subscribe(each.subject, each.take, each.queue)
         except NatsError as error:
             raise Unreachable("NATS", f"it ended the connection at once ({reason_of(error)})", "Try again.") from None
-        if nats.is_closed:  # nobody else opens another one
+        if nats.is_closed:  # a closed nats-py client does not reconnect
             raise Unreachable("NATS", "it ended the connection at once", "Try again.")
         self._informed()
         self._usable.set()
@@ -324,7 +324,7 @@ class LoopClient:
             send(nats, subject, *message[1:], exchange.reply)
             self.forget(exchange)
 
-    # What is published and heard.
+    # Subscriptions and messages.
 
     async def serve(self, subject: str, heard: Callable[[Frame], object], queue: str = "") -> Listening:
         """Call `heard` with each message on a subject, from now on and over every later connection.

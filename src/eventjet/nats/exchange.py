@@ -133,7 +133,7 @@ class Exchanges:
         return bool(concerned)
 
     def end_all(self, fault: Exception) -> None:
-        """End every exchange with the same error."""
+        """End every exchange with this error."""
         for exchange in self.waiting.values():
             exchange.end(fault)
 

@@ -147,7 +147,7 @@ class Tap:
                 # nats-py's `drain` sends its PING ahead of the UNSUB, and drops what the server sends in between.
                 await self._nats._send_unsubscribe(ours._id)
                 await self._nats._flush_pending(force_flush=True)
-                await self._nats.flush(60)  # whoever waits may give up before
+                await self._nats.flush(60)  # the caller may be cancelled before
         finally:
             # nats-py subscribes anew to what it could not drain.
             self._nats._remove_sub(ours._id)
