@@ -296,7 +296,10 @@ class Deliveries:
             raise DeliveryGap(self._consumer.name, at, f"to another reader: delivery {last} never came here")
 
     def _check_pull(self, status: bytes) -> None:
-        """Count a pull that ended, so that `ask` replaces it; raises `Evicted` if the consumer is gone."""
+        """Count a pull that ended, so that `ask` replaces it.
+
+        Raises `Evicted` if the consumer is gone, and `ApiRefused` if the server refuses such pulls.
+        """
         code, description = status_of(status)
         if code == 100:
             return
