@@ -1,1 +1,1 @@
-"""JetStream: its API as requests and answers, whose answer to a publish counts, and the client of an application."""
+"""JetStream: the API as requests and answers, which answer to a publish counts, and the clients and readers."""

@@ -1,8 +1,8 @@
-"""Which answer to a publish counts: only that of the stream that is meant (ADR 0046).
+"""Which answer to a publish counts: only the answer of the stream that the publish is meant for (ADR 0046).
 
-NATS carries a publish to everybody who listens to its subject in the account, and each of them may answer: the stream,
-a stream of another JetStream domain that a leaf node connects, any subscriber. A stream's acknowledgement names the
-stream and its domain, an error names the stream alone.
+NATS delivers a publish to every subscriber of its subject in the account, and each of them may answer: the stream, a
+stream of another JetStream domain that a leaf node connects, or any other subscriber. A stream's acknowledgement names
+the stream and its domain; an error names the stream alone.
 """
 
 from __future__ import annotations
@@ -20,26 +20,29 @@ from eventjet.observability import logs
 _log = logging.getLogger(__name__)
 
 AMBIGUOUS_S = 60.0
-"""How long nothing is believed after two answers to one publish named the same stream: no error, and no acknowledgement
-either where the domain does not tell them apart. An acknowledgement that was compared with the log counts as long."""
+"""How long answers are doubted after two answers to one publish named the same stream.
+
+Errors are doubted, and acknowledgements, too, if the domain does not tell the streams apart. An acknowledgement that
+was compared with the log vouches for later ones as long.
+"""
 PROBE = b"NATS/1.0\r\nNats-Expected-Stream: none.of.this.name\r\n\r\n"
-"""Headers of a message that no stream stores, since no name of one has a dot: each stream that hears it says so."""
+"""Headers of a message that no stream stores, since stream names have no dot: each stream answers with an error."""
 _EXPECTED_STREAM = 10060
 _SEQUENCE_MAX = 1 << 63
 _NAMED_MAX = 100
 
 
 class StreamAnswer(NamedTuple):
-    """The answer of a stream to a publish, or of whoever answers like one."""
+    """An answer to a publish in the form of a stream's answer, whoever sent it."""
 
     stream: str
     domain: str
     sequence: int
-    """Sequence of the message that it acknowledges; 0 in an error."""
+    """Sequence of the acknowledged message; 0 in an error."""
     messages: int
-    """How many messages were stored together with it, itself included."""
+    """How many messages the acknowledged batch has; 1 for a single message."""
     error: int
-    """The code of an error, 0 for one that has none; -1 in an acknowledgement."""
+    """The code of an error, 0 for an error without a code; -1 in an acknowledgement."""
 
     @property
     def is_error(self) -> bool:
@@ -47,7 +50,7 @@ class StreamAnswer(NamedTuple):
 
 
 def stream_answer(body: bytes) -> StreamAnswer | None:
-    """Parse the answer of a stream; None for what no stream answers."""
+    """Parse an answer to a publish; None if it does not have the form of a stream's answer."""
     try:
         value: dict[str, Any] = orjson.loads(body)
         stream, domain, sequence = value.get("stream"), value.get("domain", ""), value.get("seq", 0)
@@ -57,7 +60,7 @@ def stream_answer(body: bytes) -> StreamAnswer | None:
         return None
     if not isinstance(stream, str) or not isinstance(domain, str):
         return None
-    # A bool is an int, too.
+    # `isinstance` would accept a bool as an int.
     if type(sequence) is not int or type(error) is not int or type(messages) is not int:
         return None
     if error < 0 and ("error" in value or not 0 < sequence < _SEQUENCE_MAX):
@@ -66,17 +69,23 @@ def stream_answer(body: bytes) -> StreamAnswer | None:
 
 
 class Answerers:
-    """Who answers the publishes of one client besides the streams that are meant. Each of them is logged once."""
+    """The streams and subscribers that answer a client's publishes besides the streams that are meant.
+
+    Each of them is logged once.
+    """
 
     def __init__(self) -> None:
         self._named: dict[tuple[str, str], str] = {}
         self._namesakes_until: dict[str, float] = {}
-        """For each stream, until when another of its name and of another domain is expected to answer, too."""
+        """For each stream, until when a stream of its name in another domain is expected to answer, too."""
         self._errors_until: dict[str, float] = {}
         self._acks_until: dict[str, float] = {}
 
     def saw_other(self, stream: str, subject: str, frame: Frame, *, is_namesake: bool) -> str:
-        """Note another's answer, and return who it is, in words. Errors of a namesake look like the stream's."""
+        """Note an answer of somebody else than the stream, and return in words who answered.
+
+        `is_namesake` says that the answer names the stream: errors of a namesake look like errors of the stream.
+        """
         if is_namesake:
             self._errors_until[stream] = self._namesakes_until[stream] = time.monotonic() + AMBIGUOUS_S
         answer = stream_answer(frame[4])
@@ -91,14 +100,15 @@ class Answerers:
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Who else answered, and to what, in words."""
+        """The streams and subscribers that answered, and the subjects that they answered to, in words."""
         return tuple(self._named.values())
 
     def saw_second(self, stream: str, subject: str, answer: StreamAnswer, *, acks: int) -> None:
         """Note a second answer to one publish that names the stream.
 
-        It may come from a server that leads no more and does not know it, or from a stream whose acknowledgements have
-        another domain; if not, the two streams cannot be told apart.
+        The second answer may come from a server that has lost the leadership and does not know it yet, or from a stream
+        whose acknowledgements name another domain; otherwise the two streams cannot be told apart. `acks` is how many
+        of the answers are acknowledgements.
         """
         now = time.monotonic()
         self._errors_until[stream] = now + AMBIGUOUS_S
@@ -110,7 +120,7 @@ class Answerers:
             self._name(stream, subject, "a second stream of the same name", "namesake")
 
     def doubt(self, stream: str, answer: StreamAnswer) -> str:
-        """Return why an answer that names the stream may be another's; empty for one that is believed."""
+        """Return why an answer that names the stream may be another stream's; empty for an answer that is believed."""
         until = self._errors_until if answer.is_error else self._acks_until
         if until.get(stream, 0.0) <= time.monotonic():
             return ""
@@ -119,7 +129,7 @@ class Answerers:
 
     def _name(self, stream: str, subject: str, who: str, key: str) -> None:
         if (stream, key) not in self._named and len(self._named) < _NAMED_MAX:
-            # Without the last token: the aggregate's id does not belong into a log.
+            # Without the last token: the aggregate's id does not belong in a log file.
             shown = f"{subject.rpartition('.')[0]}.*"
             self._named[stream, key] = f"{who} answers what is published to {shown} for the stream {stream}"
             logs.ANSWERED_BY_ANOTHER.tell(_log, stream=stream, subject=shown, who=who)
@@ -127,24 +137,24 @@ class Answerers:
 
 @dataclass(slots=True, eq=False)
 class ExpectedAnswer:
-    """The answers to one publish, in whatever number and order they come."""
+    """The answer that one publish expects; it judges each answer, in whatever number and order they arrive."""
 
     stream: str
     subject: str
     messages: int
-    """How many messages are stored together."""
+    """How many messages the batch of the publish has; 1 for a single message."""
     domain: str | None
-    """JetStream domain of the stream; None where it is not known."""
+    """JetStream domain of the stream; None if it is not known."""
     answerers: Answerers
     is_answered: bool = False
-    """Whether an answer arrived that names the stream, or says that nobody listens."""
+    """Whether an answer arrived that may be the stream's, or that says that nobody listens."""
     other: str = ""
-    """Who else answered this publish, in words."""
+    """In words, who else answered this publish."""
     _acks: int = 0
     _errors: int = 0
 
     def accepts(self, frame: Frame) -> bool:
-        """Return whether an answer may be the stream's, or says that nobody listens; all others are passed over."""
+        """Return whether an answer may be the stream's, or says that nobody listens; other answers are ignored."""
         if nobody_listens(frame):
             self.is_answered = True
             return True
@@ -163,12 +173,12 @@ class ExpectedAnswer:
         return True
 
     def best(self, frames: list[Frame]) -> tuple[Frame, StreamAnswer | None]:
-        """Return an acknowledgement of the accepted answers, else an error, else that nobody listens."""
+        """Return the first acknowledgement among accepted answers, else an error, else that nobody listens."""
         answers = [(frame, stream_answer(frame[4])) for frame in frames]
         return min(answers, key=lambda each: 2 if each[1] is None else each[1].is_error)
 
     def doubt(self, answer: StreamAnswer) -> str:
-        """Return why an answer may be another's; empty for one that is believed."""
+        """Return why an accepted answer may be another stream's; empty for an answer that is believed."""
         if not answer.is_error and self.domain is None:
             return f"an acknowledgement of a stream {self.stream!r}, whose JetStream domain is not known"
         return self.answerers.doubt(self.stream, answer)

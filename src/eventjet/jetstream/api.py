@@ -1,7 +1,7 @@
-"""PURE: the JetStream API as requests: what is sent where, and what the answer means.
+"""The JetStream API as requests: what is sent to which subject, and what the answer means. PURE.
 
-A connection carries a `Request` and passes the answering frame to its `parse`. Subjects, bodies, error codes and times
-of the API are known here and nowhere else.
+A connection sends a `Request` and passes the answering frame to its `parse`. Subjects, bodies, error codes and times of
+the API are known here and nowhere else.
 """
 
 from __future__ import annotations
@@ -23,29 +23,35 @@ from eventjet.nats.protocol import Frame, status_of
 T = TypeVar("T")
 
 WRONG_SEQUENCE = 10071
-"""The subject's last message was compared, and is not the expected one."""
+"""Error code: the subject's last message is not at the expected sequence."""
 IN_PROCESS = 10164
-"""Three replicas: a rival's message is on its way to the subject. Nothing was compared, and it may yet get lost."""
+"""Error code with three replicas: another writer's message to the subject is being replicated, and may still get lost.
+
+Nothing was compared.
+"""
 REPEATED_ID = 10201
-"""A message of an atomic batch has an id that was stored within the duplicate window: nothing is stored."""
+"""Error code: a message of an atomic batch has an id that was stored within the duplicate window; nothing is stored."""
 CONFLICTS = frozenset((WRONG_SEQUENCE, IN_PROCESS, REPEATED_ID))
-"""The answers to a publish that a rival may have been quicker than."""
+"""Error codes of a publish that another writer may have been quicker than."""
 NAME_IN_USE = 10058
-"""A stream of this name exists with another configuration."""
+"""Error code: a stream of this name exists with another configuration."""
 _NO_CONSUMER = 10014
 _NO_MESSAGE = 10037
 _NO_STREAM = 10059
 _SWITCHED_OFF = (10039, 10076)
 STORE_FAILED = 10077
-"""The generic code of a failed store: definite only when its text is that of a limit."""
+"""Error code of any failed store: a definite refusal only if its text is that of a limit."""
 NO_RESOURCES = 10002
-"""The account has used up the storage that it may use."""
+"""Error code: the account has used up the storage that it may use."""
 LIMITS = {
     "maximum bytes exceeded": "max_bytes",
     "maximum messages exceeded": "max_msgs",
     "maximum messages per subject exceeded": "max_msgs_per_subject",
 }
-"""Not `disk quota exceeded`: a leader that cannot write does not keep its followers from storing."""
+"""The stream setting of each text of `STORE_FAILED` that says a limit is reached.
+
+`disk quota exceeded` is not among them: followers may store what their leader could not write.
+"""
 _PASSING = (10005, 10023)  # no peers for placement, no resources: a cluster that just lost a server says so
 _STREAM = b"Nats-Stream: "
 _SUBJECT = b"\r\nNats-Subject: "
@@ -53,53 +59,53 @@ _SEQUENCE = b"\r\nNats-Sequence: "
 _TIME = b"\r\nNats-Time-Stamp: "
 _BLOCK_END = b"\r\n\r\n"
 _FIRST_TIME, _LAST_TIME = datetime(1678, 1, 1, tzinfo=UTC), datetime(2262, 1, 1, tzinfo=UTC)
-"""The server counts 64-bit nanoseconds; a time that does not fit would wrap."""
+"""The earliest and the latest start time of a request: the server counts 64-bit nanoseconds, and others would wrap."""
 LAG_S = 0.1
-"""Between two requests to replicas that lag behind the leader."""
+"""Pause between two requests to replicas that lag behind the leader."""
 _LAGS_MAX = 30
 PAGE_MAX, _PAGE_BYTES = 500, 2_000_000
-"""Records and bytes of one request: there is no flow control inside it."""
+"""Records and bytes of one request at most: there is no flow control inside a request."""
 _STATUS = b"NATS/1.0 "
-"""How the headers of the server's own messages begin: what is stored has no status."""
+"""How the headers of the server's own messages begin; stored messages have no status."""
 
 
 class Request(NamedTuple, Generic[T]):
-    """One request to the server."""
+    """A request to the server, and how its answer is read."""
 
     what: str
-    """What is asked for, in the words of an error."""
+    """The request in words, for errors."""
     subject: str
     payload: bytes
     parse: Callable[[Frame], T]
-    """Turns the answer into a value; raises what an error in it means."""
+    """Turns the answer into a value; raises the error that it means."""
     headers: bytes = b""
     stream: str = ""
-    """For a publish, the stream that is to store it: nobody else's answer counts."""
+    """For a publish, the stream that is to store the message: only answers of this stream count."""
 
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """A stream as its leader knew it when asked."""
+    """The state and configuration of a stream, as its leader knew them when asked."""
 
     name: str
     first: int
-    """Position of the first message; one past `last` when there is none (0 in a stream that never had any)."""
+    """Position of the first message; `last` + 1 in an empty stream, and 0 in a stream that never had a message."""
     last: int
-    """Position of the last message ever stored; 0 when there never was one."""
+    """Position of the last message ever stored; 0 in a stream that never had a message."""
     messages: int
     deleted: int
-    """Holes between `first` and `last`."""
+    """How many positions between `first` and `last` have no message."""
     bytes: int
     subjects: int
     metadata: dict[str, str]
     config: dict[str, Any]
     """The stream's configuration as JetStream returns it."""
     created: str = ""
-    """When it was created, as the server writes it: a stream that was made again has another time."""
+    """When the stream was created, as the server writes it: a stream that was made again has another time."""
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> StreamState:
-        """Return the state in an answer that describes a stream."""
+        """Return the state that an answer of the stream API describes."""
         state, config = answer["state"], answer["config"]
         return cls(
             name=config["name"],
@@ -116,12 +122,15 @@ class StreamState:
 
 
 def call(subject: str, body: object = None) -> Request[dict[str, Any]]:
-    """Make a request in JSON, `subject` without `$JS.API.`; raises `ApiRefused` for the answer's `error`."""
+    """Return a request to the API that gives the answer's JSON; it raises `ApiRefused` for an error in the answer.
+
+    `subject` comes without `$JS.API.`, and `body` is sent as JSON.
+    """
     return _call(subject, body, lambda answer: answer)
 
 
 def _call(subject: str, body: object, read: Callable[[dict[str, Any]], T]) -> Request[T]:
-    """Make the request of `call`; `read` takes an answer without an error."""
+    """Return the request of `call` with another result: `read` makes it of an answer without an error."""
 
     def parse(frame: Frame) -> T:
         return read(answer_in(frame, subject))
@@ -131,7 +140,11 @@ def _call(subject: str, body: object, read: Callable[[dict[str, Any]], T]) -> Re
 
 
 def answer_in(frame: Frame, subject: str) -> dict[str, Any]:
-    """Return the JSON of an answer; raises what its `error` means, mostly `ApiRefused`."""
+    """Return the JSON of an answer.
+
+    Raises `ApiRefused` for an error in the answer, `StreamMissing` for a stream that does not exist, `LogUnusable` if
+    JetStream is switched off, and `StoreUnavailable` for an error that may pass, or an answer that cannot be read.
+    """
     try:
         answer = cast("dict[str, Any]", orjson.loads(frame[4]))
         error = answer.get("error")
@@ -169,7 +182,7 @@ def deleted_positions(stream: str) -> Request[list[int]]:
 
 
 def messages_of(stream: str, subject: str) -> Request[int]:
-    """Count the messages of a subject."""
+    """Count the messages whose subject matches."""
 
     def count(info: dict[str, Any]) -> int:
         counts: dict[str, int] = info["state"].get("subjects") or {}
@@ -181,7 +194,7 @@ def messages_of(stream: str, subject: str) -> Request[int]:
 def subjects_of(stream: str, subject: str, offset: int = 0) -> Request[tuple[list[str], int]]:
     """List the subjects that match and have messages, in order from an offset on, and count all of them.
 
-    The server lists 100,000 of them at a time; beyond the last one it only counts.
+    The server lists 100,000 subjects at a time; with an offset beyond the last it lists none and still counts.
     """
 
     def read(info: dict[str, Any]) -> tuple[list[str], int]:
@@ -191,17 +204,17 @@ def subjects_of(stream: str, subject: str, offset: int = 0) -> Request[tuple[lis
 
 
 def create_stream(config: Mapping[str, Any]) -> Request[StreamState]:
-    """Create a stream; raises `ApiRefused` with `NAME_IN_USE` where another one has the name."""
+    """Create a stream; raises `ApiRefused` with `NAME_IN_USE` if a stream with another configuration has the name."""
     return _call(f"STREAM.CREATE.{config['name']}", config, StreamState.of)
 
 
 def update_stream(config: Mapping[str, Any]) -> Request[StreamState]:
-    """Give an existing stream this configuration."""
+    """Replace the configuration of an existing stream."""
     return _call(f"STREAM.UPDATE.{config['name']}", config, StreamState.of)
 
 
 def purge_stream(stream: str, subject: str, until: int) -> Request[int]:
-    """Remove the messages of a subject up to and including a sequence; returns how many there were."""
+    """Remove the messages of a subject up to and including a sequence; the answer is how many they were."""
     body = {"filter": subject, "seq": until + 1}
     return _call(f"STREAM.PURGE.{stream}", body, lambda answer: int(answer.get("purged", 0)))
 
@@ -211,20 +224,20 @@ def purge_stream(stream: str, subject: str, until: int) -> Request[int]:
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """A consumer as the server created it."""
+    """A consumer, as the server created it."""
 
     stream: str
     name: str
     pending: int
-    """Messages that waited for it when it was created."""
+    """How many messages waited for the consumer when it was created."""
     config: dict[str, Any]
-    """Its configuration, with the limits of the server's own."""
+    """The consumer's configuration as the server returned it, with the server's own limits."""
 
 
 def create_consumer(
     stream: str, name: str, config: Mapping[str, Any], filter_subject: str | None = None
 ) -> Request[Consumer]:
-    """Create a consumer; raises `ApiRefused` when one of this name has another configuration."""
+    """Create a consumer; raises `ApiRefused` if a consumer of this name has another configuration."""
     full = {**config, "name": name, **({"filter_subject": filter_subject} if filter_subject else {})}
     subject = f"CONSUMER.CREATE.{stream}.{name}" + (f".{filter_subject}" if filter_subject else "")
 
@@ -235,12 +248,12 @@ def create_consumer(
 
 
 def delete_consumer(stream: str, name: str) -> Request[bool]:
-    """Delete a consumer with all pulls that wait at it (they get 409); False when there was none."""
+    """Delete a consumer, and end the pulls that wait at it with status 409; the answer is False if there was none."""
     return _unless(_NO_CONSUMER, False, _call(f"CONSUMER.DELETE.{stream}.{name}", None, lambda _: True))
 
 
 def paused_until(stream: str, name: str) -> Request[str]:
-    """Read until when a consumer is paused, as the server writes it; empty where it is not, or there is none."""
+    """Read until when a consumer is paused, as the server writes it; empty if it is not paused or does not exist."""
 
     def read(info: dict[str, Any]) -> str:
         return str(info["config"].get("pause_until", "")) if info.get("paused") else ""
@@ -287,7 +300,7 @@ def _message(stream: str, query: dict[str, Any], is_wanted: Callable[[RawRecord]
 
 
 def _matches(record: RawRecord, subject: str) -> bool:
-    """Return whether a record is of the requested subject; for a pattern, the server's word has to do."""
+    """Return whether a record has the requested subject; for a pattern, the server's answer is trusted."""
     return subject.endswith(("*", ">")) or record[2] == subject.encode()
 
 
@@ -303,7 +316,7 @@ def _stored_message(answer: dict[str, Any]) -> RawRecord:
 
 
 def _unless(code: int, instead: Any, request: Request[T]) -> Request[Any]:
-    """Return the request with another answer in place of one error."""
+    """Return the request, changed to answer `instead` where the server answers with this error code."""
 
     def parse(frame: Frame) -> Any:
         try:
@@ -316,7 +329,7 @@ def _unless(code: int, instead: Any, request: Request[T]) -> Request[Any]:
     return request._replace(parse=parse)
 
 
-# Messages, from any replica (ADR-31). They come as they are stored, and the server appends headers of its own.
+# Messages, from any replica (ADR-31). Each is returned as it is stored, with headers that the server appends.
 
 
 def direct_last(stream: str, subject: str) -> Request[RawRecord | None]:
@@ -334,26 +347,31 @@ def direct_since(stream: str, at: datetime, subject: str) -> Request[RawRecord |
 def direct_page(
     stream: str, position: int, subject: str | None, *, count: int, size: int
 ) -> Request[tuple[int, int] | None]:
-    """Read many messages from a position on, about `size` bytes; the answer is what ended it: see `end_of_page`."""
+    """Read a page of up to `count` messages, about `size` bytes, from a position on; `subject` None reads all subjects.
+
+    The request's result is the end of the page: see `end_of_page`.
+    """
     what = f"The history of {subject}" if subject else f"The log from position {position}"
     query = {"seq": position, "batch": count, "max_bytes": size, **({"next_by_subj": subject} if subject else {})}
     return Request(what, f"$JS.API.DIRECT.GET.{stream}", orjson.dumps(query), partial(end_of_page, what=what))
 
 
 Conversation: TypeAlias = Generator[Request[Any] | None, Any, T]
-"""What `Client.run` and `NatsConnection.run` drive, asynchronously or not.
+"""A generator of requests, which `Client.run` (asynchronous) and `NatsConnection.run` (blocking) send.
 
-Each request that it yields is asked, and the answer is sent to it: for a page (see `is_page`) its frames. What the
-request raises is thrown into it. None is a pause of `LAG_S`. Its return value is that of `run`.
+Each yielded request is sent, and the generator receives its answer: for a page (see `is_page`) the frames. An error of
+the request is thrown into the generator. A yielded None is a pause of `LAG_S`. The generator's return value is that of
+`run`.
 """
 
 
 def reading_records(stream: str, subject: str, limit: int | None = None) -> Conversation[list[RawRecord]]:
-    """Read the records whose subject matches, as the leader knows them, in a few large pages; `limit`: the first ones.
+    """Read the records of a stream whose subject matches, in order and in a few large pages, at most `limit` of them.
 
-    Pages come from any replica. Up to where a lagging one is, it lacks nothing that the leader has, and may hold what
-    is gone there, or comes again: so what is read in order, up to the last that the leader knows of, is complete. Empty
-    where there is no stream. Raises `StoreUnavailable` where the replicas stay behind.
+    Pages come from any replica. Up to the position that a lagging replica has reached, it lacks no message that the
+    leader has, and may still have messages that are gone there or were replaced. So the records, read in order up to
+    the last that the leader knows of, are complete. The result is empty if the stream does not exist. Raises
+    `StoreUnavailable` if the replicas stay behind.
     """
     records: list[RawRecord] = []
     lags = 0
@@ -373,7 +391,7 @@ def reading_records(stream: str, subject: str, limit: int | None = None) -> Conv
                 if lags > _LAGS_MAX:
                     raise StoreUnavailable(request.what, f"a replica lags behind position {last[0]}")
                 yield None
-                last = yield last_message(stream, subject)  # which may be gone with its time to live
+                last = yield last_message(stream, subject)  # the last record may be gone, with its time to live
             else:
                 start = page[-1][0] + 1
                 records += page
@@ -383,21 +401,21 @@ def reading_records(stream: str, subject: str, limit: int | None = None) -> Conv
 
 
 def reading_values(bucket: str, keys: str, limit: int | None = None) -> Conversation[list[RawRecord]]:
-    """Read the newest value of each matching key of a key-value bucket, but for deleted ones: see `reading_records`.
+    """Read the newest value of each matching key of a key-value bucket, without deleted keys: see `reading_records`.
 
-    Of a key that is written meanwhile it is the newer one.
+    For a key that is written meanwhile it is the newer value.
     """
     records = yield from reading_records(f"KV_{bucket}", f"$KV.{bucket}.{keys}", limit)
     return [record for record in {record[2]: record for record in records}.values() if record[4]]
 
 
 def shortened(request: Request[T]) -> Request[T]:
-    """Return a request for a page with one message instead of many."""
+    """Return the request for a page, changed to ask for one message instead of many."""
     return request._replace(payload=orjson.dumps({**orjson.loads(request.payload), "batch": 1}))
 
 
 def is_status(frame: Frame) -> bool:
-    """Return whether it is the server's own message, which ends a page."""
+    """Return whether a frame is a status of the server, which ends a page, and not a stored message."""
     return frame[3].startswith(_STATUS)
 
 
@@ -417,9 +435,9 @@ def _direct(what: str, stream: str, subject: str, query: bytes) -> Request[RawRe
 
 
 def end_of_page(frame: Frame, what: str) -> tuple[int, int] | None:
-    """Return (position of the last message, how many are left) from the status that ends a page; None for an empty one.
+    """Return (position of the page's last message, how many messages are left) from the status that ends a page.
 
-    Any other status is no answer: a refusal must not become an empty history.
+    It is None for an empty page. Other statuses raise `StoreUnavailable`: a refusal must not become an empty history.
     """
     if _check_status(frame, what, 204, 404) == 404:
         return None
@@ -434,13 +452,13 @@ def _check_status(frame: Frame, what: str, *ends: int) -> int:
 
 
 def direct_records(frames: Sequence[Frame], stream: str, subject: bytes | None) -> list[RawRecord]:
-    """Return the records of a page of direct gets, of one subject where that is known."""
+    """Return the records of a page of direct gets; `subject` is their subject if all have the same, else None."""
     if subject is None:
         return [direct_record(frame, stream=stream) for frame in frames]
     records: list[RawRecord] = []
     place = b"\r\nNats-Stream: %b%b%b%b" % (stream.encode(), _SUBJECT, subject, _SEQUENCE)
     for frame in frames:
-        # What the server appended comes last, whatever the record's own headers say.
+        # The server's own headers come last, whatever the record's headers contain.
         front, _, appended = frame[3].rpartition(place)
         position, _, at = appended.partition(_TIME)
         decimals = at[20:29]
@@ -460,15 +478,15 @@ def direct_records(frames: Sequence[Frame], stream: str, subject: bytes | None) 
 
 
 def direct_record(frame: Frame, subject: bytes | None = None, stream: str = "") -> RawRecord:
-    """Return the record of a direct get, of `subject` where that is known, from a stream.
+    """Return the record of a direct get; `subject` is the record's subject if it is known.
 
-    Raises `StoreUnavailable` for what cannot be read, and for a record of another stream.
+    Raises `StoreUnavailable` for an answer that cannot be read, and for a record of another stream than `stream`.
     """
     block = frame[3]
     end = block.rfind(_STREAM)
     if end < 0:
         raise StoreUnavailable("A direct get", f"the server answered {block[:80]!r}")
-    # Stream, subject, sequence, time: in this order as far as is known, but found by name if not.
+    # Stream, subject, sequence, time: servers write this order; in any other, they are looked up by name.
     lines = block[end:].split(b"\r\n", 4)
     if stream and lines[0] != _STREAM + stream.encode():
         raise StoreUnavailable(f"A direct get from {stream}", f"the answer is of another stream ({lines[0][:80]!r})")
@@ -480,7 +498,7 @@ def direct_record(frame: Frame, subject: bytes | None = None, stream: str = "") 
             position, at = _header(block[end:], _SEQUENCE), _header(block[end:], _TIME)
         stored = block[:end] + b"\r\n" if end > 10 else b""
         if block[end - 2 : end] != b"\r\n":
-            stored = block[:end]  # headers without their end, and the server put its own over their last two bytes
+            stored = block[:end]  # headers without their end: the server wrote its own over their last two bytes
         return int(position), nanoseconds(at), subject or _header(block[end:], _SUBJECT), stored, frame[4]
     except (IndexError, ValueError):
         raise StoreUnavailable("A direct get", f"the server answered {block[:80]!r}") from None

@@ -1,4 +1,4 @@
-"""`Client`: JetStream over the one connection of an application's loop; `connect` opens it and checks the server."""
+"""`Client`: JetStream over the connection of an application's event loop; `connect` opens it and checks the server."""
 
 from __future__ import annotations
 
@@ -46,9 +46,13 @@ from eventjet.settings import Settings
 T = TypeVar("T")
 
 MINIMUM_SERVER = (2, 14, 4)
-"""Atomic batches came with 2.12; distinct expectations in one batch are right from 2.14.4 on (nats-server #8376)."""
+"""The oldest usable server version.
+
+Atomic batches came with 2.12; distinct expectations in one batch are checked correctly from 2.14.4 on (nats-server
+#8376).
+"""
 RECOMMENDED_SERVER = (2, 15, 1)
-"""The version of the tests. From 2.15 on several replicas sync once for each entry of their Raft log (#8447)."""
+"""The version that the tests use. From 2.15 on several replicas sync once for each entry of their Raft log (#8447)."""
 _CREDENTIALS = (
     "Set EVENTJET_CREDENTIALS, EVENTJET_NKEY, EVENTJET_USER and EVENTJET_PASSWORD, or EVENTJET_TOKEN; "
     "EVENTJET_TLS_CERT and EVENTJET_TLS_KEY where it asks for a certificate."
@@ -64,17 +68,17 @@ _NO_DOMAIN = (
     "what this account imports its API as, and see whether the link to its server is up."
 )
 _END_S, _END_AGAIN_S = 0.5, 2.0
-"""How long the end of a page may take the first time, and each time that it is asked for again."""
+"""How long the end of a page may take at the first request, and at each further one."""
 _REFUSED_S = 0.25
-"""How long an acknowledgement is waited for after an error that refuses a publish: no error says whose it is."""
+"""How long an acknowledgement may still follow an error that refuses a publish: an error may be another stream's."""
 
 
 async def connect(settings: Settings, nats: NatsClient | None = None) -> Client:
-    """Return a connected client, by the settings or over an open client of nats-py, which stays its owner's.
+    """Return a connected client.
 
-    It checks the credentials, the server's version, the size of its messages, and that JetStream is on. Raises
-    `Unreachable`, and `UsageError` for files that cannot be used, and for a client that is closed, draining or of
-    another loop.
+    It connects by the settings, or uses `nats`, an open client of nats-py, which its owner closes. The credentials, the
+    server's version and message size, and that JetStream is on are checked. Raises `Unreachable`, and `UsageError` for
+    files that cannot be used, and for a `nats` that is closed, draining or of another loop.
     """
     if nats is not None:
         client = Client(given_endpoint(nats, settings), settings.request_timeout_s, nats)
@@ -95,7 +99,7 @@ async def connect(settings: Settings, nats: NatsClient | None = None) -> Client:
 
 @asynccontextmanager
 async def connected(settings: Settings) -> AsyncGenerator[Client]:
-    """Connect, and close the client at the end of the block."""
+    """Connect by the settings, and close the client at the end of the block; raises as `connect`."""
     client = await connect(settings)
     try:
         yield client
@@ -104,7 +108,7 @@ async def connected(settings: Settings) -> AsyncGenerator[Client]:
 
 
 def check_settings(settings: Settings) -> None:
-    """Raise `Unreachable` or `UsageError` for files that are not there or cannot be used."""
+    """Raise `Unreachable` if a file of the settings does not exist, `UsageError` if the settings cannot be used."""
     for name in ("credentials", "nkey", "tls_ca", "tls_cert", "tls_key"):
         path: Path | None = getattr(settings, name)
         if path is not None and not is_file(path):
@@ -112,7 +116,7 @@ def check_settings(settings: Settings) -> None:
             what = f"The file of EVENTJET_{name.upper()}"
             raise Unreachable(what, "it does not exist", "Give the path of a file that is there.")
     endpoint = Endpoint.of(settings)
-    # Files of no use are a fault also where no server needs them.
+    # Unusable files are an error even where no server asks for them.
     if endpoint.tls_ca or endpoint.tls_cert or endpoint.tls_key:
         tls_context(endpoint)
     if endpoint.signature_cb is None:
@@ -127,7 +131,7 @@ async def _check_jetstream(where: str, client: Client) -> None:
     except Forbidden:
         if client.unfit is not None:
             raise client.unfit from None  # no answer would ever come
-        # Else credentials without this right may still append and read.
+        # Otherwise credentials without this right may still append and read.
     except (StoreUnavailable, ApiRefused, Unreachable) as error:
         if client.unfit is not None:
             raise client.unfit from None
@@ -142,28 +146,31 @@ async def _check_jetstream(where: str, client: Client) -> None:
 
 
 class Client(LoopClient):
-    """JetStream over one connection of a loop: a request raises what its answer means."""
+    """A JetStream client over one connection of an event loop; a request raises the error that its answer means."""
 
     def __init__(self, endpoint: Endpoint, timeout_s: float, nats: NatsClient | None = None) -> None:
         super().__init__(endpoint, timeout_s, nats)
         self.domain: str | None = None
-        """The JetStream domain of what answers this account's API; None where it was not asked.
+        """The domain of the JetStream that answers this account's API; None if the API was not asked.
 
         It may be another than the connected server's: a leaf node can have a JetStream of its own for other accounts.
         """
         self.answerers = Answerers()
-        """Who else answers what this client publishes."""
+        """The streams and subscribers that answer this client's publishes, besides the streams that are meant."""
 
     def check_server(self, where: str, greeting: Mapping[str, Any]) -> None:
         check_server(where, greeting)
 
     async def ask(self, request: Request[T], timeout_s: float | None = None) -> T:
-        """Return the answer to a request; raises what it means, `StoreUnavailable`, and `Forbidden`."""
+        """Return the answer to a request; raises the error that it means, `StoreUnavailable`, and `Forbidden`."""
         frame = await self.request(request.subject, request.payload, request.headers, timeout_s, stream=request.stream)
         return request.parse(frame)
 
     async def api(self, subject: str, body: object = None) -> dict[str, Any]:
-        """Make a JetStream request in JSON, `subject` without `$JS.API.`; raises `ApiRefused` for its `error`."""
+        """Send a JetStream request and return its JSON answer; raises `ApiRefused` for an error in the answer.
+
+        `subject` comes without `$JS.API.`.
+        """
         return await self.ask(call(subject, body))
 
     async def request(
@@ -175,10 +182,10 @@ class Client(LoopClient):
         before: Sequence[Message] = (),
         stream: str = "",
     ) -> Frame:
-        """Publish, and wait for one answer; the messages of `before` go before it, and belong to the same batch.
+        """Publish a message and return the one answer to it; the messages in `before` go first, in the same batch.
 
-        What is to be stored names its `stream`: answers of others are passed over, and one that may be another's counts
-        as none, so it raises `StoreUnavailable` as well.
+        A message that is to be stored names its `stream`. Then answers of others are ignored, and an answer that may be
+        another stream's counts as no answer, so it raises `StoreUnavailable` as well.
         """
         messages, expected = [*before, (subject, payload, headers)], None
         wait_s = self.timeout_s if timeout_s is None else timeout_s
@@ -201,14 +208,14 @@ class Client(LoopClient):
         return frame
 
     def probe(self, stream: str, subject: str) -> None:
-        """Ask who answers a publish to a subject; nobody stores it, and `answerers` names who is not the stream.
+        """Publish a message that no stream stores, so that `answerers` learns who answers besides `stream`.
 
-        It waits for nothing, not even for the permission, without which nobody is asked.
+        It waits for nothing. Without permission to publish on the subject, nothing is learnt.
         """
         self.try_request((subject, b"", PROBE), self._expected(stream, subject, 1).accepts)
 
     async def stream(self, request: Request[Any]) -> AsyncGenerator[list[Frame]]:
-        """Yield the parts of a long answer as they come, until the caller stops; raises as `request`."""
+        """Yield the parts of an answer of many messages as they arrive, until the caller stops; raises as `request`."""
         received = 0
         exchange = await self.begin([(request.subject, request.payload, request.headers)], self.timeout_s)
         try:
@@ -226,15 +233,15 @@ class Client(LoopClient):
             self.forget(exchange)
 
     async def records(self, stream: str, subject: str, limit: int | None = None) -> list[RawRecord]:
-        """Return all records whose subject matches: see `reading_records`."""
+        """Return all records of a stream whose subject matches, at most `limit`: see `reading_records`."""
         return await self.run(reading_records(stream, subject, limit))
 
     async def values(self, bucket: str, keys: str, limit: int | None = None) -> list[RawRecord]:
-        """Return the values of all keys of a bucket that match, in a few requests: see `reading_values`."""
+        """Return the newest value of each matching key of a bucket, in a few requests: see `reading_values`."""
         return await self.run(reading_values(bucket, keys, limit))
 
     async def run(self, conversation: Conversation[T], timeout_s: float | None = None) -> T:
-        """Drive a conversation to its end and return what it returns."""
+        """Send the requests of a conversation and return its result."""
         answer: Any = None
         error: Exception | None = None
         try:
@@ -252,7 +259,7 @@ class Client(LoopClient):
             return ended.value
 
     async def _page(self, request: Request[Any]) -> list[Frame]:
-        """Return all messages of a long answer, the last of which is the status that ends it."""
+        """Return all messages of a page; the last of them is the status that ends the page."""
         page: list[Frame] = []
         async with aclosing(self.stream(request)) as parts:
             async for part in parts:
@@ -262,9 +269,9 @@ class Client(LoopClient):
         return page
 
     async def check_pages(self, request: Request[Any]) -> None:
-        """Raise `SingleResponse` where a page brings its first message and never its end, however often it is asked.
+        """Raise `SingleResponse` if each of four requests for a page brings its first message and never its end.
 
-        Nothing is raised where nobody answers, or these credentials may not ask.
+        Nothing is raised if nobody answers, or if these credentials may not ask.
         """
         brief = shortened(request)
         for wait_s in (_END_S, *[_END_AGAIN_S] * 3):
@@ -292,9 +299,12 @@ class Client(LoopClient):
 
 
 async def _answer_of_stream(exchange: Exchange, expected: ExpectedAnswer, frames: list[Frame]) -> Frame:
-    """Return an acknowledgement if one comes, else an error; raises `StoreUnavailable` for what may be another's."""
+    """Return an acknowledgement if there is any, else an error.
+
+    Raises `StoreUnavailable` for an answer that may be another stream's.
+    """
     frame, answer = expected.best(frames)
-    # A conflict is compared with the log anyway, whoever reports it; where two answer, both are heard.
+    # A conflict is compared with the log anyway, whoever reports it; if two streams answer, both are waited for.
     if answer is not None and answer.is_error and (answer.error not in CONFLICTS or expected.doubt(answer)):
         with suppress(TimeoutError):
             async with asyncio.timeout(_REFUSED_S):
@@ -307,20 +317,21 @@ async def _answer_of_stream(exchange: Exchange, expected: ExpectedAnswer, frames
     return frame
 
 
-# What eventjet needs of a server, by its own greeting. PURE.
+# What eventjet needs of a server, checked by the server's INFO. PURE.
 
 
 def version_of(info: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the numbers of a server's version, of 2.15.0-RC.1 those of 2.15.0; empty where it names none."""
+    """Return the version of a server as numbers, without a suffix such as `-RC.1`; empty if its INFO names none."""
     return tuple(map(int, re.findall(r"\d+", str(info.get("version", "")).partition("-")[0])))
 
 
 def shown_version(numbers: tuple[int, ...]) -> str:
+    """Return a version as text, such as `2.14.4`."""
     return ".".join(map(str, numbers))
 
 
 def check_server(where: str, info: Mapping[str, Any]) -> None:
-    """Raise `Unreachable` for a server that is too old, or takes too small messages."""
+    """Raise `Unreachable` for a server that is too old, or whose limit for messages is too small."""
     check_version(where, info)
     if info.get("max_payload", 0) < SERVER_MESSAGE_MAX:
         raise Unreachable(

@@ -1,8 +1,9 @@
 """`NatsConnection`: one blocking connection to NATS.
 
-For one thread at a time; `close` may be called from any. Every wait is bounded: by its own timeout, and by pings that
-tell a server which stopped answering from one that has nothing to say. It does not reconnect: its owner knows where to
-go on. Messages of other subscriptions that arrive during a `request` are kept for the next `receive`.
+It is for one thread at a time; `close` may be called from any thread. Every wait is bounded: by its own timeout, and by
+pings that tell a server which stopped answering from a server that has nothing to send. The connection does not
+reconnect, since only its owner knows where to continue. Messages of other subscriptions that arrive during a `request`
+are kept for the next `receive`.
 """
 
 from __future__ import annotations
@@ -51,18 +52,18 @@ _REPLIES = b"1"
 _KEPT_MAX = 200_000
 _SEND_TIMEOUT_S = 10.0
 _TRIES, _END_S = 3, 0.5
-"""How often a page of one message without an end is asked for again, and how long its end may take."""
+"""How often a page is requested whose end does not arrive, and how long the end may take."""
 
 
 class NatsConnection:
-    """A blocking connection; see `open`."""
+    """A blocking connection to NATS, for one thread at a time; see `open`."""
 
     def __init__(self, dialled: Dialled, endpoint: Endpoint, ping_interval_s: float) -> None:
         self.info = dialled.info
-        """The server's INFO, as it was at the greeting."""
+        """The server's INFO, as it was after the login."""
         self.peer = dialled.peer
         self.inbox = f"{endpoint.inbox_prefix}.{secrets.token_hex(11)}"
-        """Prefix of the subjects that are this connection's own."""
+        """Prefix of the reply subjects of this connection."""
         self.routed = endpoint.routed
         self._is_elsewhere = endpoint.is_elsewhere
         self._sock = dialled.sock
@@ -79,15 +80,16 @@ class NatsConnection:
         self._busy = threading.Lock()
         self._answerers = Answerers()
         self._domain: str | None = None
-        """See `Client.domain`; asked for before the first publish for a stream."""
+        """The JetStream domain, as `Client.domain`; asked for before the first publish that names a stream."""
         self.max_payload = int(self.info.get("max_payload", 1024 * 1024))
 
     @classmethod
     def open(cls, endpoint: Endpoint, *, timeout_s: float = 5.0, ping_interval_s: float = 5.0) -> Self:
         """Connect to the first server that lets this client in.
 
-        Raises `Unauthorized` when one refused the credentials and no other took them, `Unreachable` when none answers,
-        `UsageError` for credentials that cannot be read. A server silent for two `ping_interval_s` counts as lost.
+        Raises `Unauthorized` when a server refused the credentials and no other accepted them, `Unreachable` when no
+        server answers, and `UsageError` for credentials that cannot be read. A server that is silent for two
+        `ping_interval_s` counts as lost.
         """
         return cls(dial(endpoint, timeout_s), endpoint, ping_interval_s)
 
@@ -97,21 +99,21 @@ class NatsConnection:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # What is sent.
+    # Sending.
 
     def publish(self, subject: str, payload: bytes = b"", *, headers: bytes = b"", reply: str = "") -> None:
-        """Send one message and do not wait; raises `UsageError` where the server would drop the connection over it."""
+        """Send one message without waiting; raises `UsageError` for a message that is too large for the server."""
         self.send(self._message(self.routed(subject), payload, headers, reply.encode()))
 
     def subscribe(self, subject: str) -> bytes:
-        """Subscribe to a subject; returns the subscription id that its frames carry."""
+        """Subscribe to a subject, and return the subscription id that the frames of its messages carry."""
         self._sids += 1
         sid = b"%d" % self._sids
         self.send(subscribe_frame(subject, sid))
         return sid
 
     def send(self, data: bytes) -> None:
-        """Send whole frames as they are."""
+        """Send frames that are encoded already."""
         if self._closed:
             raise ConnectionClosed
         try:
@@ -121,12 +123,12 @@ class NatsConnection:
         except OSError as error:
             raise self._lost(error) from error
 
-    # What is received.
+    # Receiving, and requests.
 
     def receive(self, timeout_s: float) -> list[Frame]:
-        """Return the messages that are there, or the first to come; empty when none came in time.
+        """Return the messages that have arrived, or wait for the first; empty if none arrived in time.
 
-        With 0 it takes only what has arrived. Raises `ConnectionLost`, `ConnectionClosed`, and `Forbidden` for a denied
+        A `timeout_s` of 0 does not wait. Raises `ConnectionLost`, `ConnectionClosed`, and `Forbidden` for a denied
         permission, which leaves the connection usable.
         """
         if self._kept:
@@ -156,9 +158,9 @@ class NatsConnection:
                 return []
 
     def receive_of(self, sid: bytes, timeout_s: float) -> list[Frame]:
-        """Receive from one subscription; messages of others are kept for `receive`.
+        """Receive messages of one subscription; messages of others are kept for `receive`.
 
-        Raises as `receive`, and `ConnectionLost` where too many are kept.
+        Raises as `receive`, and `ConnectionLost` if more than 200,000 messages are kept.
         """
         kept, self._kept = self._kept, []
         if own := [frame for frame in kept if frame[0] == sid]:
@@ -174,7 +176,7 @@ class NatsConnection:
             self._kept = kept + self._kept
 
     def keep(self, frames: list[Frame]) -> None:
-        """Give frames back for the next `receive`."""
+        """Keep frames for the next `receive`, which returns them."""
         self._kept += frames
 
     def request(
@@ -187,19 +189,19 @@ class NatsConnection:
         stream: str = "",
         messages: int = 1,
     ) -> Frame:
-        """Send and wait for the answer; raises `NoResponders` at once, `StoreUnavailable` after `timeout_s`.
+        """Send a message and return the answer; raises `NoResponders` at once, `StoreUnavailable` after `timeout_s`.
 
-        What is to be stored names its `stream`, and how many messages are stored with it: see `ExpectedAnswer`.
+        A message that is to be stored names its `stream`, and how many `messages` its batch has: see `ExpectedAnswer`.
         """
         expected = self._expected(stream, subject, messages)
         return self._answers([(subject, payload, headers)], [expected], timeout_s)[0]
 
     def ask(self, request: Request[T], *, timeout_s: float = 5.0) -> T:
-        """Return the answer to a request; raises what it means, and as `request`."""
+        """Return the answer to a request; raises the error that it means, and as `request`."""
         return self.ask_all([request], timeout_s=timeout_s)[0]
 
     def ask_all(self, requests: Sequence[Request[T]], *, timeout_s: float = 5.0) -> list[T]:
-        """Return the answers, in order, to requests that are sent together, with one deadline; raises as `ask`."""
+        """Send requests together and return their answers in order, within one timeout; raises as `ask`."""
         frames = self._answers(
             [(each.subject, each.payload, each.headers) for each in requests],
             [self._expected(each.stream, each.subject) for each in requests],
@@ -208,15 +210,15 @@ class NatsConnection:
         return [each.parse(frame) for each, frame in zip(requests, frames, strict=True)]
 
     def records(self, stream: str, subject: str, limit: int | None = None) -> list[RawRecord]:
-        """Return all records whose subject matches: see `reading_records`."""
+        """Return all records of a stream whose subject matches, at most `limit`: see `reading_records`."""
         return self.run(reading_records(stream, subject, limit))
 
     def values(self, bucket: str, keys: str, limit: int | None = None) -> list[RawRecord]:
-        """Return the values of all keys of a bucket that match, in a few requests: see `reading_values`."""
+        """Return the newest value of each matching key of a bucket, in a few requests: see `reading_values`."""
         return self.run(reading_values(bucket, keys, limit))
 
     def run(self, conversation: Conversation[T], timeout_s: float = 5.0) -> T:
-        """Drive a conversation to its end and return what it returns."""
+        """Send the requests of a conversation and return its result."""
         answer: Any = None
         error: Exception | None = None
         try:
@@ -236,7 +238,7 @@ class NatsConnection:
             return ended.value
 
     def _page(self, request: Request[Any], timeout_s: float) -> list[Frame]:
-        """Return all messages of a long answer, the last of which is the status that ends it; raises as `ask`."""
+        """Return all messages of a page; the last of them is the status that ends the page. Raises as `ask`."""
         frames = self._part(request, timeout_s)
         if not frames or not is_status(frames[-1]):
             if len(frames) == 1:
@@ -247,7 +249,7 @@ class NatsConnection:
         return frames
 
     def _part(self, request: Request[Any], timeout_s: float) -> list[Frame]:
-        """Return what arrives of a long answer within the time, up to the status that ends it."""
+        """Return the messages of a page that arrive within the timeout, up to the status that ends the page."""
         (reply,) = self._reply_subjects(1)
         self.send(self._message(self.routed(request.subject), request.payload, request.headers, reply))
         frames: list[Frame] = []
@@ -259,7 +261,7 @@ class NatsConnection:
         return frames
 
     def check_pages(self, request: Request[Any]) -> None:
-        """Raise `SingleResponse` where a page brings its first message and never its end, however often it is asked."""
+        """Raise `SingleResponse` if each of three requests for a page brings its first message and never its end."""
         for _ in range(_TRIES):
             frames = self._part(shortened(request), _END_S)
             if len(frames) != 1 or is_status(frames[0]):
@@ -267,13 +269,16 @@ class NatsConnection:
         raise SingleResponse(self.routed(request.subject))
 
     def api(self, subject: str, body: object = None, *, timeout_s: float = 5.0) -> dict[str, Any]:
-        """Make a JetStream request in JSON, `subject` without `$JS.API.`; raises `ApiRefused` for its `error`."""
+        """Send a JetStream request and return its JSON answer; raises `ApiRefused` for an error in the answer.
+
+        `subject` comes without `$JS.API.`.
+        """
         return self.ask(call(subject, body), timeout_s=timeout_s)
 
     def probe(self, kinds: Sequence[tuple[str, str]], wait_s: float) -> tuple[list[ExpectedAnswer], tuple[str, ...]]:
-        """Ask who answers what is published to each (stream, subject); return the answers, and who else gave some.
+        """Ask who answers a publish to each (stream, subject); return the answers, and in words who else answered.
 
-        Nobody stores it. A subject that these credentials may not use has no answer.
+        The messages are stored by no stream. A subject that these credentials may not use has no answer.
         """
         asked: dict[bytes, ExpectedAnswer] = {}
         sid = self.subscribe(f"{self.inbox}.who.*")
@@ -300,7 +305,7 @@ class NatsConnection:
         return ExpectedAnswer(stream, subject, messages, self._domain, self._answerers)
 
     def _asked_domain(self) -> str | None:
-        """Return the JetStream domain by the API, else by the server's greeting; None where neither names one."""
+        """Return the JetStream domain that the API names, else that of the server's INFO; None if it is not known."""
         with suppress(Forbidden, ApiRefused, StoreUnavailable):
             return str(self.api("INFO").get("domain", ""))
         if self._is_elsewhere or not self.info.get("jetstream"):
@@ -313,7 +318,7 @@ class NatsConnection:
         expected: Sequence[ExpectedAnswer | None],
         timeout_s: float,
     ) -> list[Frame]:
-        """Send (subject, payload, headers) of each message, and return their answers in order."""
+        """Send messages, each as (subject, payload, headers), and return their answers in order."""
         messages = [(self.routed(subject), payload, headers) for subject, payload, headers in messages]
         replies = self._reply_subjects(len(messages))
         waiting = {reply: message[0] for reply, message in zip(replies, messages, strict=True)}
@@ -325,7 +330,7 @@ class NatsConnection:
             for frame in self.receive_of(_REPLIES, left):
                 if frame[1] in wanted and not wanted[frame[1]].accepts(frame):
                     continue
-                if frame[1] in waiting:  # else a late answer to an earlier request
+                if frame[1] in waiting:  # otherwise it is a late answer to an earlier request
                     subject = waiting.pop(frame[1])
                     if nobody_listens(frame):
                         raise NoResponders(subject)
@@ -335,26 +340,29 @@ class NatsConnection:
         return [answers[reply] for reply in replies]
 
     def _reply_subjects(self, count: int) -> list[bytes]:
-        """Return new reply subjects, subscribed to since the first request."""
+        """Return new reply subjects; the first call subscribes to all of them."""
         if not self._requests:
             self.send(subscribe_frame(f"{self.inbox}.r.*", _REPLIES))
         first, self._requests = self._requests + 1, self._requests + count
         return [f"{self.inbox}.r.{number}".encode() for number in range(first, first + count)]
 
-    # The end.
+    # Closing.
 
     def close(self) -> None:
-        """From any thread, any number of times: the thread that waits on it raises `ConnectionClosed` at once."""
+        """Close the connection; a thread that waits for messages raises `ConnectionClosed` at once.
+
+        It may be called from any thread, any number of times.
+        """
         self._closed = True
         with suppress(OSError):
-            # Past ssl's own shutdown, which would pull the TLS state from under the reader.
+            # Not the shutdown of `ssl`, which would take the TLS state away from a reading thread.
             socket.socket.shutdown(self._sock, socket.SHUT_RDWR)
         with self._busy, suppress(OSError):
             self._sock.close()
 
     @property
     def usable(self) -> bool:
-        """False once it was closed or lost."""
+        """Whether the connection was neither closed nor lost."""
         return not (self._closed or self._broken)
 
     # Helpers.
@@ -368,7 +376,7 @@ class NatsConnection:
         return publish_frame(subject, payload, reply=reply, headers=headers)
 
     def _read(self, timeout_s: float) -> bytes:
-        """Return what has arrived; empty after the timeout."""
+        """Return the bytes that have arrived, waiting up to `timeout_s` for them; empty after the timeout."""
         if self._closed:
             raise ConnectionClosed
         try:
@@ -396,7 +404,7 @@ class NatsConnection:
             self._pinged_at = now
 
     def _answer(self, controls: list[Control], frames: list[Frame]) -> None:
-        """Answer pings; raises the first `-ERR`, keeping `frames` for later."""
+        """Answer pings; raises the error of the first `-ERR`, and then keeps `frames` for the next `receive`."""
         fault: Exception | None = None
         for verb, argument in controls:
             if verb == b"PING":
@@ -417,6 +425,6 @@ class NatsConnection:
 
 
 def ask_once(endpoint: Endpoint, request: Request[T], *, timeout_s: float = 5.0) -> T:
-    """Return the answer to a request over a connection of its own; raises as `NatsConnection.open` and `ask`."""
+    """Open a connection for one request and return its answer; raises as `NatsConnection.open` and `ask`."""
     with NatsConnection.open(endpoint, timeout_s=timeout_s) as link:
         return link.ask(request, timeout_s=timeout_s)

@@ -1,13 +1,12 @@
 """Blocking readers of many records, over pull consumers.
 
-`Deliveries` asks a consumer for messages and accepts only what follows the record before. `DurablePull` is a live
-worker's way of reading the log, through the one durable of its projection. `read_range` reads a range of the log in
-batches, complete or with an error: through an ephemeral consumer with overlapped pulls, ending by position and never by
+`Deliveries` asks a consumer for messages and accepts only a record that follows the previous one. `DurablePull` is how
+a worker reads the log live, through the durable consumer of its projection. `read_range` reads a range of the log in
+batches, complete or with an error: through an ephemeral consumer with overlapping pulls. It ends by position, never by
 a timeout or by a status that says there is nothing.
 
-A delivery's reply subject says what JetStream knows of it: form 1 has 9 tokens, form 2 inserts a domain and an account
-hash and has 11 or more (ADR-15; servers write form 2 with `feature_flags { js_ack_fc_v2: true }`, from 2.16 on by
-default).
+The reply subject of a delivery carries its metadata: form 1 has 9 tokens, form 2 inserts a domain and an account hash
+and has 11 or more (ADR-15; servers write form 2 with `feature_flags { js_ack_fc_v2: true }`, from 2.16 on by default).
 """
 
 from __future__ import annotations
@@ -49,35 +48,35 @@ _ENDED_FULL = ("message size exceeds maxbytes", "batch completed")
 _UNKNOWN = b"\x00"
 _BRIEF_NS = 1_000_000_000
 _SILENT_S = 1.0
-"""A brief pull has four heartbeats and an end: it is silent for this long only where its answers are cut."""
+"""A silence of this length after a first answer is suspicious: a brief pull has four heartbeats and an end."""
 _TRIES = 2
 _AHEAD = 4
 _PULL = 5_000
-"""How many pulls of a range are under way, and of how many records each."""
+"""Records of one pull of a range; `_AHEAD` pulls are under way at once."""
 _BACKOFF_S = (0.05, 1.0)
 _DELETE_S = 2.0
 _ABANDONED_NS = 60_000_000_000
 EVENTS_PER_RANGE = 100_000
-"""Small enough that progress shows and a retry is cheap, large enough that opening a consumer does not."""
+"""Small enough that progress shows and a retry is cheap, large enough that opening a consumer costs little."""
 
 
 class Ack(NamedTuple):
-    """One delivery, by its reply subject."""
+    """The metadata of one delivery, from its reply subject."""
 
     prefix: bytes
-    """Everything before the delivery count: the same for all messages of a consumer from one server."""
+    """All tokens before the delivery count: the same for all messages of a consumer from one server."""
     stream: str
     consumer: str
     delivered: int
-    """1 on the first delivery of this message."""
+    """How often the message was delivered by now; 1 on the first delivery."""
     position: int
-    """Sequence in the stream."""
+    """The message's sequence in the stream."""
     sequence: int
-    """Sequence of this consumer's deliveries: 1, 2, 3 …"""
+    """The number of this delivery of the consumer: 1, 2, 3 …"""
 
 
 def parse_ack(reply: bytes) -> Ack:
-    """Parse a `$JS.ACK` reply subject; raises `ValueError` when it is not one."""
+    """Parse a `$JS.ACK` reply subject; raises `ValueError` for any other subject."""
     tokens = reply.split(b".")
     if tokens[:2] != [b"$JS", b"ACK"] or not (len(tokens) == 9 or len(tokens) >= 11):
         raise ValueError(f"{reply[:200]!r} is not a $JS.ACK subject")
@@ -88,14 +87,14 @@ def parse_ack(reply: bytes) -> Ack:
 
 
 class Deliveries:
-    """The messages of one consumer from its first on, asked for in pulls that overlap.
+    """The deliveries of one consumer, from its first message on, requested in overlapping pulls.
 
-    A record is accepted when it is a first delivery, its consumer sequence is the previous one plus 1, and its position
+    A record is accepted if it is a first delivery, its consumer sequence is the previous one plus 1, and its position
     is greater than the previous one; a `dense` reader accepts only the next position. Anything else raises
     `DeliveryGap` or `HistoryBroken`, after which the instance cannot be used.
 
-    Up to `window` messages are asked for, in pulls of up to `batch`. They are counted by ADR-37: what was asked for,
-    less what arrived, less what a pull that ended early says it left.
+    Up to `window` messages are outstanding, in pulls of up to `batch`. They are counted as in ADR-37: the messages
+    asked for, minus those that arrived, minus those that a pull which ended early reports as not sent.
     """
 
     def __init__(
@@ -109,17 +108,17 @@ class Deliveries:
         heartbeat_s: float,
         dense: bool,
     ) -> None:
-        """`position` is the one before the consumer's start; None where it starts wherever the log begins."""
+        """`position` is the position before the consumer's start; None if it starts wherever the log begins."""
         limits = consumer.config
         batch = min(batch, limits.get("max_batch") or batch)
         self.records: list[RawRecord] = []
-        """Accepted records, for the owner to take away."""
+        """Accepted records; the owner removes those that it has read."""
         self.position = position or 0
-        """Position of the last record accepted; at first, the one before the consumer's start."""
+        """Position of the last accepted record; at first, the position before the consumer's start."""
         self.pending = consumer.pending
-        """Messages after the last record, as the server knew them when it sent it."""
+        """How many messages follow the last record, as the server knew when it sent that record."""
         self.outstanding = 0
-        """Messages asked for that neither arrived nor were given up."""
+        """How many messages were asked for, have not arrived, and may still arrive."""
         self._link = link
         self._consumer = consumer
         self._dense = dense
@@ -140,16 +139,16 @@ class Deliveries:
             "idle_heartbeat": min(int(heartbeat_s * 1e9), expires_ns // 2),
             "max_bytes": min(room, limits.get("max_bytes") or room),
         }
-        # The first pull soon has several answers, unless somebody between delivers only one.
+        # The first pull soon has several answers, unless something between here and the server delivers only one.
         brief_ns = min(_BRIEF_NS, expires_ns)
         self._brief = {**self._request, "expires": brief_ns, "idle_heartbeat": brief_ns // 4}
         self._pulls = self._answers = 0
         self._checks = b""
-        """Subscription to the answers to pulls that check how many there are."""
+        """Subscription id for the answers to the pulls of `_check_pulls`; empty before the first check."""
         self._heard_at = time.monotonic()
 
     def ask(self, limit: int | None = None) -> None:
-        """Ask for more, up to the window; `limit` is how many messages are wanted beyond those already asked for."""
+        """Ask for more messages, up to the window, and at most `limit` beyond the outstanding ones."""
         frames: list[bytes] = []
         while (count := self._batch if limit is None else min(self._batch, limit)) > 0:
             if self.outstanding and self.outstanding + count > self._window:
@@ -163,10 +162,11 @@ class Deliveries:
             self._link.send(b"".join(frames))
 
     def receive(self, timeout_s: float) -> bool:
-        """Accept what arrives within the time; False when nothing did.
+        """Accept the messages that arrive within the timeout; return False if none did.
 
-        Raises `Evicted` when the consumer is not there for us any more, `ApiRefused` when the server will not take
-        such pulls, and `SingleResponse` where only one of a pull's answers arrives.
+        Raises `DeliveryGap` and `HistoryBroken` for a record that is not accepted, `Evicted` if the consumer was
+        deleted, moved or does not answer, `ApiRefused` if the server refuses such pulls, and `SingleResponse` if only
+        one answer of a pull arrives.
         """
         is_proven = self._answers > self._pulls
         frames = self._link.receive(timeout_s) if is_proven else self._first_frames(timeout_s)
@@ -184,7 +184,10 @@ class Deliveries:
         return bool(frames)
 
     def _first_frames(self, timeout_s: float) -> list[Frame]:
-        """Return what arrives within the time, as long as no pull is known to have had a second answer."""
+        """Return the frames that arrive within the timeout, and check the pulls if they may have only one answer each.
+
+        It is used until some pull is known to have had a second answer.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             left_s = max(0.0, deadline - time.monotonic())
@@ -200,10 +203,10 @@ class Deliveries:
                 return frames
 
     def _check_pulls(self) -> None:
-        """Raise `SingleResponse` where each of some more pulls has one answer, a message or a heartbeat.
+        """Raise `SingleResponse` if each of two more pulls has only one answer, a message or a heartbeat.
 
-        Then nothing can be read: what the server went on to send is gone. Else the messages that arrived are kept for
-        `receive`.
+        Then nothing can be read: the further answers of the server are lost. Otherwise the messages that arrived are
+        kept for `receive`.
         """
         if not self._checks:
             self._checks = self._link.subscribe(f"{self._link.inbox}.q.*")
@@ -225,7 +228,7 @@ class Deliveries:
         raise SingleResponse(self._subject)
 
     def _accept(self, frames: list[Frame]) -> list[bytes]:
-        """Append to the records, and return the status blocks among the frames; other subscriptions are ignored."""
+        """Append the records among the frames, and return their status blocks; other subscriptions are ignored."""
         statuses: list[bytes] = []
         append = self.records.append
         prefix, fields = self._prefix, self._fields
@@ -260,7 +263,7 @@ class Deliveries:
         return statuses
 
     def _learn(self, reply: bytes, position: int, *, first: bool) -> tuple[bytes, int, int]:
-        """Return (prefix, fields after it, previous position) from a first reply, or the first by another server."""
+        """Return (prefix, fields after it, previous position) from the first reply subject that a server sends."""
         try:
             ack = parse_ack(reply)
         except ValueError as error:
@@ -282,10 +285,10 @@ class Deliveries:
         return DeliveryGap(self._consumer.name, ack.position, reason)
 
     def _check_nothing_else_went_out(self, status: bytes) -> None:
-        """Raise `DeliveryGap` where a heartbeat names a delivery of the durable that went elsewhere (ADR-15).
+        """Raise `DeliveryGap` if a heartbeat names a delivery of the durable that another reader received (ADR-15).
 
-        A deposed worker that resumes while its pull waits may get the last events of a log that then rests, and no
-        later delivery would show the gap. An ephemeral one is its reader's own, which asks again.
+        A deposed worker that resumes while its pull waits may receive the last events before the log grows no more, and
+        then no later delivery shows the gap. An ephemeral consumer has no other reader.
         """
         last = number_of(status, "Nats-Last-Consumer")
         if last is not None and last > self._sequence and "durable_name" in self._consumer.config:
@@ -293,7 +296,10 @@ class Deliveries:
             raise DeliveryGap(self._consumer.name, at, f"to another reader: delivery {last} never came here")
 
     def _check_pull(self, status: bytes) -> None:
-        """Count a pull that ended, so that `ask` replaces it; raises for a consumer that is gone."""
+        """Count a pull that ended, so that `ask` replaces it.
+
+        Raises `Evicted` if the consumer is gone, and `ApiRefused` if the server refuses such pulls.
+        """
         code, description = status_of(status)
         if code == 100:
             return
@@ -309,14 +315,15 @@ class Deliveries:
 
 
 class DurablePull:
-    """Reads the log through a durable consumer, in one thread; may be closed from any.
+    """A reader of the log through a durable consumer, for one thread; it may be closed from any thread.
 
-    Opening deletes the durable and creates it after the worker's stored position: deleting turns away at once whoever
-    still waits there (a RESET would not). Nothing is acknowledged, since the position in SQL is the only truth.
+    Opening it deletes the durable and creates it again after the worker's stored position: deleting evicts at once any
+    reader that still waits there (a RESET would not). Nothing is acknowledged, since the position in SQL is the only
+    truth.
 
-    Any error ends it: the worker checks its lease and opens another. `next_batch` raises `DeliveryGap` when a delivery
-    does not follow the one before, `Evicted` when the durable was deleted or moved, `HistoryBroken` for a hole in the
-    positions, `ConnectionLost` when the server is gone or silent, and `ConnectionClosed` after `close`.
+    Any error ends the reader: the worker checks its lease and opens another. `next_batch` raises `DeliveryGap` when a
+    delivery does not follow the previous one, `Evicted` when the durable was deleted or moved, `HistoryBroken` for a
+    hole in the positions, `ConnectionLost` when the server is gone or silent, and `ConnectionClosed` after `close`.
     """
 
     def __init__(
@@ -332,17 +339,17 @@ class DurablePull:
         timeout_s: float = 5.0,
         heartbeat_s: float = 5.0,
     ) -> None:
-        """Take the durable over; its first record is the one after `position`, or for 0 wherever the log begins.
+        """Take over the durable; the first record is the one after `position`, or for 0 the first of the log.
 
-        With `filters` it delivers the subjects that match one of them. Then gaps in the positions are what was left
-        out, and only the consumer's own sequence shows what was lost on the way.
+        With `filters`, only records whose subject matches one of them are delivered. Then positions have gaps, and only
+        the consumer's sequence shows that a record was lost on the way.
         """
         self._batch_max = batch_max
         self._linger_s = linger_s
         self._silence_s = 2 * heartbeat_s
         self._quiet_s = 0.0
         self.link = link = NatsConnection.open(endpoint, timeout_s=timeout_s, ping_interval_s=heartbeat_s)
-        """For requests of the thread that reads, between two batches: what is delivered meanwhile is kept."""
+        """For requests of the reading thread between two batches: records that arrive meanwhile are kept."""
         try:
             link.ask(delete_consumer(stream, durable), timeout_s=timeout_s)
             failpoints.reach("worker.durable_deleted")
@@ -370,7 +377,7 @@ class DurablePull:
         self.close()
 
     def __iter__(self) -> Iterator[list[RawRecord]]:
-        """Yield batches until `close`, empty ones included."""
+        """Yield batches until `close`, also empty batches."""
         while True:
             try:
                 batch = self.next_batch()
@@ -380,16 +387,16 @@ class DurablePull:
 
     @property
     def position(self) -> int:
-        """Position of the last record received, which may not have been returned yet."""
+        """Position of the last received record, which `next_batch` may not have returned yet."""
         return self._deliveries.position
 
     @property
     def pending(self) -> int:
-        """Events after that record, as the server knew them when it sent it."""
+        """How many events follow the last received record, as the server knew when it sent that record."""
         return self._deliveries.pending
 
     def next_batch(self) -> list[RawRecord]:
-        """Return 1 to `batch_max` records as soon as there are any; empty when none arrived within `linger_s`."""
+        """Return 1 to `batch_max` records as soon as there are any; empty if none arrived within `linger_s`."""
         deliveries = self._deliveries
         deadline = time.monotonic() + self._linger_s
         while not deliveries.records:
@@ -404,11 +411,11 @@ class DurablePull:
         return batch
 
     def close(self) -> None:
-        """Wake the reader and close the connection; the durable stays. From any thread, any number of times."""
+        """Wake the reader and close the connection; the durable is kept. Any thread may call it, also repeatedly."""
         self.link.close()
 
     def _receive(self, timeout_s: float) -> bool:
-        """Receive for this long; False when nothing arrived. Raises `ConnectionLost` after too long a silence."""
+        """Receive for `timeout_s`; return False if nothing arrived. Raises `ConnectionLost` without heartbeats."""
         started = time.monotonic()
         if self._deliveries.receive(timeout_s):
             self._quiet_s = 0.0
@@ -437,7 +444,7 @@ def _config(durable: str, position: int, filters: Sequence[str]) -> dict[str, An
 
 
 class Range(NamedTuple):
-    """The positions `start` <= position < `end`."""
+    """A range of the log: the positions `start` <= position < `end`."""
 
     start: int
     end: int
@@ -457,7 +464,7 @@ def split(first: int, last: int, count: int) -> tuple[Range, ...]:
 
 
 def range_count(events: int, at_least: int = 1) -> int:
-    """Return into how many ranges so many events are best divided."""
+    """Return into how many ranges to divide this number of events, `at_least` or more."""
     return max(at_least, -(-events // EVENTS_PER_RANGE))
 
 
@@ -466,11 +473,11 @@ class ReadOptions:
     """The timeouts of a read."""
 
     timeout_s: float = 5.0
-    """For connecting, and for one request."""
+    """Timeout of connecting, and of one request."""
     patience_s: float = 30.0
-    """How long a read may go without a new record before it gives up, not counting waits of its caller."""
+    """How long a read may have no new record before it gives up, not counting the time that its caller takes."""
     heartbeat_s: float = 5.0
-    """How often an idle server sends a heartbeat; after two missing ones it counts as lost."""
+    """How often an idle server sends a heartbeat; after two missing heartbeats it counts as lost."""
 
 
 _PATIENT = ReadOptions()
@@ -489,9 +496,9 @@ def read_range(
 ) -> Generator[list[RawRecord]]:
     """Yield the records at `start` <= position < `end`, in order, in lists of `batch` (the last may be shorter).
 
-    Unless filtered or with `allow_holes`, every position of the range must be there: the first that is not raises
-    `HistoryBroken`, which includes a log that ends before `end`. Lost connections are made again for as long as
-    records keep coming within `patience_s`; then, and when the first connection fails, `StoreUnavailable` or
+    Without a filter and `allow_holes`, every position of the range must be in the log: the first missing position
+    raises `HistoryBroken`, also if the log ends before `end`. Lost connections are opened again for as long as records
+    keep arriving within `patience_s`; after that, and when the first connection fails, `StoreUnavailable` or
     `Unreachable` is raised. Closing the iterator deletes the consumer.
     """
     dense = filter_subject is None and not allow_holes
@@ -500,7 +507,7 @@ def read_range(
 
 @dataclass(slots=True)
 class _Range:
-    """One read, over as many consumers as it takes; `position` is the first that was not read yet."""
+    """One read of a range, over as many consumers as it takes; `position` is the first position not read yet."""
 
     endpoint: Endpoint
     stream: str
@@ -515,7 +522,7 @@ class _Range:
     reached: bool = False
 
     def batches(self) -> Generator[list[RawRecord]]:
-        """Yield the batches, with a new connection and consumer after each that was lost."""
+        """Yield the batches, opening a new connection and consumer whenever one is lost."""
         backoff_s = _BACKOFF_S[0]
         while self.position < self.end:
             before = self.position
@@ -542,7 +549,7 @@ class _Range:
         with NatsConnection.open(
             self.endpoint, timeout_s=options.timeout_s, ping_interval_s=options.heartbeat_s
         ) as link:
-            # From now on it pays to wait: an election, or a consumer that was placed on a server that just died.
+            # From now on a failure may pass: an election, or a consumer that was placed on a server that just died.
             self.reached = True
             name = f"ej_read_{secrets.token_hex(8)}"
             config = {
@@ -560,7 +567,7 @@ class _Range:
                 if consumer.pending or not self._is_at_the_end(link):
                     yield from self._drain(link, consumer)
             finally:
-                if link.usable:  # else the server drops it by itself
+                if link.usable:  # otherwise the server drops the consumer by itself
                     with suppress(StoreError):
                         link.ask(delete_consumer(self.stream, name), timeout_s=_DELETE_S)
 
@@ -591,7 +598,10 @@ class _Range:
                 return
 
     def _is_at_the_end(self, link: NatsConnection) -> bool:
-        """Return whether the leader has nothing more of the range: a consumer on a replica may only be behind."""
+        """Return whether the leader has no more records of the range; a consumer on a replica may lag behind it.
+
+        Raises `HistoryBroken` if the range must be complete and is not.
+        """
         request = next_message(self.stream, self.position, self.filter or ">")
         following = link.ask(request, timeout_s=self.options.timeout_s)
         if following is not None and following[0] < self.end:

@@ -1,1 +1,1 @@
-"""The log: where events are stored, and how a save learns what became of it."""
+"""The log: where events are stored, and how the outcome of a save is decided."""

@@ -1,9 +1,9 @@
-"""Which log a stream holds, whether all of it is there, whether a checkpoint was made from it, and its repair.
+"""Stream identity and integrity: which log a stream holds, whether it is complete, and whether a checkpoint is of it.
 
 A save is fenced by positions alone, and a stream that was deleted and made again has the same positions. So a writer
-keeps a `StreamIdentity`: it looks at the stream when it begins, every second while it is asked, and as soon as the
-server tells that the stream was deleted, made or changed. What it remembers counts for three seconds after a look, and
-is forgotten when the log or a part of it is gone (ADR 0024).
+keeps a `StreamIdentity`, which looks at the stream when the writer begins, every second while it is asked, and as soon
+as the server announces that the stream was deleted, created or changed. What is remembered of the log counts for three
+seconds after a look, and is forgotten when the log or a part of it is gone (ADR 0024). `repair` restores the settings.
 """
 
 from __future__ import annotations
@@ -50,28 +50,28 @@ from eventjet.observability import logs
 _log = logging.getLogger(__name__)
 
 RENEW_S = 1.0
-"""A look that is older is renewed beside the command that asks."""
+"""A look that is older is renewed in the background, while the command that asks goes on."""
 RELY_S = 3.0
 """A look that is older is renewed before anything relies on it."""
 _LIMITS = ("max_msgs", "max_bytes", "max_age", "max_msgs_per_subject")
-"""Settings by which the server drops the oldest events."""
+"""Settings that make the server drop the oldest events."""
 
 
-# Whether the log is complete. PURE.
+# Stream integrity: whether the log is complete. PURE.
 
 
 def first_position(state: StreamState) -> int:
-    """Return the position at which the log has to begin."""
+    """Return the position at which a complete log begins."""
     return _number(state, FIRST) or int(state.config.get("first_seq") or 0) or 1
 
 
 def accepted_missing(state: StreamState) -> int:
-    """Return how many positions after the first one an operator accepted as missing."""
+    """Return how many missing positions after the first position an operator has accepted."""
     return _number(state, MISSING)
 
 
 def missing_range(state: StreamState) -> str:
-    """Describe what is gone from the log; empty for a complete one."""
+    """Describe in words which positions are missing from the log; empty for a complete log."""
     expected, first = first_position(state), max(state.first, 1)
     gone: list[str] = []
     if first > expected:
@@ -88,7 +88,7 @@ def missing_range(state: StreamState) -> str:
 
 
 def check_integrity(state: StreamState) -> None:
-    """Raise `LogIncomplete` unless every position of the log is there."""
+    """Raise `LogIncomplete` unless every position of the log is there or accepted as missing."""
     if gone := missing_range(state):
         raise LogIncomplete(f"The log {state.name!r}", gone)
 
@@ -102,24 +102,24 @@ def _number(state: StreamState, key: str) -> int:
     return int(text) if text.isascii() and text.isdecimal() else 0
 
 
-# Which log it is.
+# Stream identity: which log the stream holds.
 
 
 class StreamIdentity:
-    """What a writer knows of the stream of its log. For any number of tasks of one loop, which share a look.
+    """What a writer knows of its log's stream, for any number of tasks of one event loop.
 
-    `close` it.
+    A look is one request for the state of the stream; tasks that ask at the same time share it. It must be closed.
     """
 
     def __init__(self, stream: str, client: Client) -> None:
         self.identity = ""
-        """UUID of the log at the last look; empty when nobody has looked, or may."""
+        """UUID of the log at the last look; empty before the first look, or without permission."""
         self.missing_range = ""
-        """What was gone from it then, in words; empty for a complete one."""
+        """Which positions were missing from the log at the last look, in words; empty for a complete log."""
         self.aggregates: frozenset[str] = frozenset()
-        """The aggregates that `init` had noted in it by then; empty where it has noted none."""
+        """Names of the aggregates that `init` had noted in the stream by the last look; empty if there are none."""
         self.on_changed: list[Callable[[], object]] = []
-        """Called when the stream holds another past than before, or may."""
+        """Called when the stream has, or may have, other events than before at the same positions."""
         self._stream = stream
         self._client = client
         self._state: StreamState | None = None
@@ -131,17 +131,16 @@ class StreamIdentity:
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether what is remembered of the log may be relied on now; begins a look when it is time for one."""
+        """Whether what is remembered of the log counts now; begins a look in the background if the last one is old."""
         age_s = time.monotonic() - self._looked_at
         if RENEW_S < age_s <= RELY_S:
             self._shared_look()
         return age_s <= RELY_S and self.identity != ""
 
     async def confirm(self) -> bool:
-        """Return `is_confirmed`, after a look if need be; raises `LogUnusable` for a stream that is missing or not
-        eventjet's.
+        """Return `is_confirmed`, after a look if necessary; False if the server does not answer or denies the look.
 
-        False as well where the server answers nothing, or these credentials may not look.
+        Raises `LogUnusable` for a stream that is missing or not eventjet's.
         """
         if not self.is_confirmed:
             try:
@@ -154,26 +153,26 @@ class StreamIdentity:
 
     @property
     def first(self) -> int | None:
-        """Position of the first record at the last look; None for an empty log, and before any look."""
+        """Position of the first record at the last look; None for an empty log, and before the first look."""
         return self._state.first if self._state is not None and self._state.messages else None
 
     @property
     def server_version(self) -> str:
-        """Version of the server that described the stream last; empty where none did."""
+        """Version of the server that answered the last look; empty before the first look."""
         return "" if self._state is None else self._state.metadata.get("_nats.ver", "")
 
     def check_settings(self) -> None:
-        """Raise `LogDrifted` where the last look showed settings with which nothing may be recorded."""
+        """Raise `LogDrifted` if the last look showed settings with which nothing may be recorded."""
         if self._drifts and self._state is not None:
             check_settings(self._state)
 
     async def drifts(self, age_s: float) -> Sequence[Drift]:
-        """Return what has drifted, by a look no older than `age_s`; raises as `look`."""
+        """Return the drifted settings of the stream, by a look no older than `age_s`; raises as `look`."""
         await self._renew(age_s)
         return self._drifts
 
     async def end(self, age_s: float) -> int | None:
-        """Return the position of the last record, by a look no older than `age_s`; None where it cannot be known."""
+        """Return the position of the last record, by a look no older than `age_s`; None if the look fails."""
         try:
             await self._renew(age_s)
         except StoreError:
@@ -185,7 +184,10 @@ class StreamIdentity:
             await asyncio.shield(self._shared_look())
 
     async def look(self) -> StreamState:
-        """Return the stream as its leader knows it now; raises `LogUnusable`, `StoreUnavailable` and `Forbidden`."""
+        """Ask for the stream's state, which its leader answers, and return it.
+
+        Raises `LogUnusable`, `StoreUnavailable` and `Forbidden`.
+        """
         if not self._listens:
             self._listens = True
             await self._client.serve(f"$JS.EVENT.ADVISORY.STREAM.*.{self._stream}", lambda _: self._forget())
@@ -208,16 +210,16 @@ class StreamIdentity:
         return state
 
     async def close(self) -> None:
-        """End the look under way."""
+        """Cancel the look that is under way, if any."""
         if self._look is not None:
             self._look.cancel()
             await asyncio.wait({self._look})
 
     def _shared_look(self) -> asyncio.Task[StreamState]:
-        """Return the look under way, or begin one."""
+        """Return the look that is under way, or begin one."""
         if self._look is None or self._look.done():
             self._look = asyncio.create_task(self.look(), name=f"eventjet look at {self._stream}")
-            # Where nobody waits for what it raises, the next look raises it again.
+            # Takes the error if nobody waits for it; the next look raises it again.
             self._look.add_done_callback(lambda look: look.cancelled() or look.exception())
         return self._look
 
@@ -228,14 +230,14 @@ class StreamIdentity:
                 logs.LOG_DRIFTED.tell(_log, drift=drift)
 
     def _forget(self) -> None:
-        """Rely on nothing: the stream may hold another past."""
+        """Let nothing remembered of the log count any more: the stream may have other events at the same positions."""
         self._looked_at = float("-inf")
         for forget in self.on_changed:
             forget()
 
 
 def _is_another(before: StreamState, state: StreamState) -> bool:
-    """Return whether the stream was made again, restored or rolled back."""
+    """Return whether the stream was created again, restored or rolled back between two looks."""
     made = (before.metadata.get(IDENTITY), before.created)
     return made != (state.metadata.get(IDENTITY), state.created) or state.last < before.last
 
@@ -244,7 +246,7 @@ def _is_another(before: StreamState, state: StreamState) -> bool:
 
 
 class Stand(Protocol):
-    """A checkpoint or a cursor: at which event of which log it stands."""
+    """A checkpoint or a cursor: its name, its log's identity, and the position and id of the last event it contains."""
 
     @property
     def name(self) -> str: ...
@@ -257,7 +259,7 @@ class Stand(Protocol):
 
 
 def state_of_log(connection: NatsConnection, stream: str) -> tuple[str, StreamState]:
-    """Return (identity, state) of an app's stream; raises `LogUnusable` when `init` has not made it. Blocks."""
+    """Return (identity, state) of an app's stream; raises `LogUnusable` if `init` has not created it. Blocks."""
     try:
         state = connection.ask(stream_info(stream))
     except StreamMissing:
@@ -266,12 +268,12 @@ def state_of_log(connection: NatsConnection, stream: str) -> tuple[str, StreamSt
 
 
 async def learn_voids(client: Client, stream: str, catalog: Catalog) -> None:
-    """Have the readers of a worker pass over what its log declares skipped."""
+    """Read the skip markers of the log into a worker's catalog, so that its readers pass over those records."""
     catalog.voids.update(await client.run(reading_skip_markers(stream)))
 
 
 def check_same_log(connection: NatsConnection, stream: str, checkpoint: Stand) -> None:
-    """Raise `LogRolledBack` where the checkpoint was not made from this log. Blocks."""
+    """Raise `LogRolledBack` if the checkpoint was not made from this log. Blocks."""
     identity, state = state_of_log(connection, stream)
     fault = _another_past(identity, state, checkpoint, _record_under(connection, stream, checkpoint))
     if fault is not None:
@@ -279,8 +281,11 @@ def check_same_log(connection: NatsConnection, stream: str, checkpoint: Stand) -
 
 
 async def check_whole_log(client: Client, stream: str, checkpoint: Stand) -> str:
-    """Return the log's identity; raises `LogRolledBack`, `LogIncomplete` and `LogDrifted` where the checkpoint was not
-    made from it, or cannot go on from there."""
+    """Check that reading can go on from a checkpoint, and return the log's identity.
+
+    Raises `LogRolledBack` if the checkpoint was not made from this log, `LogIncomplete` for missing positions, and
+    `LogDrifted` for settings with which the log may not be followed.
+    """
     state = await info(client, stream)
     identity = identity_of(state)
     record = await client.ask(message_at(stream, checkpoint.position)) if checkpoint.position else None
@@ -294,7 +299,7 @@ async def check_whole_log(client: Client, stream: str, checkpoint: Stand) -> str
 async def check_running(client: Client, stream: str, checkpoint: Stand, log: str) -> None:
     """Check what may change under a worker while it reads; raises as `check_whole_log`.
 
-    A server that is away is no fault, and another past under the same identity ends the reading by itself.
+    A server that does not answer is no fault here, and changed events under the same identity end the reading anyway.
     """
     try:
         state = await info(client, stream)
@@ -310,9 +315,9 @@ async def check_running(client: Client, stream: str, checkpoint: Stand, log: str
 
 
 async def pause_of(client: Client, stream: str, durable: str) -> str | None:
-    """Return why nothing arrives where somebody paused the durable at the server, whose heartbeats go on.
+    """Return in words that the durable is paused at the server, which then sends heartbeats and no messages.
 
-    None where it is not paused, where the server is away, and where these credentials may not ask.
+    None if it is not paused, if the server does not answer, and if these credentials may not ask.
     """
     try:
         until = await client.ask(paused_until(stream, durable))
@@ -325,19 +330,19 @@ async def pause_of(client: Client, stream: str, durable: str) -> str | None:
 def log_fault(
     connection: NatsConnection, identity: str, state: StreamState, checkpoint: Stand
 ) -> LogRolledBack | LogIncomplete | None:
-    """Return why the projection cannot go on over this log; None if it can. Blocks."""
+    """Return the error that keeps a projection from going on over this log; None if it can go on. Blocks."""
     return _fault(identity, state, checkpoint, _record_under(connection, state.name, checkpoint))
 
 
 def _record_under(connection: NatsConnection, stream: str, checkpoint: Stand) -> RawRecord | None:
-    """Return the record at the checkpoint's position. Blocks."""
+    """Return the record at the checkpoint's position, None if there is none. Blocks."""
     return connection.ask(message_at(stream, checkpoint.position)) if checkpoint.position else None
 
 
 def _fault(
     identity: str, state: StreamState, checkpoint: Stand, record: RawRecord | None
 ) -> LogRolledBack | LogIncomplete | None:
-    """Return what `log_fault` does, for a log that has `record` at the checkpoint's position."""
+    """Return the error of `log_fault`, for a log that has `record` at the checkpoint's position."""
     fault = _another_past(identity, state, checkpoint, record)
     gone = "" if fault else missing_range(state)
     return LogIncomplete(f"The log {state.name!r}", gone) if gone else fault
@@ -346,9 +351,10 @@ def _fault(
 def _another_past(
     identity: str, state: StreamState, checkpoint: Stand, record: RawRecord | None
 ) -> LogRolledBack | None:
-    """Return why the checkpoint was not made from this log, None if it was.
+    """Return the error for a checkpoint that was not made from this log; None if it was.
 
-    A log restored from an old backup and grown again has a longer tail but another past: hence the event's id.
+    A log that was restored from an old backup and has grown again reaches the position, but with other events: so the
+    id of the event there is compared.
     """
     if checkpoint.position == 0:
         return None
@@ -373,7 +379,7 @@ def _other(log: str, stream: str, identity: str) -> str:
 
 
 def find_stream(connection: NatsConnection, name: str) -> StreamState | None:
-    """Return the state of a stream; None when there is none."""
+    """Return the state of a stream; None if it does not exist."""
     try:
         return connection.ask(stream_info(name))
     except StreamMissing:
@@ -381,10 +387,10 @@ def find_stream(connection: NatsConnection, name: str) -> StreamState | None:
 
 
 def repair(connection: NatsConnection, app: str, replicas: int, identity: str, *, accept_loss: bool) -> list[str]:
-    """Give the app's streams and buckets their declared settings back; return each change in words.
+    """Restore the declared settings of the app's streams and buckets; return each change in words.
 
-    With `accept_loss`, what is gone from the log by now counts as never part of it. Raises `Unreachable` for a setting
-    that the server will not change.
+    With `accept_loss`, the positions that are missing from the log at present do not count as missing from then on.
+    Raises `Unreachable` for a setting that the server will not change.
     """
     healed: list[str] = []
     for declared in every_config(app, replicas):
@@ -403,7 +409,7 @@ def repair(connection: NatsConnection, app: str, replicas: int, identity: str, *
         config = {**state.config, **{drift.setting: drift.declared for drift in drifts}, "metadata": metadata}
         for drift in drifts:
             if drift.setting not in declared:
-                del config[drift.setting]  # a setting that a stream of eventjet's does not mention
+                del config[drift.setting]  # eventjet's declarations do not mention this setting
         if config == state.config:
             continue
         try:

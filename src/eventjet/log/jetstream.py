@@ -1,7 +1,7 @@
-"""The log on JetStream: one subject for each aggregate, expected-sequence checks, outcomes that equal the log.
+"""The log on JetStream: one subject for each aggregate, and an expected sequence for each save.
 
-`publish` sends a save, `outcome` decides what became of it. Histories are read by batched direct get (ADR-31); what
-must be certain is read from the leader.
+`publish` sends a save, and `outcome` decides whether it is stored. Histories are read by batched direct get (ADR-31);
+reads that must be exact go to the leader.
 """
 
 from __future__ import annotations
@@ -44,38 +44,38 @@ from eventjet.log.topology import Drift, drifted, full_stream, identity_of
 T = TypeVar("T")
 
 EXPLAIN_S = 2.0
-"""How long a save that failed waits at most for the settings of the log, which may be the reason."""
+"""How long a failed save waits at most for the settings of the log, which may be the reason."""
 FRESH_S = 0.2
-"""Where nobody answers a read, the settings of the log are looked at again when the last look is older."""
+"""When nobody answers a read, a look at the log's settings that is older is renewed."""
 _FOLLOW_S = 0.1
-"""Between two looks at the end of a log that is followed."""
+"""Pause between two looks at the end of a log that is followed."""
 REQUEST_MAX = 1_000
-"""Records of one request: there is no flow control inside it."""
+"""Records of one request at most: there is no flow control inside a request."""
 REQUEST_BYTES = 2_000_000
-"""Bytes of one request, so that records of any size fit into memory."""
+"""Bytes of one request, about, so that records of any size fit into memory."""
 _RETRY_FIRST_S = 0.05
 _RETRY_MAX_S = 1.0
 
 
 class RetryPolicy:
-    """How long one read goes on asking a log that does not answer: as long as a save looks for its outcome.
+    """The retry policy of one read: how long it asks a log that does not answer, which is as long as a save may take.
 
-    A cluster takes 4 to 8 s to elect a leader, in which nobody answers. A read changes nothing, so it is asked again.
+    A cluster takes 4 to 8 s to elect a leader, and nobody answers meanwhile. A read changes nothing, so it is repeated.
     """
 
     def __init__(self, timeout_s: float, check_exists: Callable[[], Awaitable[object]]) -> None:
-        """`check_exists` raises what is certain of a log at which nobody listens: it does not exist, for example."""
+        """`check_exists` raises an error if the log certainly will not answer, for instance since it does not exist."""
         self._timeout_s = timeout_s
         self._check_exists = check_exists
         self.reset()
 
     def reset(self) -> None:
-        """Start the whole time again, after something arrived."""
+        """Start the timeout again, after something arrived."""
         self._until = time.monotonic() + self._timeout_s
         self._pause_s = _RETRY_FIRST_S
 
     async def wait(self, error: StoreUnavailable) -> None:
-        """Return when it is time to ask again; raises `error` when the time is over or nothing will ever answer."""
+        """Pause before the next try; raises `error` after the timeout, or if a retry cannot help."""
         if isinstance(error, NoResponders):
             await self._check_exists()
         left_s = self._until - time.monotonic()
@@ -86,15 +86,15 @@ class RetryPolicy:
 
 
 class JetStreamStore(EventStore):
-    """The log of an app over a client, for as long as that is open; for any number of tasks of one loop.
+    """The log of an app on JetStream, over an open client; for any number of tasks of one event loop.
 
-    Cancelling whoever waits in `append` does not abandon the save.
+    Cancelling a task that waits in `append` does not abandon its save.
     """
 
     def __init__(
         self, app: str, client: Client, *, save_timeout_s: float, aggregates: Collection[str] = frozenset()
     ) -> None:
-        """`aggregates` are those that the application declares, where no others may begin in the log."""
+        """`aggregates` are the names that the application declares; see `unknown`."""
         self.app = app
         self._aggregates = frozenset(aggregates)
         self._client = client
@@ -105,7 +105,7 @@ class JetStreamStore(EventStore):
         self._sender = Sender(app, client)
         self._in_flight: set[asyncio.Task[int]] = set()
         self._acks_proved_until = 0.0
-        """Until then acknowledgements over this connection are believed: one was compared with the log."""
+        """Until when acknowledgements over this connection are believed: one of them was compared with the log."""
         client.on_lost.append(self._doubt_acks)
 
     @property
@@ -128,12 +128,12 @@ class JetStreamStore(EventStore):
 
     async def append(self, writes: Sequence[Append]) -> int:
         check_save(self.app, writes)
-        self._client.check_open()  # later it would be a save whose outcome is unknown
+        self._client.check_open()  # an error after the first send would leave the outcome unknown
         self.stream.check_settings()
         self._check_begun(writes)
         deadline = time.monotonic() + self._save_timeout_s
         try:
-            # The usual save is one answer long and needs no task of its own.
+            # Usually the first answer decides the outcome, and the save needs no task of its own.
             first = await self._sender.send(writes, deadline)
         except asyncio.CancelledError:
             self._start(writes, None, deadline)
@@ -144,14 +144,14 @@ class JetStreamStore(EventStore):
 
     @property
     def unknown(self) -> list[str]:
-        """Aggregates that are noted in the log, and that the application does not declare."""
+        """The names of aggregates that are noted in the log and that the application does not declare."""
         return sorted(self.stream.aggregates - self._aggregates) if self._aggregates else []
 
     def _check_begun(self, writes: Sequence[Append]) -> None:
-        """Raise `Refused` for the first event of an aggregate that `init` has not noted, in a log with unknown ones.
+        """Raise `Refused` for the first event of an aggregate that `init` has not noted, if `unknown` names others.
 
-        A renamed aggregate would begin a second history. An older release, which does not know what a newer one
-        records, goes on with its own (ADR 0047).
+        Otherwise a renamed aggregate would begin a second history. An older release, which does not know the aggregates
+        of a newer one, can still record events of its own (ADR 0047).
         """
         noted = self.stream.aggregates
         for write in writes:
@@ -165,15 +165,15 @@ class JetStreamStore(EventStore):
                 )
 
     async def resolve(self, writes: Sequence[Append]) -> int:
-        """Finish a save whose deadline passed before, as `append` does; it reads the log before it sends."""
+        """Finish a save whose outcome was unknown at its deadline, as `append` does; the log is read before a send."""
         self._client.check_open()
         return await asyncio.shield(self._start(writes, None, time.monotonic() + self._save_timeout_s))
 
     async def check_server(self) -> None:
-        """Check what only a log with events shows.
+        """Check what `connect` cannot: the server that has the log, and whether pages of records arrive.
 
-        Raises `Unreachable` where the server that has the log is another than the connected one, and too old, and
-        `SingleResponse` where a page of the log cannot arrive.
+        Raises `Unreachable` if the log is in the JetStream of another server that is too old, and `SingleResponse` if a
+        page of the log cannot arrive; an empty log has no page.
         """
         if self._client.endpoint.is_elsewhere and self.stream.server_version:
             check_version(f"The NATS server that has the log {self.app!r}", {"version": self.stream.server_version})
@@ -182,7 +182,7 @@ class JetStreamStore(EventStore):
             await self._client.check_pages(api.direct_page(self.app, first, None, count=1, size=REQUEST_BYTES))
 
     async def settle(self) -> None:
-        """Wait for the saves in flight, for one save's time at most; nothing can be read afterwards."""
+        """Wait for the saves in flight, for the time of one save at most; afterwards nothing can be read."""
         if self._reader is not self._client:
             await self._reader.close()
         await self.stream.close()
@@ -192,7 +192,7 @@ class JetStreamStore(EventStore):
             await asyncio.wait(set(self._in_flight), timeout=timeout_s)
 
     def _start(self, writes: Sequence[Append], first: outcome.Answer | None, deadline: float) -> asyncio.Task[int]:
-        """Continue a save in a task of its own, which outlives the caller."""
+        """Continue a save in a task of its own, which goes on if the caller is cancelled."""
         task = asyncio.create_task(self._save(writes, first, deadline))
         self._in_flight.add(task)
         task.add_done_callback(self._landed)
@@ -201,10 +201,10 @@ class JetStreamStore(EventStore):
     def _landed(self, task: asyncio.Task[int]) -> None:
         self._in_flight.discard(task)
         if not task.cancelled():
-            task.exception()  # taken, so that an abandoned caller leaves no warning
+            task.exception()  # so that asyncio does not warn when no caller waits any more
 
     async def _save(self, writes: Sequence[Append], first: outcome.Answer | None, deadline: float) -> int:
-        """Take a save from its first answer to its outcome; without one, read first whether it is stored."""
+        """Continue a save from its first answer to its outcome; if `first` is None, read first whether it is stored."""
         subjects = self._subjects(writes)
         ids = [[new.event_id for new in write.events] for write in writes]
         save = outcome.Save(ids, deadline=deadline, jitter=random.random)
@@ -225,17 +225,17 @@ class JetStreamStore(EventStore):
                 async with asyncio.timeout(EXPLAIN_S):
                     drifts = await self.stream.drifts(age_s=0)
         if isinstance(step, outcome.Conflicted):
-            self.stream.check_settings()  # a transformed subject looks like a rival whose event is nowhere
+            self.stream.check_settings()  # with a subject_transform, conflicts appear without another writer's event
         raise _error_of(step, subjects, writes, drifts, self.app)
 
     async def _answered(
         self, answer: outcome.Answer, save: outcome.Save, subjects: Sequence[str], writes: Sequence[Append]
     ) -> outcome.Step:
-        """Return what to do after an answer, comparing a refusal with the log: an error does not say whose it is.
+        """Return the next step after an answer, comparing a refusal with the log: an error may be another stream's.
 
-        An acknowledgement is compared once in `AMBIGUOUS_S`, and so is the first one over a connection: a second stream
-        of this name, in a JetStream without a domain of its own, acknowledges in the same words (ADR 0046). For those
-        in between see `Answerers`.
+        An acknowledgement is compared once in `AMBIGUOUS_S`, and so is the first over a connection: a second stream of
+        this name, in a JetStream without a domain of its own, acknowledges in the same words (ADR 0046). For the
+        acknowledgements in between see `Answerers`.
         """
         step = save.answered(answer)
         is_ack = isinstance(step, outcome.Stored)
@@ -243,7 +243,7 @@ class JetStreamStore(EventStore):
             return step
         following = await self._look(subjects, writes, save)
         if following is None:
-            return step  # who may not read has nothing else to go by
+            return step  # without a read there is only the answer
         if not is_ack and not any(following):
             return step
         save.resume()
@@ -265,7 +265,10 @@ class JetStreamStore(EventStore):
     async def _look(
         self, subjects: Sequence[str], writes: Sequence[Append], save: outcome.Save
     ) -> outcome.NextMessages | None:
-        """Read the next message of all subjects at once; for a batch of ours, then whether its last event is there."""
+        """Read the next messages of all subjects at once, None if that fails.
+
+        If the first of ours is among them, it is checked whether the last event of the save is stored, too.
+        """
         try:
             following = await asyncio.gather(*map(self._next_message, subjects, (write.expected for write in writes)))
             for index, (message, write) in enumerate(zip(following, writes, strict=True)):
@@ -324,7 +327,7 @@ class JetStreamStore(EventStore):
         end = (await self.state()).last + 1
         if record is None or logged_at(record) >= at:
             return end if record is None else record[0]
-        before = record[0]  # the log was restored, and the server knows only when that was
+        before = record[0]  # the log was restored, and the server knows only the time of the restore
         while end - before > 1:
             middle = (before + end) // 2
             record = await self._from_leader(api.next_message(self.app, middle, stream_subjects(self.app)))
@@ -356,14 +359,14 @@ class JetStreamStore(EventStore):
             await self._grown(position)
 
     async def _grown(self, position: int) -> None:
-        """Return when the log may have reached a position; all who follow it share a look at its end."""
+        """Wait until the log may have reached a position; all tasks that follow the log share the looks at its end."""
         end: int | None = 0
         while end is not None and end < position:
             await asyncio.sleep(_FOLLOW_S)
             end = await self.stream.end(_FOLLOW_S / 2)
 
     async def _from_leader(self, request: api.Request[RawRecord | None], *, retry: bool = True) -> RawRecord | None:
-        """Return what the leader has; without `retry` for a save, which waits by itself."""
+        """Return the record that the leader has; a save asks without `retry`, since it waits by itself."""
         try:
             return await (self._ask(request) if retry else self._client.ask(request))
         except ApiRefused as refusal:
@@ -373,7 +376,7 @@ class JetStreamStore(EventStore):
         return RetryPolicy(self._save_timeout_s, self._check_exists)
 
     async def _check_exists(self) -> None:
-        """Raise what is certain of a log at which nobody listens: it does not exist, or its direct gets are off."""
+        """Raise an error if the log does not exist, or if its direct gets are switched off, so nobody ever answers."""
         try:
             drifts = await self.stream.drifts(age_s=FRESH_S)
         except LogUnusable:
@@ -385,7 +388,7 @@ class JetStreamStore(EventStore):
             raise drifted(self.app, off)
 
     async def _ask(self, request: api.Request[T]) -> T:
-        """Return the answer, however long an election takes."""
+        """Return the answer to a request, repeating it by the retry policy while a leader is elected."""
         return await self._until_answered(lambda: self._client.ask(request))
 
     async def _until_answered(self, ask: Callable[[], Awaitable[T]]) -> T:
@@ -398,10 +401,10 @@ class JetStreamStore(EventStore):
 
 
 class PageReader:
-    """Reads records of the log in pages. For one loop.
+    """Reads records of the log in pages, for any number of tasks of one event loop.
 
-    It has a client of its own unless one was given, so that a save does not wait behind a long history, and the pages
-    are folded while they travel (ADR 0003).
+    Unless the application gave a client, histories have a connection of their own, so that a save does not wait behind
+    a long history, and pages are folded while the next ones arrive (ADR 0003).
     """
 
     def __init__(self, stream: str, reader: Client, retry_policy: Callable[[], RetryPolicy]) -> None:
@@ -412,10 +415,11 @@ class PageReader:
     async def pages(
         self, subject: str | None, start: int, *, at_leisure: bool = False, most: int | None = None
     ) -> AsyncIterator[list[RawRecord]]:
-        """Yield `most` records from a position on, of one subject, a pattern, or all; raises what `EventStore` says.
+        """Yield up to `most` records from a position on, in pages; `subject` may be a pattern, or None for all.
 
-        Others may wait for a request while it is answered. A caller that pauses between two pages reads `at_leisure`,
-        and gets the pages of a request once all of them have arrived.
+        Raises as the reads of `EventStore`. The number of requests at once is limited, so others may wait until a
+        request is answered. A caller that pauses between two pages reads `at_leisure`, and gets the pages of a request
+        once all of them have arrived.
         """
         known_subject = subject.encode() if subject is not None and not subject.endswith("*") else None
         last, left, room = start - 1, 1, REQUEST_MAX if most is None else most
@@ -426,7 +430,7 @@ class PageReader:
             received, ended, kept = 0, (0, 0), list[list[RawRecord]]()
             fault: StoreUnavailable | None = None
             async with self._reader.room:
-                retry = retry or self._retry_policy()  # its time begins with the first request, whoever goes before it
+                retry = retry or self._retry_policy()  # its timeout begins with the first request, not while it waits
                 parts = self._reader.stream(request)
                 try:
                     async for frames in parts:
@@ -449,7 +453,7 @@ class PageReader:
             if fault is None and received != ended[0]:
                 fault = StoreUnavailable(request.what, f"records up to position {ended[0]} were lost on the way")
             if received and (fault is None or not at_leisure):
-                last = received  # records come in order: what follows is asked for next
+                last = received  # records arrive in order: the next request begins after it
                 retry.reset()
             if fault is not None:
                 await retry.wait(fault)
@@ -463,7 +467,7 @@ class PageReader:
 def _error_of(
     failed: outcome.Failed, subjects: Sequence[str], writes: Sequence[Append], drifts: Sequence[Drift], stream: str
 ) -> Exception:
-    """Return the error of a failed save; `drifts` are settings of the log that may be the reason."""
+    """Return the error of a failed save; `drifts` are drifted settings of the log, which may be the reason."""
     changed = "".join(f" {drift}: {drift.cost}. Run `eventjet init --repair`." for drift in drifts)
     shown = ", ".join(subjects[:3]) + ("…" if len(subjects) > 3 else "")
     match failed:
@@ -474,8 +478,8 @@ def _error_of(
         case outcome.ErrorReply(code=code, text=text) if code in (api.NO_RESOURCES, api.STORE_FAILED):
             config = {drift.setting: drift.actual for drift in drifts}
             full = full_stream(stream, {"discard": "new", **config}, code, text)
-            assert full is not None  # nothing else is definite
-            if code == api.STORE_FAILED:  # old events are not for anybody to remove
+            assert full is not None  # with these codes, no other refusal is definite
+            if code == api.STORE_FAILED:  # not the remedy of `full_stream`: nobody may remove events of the log
                 return StreamFull(stream, full.limit, "Run `eventjet init --repair`, which takes the limit away.")
             return full
         case outcome.ErrorReply(code=code, text=text):

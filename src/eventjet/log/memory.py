@@ -16,7 +16,7 @@ from eventjet.log.store import Append, EventStore, LogState, check_save, event_h
 
 
 class MemoryStore(EventStore):
-    """Keeps all records in one list. Its reads never lag; an append is atomic because nothing in it awaits."""
+    """A log in memory, all records in one list. Reads never lag; an append is atomic because nothing in it awaits."""
 
     def __init__(self, app: str, clock: Callable[[], int] = time.time_ns) -> None:
         """Create an empty log; `clock` returns nanoseconds since 1970."""

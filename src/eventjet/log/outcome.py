@@ -1,22 +1,26 @@
-"""PURE: what became of a save, as a state machine driven from outside.
+"""The outcome of a save, decided by a state machine without I/O. PURE.
 
-The driver sends and reads, and tells the machine what it saw; the machine says what to do next. Its rules (ADR 0006):
+The caller sends the save, reads the log, and passes the results to the machine, which returns the next step. Its rules
+(ADR 0006):
 
 * An answer that leaves the outcome open is resolved by sending the *same* event ids with the *same* expectations, and
-  by reading the **next message** of each subject: the first one after its expected position, through the leader. Ours
-  on any subject: stored. Another's on any: conflict. None on all: not stored *yet*, so send again; a late copy is
-  harmless, since either it becomes the next message with our ids, or the expectation refuses it.
-* The last message of a subject is never compared: a rival may have written after us.
+  by reading the **next message** of each subject: the first message after its expected position, through the leader.
+  If it is ours on any subject, the save is stored. If it is another's on any, there is a conflict. If there is none on
+  all of them, the save is not stored *yet* and is sent again; a late copy is harmless, since either it becomes the next
+  message with our ids, or the expectation refuses it.
+* The last message of a subject is never compared: another writer may have stored events after ours.
 * `duplicate: true` is never believed without reading the stored message.
-* No conflict is believed before another's event is read there, not even the answer to the first try: on one replica an
-  exact retry of a stored event answers 10071, and on three a deposed leader that has not heard of its successor answers
-  10164 or 10071 to a publish that the successor stores a millisecond later.
-* A batch counts as stored when its last event is where it has to be, too: nats-server 2.15.1 stores the first messages
-  of a batch and answers nothing when the account reaches its limit within it, or `max_bytes` is lowered onto it.
-* Saves may share a batch, which is stored whole or not at all. What the server answers to it is its answer to each,
-  except for a refusal: that may be meant for another save, so each is sent again, and by itself after two of them.
-* A refusal is definite only when its code is listed, and only when nothing before it was in doubt.
-* Past the deadline the outcome is unknown, never failed.
+* No conflict is believed before the next message is read and is another's, not even as the answer to the first try: on
+  one replica an exact retry of a stored event answers 10071, and on three a deposed leader that has not heard of its
+  successor answers 10164 or 10071 to a publish that the successor stores a millisecond later.
+* A batch counts as stored only if its last event is where it has to be, too: nats-server 2.15.1 stores the first
+  messages of a batch and answers nothing when the account reaches its limit within it, or `max_bytes` is lowered onto
+  it.
+* Saves may share a batch, which is stored whole or not at all. The server's answer to the batch is its answer to each
+  save, except for a refusal: it may be meant for another save, so each save is sent again, and by itself after two
+  refusals.
+* A refusal is definite only if its code is listed, and only if nothing before it was in doubt.
+* After the deadline the outcome is unknown, never failed.
 """
 
 from __future__ import annotations
@@ -35,24 +39,29 @@ REFUSALS = frozenset(
     {10002, 10054, 10060, 10097, 10109, 10111, 10120, 10165, 10166, 10168, 10170, 10171}
     | {10174, 10175, 10177, 10179, 10188, 10189, 10190, 10191, 10192, 10193, 10199}
 )
-"""What the server checks before it stores: the account's limits, the message's size and headers, a sealed stream,
-batches switched off. Any other code leaves the outcome open."""
+"""Error codes of what the server checks before it stores anything.
+
+These are the account's limits, the message's size and headers, a sealed stream, and batches that are switched off. Any
+other code leaves the outcome open.
+"""
 
 STALE_LEADER_S = 2.0
-"""How long a deposed leader may not have heard of its successor, which beats every second. A save that is answered
-10071 for longer, with nothing else between and no next message on any subject, expects a position that the log does not
-have."""
+"""How long a deposed leader may not know of its successor, which sends a heartbeat every second.
+
+A save that is answered 10071 for longer, with no other answer in between and no next message on any subject, expects a
+position that the log does not have.
+"""
 BACKOFF_CONTESTED_S = 0.005
-"""The first pause after a conflict without a next message: a rival's event is on its way."""
+"""The first pause after a conflict without a next message: another writer's event is probably being stored."""
 BACKOFF_FIRST_S = 0.05
 REJECTED_MAX = 2
-"""A save in so many rejected batches is sent by itself from then on: it might be the one to blame."""
+"""After this many rejected batches a save is sent by itself: it may be what the server refused."""
 BACKOFF_MAX_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Acked:
-    """The server acknowledged; `position` is that of the last event."""
+    """The server acknowledged the save; `position` is the position of the last event."""
 
     position: int
     duplicate: bool = False
@@ -69,27 +78,27 @@ class ErrorReply:
 
 @dataclass(frozen=True, slots=True)
 class NoReply:
-    """No answer: a timeout, no responders, a closed connection."""
+    """There was no answer: a timeout, no responders, or a closed connection."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class PermissionDenied:
-    """These credentials may not publish it, or it was not sent; nothing was stored by this try."""
+    """These credentials may not publish the save, or it was not sent; nothing was stored by this try."""
 
     reason: str
     refused: Refused | None = None
-    """Why it was not sent."""
+    """Why the save was not sent; None if the server denied it."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRejected:
-    """The batch that the save shared with others was refused, and the server does not say which of them is to blame."""
+    """The batch that the save shared with others was refused; the server does not say because of which save."""
 
     cause: str
     is_conflict: bool
-    """Whether one of them may have lost a race; otherwise nothing of the batch is stored, for certain."""
+    """Whether a save of the batch may have met a conflict; otherwise nothing of the batch is stored, for certain."""
 
 
 Answer = Acked | ErrorReply | NoReply | PermissionDenied | BatchRejected
@@ -102,13 +111,13 @@ class NextMessage:
     position: int
     event_id: str
     is_torn: bool = False
-    """Whether it is ours and the last event of the save is not where it has to be."""
+    """Whether the message is ours, but the last event of the save is not where it has to be."""
     record: RawRecord | None = None
-    """The whole record, for a command that decides again after a rival's event."""
+    """The whole record, for a command that decides again after another writer's event."""
 
 
 def shared(answer: Answer, counts: Sequence[int]) -> list[Answer]:
-    """Return what the answer to a batch means to each save in it; `counts` are their numbers of events, in order."""
+    """Return what the answer to a batch means for each save in it; `counts` are the saves' numbers of events."""
     if len(counts) == 1:
         return [answer]
     match answer:
@@ -133,7 +142,7 @@ def _is_refusal(answer: ErrorReply) -> bool:
 
 
 def answer_in(reply: bytes) -> Answer:
-    """Parse the server's answer to a publish; one that cannot be read decides nothing."""
+    """Parse the server's answer to a publish; an answer that cannot be read counts as none."""
     try:
         value: dict[str, Any] = orjson.loads(reply)
         if "error" not in value:
@@ -146,22 +155,22 @@ def answer_in(reply: bytes) -> Answer:
 
 
 def _last_in(text: str) -> int | None:
-    """Return the position of the subject's last message in "wrong last sequence: 6", if it is there."""
+    """Return the position that an error text such as "wrong last sequence: 6" ends with; None for another text."""
     digits = text.rpartition(": ")[2]
     return int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 20 else None
 
 
 NextMessages = Sequence[NextMessage | None]
-"""One for each subject of the save, in its order; None where there is none."""
+"""The next message of each subject of the save, in the save's order; None for a subject without a next message."""
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send everything (again), after a pause; a batch gets a new batch id."""
+    """Send the whole save, again or for the first time, after a pause; a batch gets a new batch id."""
 
     after_s: float = 0.0
     alone: bool = False
-    """Whether its batch is shared with no other save."""
+    """Whether the save must not share a batch with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,47 +182,53 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """All events are in the log; the last is at `position`."""
+    """All events are in the log; the last event is at `position`."""
 
     position: int
 
 
 @dataclass(frozen=True, slots=True)
 class Conflicted:
-    """Nothing is stored: the next message of subject number `index` is another's.
+    """Nothing is stored: the next message of subject number `index` is another writer's.
 
-    None: there is no next message, and yet the server kept refusing; the expected position is not in the log.
+    `index` is None if no subject has a next message and the server still refused: the log does not have the expected
+    position.
     """
 
     index: int | None = None
     rival: RawRecord | None = None
-    """That message, where the server said that it was the subject's last one."""
+    """The other writer's message, if the server said that it was the subject's last one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unknown:
-    """The deadline passed first."""
+    """The deadline passed before the outcome was certain."""
 
     cause: str
     is_read_only: bool = False
-    """Whether the server answered reads and no save: several had no reply, and the next messages could be read."""
+    """Whether the server answered reads but no save: two or more sends in a row had no reply."""
     is_torn: bool = False
     """Whether only a part of the save is in the log."""
 
 
 Failed = Conflicted | ErrorReply | PermissionDenied | Unknown
-"""An error or a denied permission is definite here: nothing is stored, and sending it again would not help."""
+"""The outcomes of a save that failed or may have failed.
+
+An error or a denied permission is definite here: nothing is stored, and sending the save again would not help.
+"""
 Outcome = Stored | Failed
 Step = Send | Look | Outcome
 
 
 class Save:
-    """One save, from the first try to its outcome. It ends at its deadline, plus the one request then under way.
+    """The state machine of one save, from the first try to its outcome.
 
-    `event_ids` are those of each subject. Time comes in as `now`, in seconds of any steady clock.
+    It ends at its deadline, or with the request that is under way then. Time is passed in as `now`, in seconds of any
+    monotonic clock.
     """
 
     def __init__(self, event_ids: Sequence[Sequence[str]], *, deadline: float, jitter: Callable[[], float]) -> None:
+        """`event_ids` are the ids of the save's events, for each subject; `jitter` returns a number from 0 to 1."""
         self._event_ids = event_ids
         self._deadline = deadline
         self._jitter = jitter
@@ -230,12 +245,12 @@ class Save:
         self._rejected = 0
 
     def resume(self) -> Step:
-        """Return the first step of a save that may have been sent before; any other save begins with `Send()`."""
+        """Return the first step of a save that may have been sent before; other saves begin with `Send()`."""
         self._uncertain = True
         return Look()
 
     def answered(self, answer: Answer) -> Step:
-        """Return what to do after a send was answered."""
+        """Return the next step after the answer to a send."""
         self._unanswered = self._unanswered + 1 if isinstance(answer, NoReply) else 0
         match answer:
             case Acked(position=position, duplicate=False):
@@ -264,7 +279,7 @@ class Save:
                 return self._doubt(reason)
 
     def looked(self, following: NextMessages | None, now: float) -> Step:
-        """Return what to do after the next messages were read; None when they could not be."""
+        """Return the next step after the next messages were read; `following` is None if they could not be read."""
         for index, message in enumerate(following or ()):
             if message is not None and message.event_id == self._event_ids[index][0]:
                 return self._torn(now) if message.is_torn else Stored(self.last_position(index, message))
@@ -277,7 +292,7 @@ class Save:
             return Unknown(self._cause, is_read_only=following is not None and self._unanswered > 1)
         pause = min(self._pause(), self._deadline - now)
         if following is None:
-            # Whoever may write but not read, or cannot at the moment, still learns from an acknowledgement.
+            # A writer that may not read, or cannot at the moment, still learns the outcome from an acknowledgement.
             self._blind += 1
             if self._blind % 2:
                 return Look(pause)
@@ -285,12 +300,14 @@ class Save:
         return Send(pause, alone=self._rejected >= REJECTED_MAX)
 
     def last_position(self, index: int, message: NextMessage) -> int:
-        """Return where the save's last event is when `message`, its first on subject `index`, is stored: a batch has
-        no gaps."""
+        """Return the position of the save's last event, if `message` is its first event on subject `index`.
+
+        A batch has no gaps.
+        """
         return message.position + sum(map(len, self._event_ids[index:])) - 1
 
     def _torn(self, now: float) -> Step:
-        """Return a step that reads again: a save stored in part is never sent again, since it could never fit."""
+        """Return a step that reads again: a save stored in part is never sent again, since its expectations fail."""
         self._uncertain = True
         self._cause = "the log holds only a part of them"
         if now >= self._deadline:
@@ -298,7 +315,7 @@ class Save:
         return Look(min(self._pause(), self._deadline - now))
 
     def _expects_what_is_not_there(self, now: float) -> bool:
-        """Return whether the position is one the log never had; called when no subject has a next message."""
+        """Return whether the log does not have the expected position; called if no subject has a next message."""
         if self._uncertain or not self._compared:
             self._since = None
         elif self._since is None:
@@ -312,7 +329,7 @@ class Save:
     def _doubt(self, cause: str) -> Step:
         self._uncertain = True
         self._cause = cause
-        # One look even past the deadline: it may turn unknown into known.
+        # Look once even after the deadline: it may show the outcome.
         return Look()
 
     def _pause(self) -> float:

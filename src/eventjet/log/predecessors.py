@@ -1,4 +1,4 @@
-"""Single records of a log, for readers that check what an event follows. Blocks."""
+"""Blocking reads of single records of a log, for readers that check the predecessor of an event."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ T = TypeVar("T")
 
 _TIMEOUT_S = 10.0
 _RETRY_S = 30.0
-"""How long a stream without a leader is asked again."""
+"""How long requests to a stream without a leader are repeated."""
 _PAUSE_S = 0.2
-"""Between two tries, so that a server that starts is not asked in a busy loop."""
+"""Pause between two tries, so that a starting server is not asked in a busy loop."""
 
 
 class PredecessorReader:
-    """Reads the predecessors of events from the leader: see `eventjet.codec.records.Earlier`.
+    """Reads the predecessors of events from the leader, as `eventjet.codec.records.Earlier`.
 
-    For one thread at a time; `close` may be called from any, and ends the request under way.
+    It is for one thread at a time; `close` may be called from any thread, and ends the request under way.
     """
 
     def __init__(self, where: Endpoint | NatsConnection, stream: str) -> None:
-        """Use the thread's connection, which stays its owner's; or, for an endpoint, one of its own, opened for the
-        first request, and again after it broke."""
+        """`where` is an open connection, which its owner closes; or an endpoint, for a connection of the reader's own.
+
+        The own connection is opened at the first request, and again after it broke.
+        """
         self._where = where
         self._stream = stream
         self._connection = where if isinstance(where, NatsConnection) else None
@@ -42,17 +44,20 @@ class PredecessorReader:
         self.close()
 
     def at(self, positions: Sequence[int]) -> list[RawRecord | None]:
-        """Return the record at each position; None for what is gone."""
+        """Return the record at each position, in order; None for a position without a record."""
         requests = [message_at(self._stream, position) for position in positions]
         return self._retried(lambda link: link.ask_all(requests, timeout_s=_TIMEOUT_S))
 
     def before(self, subject: bytes, position: int) -> RawRecord | None:
-        """Return the last record of a subject before a position; takes some 2 log2(position) requests."""
+        """Return the last record of a subject before a position, None if there is none.
+
+        It takes some 2 log2(position) requests.
+        """
         name = subject.decode()
         last = self._next(name, 1)
         if last is None or last[0] >= position:
             return None
-        # A later one may lie between `low` and `high`: searched from the end, where it mostly is, in doubling steps.
+        # A later record may lie between `low` and `high`: searched from the end, where it mostly is, in doubling steps.
         low, high, step = last[0] + 1, position, 1
         while low < high:
             middle = max(low, high - step) if step else (low + high) // 2
@@ -94,7 +99,7 @@ class PredecessorReader:
         return connection
 
     def _hang_up(self) -> None:
-        """Close the connection, if it is its own."""
+        """Close the connection if it is the reader's own."""
         connection = self._connection
         if connection is not None and connection is not self._where:
             self._connection = None

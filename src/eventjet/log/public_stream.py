@@ -1,7 +1,8 @@
-"""`PublicStream`: the stream of a publication, whose own last message there says how far it has come.
+"""`PublicStream`: the stream of a publication, in which its last message says how far it has come.
 
-The first message of each batch expects the publication's last one (a wildcard over its subjects, ADR-50), so neither a
-zombie nor a repeat adds anything twice, and what two publishers add stays in the order of the log.
+The first message of each batch expects the publication's last message (a wildcard over its subjects, ADR-50), so
+neither a deposed publisher nor a repeated batch adds anything twice, and the messages of two publishers stay in the
+order of the log.
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from eventjet.jetstream.client import Client
 from eventjet.log.topology import full_stream
 
 EXPECTED_OF = "Nats-Expected-Last-Subject-Sequence-Subject"
+"""Header with the subjects whose last message is compared with the expected sequence."""
 
 
 class PublicStream:
-    """Publishes the events of one publication, for one task at a time."""
+    """A publisher of one publication's events into its stream, for one task at a time."""
 
     def __init__(self, client: Client, stream: str, publication: str) -> None:
         self.prefix = f"{stream}.{publication}"
@@ -38,11 +40,14 @@ class PublicStream:
         self._known: tuple[int, int] | None = None
 
     async def check(self) -> None:
-        """Raise `LogUnusable` where the stream cannot be used."""
+        """Raise `LogUnusable` if the stream cannot be used for the publication."""
         await check_public_stream(self._client, self._stream, self._publication)
 
     async def published_until(self) -> int:
-        """Return the position of the last published event, 0 for none; raises `StoreUnavailable` and `LogUnusable`."""
+        """Return the log position of the last published event, 0 for none.
+
+        Raises `StoreUnavailable` and `LogUnusable`.
+        """
         if self._known is None:
             try:
                 record = await self._client.ask(last_message(self._stream, f"{self.prefix}.>"))
@@ -52,10 +57,10 @@ class PublicStream:
         return self._known[1]
 
     async def publish(self, messages: Sequence[PublicMessage], position: int) -> None:
-        """Publish the messages of one event, all of them or nothing.
+        """Publish the messages of the event at a log position, all of them or none.
 
-        Raises `ConcurrencyConflict` when somebody else has published, after which `published_until` reads again;
-        `StreamFull` and `LogUnusable` where the stream takes nothing; and `StoreUnavailable`.
+        Raises `ConcurrencyConflict` if another publisher was quicker, after which `published_until` reads again;
+        `StreamFull` and `LogUnusable` if the stream accepts nothing; and `StoreUnavailable`.
         """
         await self.published_until()
         assert self._known is not None
@@ -67,7 +72,7 @@ class PublicStream:
             (message.subject, message.body, header_block(headers))
             for message, headers in zip(messages, blocks, strict=True)
         ]
-        self._known = None  # until the answer says so, it may or may not be there
+        self._known = None  # until there is an answer, the messages may or may not be stored
         try:
             frame = await self._client.request(subject, body, block, before=before, stream=self._stream)
             answer = answer_in(frame, f"The stream {self._stream}")
@@ -80,7 +85,7 @@ class PublicStream:
         self._known = (int(answer["seq"]), position)
 
     async def _explained(self, error: ApiRefused | StoreUnavailable) -> StoreError:
-        """Return the error that the stream's settings explain, else the same error."""
+        """Return a clearer error if the stream's settings explain this one, else the same error."""
         try:
             state = await check_public_stream(self._client, self._stream, self._publication)
         except LogUnusable as unusable:
@@ -93,7 +98,7 @@ class PublicStream:
 
 
 async def check_public_stream(client: Client, stream: str, publication: str) -> StreamState:
-    """Return the state of a publication's stream; raises `LogUnusable` for one that cannot be used."""
+    """Return the state of a publication's stream; raises `LogUnusable` if it is missing or cannot be used."""
     try:
         state = await client.ask(stream_info(stream))
     except StreamMissing:
@@ -102,7 +107,7 @@ async def check_public_stream(client: Client, stream: str, publication: str) -> 
 
 
 def check_public(state: StreamState | None, stream: str, publication: str) -> StreamState:
-    """Return a stream's state; raises `LogUnusable` for one that is missing or that a publication cannot use. PURE."""
+    """Return a stream's state; raises `LogUnusable` if it is missing or a publication cannot use it. PURE."""
     what = f"The stream {stream!r} of the publication {publication!r}"
     if state is None:
         remedy = f"Create it with the subject {stream}.{publication}.> and --allow-batch, or name another."
@@ -132,7 +137,7 @@ _PREVENTS = {
 
 
 def _overlap(subject: str, other: str) -> bool:
-    """Return whether two subjects with wildcards have a subject in common."""
+    """Return whether two subject patterns both match some subject."""
     first, second = subject.split("."), other.split(".")
     for a, b in zip(first, second, strict=False):
         if ">" in (a, b):

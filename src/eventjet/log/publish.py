@@ -1,8 +1,8 @@
 """`Sender`: send a save to the server once, and return the server's answer.
 
-A save of one event is a plain publish; one of several is an atomic batch (ADR-50), with a new batch id on every try.
-While a batch is under way, saves of several events wait and share the next one (group commit): the server stages each
-batch by itself, whatever it holds, so many saves in one batch cost what one costs. See ADR 0041.
+A save of one event is a plain publish; a save of several is an atomic batch (ADR-50), with a new batch id on every try.
+While a batch is under way, saves of several events wait and share the next batch (group commit): the server stages each
+batch by itself, whatever its size, so many saves in one batch cost as much as one save. See ADR 0041.
 """
 
 from __future__ import annotations
@@ -25,16 +25,17 @@ T = TypeVar("T")
 _Writes: TypeAlias = Sequence[Append]
 
 GRACE_S = 0.05
-"""A try is given at least this long, however near the deadline is."""
+"""How long a try may take at least, however near the deadline is."""
 EVENTS_MAX = 100
-"""A save of more events goes by itself: it shares the cost of its batch already, and nobody stands behind an import."""
+"""A save of more events is sent by itself: its events share the cost of a batch, and other saves do not wait for it."""
 BYTES_MAX = 1_000_000
-"""Size of one batch, and so of a save that shares one."""
+"""Bytes of one shared batch at most, and so of a save that may share it."""
 WAITING_MAX = 1_000
-"""When so many saves wait, the next one goes by itself."""
+"""When this many saves wait, the next save is sent by itself."""
 GATHER_SHARE = 0.1
+"""The share of a batch's time that the next batch waits for new saves of the callers just answered."""
 GATHER_MAX_S = 0.005
-"""After a batch, its callers get this long to come again, but no longer than this share of what the batch took."""
+"""How long that wait is at most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,13 +45,13 @@ class PendingSave(Generic[T]):
     subjects: Collection[str]
     events: int
     size: int
-    """Bytes on the wire, at most."""
+    """Bytes of the save on the wire, at most."""
     payload: T
-    """What the queue's owner needs to send the save and to answer its caller."""
+    """Whatever the queue's owner needs to send the save and to answer its caller."""
 
 
 class BatchQueue(Generic[T]):
-    """The saves that wait for the next batch, in the order in which they came. PURE."""
+    """The saves that wait for the next batch, in the order of their arrival. PURE."""
 
     def __init__(self) -> None:
         self._waiting: deque[PendingSave[T]] = deque()
@@ -62,21 +63,21 @@ class BatchQueue(Generic[T]):
         return iter(self._waiting)
 
     def accepts(self, save: PendingSave[T]) -> bool:
-        """Return whether the save may wait here; otherwise it goes by itself."""
+        """Return whether the save may wait here; otherwise it is sent by itself."""
         return save.events <= EVENTS_MAX and save.size <= BYTES_MAX and len(self._waiting) < WAITING_MAX
 
     def put(self, save: PendingSave[T]) -> None:
         self._waiting.append(save)
 
     def discard(self, save: PendingSave[T]) -> None:
-        """Remove a save that nobody waits for any more; one that is under way is not here."""
+        """Remove a save whose caller has given up, if it still waits here."""
         if save in self._waiting:
             self._waiting.remove(save)
 
     def next_batch(self) -> list[PendingSave[T]]:
-        """Take out the save that waits longest and all others that fit; empty when none waits.
+        """Remove and return the save that has waited longest and all others that fit; empty if none waits.
 
-        No two of them touch one subject, and none overtakes a save that touches one of its subjects.
+        No two saves of a batch share a subject, and no save overtakes an earlier one that shares a subject with it.
         """
         batch: list[PendingSave[T]] = []
         left: deque[PendingSave[T]] = deque()
@@ -97,7 +98,7 @@ class BatchQueue(Generic[T]):
 
 @dataclass(slots=True, eq=False)
 class _Try:
-    """The writes of a save in the queue, and their answer."""
+    """The writes of a save in the queue, and the future of their answer."""
 
     writes: _Writes
     answer: asyncio.Future[outcome.Answer]
@@ -108,7 +109,7 @@ class _Try:
 
 
 class Sender:
-    """Sends saves, for any number of tasks of one loop."""
+    """Sends saves to the server; for any number of tasks of one event loop."""
 
     def __init__(self, app: str, client: Client) -> None:
         self._app = app
@@ -119,9 +120,9 @@ class Sender:
         self._expected = 0
 
     async def send(self, writes: _Writes, deadline: float, *, alone: bool = False) -> outcome.Answer:
-        """Send once and return the answer; `deadline` is by the monotonic clock.
+        """Send a save once and return the answer; `deadline` is a time of the monotonic clock.
 
-        It takes no longer than one request, or, where the save waits for a batch, than until the deadline.
+        It takes no longer than one request, or, if the save waits for a batch, than until the deadline.
         """
         left_s = max(GRACE_S, deadline - time.monotonic())
         if len(writes) == 1 and len(writes[0].events) == 1:
@@ -156,7 +157,7 @@ class Sender:
             self._queue.discard(save)
 
     async def _drive(self) -> None:
-        """Send batch after batch, until nobody waits."""
+        """Send batch after batch until no save waits."""
         try:
             while batch := self._queue.next_batch():
                 began = time.monotonic()
@@ -181,9 +182,10 @@ class Sender:
             attempt.settle(own)
 
     async def _gather(self, answered: int, took_s: float) -> None:
-        """Give the callers that were just answered a moment to come again, where there are several.
+        """Wait a moment for the next saves of the callers that were just answered, if there are several.
 
-        Without it the first of them would go alone, and all others would wait for its batch, for ever in turns.
+        Without this wait the first of them would be sent alone, and all others would wait for its batch, in turns for
+        ever.
         """
         self._expected = answered + len(self._queue)
         if self._expected < 2:
@@ -222,14 +224,14 @@ class Sender:
         timeout_s: float,
         before: Sequence[tuple[str, bytes, bytes]] = (),
     ) -> outcome.Answer:
-        """Return the server's answer to the last message, which speaks for all of them."""
+        """Send messages and return the server's answer to the last, which is the answer to the whole batch."""
         try:
             reply = await self._client.request(subject, body, headers, timeout_s, before, self._app)
         except StoreUnavailable as error:
             return outcome.NoReply(error.reason)
         except Forbidden as error:
             return outcome.PermissionDenied(error.reason)
-        except Refused as error:  # it is too large for this server
+        except Refused as error:  # the message is too large for this server
             return outcome.PermissionDenied(error.reason, error)
         return outcome.answer_in(reply[4])
 

@@ -1,4 +1,4 @@
-"""The skip markers of a log on the server: read with one request for each and one for the end, and recorded."""
+"""The skip markers of a log: read them from the server, and record one."""
 
 from __future__ import annotations
 
@@ -24,11 +24,14 @@ from eventjet.jetstream.client import Client
 from eventjet.log import outcome
 
 MARKERS_MAX = 10_000
-"""How many records of one log may be skipped."""
+"""How many records of one log may be skipped at most."""
 
 
 def reading_skip_markers(app: str) -> Conversation[dict[int, str]]:
-    """Read position and reason of each skipped record from the leader: for `run` of a connection."""
+    """Read the position and reason of each skipped record from the leader, with one request for each and one more.
+
+    The conversation is for `run` of a client or connection.
+    """
     subjects = void_subject(app, "*")
     reasons: dict[int, str] = {}
     record: RawRecord | None = yield next_message(app, 1, subjects)
@@ -43,9 +46,9 @@ def reading_skip_markers(app: str) -> Conversation[dict[int, str]]:
 
 
 async def record_skip_marker(client: Client, app: str, position: int, reason: str) -> bool:
-    """Declare a position skipped for good; False when it was before. Raises `Refused` and `StoreUnavailable`.
+    """Record a skip marker for a position, which cannot be undone; return False if the position had one already.
 
-    Run again after an unanswered try, it stores nothing twice.
+    It may be repeated after an unanswered try, and stores nothing twice. Raises `Refused` and `StoreUnavailable`.
     """
     if not 0 < len(reason) <= VOID_REASON_MAX or not reason.isprintable():
         raise Refused("The reason of a void", f"it is not one line of 1 to {VOID_REASON_MAX} characters", "Give one.")

@@ -1,10 +1,10 @@
-"""Snapshots of folded states, and the JetStream key-value bucket (ADR-8) that keeps them: `<app>_snapshots`.
+"""Snapshots of folded states, in the JetStream key-value bucket (ADR-8) `<app>_snapshots`.
 
-A bucket keeps one value a key, `<aggregate>.<encoded id>`.
+The bucket has one value for each key, `<aggregate>.<encoded id>`.
 
 A value is one JSON object: position, version, event id, recent command ids, fingerprint (format, aggregate, state's
-fields, events' schemas, revision), state, and a checksum over all of it. Without a known fingerprint it is no snapshot.
-They are written one at a time as commands go, or many at once by a build, none over a newer one.
+fields, events' schemas, revision), state, and a checksum over all of it. A value with another fingerprint is ignored.
+Commands write snapshots one at a time; a build writes many at once, none over a newer one.
 """
 
 from __future__ import annotations
@@ -64,12 +64,14 @@ FORMAT = 1
 _HEAD, _TAIL = b'{"checksum":"%s","snapshot":', b"}"
 _HEAD_BYTES = len(_HEAD % (b"0" * 32))
 VALUE_MAX = 890_000
-"""Bytes of one value; larger states get no snapshot."""
+"""Bytes of one value at most; larger states get no snapshot."""
 QUEUE_MAX = 1_000
+"""How many snapshots may wait to be written."""
 CLOSE_S = 2.0
+"""How long closing waits for queued snapshots to be written."""
 
 WINDOW = 64
-"""Snapshots read and written together: the server keeps 64 MB for a reader, and each may have 900,000 bytes."""
+"""How many snapshots are read and written together: the server keeps 64 MB for a reader, and each has up to 900 KB."""
 WINDOW_BYTES = 8_000_000
 
 _RETRY_S = 30.0
@@ -78,7 +80,7 @@ _PAUSE_S = 0.2
 
 
 class SnapshotCodec(Generic[S]):
-    """Encodes and decodes snapshots of one aggregate type; raises `DefinitionError` when its state cannot be JSON."""
+    """Encodes and decodes the snapshots of one aggregate type; raises `DefinitionError` if its state cannot be JSON."""
 
     def __init__(self, cls: Any) -> None:
         info = aggregate_info(cls)
@@ -96,11 +98,11 @@ class SnapshotCodec(Generic[S]):
         self._name = cls.__qualname__
 
     def faults(self) -> list[str]:
-        """Return a sentence for each field whose type a snapshot would not preserve."""
+        """Return an error text for each field whose type a snapshot would not preserve."""
         return [f"{fault}; or leave out snapshot_every" for fault in union_faults(self._codec.schema, self._name)]
 
     def encode(self, folded: FoldedState[S]) -> bytes | None:
-        """Return the value; None for a state that decoding would not restore exactly."""
+        """Return the snapshot as bytes; None for a state that decoding would not restore exactly."""
         try:
             state, _ = self._codec.read_back(folded.state, exact=True)
         except UnencodableEvent:
@@ -119,7 +121,7 @@ class SnapshotCodec(Generic[S]):
         return _HEAD % _digest(body).encode() + body + _TAIL
 
     def decode(self, value: bytes) -> FoldedState[S] | None:
-        """Return the folded state; None for anything that is not exactly what this codec writes."""
+        """Return the folded state; None for bytes that this codec would not have written."""
         try:
             body = value[_HEAD_BYTES:-1]
             if value[:_HEAD_BYTES] != _HEAD % _digest(body).encode() or value[-1:] != _TAIL:
@@ -137,7 +139,7 @@ class SnapshotCodec(Generic[S]):
 
 
 def _counted(value: Any) -> int:
-    """Return a version or a position; raises `ValueError` for anything else."""
+    """Return the value if it can be a version or a position; raises `ValueError` for anything else."""
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{value!r} counts nothing")
     return value
@@ -152,19 +154,19 @@ def _digest(body: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """The requests of a key-value bucket; an entry's position is its sequence in the bucket's stream."""
+    """The requests to a key-value bucket; an entry's position is its sequence in the bucket's stream."""
 
     name: str
 
     def entry(self, key: str) -> Request[RawRecord | None]:
-        """Read what is at a key; may lag behind the leader."""
+        """Read the entry of a key, None if there is none; may lag behind the leader."""
         return direct_last(f"KV_{self.name}", self._subject(key))
 
     def entry_from_leader(self, key: str) -> Request[RawRecord | None]:
         return last_message(f"KV_{self.name}", self._subject(key))
 
     def write(self, key: str, value: bytes, expected: int | None = None) -> Request[bool]:
-        """Replace what is at a key; False when it is no longer the entry at position `expected` (0 for none)."""
+        """Write the value of a key; with `expected`, only over the entry at that position (0 for none), else False."""
         headers = b"" if expected is None else header_block([(EXPECTED, str(expected))])
         what, parse = f"The snapshot {key}", partial(_written, key)
         return Request(what, self._subject(key), value, parse, headers, f"KV_{self.name}")
@@ -184,10 +186,10 @@ def _written(key: str, frame: Frame) -> bool:
 
 
 class KeyValueSnapshots:
-    """The newest snapshot of each aggregate. Losing one costs time, never correctness.
+    """The newest snapshot of each aggregate, in a key-value bucket. A lost snapshot costs time, never correctness.
 
-    They are written after the acknowledgement, off the caller's path, by one task from a bounded queue. A full queue
-    drops the newest: the next save of the aggregate brings another.
+    One task writes snapshots from a bounded queue after their save was acknowledged, so that callers do not wait. If
+    the queue is full, a new snapshot is dropped: a later save of the aggregate queues another.
     """
 
     def __init__(self, bucket: str, client: Client) -> None:
@@ -199,7 +201,7 @@ class KeyValueSnapshots:
         self._task: asyncio.Task[None] | None = None
 
     async def get(self, aggregate: str, aggregate_id: str) -> bytes | None:
-        """Return the value; None also for what cannot be read in time."""
+        """Return the snapshot of an aggregate; None if there is none, or if it cannot be read in time."""
         try:
             entry = await self.entry(aggregate, aggregate_id)
         except StoreError:
@@ -207,18 +209,18 @@ class KeyValueSnapshots:
         return None if entry is None else entry[4]
 
     async def entry(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
-        """Return the value as the bucket's record, None for none; raises `StoreError`."""
+        """Return the snapshot as a record of the bucket, None if there is none; raises `StoreError`."""
         return await self._client.ask(self._bucket.entry(entity_key(aggregate, aggregate_id)))
 
     async def put(self, aggregate: str, aggregate_id: str, value: bytes) -> None:
-        """Replace the value, unless it has more than `VALUE_MAX` bytes; raises `StoreError`."""
+        """Write a snapshot, unless it has more than `VALUE_MAX` bytes; raises `StoreError`."""
         if len(value) <= VALUE_MAX:
             await self._client.ask(self._bucket.write(entity_key(aggregate, aggregate_id), value))
 
     def keep(self, aggregate: str, aggregate_id: str, encode: Callable[[], bytes | None]) -> None:
         """Queue a snapshot, which is encoded when its turn comes."""
         if self._task is None or self._task.done():
-            # In no command's context: it outlives the one that began it.
+            # With an empty context: the task outlives the command that started it.
             self._task = asyncio.get_running_loop().create_task(self._run(), context=contextvars.Context())
         try:
             self._queue.put_nowait((aggregate, aggregate_id, encode))
@@ -226,7 +228,7 @@ class KeyValueSnapshots:
             self.dropped += 1
 
     async def close(self) -> None:
-        """Write what is queued, for `CLOSE_S` at most."""
+        """Write the queued snapshots, for `CLOSE_S` at most, and drop the rest."""
         if self._task is None:
             return
         with contextlib.suppress(TimeoutError):
@@ -259,27 +261,27 @@ class KeyValueSnapshots:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """A snapshot to be written by a build."""
+    """A snapshot that a build is to write."""
 
     key: str
-    """`<aggregate>.<encoded id>`: its key in the bucket, and its subject in the log without the app."""
+    """`<aggregate>.<encoded id>`: the key in the bucket, and the aggregate's subject in the log without the app."""
     position: int
-    """Position of the last event in it."""
+    """Position of the last event that is folded into it."""
     event_id: str
     value: bytes
 
 
 class BulkSnapshots:
-    """Writes many snapshots of one aggregate type at once. A context manager; blocks.
+    """Writes many snapshots of one aggregate type at once. It is a context manager, and blocks.
 
-    Each is written only if the entry is still the one that was read, so commands, other builds and retries may write at
-    the same time: whoever comes second reads again.
+    Each is written only if the bucket's entry is still the entry that was read, so commands, other builds and retries
+    may write at the same time: the slower writer reads again.
     """
 
     def __init__(
         self, endpoint: Endpoint, app: str, bucket: str, last: int, decode: Callable[[bytes], FoldedState[Any] | None]
     ) -> None:
-        """Offers contain all events up to position `last`; `decode` returns None for what is no snapshot."""
+        """`last` is the log position up to which all events are folded; `decode` returns None for invalid snapshots."""
         self._endpoint = endpoint
         self._app = app
         self._last = last
@@ -288,7 +290,7 @@ class BulkSnapshots:
         self._link: NatsConnection | None = None
         self.written = 0
         self.newer = 0
-        """How many aggregates had a snapshot of the same or a later event."""
+        """How many aggregates had a snapshot of the same or a later event already."""
 
     def __enter__(self) -> BulkSnapshots:
         return self
@@ -297,10 +299,10 @@ class BulkSnapshots:
         self._hang_up()
 
     def put(self, offers: Sequence[Offer]) -> None:
-        """Write the offers that are newer than what is there, at most `WINDOW` together.
+        """Write the offers that are newer than the existing snapshots; at most `WINDOW` offers may be given.
 
-        It tries again for half a minute while the server does not answer, then raises `StoreUnavailable` or
-        `Unreachable`.
+        It tries again for half a minute while the server does not answer or entries change, and then raises
+        `StoreUnavailable` or `Unreachable`.
         """
         deadline = time.monotonic() + _RETRY_S
         lost = False
@@ -322,7 +324,7 @@ class BulkSnapshots:
             time.sleep(_PAUSE_S)
 
     def _explained(self, error: StoreUnavailable | ApiRefused) -> StoreError:
-        """Return `LogDrifted` where the bucket's settings may be the reason, else the same error."""
+        """Return `LogDrifted` if the bucket's settings may be the reason, else the same error."""
         try:
             state = ask_once(self._endpoint, stream_info(f"KV_{self._bucket.name}"), timeout_s=_TIMEOUT_S)
         except (StoreError, Unreachable):
@@ -330,10 +332,10 @@ class BulkSnapshots:
         return explained_by(state, snapshots_config(self._app, 1), error)
 
     def _round(self, offers: Sequence[Offer], *, through_leader: bool) -> list[Offer]:
-        """Read each entry and write what is newer; return the offers whose entry changed in between."""
+        """Read each entry and write the offers that are newer; return the offers whose entry changed in between."""
         link = self._link or NatsConnection.open(self._endpoint, timeout_s=_TIMEOUT_S)
         self._link = link
-        # A replica may be behind the write that came in between.
+        # A replica may lag behind the write that changed an entry.
         read = self._bucket.entry_from_leader if through_leader else self._bucket.entry
         entries = link.ask_all([read(offer.key) for offer in offers], timeout_s=_TIMEOUT_S)
         due: list[tuple[Offer, int]] = []
@@ -348,11 +350,11 @@ class BulkSnapshots:
         return [offer for (offer, _), done in zip(due, stored, strict=True) if not done]
 
     def _is_current(self, link: NatsConnection, offer: Offer, existing: FoldedState[Any]) -> bool:
-        """Return whether the existing snapshot contains all that the offer does, of this very log."""
+        """Return whether the existing snapshot is of this log and contains every event of the offer."""
         if existing.position == offer.position:
             return existing.event_id == offer.event_id
         if existing.position <= self._last:
-            return False  # older, or of an event that this log does not have
+            return False  # it is older, or of an event that this log does not have
         record = link.ask(message_at(self._app, existing.position))
         subject = f"{self._app}.{offer.key}".encode()
         return record is not None and record[2] == subject and (header(record[3], MSG_ID) or "") == existing.event_id

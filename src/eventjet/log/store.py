@@ -1,4 +1,7 @@
-"""The port between commands and the log, and what a save may be. `memory` is its executable specification."""
+"""`EventStore`, the port between commands and the log, and the limits of a save.
+
+`eventjet.log.memory` is the executable specification of the port.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,17 @@ from eventjet.codec.subjects import SERVER_MESSAGE_MAX, subject_of
 from eventjet.errors import Refused
 
 BATCH_MAX = 1_000
-"""Messages in one atomic batch (ADR-50)."""
+"""Messages in one atomic batch at most (ADR-50)."""
 _HEADERS_MAX = 400
-"""Bytes of all other headers at most: id, expectation, schema, version, and those of a batch."""
+"""Bytes of an event's headers at most, without context and type: id, expectation, schema, version, batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class NewEvent:
-    """An event to be stored, encoded and named."""
+    """An encoded event that is to be stored, with its id."""
 
     event_id: str
-    """UUIDv7; the same on every try."""
+    """UUIDv7; the same on every try of the save."""
     encoded: EncodedEvent
     context: tuple[tuple[str, str], ...] = ()
     """The headers after `Ej-Version`."""
@@ -31,91 +34,97 @@ class NewEvent:
 
 @dataclass(frozen=True, slots=True)
 class Append:
-    """The events to append to one aggregate, and where they expect it to be."""
+    """The events to append to one aggregate, and the last event that the aggregate is expected to have."""
 
     aggregate: str
     aggregate_id: str
     expected: int
-    """Position of its last event, 0 for none."""
+    """Expected position of the aggregate's last event, 0 for none."""
     version: int
-    """Version of its last event, 0 for none."""
+    """Version of that event, 0 for none."""
     events: tuple[NewEvent, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """Where the log stands: `Jet.log`."""
+    """The identity and the ends of the log: the result of `Jet.log`."""
 
     identity: str
     """UUID of the log, from the stream's metadata."""
     first: int
+    """Position of the first record; `last` + 1 in an empty log."""
     last: int
+    """Position of the last record; 0 in an empty log."""
 
 
 class EventStore(Protocol):
-    """Store events atomically and read one aggregate in order. Only stored events are acknowledged.
+    """The log of an app: events are stored atomically, and read in order. Only stored events are acknowledged.
 
-    Reads wait for an answer as long as a save does, and raise `StoreUnavailable`, `LogUnusable` and `Forbidden`. Those
-    from the leader are exact; the others may lag behind it on a replica.
+    Reads wait for an answer as long as a save does, and raise `StoreUnavailable`, `LogUnusable` and `Forbidden`. Reads
+    from the leader are exact; other reads may lag behind it on a replica.
     """
 
     @property
     def identity(self) -> str:
-        """UUID of the log at the last look; empty when nobody has looked, or may."""
+        """UUID of the log when its stream was last looked at; empty before the first look, or without permission."""
         ...
 
     @property
     def is_confirmed(self) -> bool:
-        """Whether what is remembered of the log may be relied on: it is still this one. Costs nothing."""
+        """Whether the stream is known to hold the same log still, so that what is remembered of it counts.
+
+        It waits for no request.
+        """
         ...
 
     @property
     def missing_range(self) -> str:
-        """What was gone from the log at the last look, in words; empty for a complete one."""
+        """Which positions were missing from the log at the last look, in words; empty for a complete log."""
         ...
 
     async def at(self, position: int) -> RawRecord | None:
-        """Return the record at a position, from the leader; None for none."""
+        """Return the record at a position, from the leader; None if there is none."""
         ...
 
     async def confirm(self) -> bool:
-        """Return `is_confirmed`, after a look at the log if need be; False where that cannot be known.
+        """Return `is_confirmed`, after a look at the stream if necessary; False if the stream cannot be looked at.
 
         Raises `LogUnusable`.
         """
         ...
 
     async def append(self, writes: Sequence[Append]) -> int:
-        """Store all of it or nothing; return the position of the last event. Positions are contiguous, in this order.
+        """Store all events or none, and return the position of the last event.
 
-        Raises `ConcurrencyConflict`, `Refused`, `Forbidden`, `LogDrifted` (nothing is stored) and `OutcomeUnknown`.
+        The events get contiguous positions, in the order of `writes`. Raises `ConcurrencyConflict`, `Refused`,
+        `Forbidden`, `LogDrifted` (nothing is stored) and `OutcomeUnknown`.
         """
         ...
 
     async def history(
         self, aggregate: str, aggregate_id: str, *, after: int = 0, most: int | None = None
     ) -> list[RawRecord]:
-        """Return one aggregate's records after a position, in order, `most` of them; may lag."""
+        """Return one aggregate's records after a position, in order, at most `most` of them; may lag."""
         ...
 
     def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
-        """Yield one aggregate's records after a position, in order, in pages as they come; may lag."""
+        """Yield one aggregate's records after a position, in order, in pages as they arrive; may lag."""
         ...
 
     async def last(self, aggregate: str, aggregate_id: str) -> int:
-        """Return the position of one aggregate's last event, from the leader; 0 for none."""
+        """Return the position of one aggregate's last event, from the leader; 0 if it has none."""
         ...
 
     async def tail(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
-        """Return one aggregate's last record, from the leader; None for none."""
+        """Return one aggregate's last record, from the leader; None if it has none."""
         ...
 
     async def newest(self, aggregate: str, aggregate_id: str) -> RawRecord | None:
-        """Return one aggregate's last record, None for none; may lag."""
+        """Return one aggregate's last record; None if it has none. May lag."""
         ...
 
     async def ends(self, aggregate: str) -> tuple[int, int]:
-        """Return the first and the last position of an aggregate type, from the leader; zeros for none."""
+        """Return the first and the last position of an aggregate type, from the leader; (0, 0) without any event."""
         ...
 
     def pages_of(self, aggregate: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
@@ -123,32 +132,32 @@ class EventStore(Protocol):
         ...
 
     async def position_at(self, at: datetime) -> int:
-        """Return the position of the first record logged at or after a time; one beyond the last when there is none."""
+        """Return the position of the first record logged at or after a time; last position + 1 if there is none."""
         ...
 
     async def skip_markers(self) -> dict[int, str]:
-        """Return position and reason of the records that the log declares skipped, from the leader."""
+        """Return the position and reason of each record that a skip marker declares skipped, from the leader."""
         ...
 
     async def state(self) -> LogState:
-        """Return identity and ends of the log, from the leader."""
+        """Return the identity and the ends of the log, from the leader."""
         ...
 
     async def some(self, start: int, most: int) -> list[RawRecord]:
-        """Return the first `most` records from a position on, in order; may lag."""
+        """Return up to `most` records from a position on, in order; may lag."""
         ...
 
     def records(self, *, start: int = 1, until: int | None = None, follow: bool = False) -> AsyncIterator[RawRecord]:
-        """Yield all records from a position on, in order, up to `until` or to the tail; may lag.
+        """Yield all records from a position on, in order, up to `until` or to the end of the log; may lag.
 
-        With `follow` it waits at the tail, and ends only once the log has come to `until`. In bulk use
-        `eventjet.jetstream.reader.read_range`.
+        With `follow`, it waits for new records at the end of the log, and ends only once the log has reached `until`.
+        For many records use `eventjet.jetstream.reader.read_range`.
         """
         ...
 
 
 def event_headers(write: Append, index: int) -> list[tuple[str, str]]:
-    """Return all headers of one event of a write, in the order of the wire format."""
+    """Return all headers of the event at `index` in a write, in the order of the wire format."""
     new = write.events[index]
     return [
         (MSG_ID, new.event_id),
@@ -161,7 +170,10 @@ def event_headers(write: Append, index: int) -> list[tuple[str, str]]:
 
 
 def check_save(app: str, writes: Sequence[Append]) -> None:
-    """Raise `Refused` for a save that no log could take. One oversize frame would close the whole connection."""
+    """Raise `Refused` for a save that no log can store.
+
+    A message that is too large would make the server close the whole connection.
+    """
     subjects = [subject_of(app, write.aggregate, write.aggregate_id) for write in writes]
     if not writes:
         raise Refused("A save", "it records nothing", "Give it at least one event.")
@@ -184,6 +196,6 @@ def check_save(app: str, writes: Sequence[Append]) -> None:
 
 
 def message_size(new: NewEvent) -> int:
-    """Return the bytes of one event on the wire, at most."""
+    """Return how many bytes one event has on the wire at most, without its subject."""
     context = sum([len(name) + len(value) + 4 for name, value in new.context])
     return len(new.encoded.body) + len(new.encoded.type_name) + _HEADERS_MAX + context

@@ -1,8 +1,9 @@
 """Timers on the server: message schedules (ADR-51) in a stream beside the log, which wake a process at its deadline.
 
 They are not in the log: schedules need `discard: old`, and switch off what protects a log from being purged. A timer
-is disposable (ADR 0027): it carries the version of the process that it was set for, only a later version replaces it,
-and the process decides by its state. When it fires, the server puts a message under `due`, which stays until cleared.
+is disposable (ADR 0027): it has the version of the process that it was set for, only a later version replaces it, and
+the process decides by its state. When it fires, the server stores a message under a `due` subject, which stays until it
+is cleared.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from eventjet.jetstream.client import Client
 from eventjet.log.topology import explained, timer_config
 
 FARTHEST = timedelta(days=365 * 100)
-"""The server counts nanoseconds to the year 2262 and fires what is beyond at once. A farther timer is set for
-this, and then again."""
+"""How far ahead a timer is set at most; a later deadline is set again when the timer fires.
+
+The server counts nanoseconds to the year 2262, and fires later timers at once.
+"""
 _EARLIEST = datetime(2000, 1, 1, tzinfo=UTC)
-"""An earlier timer is set for this: a time before 1677 would wrap to one in the future."""
+"""The earliest time that a timer is set for: a time before 1677 would wrap to a time in the future."""
 _VERSION = "Ej-Version"
 _AT = "Ej-At"
 _SCHEDULE, _TARGET = "Nats-Schedule", "Nats-Schedule-Target"
@@ -35,7 +38,7 @@ _TRIES = 5
 _KNOWN_MAX = 100_000
 _DUE_MAX = 100
 SHARED_S = 0.1
-"""How long an answer of `newest_fired` stands, for all process types of a worker."""
+"""How long an answer of `newest_fired` is shared, by all process types of a worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +51,23 @@ class Due:
     at: datetime
     """The server's time when it fired."""
     sequence: int
-    """Identifies it for `clear`."""
+    """Sequence of its message in the stream of timers, for `clear`."""
 
 
 class _Known(NamedTuple):
-    """A timer that was set or read."""
+    """What is known of a timer since it was set or read last."""
 
     sequence: int = 0
-    """0 for one that has fired."""
+    """Sequence of the schedule's message; 0 if there is none or the timer has fired."""
     version: int = 0
     time: str = ""
 
 
 class JetStreamTimers:
-    """The timers of an app. For any number of tasks of one loop, one at a time for each process.
+    """The timers of an app on JetStream.
 
-    Raises `StoreUnavailable`, `LogUnusable`, `StreamMissing` and `Forbidden`.
+    Any number of tasks of one event loop may use them, one at a time for each process. The methods raise
+    `StoreUnavailable`, `LogUnusable`, `StreamMissing` and `Forbidden`.
     """
 
     def __init__(self, client: Client, app: str) -> None:
@@ -75,9 +79,9 @@ class JetStreamTimers:
         self._asking = asyncio.Lock()
 
     async def set(self, process: str, process_id: str, version: int, at: datetime, fired: int = 0) -> None:
-        """Wake the process at a time, unless a later version of it has set a timer.
+        """Set the timer of a process, unless a later version of the process has set it.
 
-        `fired` is the sequence of the timer that has fired and is being handled.
+        `fired` is the sequence of the timer that has fired and is being handled, 0 without one.
         """
         token = encode_id(process_id)
         subject = timer_subject(self._app, process, token)
@@ -94,7 +98,7 @@ class JetStreamTimers:
                 (_VERSION, str(version)),
                 (_AT, time),
             ]
-            self._known.pop(subject, None)  # until the answer says so, it may or may not be set
+            self._known.pop(subject, None)  # until there is an answer, the timer may or may not be set
             failpoints.reach("timer.before_set")
             try:
                 frame = await self._client.request(subject, b"", header_block(headers), stream=self._stream)
@@ -103,28 +107,28 @@ class JetStreamTimers:
             except (ApiRefused, StoreUnavailable) as error:
                 if not isinstance(error, ApiRefused) or error.err_code not in (WRONG_SEQUENCE, IN_PROCESS):
                     raise await explained(self._client, timer_config(self._app, 1), error) from error
-                # Another worker has set one.
+                # Another worker has changed the timer: read it and try again.
             else:
                 self._keep(subject, _Known(int(answer["seq"]), version, time))
                 return
         raise StoreUnavailable(f"The timer of {process} {process_id!r}", "others keep changing it")
 
     async def cancel(self, process: str, process_id: str, version: int) -> None:
-        """Remove the timer of this version or an earlier one, where this connection knows of one.
+        """Remove the timer of a process if it is of this version or an earlier one, and if this object knows it.
 
-        One that is left fires once and finds nothing to do.
+        A timer that is not removed fires once, and the process finds nothing to do.
         """
         subject = timer_subject(self._app, process, encode_id(process_id))
         known = self._known.get(subject)
         if known is not None and known.sequence and known.version <= version:
-            # Up to our own sequence: never a successor's timer.
+            # Only up to the known sequence, so that a successor's timer is never removed.
             await self._client.ask(purge_stream(self._stream, subject, known.sequence))
             self._known.pop(subject, None)
 
     async def newest_fired(self) -> int:
-        """The sequence of the newest timer that has fired, of all processes; 0 for none. Later ones have higher ones.
+        """Return the sequence of the newest timer that has fired, of all processes; 0 if none has.
 
-        All who ask within `SHARED_S` share an answer.
+        Timers that fire later have higher sequences. All calls within `SHARED_S` share one answer.
         """
         async with self._asking:
             loop = asyncio.get_running_loop()
@@ -137,7 +141,7 @@ class JetStreamTimers:
             return self._newest
 
     async def due(self, process: str, after: int) -> Sequence[Due]:
-        """Return some of the timers that fired after a sequence and were not cleared, in order."""
+        """Return up to 100 timers of a process type that fired after a sequence and were not cleared, in order."""
         fired: list[Due] = []
         subject = due_subject(self._app, process, "*")
         while len(fired) < _DUE_MAX:
@@ -158,7 +162,7 @@ class JetStreamTimers:
         await self._client.ask(purge_stream(self._stream, due_subject(self._app, process, token), due.sequence))
 
     async def _read(self, process: str, token: str, fired: int) -> _Known:
-        """Return the timer, or one that fired after `fired` and waits to be handled: it is not set again."""
+        """Return the timer of a process; a timer that fired after `fired` and is not handled yet has sequence 0."""
         timer = await self._client.ask(last_message(self._stream, timer_subject(self._app, process, token)))
         if timer is not None:
             return _known(timer, timer[0])
@@ -173,21 +177,21 @@ class JetStreamTimers:
 
 @dataclass(frozen=True, slots=True)
 class TimerSet:
-    """A timer as it is shown."""
+    """A timer of a process, for display."""
 
     process_id: str
     at: datetime
     due: bool = False
-    """Whether it has fired and was not handled yet."""
+    """Whether the timer has fired and was not handled yet."""
 
 
 async def timers_set(client: Client, app: str, process: str, most: int | None = None) -> list[TimerSet]:
-    """Return `most` timers of a process type that have not fired; none where `init` has made no stream for them."""
+    """Return up to `most` timers of a process type that have not fired; none if there is no stream of timers."""
     return await _timers(client, app, timer_subject(app, process, "*"), most, due=False)
 
 
 async def timers_due(client: Client, app: str, process: str, most: int | None = None) -> list[TimerSet]:
-    """Return `most` timers of a process type that have fired and were not handled."""
+    """Return up to `most` timers of a process type that have fired and were not handled."""
     return await _timers(client, app, due_subject(app, process, "*"), most, due=True)
 
 

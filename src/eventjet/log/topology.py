@@ -1,6 +1,6 @@
-"""The streams and buckets of an app on the server: declared, created, and compared with what is there (ADR 0047).
+"""The streams and buckets of an app on the server: declared, created, and compared with what exists (ADR 0047).
 
-Nothing here purges or deletes, and what exists is never changed.
+Nothing here purges or deletes, and of existing streams only metadata is changed: the noted aggregates and the identity.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from eventjet.jetstream.api import (
 from eventjet.jetstream.client import Client
 
 IDENTITY = "eventjet.log"
-"""Key of the log's UUID in the stream's metadata, as are those below; a restore copies it."""
+"""Metadata key of the stream for the log's UUID; a restore copies it."""
 AGGREGATES = "eventjet.aggregates"
-"""Key of the names of all aggregates that `init` was run for over this log, with blanks between them."""
+"""Metadata key for the names of all aggregates that `init` was run for over this log, separated by blanks."""
 FIRST = "eventjet.first"
-"""Key of the log's first position: 1, or where the archive began that it was restored from."""
+"""Metadata key for the log's first position: 1, or the first position of the archive that it was restored from."""
 MISSING = "eventjet.missing"
-"""Key of how many positions after the first one an operator accepted as missing; 0 where it is not there."""
+"""Metadata key for how many missing positions after the first an operator has accepted; without the key it is 0."""
 _NOTES_MAX = 20
-"""How often the names are noted again, where others change the stream at the same time."""
+"""How often the aggregates' names are noted at most, if others change the stream at the same time."""
 _SETTLED_S = 0.5
-"""Whoever read the stream before its last change is taken to have sent their own by then."""
+"""After this pause, a client that read the stream before the last change has presumably sent its own change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +68,12 @@ class Drift:
 
     @property
     def is_harmless(self) -> bool:
-        """Whether the stream stores, drops and returns the same nevertheless."""
+        """Whether the stream stores, drops and returns the same messages nevertheless."""
         return self.setting in _HARMLESS
 
     @property
     def cost(self) -> str:
-        """What the difference does to a log or a bucket."""
+        """What the difference does to a log or a bucket, in words."""
         return COSTS.get(self.setting, "eventjet relies on it")
 
     def __str__(self) -> str:
@@ -85,17 +85,20 @@ class Topology:
     """The streams and buckets of an app, existing or created: the result of `Jet.init`."""
 
     identity: str
+    """UUID of the log."""
     created: tuple[str, ...]
+    """Names of the streams and buckets that were created."""
     drifts: tuple[Drift, ...]
+    """Settings of existing streams and buckets that are not as declared."""
     cursors: tuple[tuple[str, int], ...] = ()
     """Name and position of each subscription that follows the log from now on."""
     others: tuple[str, ...] = ()
-    """Who else answers what is published to them, in words: streams of other JetStream domains, and subscribers."""
+    """In words, who else answers publishes to their subjects: streams of other JetStream domains, and subscribers."""
     unknown: tuple[UnknownAggregate, ...] = ()
-    """Aggregates that the log has events of and the app does not declare."""
+    """Aggregates that have events in the log and that the app does not declare."""
     unusable: tuple[LogUnusable, ...] = ()
-    """Streams of publications and inboxes that cannot be used as they are, and the log where the names of the app's
-    aggregates could not be noted in it; everything else was created."""
+    """Errors for the streams of publications and inboxes that cannot be used as they are, and for a log in which the
+    names of the app's aggregates could not be noted; everything else was created."""
 
 
 _COMMON = {
@@ -132,7 +135,7 @@ UNSET: Mapping[str, Any] = {
     "consumer_limits": None,
     "template_owner": "",
 }
-"""Settings as a stream has them that does not mention them: so they have to be, where a declaration does not either."""
+"""The values of settings that a stream does not mention; a declaration that does not mention them demands these."""
 INDIFFERENT: Mapping[str, str] = {
     "name": "a stream is looked up by it",
     "description": "it is for people",
@@ -142,7 +145,7 @@ INDIFFERENT: Mapping[str, str] = {
     "first_seq": "it counts only while the stream is made; where the log begins is compared with what is there",
     "mirror_direct": "it has a meaning for mirrors alone, and being one is compared",
 }
-"""Settings that may be any, and why."""
+"""Settings that may have any value, and why."""
 COSTS: Mapping[str, str] = {
     "subjects": "events of other subjects are not stored, or another program's are",
     "storage": "everything is gone when the server ends",
@@ -177,14 +180,14 @@ COSTS: Mapping[str, str] = {
     "persist_mode": "the server acknowledges what is not on its disk yet, and loses it when it ends",
     "template_owner": "another program's template may change or delete the stream",
 }
-"""What each setting that is compared does where it is not as declared."""
+"""What a difference in each compared setting does, in words."""
 
 
 # What an app declares.
 
 
 def stream_config(app: str, replicas: int) -> dict[str, Any]:
-    """Return the stream of an app's log, as the JetStream API takes it."""
+    """Return the configuration of an app's log stream, as the JetStream API takes it."""
     return {
         "name": app,
         "subjects": [stream_subjects(app)],
@@ -199,7 +202,7 @@ def stream_config(app: str, replicas: int) -> dict[str, Any]:
 
 
 def bucket_config(bucket: str, replicas: int) -> dict[str, Any]:
-    """Return a key-value bucket with one value a key."""
+    """Return the configuration of a key-value bucket with one value for each key."""
     return {
         "name": f"KV_{bucket}",
         "subjects": [f"$KV.{bucket}.>"],
@@ -212,17 +215,23 @@ def bucket_config(bucket: str, replicas: int) -> dict[str, Any]:
 
 
 def snapshots_config(app: str, replicas: int) -> dict[str, Any]:
-    """Return the bucket of an app's snapshots, which are disposable."""
+    """Return the configuration of the bucket of an app's snapshots, which are disposable."""
     return bucket_config(snapshot_bucket(app), replicas)
 
 
 def cursors_config(app: str, replicas: int) -> dict[str, Any]:
-    """Return the bucket of an app's cursors, replaced by compare-and-set, several in a batch."""
+    """Return the configuration of the bucket of an app's cursors.
+
+    Cursors are replaced by compare-and-set, several in one batch.
+    """
     return {**bucket_config(cursor_bucket(app), replicas), "allow_msg_ttl": True, "allow_atomic": True}
 
 
 def timer_config(app: str, replicas: int) -> dict[str, Any]:
-    """Return the stream of an app's timers. It has no limits: one that is raised later fires old timers again."""
+    """Return the configuration of the stream of an app's timers.
+
+    The stream has no limits: if a limit were raised later, old timers would fire again.
+    """
     return {
         "name": timer_stream(app),
         "subjects": [timer_subject(app, "*", "*"), due_subject(app, "*", "*")],
@@ -244,17 +253,17 @@ def timer_config(app: str, replicas: int) -> dict[str, Any]:
 
 
 def every_config(app: str, replicas: int) -> tuple[dict[str, Any], ...]:
-    """Return all that an app may have on the server: its log, snapshots, cursors and timers."""
+    """Return the configurations of all that an app may have on the server: its log, snapshots, cursors and timers."""
     return tuple(config(app, replicas) for config in (stream_config, snapshots_config, cursors_config, timer_config))
 
 
 def needed_configs(app: str, replicas: int, *, cursors: bool, timers: bool) -> tuple[dict[str, Any], ...]:
-    """Return what an app has to have on the server, the log first; `cursors` and `timers` only where asked for."""
+    """Return the configurations of what an app needs on the server, the log first; cursors and timers only if asked."""
     log, snapshots, of_cursors, of_timers = every_config(app, replicas)
     return (log, snapshots, *([of_cursors] if cursors else []), *([of_timers] if timers else []))
 
 
-# Creating it.
+# Creating the streams and buckets.
 
 
 async def declare(
@@ -266,10 +275,9 @@ async def declare(
     timers: bool = False,
     aggregates: Collection[str] = (),
 ) -> Topology:
-    """Create what is missing and report what differs. Raises `LogUnusable`.
+    """Create the streams and buckets of an app that are missing, and report drifted settings. Raises `LogUnusable`.
 
-    A log that is created has the names of the `aggregates` noted in it from the beginning; for an existing one see
-    `note_aggregates`.
+    The names of `aggregates` are noted in a log that is created; for an existing log see `note_aggregates`.
     """
     created: list[str] = []
     drifts: list[Drift] = []
@@ -292,23 +300,24 @@ async def declare(
 
 
 async def others_answering(client: Client, kinds: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return who else answers what is published to these (stream, subject), in words.
+    """Return in words who besides the stream answers publishes to each (stream, subject).
 
-    An answer that comes more than a moment later is only logged.
+    An answer that arrives after half a second, or 0.05 s without a JetStream domain, is only logged.
     """
     for stream, subject in kinds:
         client.probe(stream, subject)
-    # Where there is a domain there are others, perhaps far away.
+    # If JetStream has a domain, there may be other domains, perhaps far away.
     await asyncio.sleep(0.5 if client.domain else 0.05)
     return client.answerers.others
 
 
 async def note_aggregates(client: Client, app: str, aggregates: Collection[str]) -> LogUnusable | None:
-    """Note in the log's metadata that these may begin histories in it; return why that failed, else None.
+    """Note in the log's metadata that these aggregates may begin histories in it; return the error if that failed.
 
-    The server compares nothing when it takes a configuration: whoever read an older one and sends theirs later takes
-    the names out again, and this may undo what others changed. So what was read last is sent at once, and some time
-    later the stream is read again, until the names are there. Raises `LogUnusable` for a stream that is missing.
+    The server compares nothing when it accepts a configuration: a client that read an older configuration and sends its
+    own later removes the names again, and this update may undo a change of another client. So the configuration is sent
+    at once after it was read, and some time later the stream is read again, until the names are there. Raises
+    `LogUnusable` for a stream that is missing.
     """
     missing, why = set(aggregates), "others change the stream again and again"
     for _ in range(_NOTES_MAX):
@@ -343,7 +352,7 @@ def _with_noted(metadata: Mapping[str, str], aggregates: Collection[str]) -> dic
 
 
 async def info(client: Client, app: str) -> StreamState:
-    """Return the state of the app's stream; raises `LogUnusable` when `init` has not run."""
+    """Return the state of the app's stream; raises `LogUnusable` if `init` has not run."""
     state = await _find(client, app)
     if state is None:
         raise missing_stream(app)
@@ -360,7 +369,7 @@ def missing_stream(stream: str) -> LogUnusable:
 
 
 def identity_of(state: StreamState) -> str:
-    """Return the UUID of the log in a stream; raises `IdentityLost` for a stream that carries none."""
+    """Return the UUID of the log in a stream; raises `IdentityLost` if the stream's metadata has none."""
     if IDENTITY not in state.metadata:
         raise IdentityLost(state.name)
     return state.metadata[IDENTITY]
@@ -382,16 +391,15 @@ async def _create(client: Client, config: Mapping[str, Any]) -> StreamState:
     except ApiRefused as refusal:
         existing = await _find(client, name) if refusal.err_code == NAME_IN_USE else None
         if existing is not None:
-            return existing  # another `init` was quicker
+            return existing  # another `init` has created it meanwhile
         raise not_created(name, refusal) from None
 
 
 async def _not_new(client: Client, config: Mapping[str, Any], state: StreamState) -> LogUnusable:
-    """Take the identity from a stream that had events when it was made, and return the error: whose they are is not
-    known.
+    """Remove the identity from a stream that had events when it was created, and return the error to raise.
 
-    The server takes files that it finds in its folder for the stream's own: of one that was deleted a moment ago, or
-    whose configuration was lost.
+    The server adopts files that it finds in the stream's folder: of a stream that was deleted a moment ago, or whose
+    configuration was lost. So it is not known whose events they are.
     """
     await client.ask(update_stream(config))
     return LogUnusable(
@@ -411,11 +419,11 @@ def not_created(stream: str, refusal: ApiRefused) -> LogUnusable:
     )
 
 
-# Comparing it with what is there.
+# Comparing the declaration with what exists.
 
 
 def compare(declared: Mapping[str, Any], actual: Mapping[str, Any]) -> list[Drift]:
-    """Return the settings that are not as declared; room for larger messages than events can be is no drift."""
+    """Return the settings that are not as declared; a larger limit for the size of messages is no drift."""
     name = str(declared["name"])
     drifts: list[Drift] = []
     for key, value in {**UNSET, **declared}.items():
@@ -428,25 +436,25 @@ def compare(declared: Mapping[str, Any], actual: Mapping[str, Any]) -> list[Drif
 
 
 def unknown_settings(state: StreamState) -> list[str]:
-    """Return the settings of a stream that this release does not know, of a newer server."""
+    """Return the settings of a stream that a newer server knows and this release does not."""
     known = {*_COMMON, *UNSET, *INDIFFERENT, *COSTS}
     return sorted(key for key, value in state.config.items() if value and key not in known)
 
 
 def drifts_of(state: StreamState) -> tuple[Drift, ...]:
-    """Return the drifts of an app's stream that concern its writers: what is stored, dropped and read."""
+    """Return the drifts of an app's stream that change what is stored, dropped or read."""
     return tuple(drift for drift in compare(stream_config(state.name, 1), state.config) if not drift.is_harmless)
 
 
 _HARMLESS = ("num_replicas", "duplicate_window", "max_consumers")
 _WRONG = ("subject_transform", "sources", "mirror", "no_ack", "retention", "subjects", "max_age")
-"""Settings by which a log is not what was recorded, does not say that it was, or forgets it."""
+"""Settings with which a log stores something else than what was published, acknowledges nothing, or drops events."""
 
 
 def check_settings(state: StreamState) -> None:
-    """Raise `LogDrifted` for a log over which nothing may be recorded or followed. Weaker drifts only get a warning.
+    """Raise `LogDrifted` for settings with which the log may be neither written nor followed.
 
-    A limit that refuses new events is a weaker drift; one for which stored events are dropped is not.
+    Other drifts only get a warning. A limit that refuses new events is among them; one that drops stored events is not.
     """
     drifts, dropping = compare(stream_config(state.name, 1), state.config), ["max_msgs", "max_bytes", "discard"]
     if state.config.get("discard") != "old" or not {each.setting for each in drifts} & set(dropping[:2]):
@@ -457,7 +465,7 @@ def check_settings(state: StreamState) -> None:
         drift
         for drift in drifts
         if drift.setting in (*_WRONG, *dropping)
-        # More subjects than its own bring another program's messages, and take nothing away.
+        # Additional subjects bring another program's messages, but no event is lost by them.
         and not (drift.setting == "subjects" and any(covers(each, f"{state.name}.*") for each in drift.actual or ()))
     ]
     if wrong:
@@ -465,14 +473,14 @@ def check_settings(state: StreamState) -> None:
 
 
 _STANDSTILL = ("allow_direct", "no_ack", "sealed", "subject_transform", "subjects", "mirror", "retention")
-"""Settings by which nothing can be read from a stream of cursors or timers, or is known to be stored in it."""
+"""Settings with which a stream of cursors or timers cannot be read, or does not say whether it has stored a message."""
 _ROOM_BYTES = 1024
-"""A stream that drops what is oldest drops some for the next, where it has less room than this."""
+"""With less room than this before `max_bytes`, a stream with `discard: old` drops messages to store the next."""
 
 
 def standstill(state: StreamState, declared: Mapping[str, Any]) -> LogDrifted | None:
     """Return the error for settings with which a stream of cursors or timers cannot be used at all, if any."""
-    # One that drops nothing takes another value of a key that it has, however many there are, within its bytes.
+    # A stream with `discard: new` accepts another value of an existing key even at `max_msgs`, within its bytes.
     sizes = {"max_bytes": state.bytes}
     if state.config.get("discard") == "old":
         sizes = {"max_msgs": state.messages, "max_bytes": state.bytes + _ROOM_BYTES}
@@ -487,18 +495,18 @@ def standstill(state: StreamState, declared: Mapping[str, Any]) -> LogDrifted | 
     return drifted(state.name, wrong) if wrong else None
 
 
-# What its settings have to do with an error.
+# How a stream's settings explain an error.
 
 
 def drifted(stream: str, drifts: Sequence[Drift]) -> LogDrifted:
-    """Return the error for settings of a stream that prevent what was asked of it."""
+    """Return the error for drifted settings of a stream that prevent an operation."""
     return LogDrifted(stream, {drift.setting: f"{drift.actual!r} ({drift.cost})" for drift in drifts})
 
 
 async def explained(client: Client, declared: Mapping[str, Any], error: StoreError) -> StoreError:
-    """Return `LogDrifted` or `LogUnusable` where the stream's settings may have caused the error, else the same error.
+    """Return `LogDrifted` or `LogUnusable` if the stream's settings may have caused the error, else the same error.
 
-    The stream is asked for its configuration once.
+    The configuration of the stream is requested once.
     """
     name = str(declared["name"])
     try:
@@ -511,13 +519,13 @@ async def explained(client: Client, declared: Mapping[str, Any], error: StoreErr
 
 
 def explained_by(state: StreamState, declared: Mapping[str, Any], error: StoreError) -> StoreError:
-    """Return what `explained` does, for a stream in this state."""
+    """Return the error that `explained` returns, for a stream in this state."""
     drifts = [drift for drift in compare(declared, state.config) if not drift.is_harmless]
     return drifted(state.name, drifts) if drifts else error
 
 
 def full_stream(stream: str, config: Mapping[str, Any], code: int, text: str) -> StreamFull | None:
-    """Return the error for an answer that says a limit of the stream or of its account is reached; None for another."""
+    """Return the error for an answer that says a limit of the stream or its account is reached; None for others."""
     if code == NO_RESOURCES:
         limit = f"its account has used up the storage that it may use: {text}"
         return StreamFull(stream, limit, "Raise the account's limit, or remove what nobody needs from its streams.")

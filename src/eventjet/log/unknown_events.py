@@ -1,7 +1,7 @@
-"""Aggregates and events of the log that an app does not declare: a newer release's, another app's, or renamed ones.
+"""Aggregates and events in the log that an app does not declare: of a newer release, of another app, or renamed.
 
-Aggregates are in the subjects, of which the server keeps a list, so all of them are reported. Events are not: a sample
-is read.
+Aggregate names are in the subjects, of which the server keeps a list, so all unknown aggregates are reported. Event
+types are not, so a sample of the events is read.
 """
 
 from __future__ import annotations
@@ -18,20 +18,23 @@ from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.log.topology import AGGREGATES
 
 LOOKS = 32
-"""Events in the sample: the last ones, where a newer release records, and some evenly before them."""
+"""Events in the sample: the last 12, where a newer release records, and others spread evenly over the log."""
 _LAST = 12
 _BEYOND = 2**31
-"""An offset at which the server counts subjects and lists none."""
+"""An offset at which the server counts the subjects and lists none."""
 LIST_S = 30.0
-"""How long the server may take for one look at the list of subjects: two seconds for a million of them."""
+"""How long the server may take to list subjects once; it takes two seconds for a million."""
 LISTED_MAX = 100_000
-"""Of a log with more subjects a worker that starts does not have the list looked through."""
+"""A starting worker does not search the list of subjects of a log with more subjects than this."""
 UNKNOWN_MAX = 100
 """How many unknown aggregates are named at most."""
 
 
 def unknown_events(connection: NatsConnection, state: StreamState, catalog: Catalog) -> list[UnknownEvent]:
-    """Return an error for each unknown event type and schema on the app's aggregates. Blocks; raises as `ask`."""
+    """Return an error for each unknown event type and schema in a sample of the log. Blocks; raises as `ask`.
+
+    Only events of aggregates that the app's event types belong to are judged.
+    """
     aggregates = catalog.aggregates_of([kind.event_type for kind in catalog.kinds()])
     records = connection.ask_all([message_at(state.name, position) for position in _sample(state)])
     errors: dict[tuple[str, int], UnknownEvent] = {}
@@ -46,16 +49,17 @@ def unknown_events(connection: NatsConnection, state: StreamState, catalog: Cata
 
 
 def unknown_aggregates(app: str, known: Collection[str]) -> Conversation[list[UnknownAggregate]]:
-    """Return an error for each aggregate with events in the log of an app that is none of the `known` ones.
+    """Return an error for each aggregate that has events in an app's log and is not among the `known` aggregates.
 
-    The subjects of the known ones are counted; only where there are others are they listed, 100,000 at a time, and
-    those of an aggregate that was met are passed over. To be run with `LIST_S`; raises as `ask`, and `StreamMissing`.
+    The subjects of the known aggregates are counted. Only if the log has more subjects are they listed, 100,000 at a
+    time, and the rest of an aggregate's subjects is left out once its name was met. The conversation is run with
+    `LIST_S` as its timeout; it raises as `ask`, and `StreamMissing`.
     """
     own = sorted({*known, CLAIMS, VOID_NAME})
     sizes: dict[str, int] = {}
     for name in own:
         _, sizes[name] = yield subjects_of(app, f"{app}.{name}.>", _BEYOND)
-    # Asked for last: subjects are only ever added, so whatever came meanwhile is taken for unknown, and listed.
+    # Asked last: subjects are only ever added, so one that was added meanwhile leads to a listing and is not missed.
     state: StreamState = yield stream_info(app)
     if state.subjects <= sum(sizes.values()):
         return []
@@ -69,7 +73,7 @@ def unknown_aggregates(app: str, known: Collection[str]) -> Conversation[list[Un
         for name in dict.fromkeys(map(_aggregate_in, subjects)):
             if name not in sizes and len(sizes) < len(own) + UNKNOWN_MAX:
                 _, sizes[name] = yield subjects_of(app, f"{app}.{name}.>", _BEYOND)
-        # Those of one aggregate stand together: the rest of the last one's need not be listed.
+        # The subjects of one aggregate are adjacent, so the rest of the last aggregate's need not be listed.
         at += next(index for index, subject in enumerate(subjects) if _aggregate_in(subject) == last)
         at += max(1, sizes.get(last, 0))
     unknown: list[UnknownAggregate] = []
@@ -80,7 +84,10 @@ def unknown_aggregates(app: str, known: Collection[str]) -> Conversation[list[Un
 
 
 def noted_unknown(state: StreamState, known: Collection[str]) -> Conversation[list[UnknownAggregate]]:
-    """Return what `unknown_aggregates` does, of those that `init` has noted in the log: quick in one of any length."""
+    """Return the errors of `unknown_aggregates` for aggregates that `init` has noted in the log.
+
+    It is quick in a log of any length.
+    """
     unknown: list[UnknownAggregate] = []
     for name in sorted(set(state.metadata.get(AGGREGATES, "").split()) - {*known, CLAIMS}):
         last: RawRecord | None = yield last_message(state.name, f"{state.name}.{name}.>")
@@ -107,14 +114,14 @@ def _sample(state: StreamState) -> list[int]:
 
 
 def _unknown_event(record: RawRecord, catalog: Catalog, aggregates: Collection[str] | None) -> UnknownEvent | None:
-    """Return the error that reading the record raises, where that is of its type and schema alone."""
+    """Return the error for a record whose event type or schema is unknown, or None."""
     position, _, subject, block, body = record
     name, schema = header(block, TYPE), number_of(block, SCHEMA)
     parts = subject.decode("utf-8", "replace").split(".")
     if name is None or schema is None or len(parts) < 2:
         return None
     if aggregates is not None and parts[1] not in aggregates:
-        return None  # another app's, which shares the log
+        return None  # of another app, which shares the log
     if catalog.is_retired(name) or catalog.resolve(name, schema) is not None:
         return None
     return UnknownEvent(name[:100], schema, position, body)

@@ -1,1 +1,1 @@
-"""NATS: its protocol, servers and logins, and what an application's loop sends and hears over nats-py."""
+"""The NATS protocol, servers and logins, and the client of an application's event loop, which is built on nats-py."""

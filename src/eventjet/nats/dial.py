@@ -1,6 +1,6 @@
-"""Open one connection to NATS: TCP, INFO, TLS, CONNECT, PONG. Blocking, and bounded by one deadline.
+"""Open one blocking connection to NATS: TCP, INFO, TLS, CONNECT, PONG, all of it within one deadline.
 
-Seeds are never sent: they sign the server's nonce. Secrets are read, used and dropped here.
+Seeds are never sent: they sign the server's nonce. Secrets are read for each login and not kept.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ _BARE_SEED = re.compile(rb"^\s*(SU[A-Z2-7]+)\s*$", re.MULTILINE)
 
 @dataclass(slots=True)
 class Dialled:
-    """A connection that the server has let in, once `dial` returns it."""
+    """A connection, which the server has let in once `dial` returns it."""
 
     sock: socket.socket
     peer: str
-    """host:port, for errors."""
+    """`host:port` of the server, for errors."""
     parser: FrameParser = field(default_factory=FrameParser)
     controls: list[Control] = field(default_factory=list[Control])
-    """What the server said that is not used up yet: after the greeting, for whoever goes on."""
+    """Control lines from the server that are not handled yet; after the greeting the connection's user handles them."""
     info: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
 def dial(endpoint: Endpoint, timeout_s: float) -> Dialled:
-    """Try the servers in order; raises `Unauthorized` when one said no and none let us in, else `Unreachable`.
+    """Connect to the first server, in order, that lets this client in.
 
-    Credentials that one server knows already, or still, may be unknown to another while they are changed.
+    Raises `Unauthorized` when a server refused the credentials and no other let the client in, else `Unreachable`:
+    while credentials are changed, some servers may know them and others not.
     """
     if endpoint.is_websocket:
         raise UsageError(
@@ -75,7 +76,7 @@ def dial(endpoint: Endpoint, timeout_s: float) -> Dialled:
 
 
 def dial_at(endpoint: Endpoint, address: Address, deadline: float) -> Dialled:
-    """Connect to one server; raises what `fault_of` words, and `Unauthorized`."""
+    """Connect to one server; raises `Unauthorized`, and errors that `fault_of` describes."""
     sock = socket.create_connection((address.host, address.port), timeout=_left(deadline))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -92,7 +93,7 @@ def _greet(dialled: Dialled, endpoint: Endpoint, address: Address, deadline: flo
     encrypted = endpoint.tls_first
     if encrypted:
         _encrypt(dialled, endpoint, address, deadline)
-    # Whoever is on the way may have written what comes before TLS, so it can ask for TLS and for nothing less.
+    # An attacker may have written what comes before TLS, so this INFO can demand TLS but never waive it.
     info = dialled.info = cast("dict[str, Any]", json.loads(_await_control(dialled, b"INFO", deadline)))
     if not encrypted and (address.tls or info.get("tls_required")):
         if not (info.get("tls_required") or info.get("tls_available")):
@@ -108,7 +109,7 @@ def _greet(dialled: Dialled, endpoint: Endpoint, address: Address, deadline: flo
 
 
 def _encrypt(dialled: Dialled, endpoint: Endpoint, address: Address, deadline: float) -> None:
-    """Go on over TLS, and forget what came in the clear: nobody vouches for it."""
+    """Switch to TLS, and discard what was received in the clear, since anybody may have sent it."""
     dialled.sock.settimeout(_left(deadline))
     dialled.sock = tls_context(endpoint).wrap_socket(dialled.sock, server_hostname=address.name)
     dialled.parser = FrameParser()
@@ -116,7 +117,7 @@ def _encrypt(dialled: Dialled, endpoint: Endpoint, address: Address, deadline: f
 
 
 def _await_control(dialled: Dialled, verb: bytes, deadline: float) -> bytes:
-    """The argument of the first `verb`; raises what an `-ERR` before it means."""
+    """Wait for the first control line of this verb and return its argument; raises the error of an `-ERR` before it."""
     while True:
         while dialled.controls:
             found, argument = dialled.controls.pop(0)
@@ -135,7 +136,7 @@ def _await_control(dialled: Dialled, verb: bytes, deadline: float) -> bytes:
 
 
 def _connect_options(endpoint: Endpoint, info: dict[str, Any], *, encrypted: bool) -> dict[str, Any]:
-    """The object to send after CONNECT; raises `UsageError` for a credentials file that cannot be used."""
+    """Return the options of CONNECT; raises `UsageError` for a credentials file that cannot be used."""
     options: dict[str, Any] = {
         "verbose": False,
         "pedantic": False,
@@ -156,7 +157,7 @@ def _connect_options(endpoint: Endpoint, info: dict[str, Any], *, encrypted: boo
 
 
 def login(endpoint: Endpoint, nonce: str) -> dict[str, str]:
-    """The `jwt`, `nkey` and `sig` of CONNECT, of files as they are now; raises `UsageError` for ones of no use."""
+    """Return `jwt`, `nkey` and `sig` of CONNECT, reading the files anew; raises `UsageError` for an unusable file."""
     if endpoint.credentials is not None:
         jwt = _read(endpoint.credentials, _JWT, "credentials", "user JWT")
         seed = _read(endpoint.credentials, _SEED, "credentials", "seed")
@@ -174,8 +175,8 @@ def login(endpoint: Endpoint, nonce: str) -> dict[str, str]:
 
 
 def _signed(seed: bytes, nonce: bytes, path: Path) -> tuple[str, str]:
-    """(public key, signature of the nonce); the key pair is wiped."""
-    # Untyped, and slow to import: only who signs pays for it.
+    """Return (public key, signature of the nonce), and wipe the key pair."""
+    # `nkeys` is untyped and slow to import, so it is imported only for a signature.
     nkeys: Any = import_module("nkeys")
     try:
         pair = nkeys.from_seed(bytearray(seed))
@@ -191,7 +192,7 @@ def _read(path: Path, pattern: re.Pattern[bytes], setting: str, what: str) -> by
     try:
         match = pattern.search(Path(path).read_bytes())
     except (OSError, ValueError) as error:
-        # Without the path, which may be what should stand in the file.
+        # The path is not shown: it may be the secret that should stand in the file.
         reason = getattr(error, "strerror", None) or "it is no path"
         raise UsageError(
             f"The file of `{setting}` cannot be read: {reason}. Give the path of a readable one."
@@ -202,7 +203,7 @@ def _read(path: Path, pattern: re.Pattern[bytes], setting: str, what: str) -> by
 
 
 def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
-    """What the endpoint says of TLS; raises `UsageError` for files that cannot be used."""
+    """Return the TLS context of an endpoint; raises `UsageError` for files that cannot be used."""
     if endpoint.tls is not None:
         return endpoint.tls
     try:
@@ -211,7 +212,7 @@ def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
             context.load_cert_chain(endpoint.tls_cert, endpoint.tls_key)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "no path"
-        # Only files that are there are named: a path may be what should stand in the file.
+        # Only files that exist are named: a path may be the secret that should stand in the file.
         files = [path for path in (endpoint.tls_ca, endpoint.tls_cert, endpoint.tls_key) if path and is_file(path)]
         named = ", ".join(map(str, files)) or f"of {endpoint!r}"
         raise UsageError(f"The TLS files {named} cannot be used: {reason}. Give readable PEM.") from None
@@ -226,7 +227,10 @@ def _left(deadline: float) -> float:
 
 
 def _refusal_of_client(error: Exception, endpoint: Endpoint, peer: str) -> Unauthorized | None:
-    """A server that verifies clients refuses them inside TLS, which in TLS 1.3 shows at the first read."""
+    """Return the error of a server that refused the client's certificate, None for another error.
+
+    Such a server refuses clients inside TLS, which in TLS 1.3 shows at the first read.
+    """
     text = str(error).lower().replace("_", " ")
     if isinstance(error, ssl.SSLError) and "alert" in text and any(word in text for word in _CLIENT_CERTIFICATE):
         which = f"the client certificate {endpoint.tls_cert}" if endpoint.tls_cert else "a client without certificate"
@@ -235,7 +239,7 @@ def _refusal_of_client(error: Exception, endpoint: Endpoint, peer: str) -> Unaut
 
 
 def fault_of(error: Exception) -> str:
-    """What is wrong with a server that did not let us in, as the end of a sentence that it begins."""
+    """Return what is wrong with a server that did not let us in, as the predicate of a sentence about the server."""
     match error:
         case ssl.SSLCertVerificationError():
             return f"has a certificate that is not trusted ({error.verify_message})"

@@ -1,4 +1,4 @@
-"""Where the server is and how to prove who we are: a value that can be pickled, and whose `repr` holds no secret."""
+"""`Endpoint`: the servers of a cluster and the credentials for them, as a value whose `repr` shows no secret."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ _PORTS = {"ws": 80, "wss": 443}
 API_PREFIX = "$JS.API"
 _ROUTED = (f"{API_PREFIX}.", "$KV.")
 DEFAULT_INBOX, CALLER_INBOX = "_INBOX", "_INBOX_caller"
-"""Where callers hear their answers: clients that were told nothing, and the user `caller` of `eventjet nats-config`."""
+"""Inbox prefixes of callers: the default of NATS clients, and that of the user `caller` of `eventjet nats-config`."""
 
 
 class Address(NamedTuple):
-    """One server."""
+    """The address of one server."""
 
     host: str
     port: int
     tls: bool
     """Whether TLS is demanded."""
     name: str
-    """What its certificate must be of."""
+    """The host name that the server's certificate must be issued for."""
     scheme: str = "nats"
     path: str = ""
-    """Of a WebSocket's URL."""
+    """Path of a WebSocket's URL."""
 
     @property
     def peer(self) -> str:
-        """As errors name it."""
+        """`host:port`, as errors name the server."""
         return f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """As `nats.connect` takes it."""
+        """The URL, as `nats.connect` takes it."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         scheme = "tls" if self.tls and self.scheme == "nats" else self.scheme
         return f"{scheme}://{host}:{self.port}{self.path}"
@@ -49,11 +49,11 @@ class Address(NamedTuple):
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Endpoint:
-    """Servers of one cluster and the credentials for them.
+    """The servers of one cluster and the credentials for them.
 
     Userinfo in a URL (`nats://ada:secret@host`, `nats://token@host`) moves into `user`, `password` and `token`, so
-    `servers` is fit for logs. Files are named, and read anew at each connection, on the machine that connects.
-    Raises `UsageError` for what cannot be a server.
+    `servers` is fit for logs. Files are given as paths, and read anew at each connection, on the machine that connects.
+    An endpoint can be pickled unless `check_picklable` refuses it. Raises `UsageError` for an invalid server URL.
     """
 
     servers: tuple[str, ...]
@@ -69,20 +69,20 @@ class Endpoint:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls: ssl.SSLContext | None = None
-    """In place of the files of TLS."""
+    """A context that replaces the TLS files."""
     tls_first: bool = False
-    """Shake hands before the server's INFO, as its `handshake_first` asks."""
+    """Whether the TLS handshake comes before the server's INFO, as the server's `handshake_first` demands."""
     user_jwt_cb: Callable[[], bytes | bytearray] | None = None
     signature_cb: Callable[[str], bytes] | None = None
     jetstream_prefix: str = API_PREFIX
-    """What JetStream's API is asked below."""
+    """Prefix of the subjects of JetStream's API."""
     inbox_prefix: str = "_INBOX"
     caller_inboxes: tuple[str, ...] = (DEFAULT_INBOX, CALLER_INBOX)
     """Prefixes of the inboxes to which a service over this endpoint answers."""
     shuffle: bool = False
-    """Start with a random server instead of the first."""
+    """Whether the first server to try is chosen at random."""
     discovered: tuple[str, ...] = ()
-    """`host:port` of more servers of the cluster, as its servers tell them; tried after the named ones."""
+    """`host:port` of more servers of the cluster, from the INFO of its servers; tried after `servers`."""
     name: str = "eventjet"
     """Shown in the server's list of connections."""
 
@@ -102,7 +102,7 @@ class Endpoint:
 
     @property
     def is_websocket(self) -> bool:
-        """Whether its servers speak NATS within WebSockets, which only nats-py does here."""
+        """Whether the servers speak NATS within WebSockets, which only connections of nats-py support."""
         return self.servers[0].startswith("ws")
 
     def __reduce__(self) -> str | tuple[object, ...]:
@@ -117,13 +117,13 @@ class Endpoint:
             object.__setattr__(self, field, value)
 
     def __repr__(self) -> str:
-        # Of a path too: people put the seed itself where its file belongs.
+        # Paths are hidden, too: people put the seed itself where its file belongs.
         kinds = ("user", "password", "token", "nkey", "credentials", "tls_ca", "tls_cert", "tls_key", "signature_cb")
         return f"Endpoint({', '.join([*self.servers, *(f'{kind}=***' for kind in kinds if getattr(self, kind))])})"
 
     @classmethod
     def of(cls, settings: Settings) -> Endpoint:
-        """The endpoint that the application's settings name."""
+        """Return the endpoint of an application's settings."""
         domain = settings.jetstream_domain
         return cls(
             settings.servers,
@@ -146,38 +146,41 @@ class Endpoint:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether the JetStream that is meant may be another than the connected server's."""
+        """Whether the log's JetStream may be another than the connected server's."""
         return self.jetstream_prefix != API_PREFIX
 
     def routed(self, subject: str) -> str:
-        """Where a message for JetStream, `$JS.API.…` or `$KV.…`, goes for the JetStream that is meant (ADR-19).
+        """Return the subject on which a message for JetStream, `$JS.API.…` or `$KV.…`, reaches the log's JetStream.
 
-        `$KV.>` crosses no link between two domains by itself; a server maps `$JS.<domain>.API.$KV.>` to it. What
-        streams hear on other subjects goes there as it is.
+        `$KV.>` crosses no link between two domains by itself; a server maps `$JS.<domain>.API.$KV.>` to it (ADR-19).
+        Other subjects are returned as they are.
         """
         if not self.is_elsewhere or not subject.startswith(_ROUTED):
             return subject
         return f"{self.jetstream_prefix}.{subject.removeprefix(f'{API_PREFIX}.')}"
 
     def with_name(self, name: str) -> Endpoint:
-        """The same endpoint for another purpose, which its connection's name says beside what the settings call it."""
+        """Return the endpoint with a name for another purpose, added to the name that the settings give."""
         return replace(self, name=name if self.name == "eventjet" else f"{self.name} ({name})")
 
     def with_discovered(self, connect_urls: Iterable[str]) -> Endpoint:
-        """The same endpoint, knowing what a server says of its cluster in `connect_urls`."""
+        """Return the endpoint with the servers added that an INFO names in its `connect_urls`."""
         named = {url.partition("://")[2] for url in self.servers}
         told = {url for url in connect_urls if (found := parse(f"nats://{url}")) and found.is_server}
         return replace(self, discovered=tuple(sorted({*self.discovered, *told} - named)))
 
     def addresses(self) -> list[Address]:
-        """In the order to try. One server with TLS means all with TLS: they get the same credentials."""
+        """Return the addresses of all servers, in the order to try.
+
+        If one server demands TLS, all do: they get the same credentials.
+        """
         named = [_parsed(url) for url in self.servers]
         tls = self.tls_first or bool(self.tls or self.tls_ca or self.tls_cert or self.tls_key)
         tls = tls or any(url.scheme in ("tls", "wss") for url in named)
         found = [_address(url, tls, _bare(url)) for url in named]
         for url in map(_parsed, self.discovered):
-            # Servers tell their addresses, and certificates tell names. And what a server says before TLS anyone on
-            # the way may have said: any name has a certificate of its owner's, but not one of a CA of our own.
+            # Servers announce addresses, but certificates are issued for names. And an attacker may have written what
+            # a server says before TLS: the owner of any name has a certificate for it, but not from a CA of our own.
             own_name = not _is_ip(_bare(url)) and (self.tls_ca is not None or self.tls_first or not tls)
             found.append(_address(url, tls, _bare(url if own_name else named[0])))
         start = secrets.randbelow(len(found)) if self.shuffle else 0
@@ -220,7 +223,7 @@ def check_picklable(endpoint: Endpoint) -> None:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a setting leads to a file; false for what is no path at all."""
+    """Return whether a path leads to a file; false for a value that cannot be a path."""
     try:
         return path.is_file()
     except (OSError, ValueError):  # too long for a path, or with a NUL

@@ -1,7 +1,7 @@
-"""`Exchanges`: requests over one inbox that wait for their answers, each for a bounded time. For one loop.
+"""`Exchanges`: the requests of one event loop that wait for answers over one inbox, each for a bounded time.
 
-A loop stands still while something else has the process: a garbage collection of a large heap, or application code.
-What could not be sent or read meanwhile is not the server's silence, so that time is given back. See ADR 0043.
+A loop stands still while something else runs in its thread: a garbage collection of a large heap, or application code.
+Nothing is sent or read meanwhile, which is not the server's silence, so waiting requests get that time back (ADR 0043).
 """
 
 from __future__ import annotations
@@ -16,37 +16,40 @@ from eventjet.errors import Forbidden, StoreUnavailable
 from eventjet.nats.protocol import Frame
 
 LOOK_S = 0.5
-"""Between two looks at those that wait, or an eighth of what they wait: of a pause, so much at the most is counted."""
+"""How often waiting exchanges are checked, or eight times in their patience if that is shorter.
+
+At most this much of a standstill counts against them.
+"""
 STILL_S = 0.1
-"""A loop that is later than this stood still; below, it is merely busy."""
+"""A check that is later than this means that the loop stood still; below, the loop is merely busy."""
 _OVERDUE_S = 0.01
-"""Before an exchange ends for want of an answer: what has come is read in between."""
+"""How long an overdue exchange still waits, so that what the socket holds is read first."""
 _subject_of = itemgetter(1)
 _ANSWERED_MAX = 1_000
-"""So many publishes are remembered after their answer: a second one says that somebody else answers, too."""
+"""How many publishes are remembered after their answer: a second answer shows that somebody else answers, too."""
 
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One request, and what has come in answer to it."""
+    """One request, and the frames of its answer so far."""
 
     reply: bytes
     subjects: Collection[str]
-    """What was published for it: a violation on any of them ends it."""
+    """Subjects of the published messages: a permission violation on any of them ends the exchange."""
     patience_s: float
-    """How long its answer, or the next part of it, may take."""
+    """How long the answer, or the next part of it, may take."""
     began: float
     until: float
     accepts: Callable[[Frame], bool] | None
-    """Whether a frame is of whoever was asked, None where nobody else answers; others' frames give no more time."""
+    """Returns whether a frame is an answer that counts; None where every frame does. Others do not prolong the wait."""
     is_overdue: bool = False
     fault: Exception | None = None
-    """What ended it."""
+    """The error that ended the exchange."""
     _frames: list[Frame] = field(default_factory=list[Frame])
     _wake: asyncio.Future[None] | None = None
 
     async def came(self) -> list[Frame]:
-        """Return the next frames of the answer, at least one; raises what ended the exchange."""
+        """Wait for the next frames of the answer, at least one; raises the error that ended the exchange."""
         if not self._frames and self.fault is None:
             self._wake = asyncio.get_running_loop().create_future()
             await self._wake
@@ -56,7 +59,7 @@ class Exchange:
         return frames
 
     def arrived(self, frames: list[Frame], now: float) -> None:
-        """Take a part of the answer; what comes after the end is not one."""
+        """Add frames to the answer; frames after the end are ignored."""
         if self.accepts is not None:
             frames = list(filter(self.accepts, frames))
         if frames and self.fault is None:
@@ -66,7 +69,7 @@ class Exchange:
             self._wake_up()
 
     def end(self, fault: Exception) -> None:
-        """Let whoever waits raise `fault`: there will be no more frames."""
+        """End the exchange: `came` raises `fault` once the frames so far are taken."""
         if self.fault is None:
             self.fault = fault
             self._wake_up()
@@ -77,10 +80,10 @@ class Exchange:
 
 
 class Exchanges:
-    """All exchanges over one inbox."""
+    """The exchanges over one inbox."""
 
     def __init__(self, inbox: str, on_late: Callable[[], object]) -> None:
-        """`on_late` is called when a request had no answer in time."""
+        """`on_late` is called when requests had no answer in time."""
         self.inbox = inbox
         self._prefix = f"{inbox}.".encode()
         self._on_late = on_late
@@ -92,9 +95,9 @@ class Exchanges:
     def begin(
         self, subjects: Collection[str], patience_s: float, accepts: Callable[[Frame], bool] | None = None
     ) -> Exchange:
-        """Prepare for the answer to what is published on `subjects`; give the exchange to `forget` in the end.
+        """Return a new exchange for messages published on `subjects`; the caller gives it to `forget` in the end.
 
-        Where others may answer, too, `accepts` tells whose answers count. It sees those that come later as well.
+        Where others may answer, too, `accepts` tells which answers count. It is called for late answers as well.
         """
         now = asyncio.get_running_loop().time()
         self._count += 1
@@ -104,7 +107,7 @@ class Exchanges:
         return exchange
 
     def forget(self, exchange: Exchange) -> None:
-        """Ignore whatever still comes in answer to it, but for who it is that answers."""
+        """Stop waiting for an exchange; late answers go only to its `accepts`, which notes who else answers."""
         self.waiting.pop(exchange.reply, None)
         if exchange.accepts is not None:
             self._answered[exchange.reply] = exchange.accepts
@@ -123,19 +126,19 @@ class Exchanges:
                     self._answered[reply](frame)
 
     def denied(self, fault: Forbidden) -> bool:
-        """End what was published on the subject of a violation; whether there was any."""
+        """End the exchanges that published on the subject of a violation; return whether there were any."""
         concerned = [each for each in self.waiting.values() if fault.subject in each.subjects]
         for exchange in concerned:
             exchange.end(fault)
         return bool(concerned)
 
     def end_all(self, fault: Exception) -> None:
-        """End every exchange with the same error."""
+        """End every exchange with this error."""
         for exchange in self.waiting.values():
             exchange.end(fault)
 
     def waits(self, reply: bytes, subject: bytes) -> bool:
-        """Whether an answer with this reply subject is waited for, to what was asked on a subject."""
+        """Return whether an exchange with this reply subject waits for the answer to a message on `subject`."""
         exchange = self.waiting.get(reply)
         return exchange is not None and subject.decode("utf-8", "replace") in exchange.subjects
 
@@ -147,7 +150,7 @@ class Exchanges:
         self._timer = asyncio.get_running_loop().call_at(at, self._look)
 
     def _look(self) -> None:
-        """End what has waited too long."""
+        """End the exchanges that have waited too long, after giving back the time that the loop stood still."""
         assert self._timer is not None
         now = asyncio.get_running_loop().time()
         lateness_s, self._timer = now - self._timer.when(), None

@@ -1,7 +1,7 @@
 """Parser and printer of the NATS client protocol: bytes in, frames out, and no I/O.
 
 A byte stream gives the same frames however it is cut into chunks. Bytes that are not the protocol raise `ValueError`,
-after which the parser must not be fed again. What one parser holds is bounded by `LINE_MAX` + `FRAME_MAX`.
+after which the parser must not be fed again. A parser buffers at most `LINE_MAX` + `FRAME_MAX` bytes.
 Source: the NATS client protocol; ADR-4 for headers and status lines.
 """
 
@@ -16,13 +16,13 @@ Frame: TypeAlias = tuple[bytes, bytes, bytes, bytes, bytes]
 """A message: (subscription id, subject, reply subject or empty, header block or empty, body)."""
 
 Control: TypeAlias = tuple[bytes, bytes]
-"""Anything else: (verb, argument), the verb one of PING, PONG, INFO, +OK, -ERR."""
+"""A line of the protocol that is no message: (verb, argument); the verb is PING, PONG, INFO, +OK or -ERR."""
 
 LINE_MAX = 65_536
-"""Bytes in one control line; only an INFO that names a large cluster comes near."""
+"""Bytes in one control line at most; only an INFO that names a large cluster comes near."""
 
 FRAME_MAX = 64 * 1024 * 1024 + LINE_MAX
-"""Bytes of headers and body in one message: the most a server can be configured to carry, and its headers."""
+"""Bytes of headers and body in one message at most: the largest payload a server can be configured for, and headers."""
 
 _INBOX = (
     "Set EVENTJET_INBOX_PREFIX to the inbox that these credentials may hear: _INBOX_worker for the user worker of "
@@ -33,7 +33,7 @@ _SUBJECT = re.compile(r"[^\s\x00-\x1f\x7f]{1,2000}")
 
 
 class FrameParser:
-    """Holds the bytes of the frame that is not complete yet, and nothing else."""
+    """A parser of one byte stream; it keeps only the bytes of the frame that is not complete yet."""
 
     __slots__ = ("_held", "_held_size", "_wanted")
 
@@ -43,7 +43,7 @@ class FrameParser:
         self._wanted = 0
 
     def feed(self, chunk: bytes) -> tuple[list[Frame], list[Control]]:
-        """Return what is complete now, messages and controls each in their order."""
+        """Return the messages and the control lines that this chunk completes, each in the order of the stream."""
         if self._held:
             self._held.append(chunk)
             self._held_size += len(chunk)
@@ -61,9 +61,9 @@ class FrameParser:
 
 
 def _parse(data: bytes, frames: list[Frame], controls: list[Control]) -> tuple[int, int]:
-    """Append what `data` holds; return where the unfinished frame starts and how many bytes it needs at least.
+    """Append the frames of `data`; return where the unfinished frame starts and how many bytes it needs at least.
 
-    The hot loop of every bulk read, so it is written out: a search for one byte is twice as fast as for two.
+    This is the hot loop of every bulk read, so it is written out: a search for one byte is twice as fast as for two.
     """
     position = 0
     size = len(data)
@@ -120,7 +120,10 @@ def _needed(length: int) -> int:
 
 
 def publish_frame(subject: str | bytes, body: bytes = b"", *, reply: bytes = b"", headers: bytes = b"") -> bytes:
-    """One PUB or HPUB; `headers` is a whole block, `NATS/1.0␍␊…␍␊␍␊`. Raises `UsageError` on an unfit subject."""
+    """Return a PUB frame, or HPUB with headers.
+
+    `headers` is a whole block, `NATS/1.0␍␊…␍␊␍␊`. Raises `UsageError` for an invalid subject.
+    """
     name, to = checked_subject(subject), reply + b" " if reply else b""
     if headers:
         return b"HPUB %b %b%d %d\r\n%b%b\r\n" % (name, to, len(headers), len(headers) + len(body), headers, body)
@@ -128,13 +131,13 @@ def publish_frame(subject: str | bytes, body: bytes = b"", *, reply: bytes = b""
 
 
 def subscribe_frame(subject: str | bytes, sid: bytes, queue: str = "") -> bytes:
-    """One SUB; of a queue group, each message goes to one of its members."""
+    """Return a SUB frame; with `queue`, each message goes to one member of that queue group."""
     group = checked_subject(queue) + b" " if queue else b""
     return b"SUB %b %b%b\r\n" % (checked_subject(subject), group, sid)
 
 
 def checked_subject(subject: str | bytes) -> bytes:
-    """The subject's bytes, if nothing in them could end its field of the control line."""
+    """Return a subject as bytes; raises `UsageError` for characters that would end its field of the control line."""
     text = subject if isinstance(subject, str) else subject.decode("utf-8", "replace")
     if not _SUBJECT.fullmatch(text):
         raise UsageError(f"{text[:60]!r} cannot be a NATS subject. Use 1 to 2000 characters without blanks.")
@@ -142,19 +145,22 @@ def checked_subject(subject: str | bytes) -> bytes:
 
 
 def status_of(headers: bytes) -> tuple[int, str]:
-    """(code, description) of a status block such as `NATS/1.0 408 Request Timeout`; (0, "") when it is none."""
+    """Return (code, description) of a header block such as `NATS/1.0 408 Request Timeout`; (0, "") without a status."""
     line = headers[8 : headers.find(b"\r\n")].strip() if headers.startswith(b"NATS/1.0") else b""
     code, _, description = line.partition(b" ")
     return (int(code), description.decode("utf-8", "replace")) if code.isdigit() else (0, "")
 
 
 def nobody_listens(frame: Frame) -> bool:
-    """Whether the frame says that no one takes requests there. A stored message of such a status has a position."""
+    """Return whether a frame says that nobody subscribes to the subject of a request.
+
+    A stored message whose headers look like this status is told apart by its position.
+    """
     return not frame[4] and frame[3].startswith(b"NATS/1.0 503") and b"\r\nNats-Sequence: " not in frame[3]
 
 
 def server_fault(text: str, peer: str) -> Exception:
-    """The error for a `-ERR` line; all but permissions violations end the connection."""
+    """Return the error for an `-ERR` line; all but permissions violations end the connection."""
     reason = text.strip("' ")
     lowered = reason.lower()
     if lowered.startswith("permissions violation"):

@@ -1,14 +1,15 @@
-"""`Tap`: what eventjet needs of `nats.aio.client.Client` and its public side does not give.
+"""`Tap`: hooks into `nats.aio.client.Client` for what eventjet needs and its public methods do not offer.
 
-* Its parser is replaced by ours. Messages come with their header block as it was sent: nats-py makes one dict of a
+* Our parser replaces nats-py's. It returns the header block of a message as it was sent: nats-py makes one dict of a
   status and of a header `Status`, which anybody may send. A subject, reply or status that is not UTF-8 ends nats-py's
-  reading for good, and what the server says comes in small letters. And a message costs a tenth (decision 56).
-* Every INFO: the limits of the account and the user come after the login, and nats-py goes by the first one.
-* TLS or nothing: nats-py greets a server that offers none in the clear, credentials included.
-* What waits for a lost connection is forgotten: nats-py sends it over the next one, when its outcome was settled.
-* A connection whose server reads nothing is let go of: nats-py waits for its buffer to become empty.
+  reading for good, and nats-py turns the server's errors into small letters. And a message costs a tenth (ADR 0056).
+* Every INFO is used: the limits of the account and the user come after the login, and nats-py uses the first INFO only.
+* TLS is never skipped: nats-py sends its credentials in the clear to a server that offers no TLS.
+* Messages that wait for a lost connection are dropped: nats-py would send them over the next connection, when the
+  outcome of their save is settled.
+* A connection whose server reads nothing is aborted: nats-py waits for its buffer to become empty.
 
-Each has a test that fails without it (`test_tap.py` and `test_ways_in.py` in `tests/integration`).
+Each hook has a test that fails without it (`test_tap.py` and `test_ways_in.py` in `tests/integration`).
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from eventjet.nats.protocol import Control, Frame, FrameParser, publish_frame
 from eventjet.urls import WEBSOCKET
 
 PAUSE_S = 0.2
-"""Between two tries to connect."""
+"""Pause between two tries to connect."""
 REQUESTS_MAX = 24
-"""Pages at once: what all of them bring is less than the server keeps for a slow client (64 MB)."""
+"""Pages that may be requested at once: together they are smaller than what a server keeps for a slow client (64 MB)."""
 # fmt: off
 _PRIVATE = (
     "_ps", "_process_msg", "_process_info", "_process_ping", "_process_pong", "_process_err", "_process_op_err",
@@ -57,33 +58,34 @@ _sid_of = itemgetter(0)
 
 @dataclass(slots=True, eq=False)
 class Watcher:
-    """Whoever goes over a client of nats-py, and what it is told. Nothing of it may raise."""
+    """The callbacks of one user of a nats-py client. None of them may raise."""
 
     inbox: bytes
-    """The prefix of its reply subjects: what waits with one of them is dropped with the connection."""
+    """Prefix of the user's reply subjects: unsent messages with such a reply are dropped with the lost connection."""
     waits: Callable[[bytes, bytes], bool]
-    """Whether it waits for an answer with a reply subject, the first, to what it asked on a subject, the second."""
+    """Returns whether the user waits for an answer; called with the reply subject and the subject of the request."""
     on_error: Callable[[Exception], object]
-    """Called with the client's errors, but for what the server says."""
+    """Called with each error that nats-py reports to its `error_cb`."""
     on_fault: Callable[[str], object]
-    """Called with what the server says is wrong: the text of an `-ERR`."""
+    """Called with an error that the server sends: the text of an `-ERR`."""
     on_lost: Callable[[str], object]
     """Called with the reason why the connection was lost."""
     on_info: Callable[[], object]
-    """Called when the server has said something new of itself."""
+    """Called after each new INFO of the server."""
     on_reconnected: Callable[[], object]
     on_closed: Callable[[], object]
 
 
 class Tap:
-    """One for each client of nats-py, which stays usable by everybody else."""
+    """The hooks into one nats-py client, which stays usable by everybody else."""
 
     def __init__(
         self, nats: NatsClient, *, needs_tls: bool = False, on_try: Callable[[], object] | None = None
     ) -> None:
-        """Of a client that is connected or, with `on_try`, of one that is to be, with `failed` as its `error_cb`.
+        """Hook into a connected client; or, with `on_try`, into one that will connect with `failed` as its `error_cb`.
 
-        `on_try` is called before each try to connect, to renew what it shows. Raises `UsageError` for another nats-py.
+        `on_try` is called before each try to connect, to renew the credentials. Raises `UsageError` for a version of
+        nats-py without the attributes that are used here.
         """
         client: Any = nats
         missing = [name for name in _PRIVATE if not hasattr(client, name)]
@@ -94,11 +96,11 @@ class Tap:
         self.watchers: list[Watcher] = []
         self.last_error: Exception | None = None
         self.room = asyncio.Semaphore(REQUESTS_MAX)
-        """For pages, whoever asks for them."""
+        """Limits how many pages all users of the connection request at once."""
         self.greeting: dict[str, Any] = dict(client._server_info)
-        """What the server said of itself before the login."""
+        """The server's INFO from before the login."""
         self.info = self.greeting
-        """Its newest INFO, with the limits of the account and the user."""
+        """The server's newest INFO, with the limits of the account and the user."""
         self._takers: dict[Any, Callable[[list[Frame]], object]] = {}
         self._nats = client
         self._needs_tls = needs_tls
@@ -112,7 +114,7 @@ class Tap:
         self._connect_to_server = client._connect_to_server
         self._process_connect_init = client._process_connect_init
         self._close = client._close
-        setattr(client, _TAP, self)  # its one
+        setattr(client, _TAP, self)
         client._ps = _Parser(self, client)
         client._process_info = self._took_info
         client._process_op_err = self._broken
@@ -124,11 +126,11 @@ class Tap:
 
     @classmethod
     def of(cls, nats: NatsClient) -> Tap:
-        """The one of a client that is connected; raises `UsageError` for another version of nats-py."""
+        """Return the tap of a connected client, creating it if needed; raises `UsageError` as the constructor does."""
         return getattr(nats, _TAP, None) or cls(nats)
 
     async def subscribe(self, subject: str, take: Callable[[list[Frame]], object], queue: str = "") -> Subscription:
-        """Call `take`, which must not raise, with messages of a subject as they come, over later connections too."""
+        """Call `take`, which must not raise, with messages of a subject as they arrive, also over later connections."""
 
         async def passed_by(message: Msg) -> None:
             raise AssertionError(f"a message of {message.subject} passed by its taker")
@@ -138,14 +140,14 @@ class Tap:
         return await subscribe(subject, queue, passed_by)
 
     async def unsubscribe(self, subscription: Subscription) -> None:
-        """Hear nothing of it any more, once what the server has sent by then was taken."""
+        """End a subscription once every message that the server has sent for it was taken."""
         ours: Any = subscription
         try:
             with suppress(NatsError):
                 # nats-py's `drain` sends its PING ahead of the UNSUB, and drops what the server sends in between.
                 await self._nats._send_unsubscribe(ours._id)
                 await self._nats._flush_pending(force_flush=True)
-                await self._nats.flush(60)  # whoever waits may give up before
+                await self._nats.flush(60)  # the caller may be cancelled before
         finally:
             # nats-py subscribes anew to what it could not drain.
             self._nats._remove_sub(ours._id)
@@ -154,17 +156,17 @@ class Tap:
             ours._closed = True
 
     def taker(self, sid: int) -> Callable[[list[Frame]], object] | None:
-        """Who takes the messages of a subscription; None for one that others have made."""
+        """Return the `take` of a subscription; None for a subscription that others have made."""
         subscription = self._nats._subs.get(sid)
         return None if subscription is None else self._takers.get(subscription._cb)
 
     def hears(self, subject: str) -> bool:
-        """Whether a subscription of the client is to what is published there, whoever made it."""
+        """Return whether any subscription of the client, whoever made it, matches a subject."""
         tokens = subject.split(".")
         return any(_matches(each._subject.split("."), tokens) for each in self._nats._subs.values())
 
     async def failed(self, error: Exception) -> None:
-        """Take an error of the client's, whatever it is of: its callback for errors."""
+        """Report an error of the client to all watchers and to the client's own callback; nats-py's `error_cb`."""
         self.last_error = error
         for watcher in tuple(self.watchers):
             watcher.on_error(error)
@@ -172,17 +174,17 @@ class Tap:
             await self._given_error_cb(error)
 
     def said(self, text: str) -> None:
-        """Take what the server says is wrong."""
+        """Report the text of an `-ERR` to all watchers."""
         for watcher in tuple(self.watchers):
             watcher.on_fault(text)
 
     def end(self, reason: str) -> None:
-        """End the connection at once, for a reason that whoever waits is told."""
+        """End the connection at once; waiting requests raise an error with this reason, or with an earlier reason."""
         self._reason = self._reason or reason
         self.abort()
 
     def flush(self) -> None:
-        """Write what waits to be sent, unless the socket is full, which nats-py's flusher waits for."""
+        """Write the messages that wait to be sent; if the socket is full, leave that to nats-py's flusher task."""
         client = self._nats
         if not client._pending:
             return
@@ -196,13 +198,13 @@ class Tap:
             client._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
     def abort(self) -> None:
-        """Close the socket, so that nobody waits for a server that reads nothing."""
+        """Abort the socket, so that nothing waits for a server that reads nothing."""
         for name in ("_io_writer", "_bare_io_writer"):
             writer = getattr(self._nats._transport, name, None)
             if writer is not None:
                 writer.transport.abort()
 
-    # In place of nats-py's own, which they call.
+    # These replace methods of nats-py, and call them.
 
     async def _took_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         self.greeting = info if initial_connection else self.greeting
@@ -216,8 +218,8 @@ class Tap:
         for watcher in tuple(self.watchers):
             watcher.on_info()
         if self._on_try or self._nats._current_server.uri.scheme in WEBSOCKET:
-            # Whoever is on the way may have written what comes before TLS, and nats-py would take the names in it for
-            # those of certificates. Of a WebSocket it would take them for its own.
+            # An attacker may have written what comes before TLS, and nats-py would accept certificates for the names in
+            # it. On a WebSocket, nats-py would add the cluster's servers as nats:// servers, which are not WebSockets.
             info = {name: value for name, value in info.items() if name != "connect_urls"}
         await self._process_info(info, initial_connection)
 
@@ -240,11 +242,11 @@ class Tap:
         try:
             await self._process_connect_init()
         except BaseException:
-            self.abort()  # nats-py opens the next one and forgets this
+            self.abort()  # nats-py opens the next connection and leaves this socket open
             raise
         finally:
             del transport.readline
-        # A WebSocket brings the limits of the user in one frame with the PONG, the only thing that nats-py looks for.
+        # Over a WebSocket, the limits of the user come in one frame with the PONG, and nats-py reads only the PONG.
         await self._nats._ps.parse(came.partition(b"PONG\r\n")[2])
 
     async def _broken(self, error: Exception) -> None:
@@ -264,13 +266,13 @@ class Tap:
         for watcher in tuple(self.watchers):
             watcher.on_lost(reason)
             self._drop(watcher.inbox)
-        # A server that ends every connection is asked again at once otherwise.
+        # Without the pause, a server that ends every connection would be asked again at once.
         await asyncio.sleep(max(0.0, self._connected_at + PAUSE_S - time.monotonic()))
         task = asyncio.current_task()
         while True:
             try:
                 await self._attempt_reconnect()
-            except asyncio.InvalidStateError:  # of a future of nats-py's own, where it is closed meanwhile
+            except asyncio.InvalidStateError:  # raised by a future of nats-py, where the client is closed meanwhile
                 break
             except Exception as error:  # noqa: BLE001 - of a callback or a file; nats-py would not try again
                 await self.failed(error)
@@ -289,7 +291,7 @@ class Tap:
                 watcher.on_closed()
 
     def _drop(self, inbox: bytes) -> None:
-        # The members of a batch have no reply; the server forgets one whose end does not come.
+        # The messages of a batch before its last have no reply subject; the server drops a batch without an end.
         kept = [
             command
             for command in self._nats._pending
@@ -300,10 +302,10 @@ class Tap:
 
 
 class _Parser:
-    """In place of nats-py's: our frames go to their takers as they come, the rest in nats-py's own reading.
+    """The parser that replaces nats-py's: it gives our messages to their takers, and leaves the rest to nats-py.
 
-    That is a task which a stream wakes up, and costs a request 15 µs (decision 56). So once its stream is empty, what
-    comes is parsed at once, and the task has only what is not ours.
+    nats-py reads in a task that a stream wakes up, which costs a request 15 µs (ADR 0056). So once that stream is
+    empty, data is parsed as soon as it arrives, and the task handles only messages of other subscriptions and controls.
     """
 
     def __init__(self, tap: Tap, nats: Any) -> None:
@@ -320,7 +322,7 @@ class _Parser:
         self._fault: ValueError | None = None
 
     async def parse(self, data: bytes = b"") -> None:
-        """Take what the server has sent; raises `ProtocolError`, which ends the connection."""
+        """Handle data from the server; raises `ProtocolError`, which ends the connection."""
         if self._nats.is_closed or self._nats.is_reconnecting:
             return
         if self._wake is None:
@@ -337,10 +339,10 @@ class _Parser:
 
     def _came(self, wake: Callable[[bytes], object], data: bytes) -> None:
         if wake is not self._wake:
-            return  # of a connection before this
+            return  # data of an earlier connection
         self._feed(bytes(data))
         if self._left or self._fault is not None:
-            wake(data)  # as much as waits, so that the stream pauses the socket where it is too much
+            wake(data)  # as many bytes as wait, so that the stream pauses the socket where there are too many
 
     def _feed(self, data: bytes) -> None:
         if self._fault is not None or self._nats.is_closed or self._nats.is_reconnecting:
@@ -352,7 +354,7 @@ class _Parser:
             return
         for verb, argument in controls:
             if verb == b"-ERR":
-                # Before the answer to what was let through of the same batch.
+                # Reported before the answer to the permitted messages of the same batch.
                 self._tap.said(_text(argument))
         others: list[Frame] = []
         for sid, group in groupby(frames, _sid_of):
@@ -385,7 +387,7 @@ class _Parser:
     async def _took_pong(self) -> None:
         pongs = self._nats._pongs
         if pongs and pongs[0].done():
-            # Whoever asked has given up, which would end nats-py's reading.
+            # The caller of the ping has given up, and setting the result would end nats-py's reading.
             pongs.pop(0)
             self._nats._pings_outstanding = 0
         else:
@@ -393,14 +395,14 @@ class _Parser:
 
     async def _took_fault(self, text: str) -> None:
         if text.startswith("maximum payload violation"):
-            # nats-py closes itself for good; the next connection tells the limit.
+            # nats-py would close itself for good; the INFO of the next connection has the limit.
             await self._nats._process_op_err(NatsError(f"nats: {text}"))
         else:
             await self._nats._process_err(text)
 
 
 def _unparsed(parser: Any) -> bytes:
-    """What nats-py's own parser has of a frame whose end it has not seen."""
+    """Return the bytes of the unfinished frame that nats-py's own parser has read so far."""
     if parser.state == AWAITING_CONTROL_LINE:
         return bytes(parser.buf)
     verb, head = (b"HMSG", b"%d " % parser.header_needed) if parser.header_needed else (b"MSG", b"")
@@ -422,10 +424,11 @@ def _matches(pattern: list[str], tokens: list[str]) -> bool:
 
 
 def send(nats: NatsClient, subject: str, payload: bytes, headers: bytes = b"", reply: bytes = b"") -> None:
-    """Publish at once, with what else is sent in this turn of the loop; raises `ConnectionLost` and `Refused`.
+    """Publish a message without waiting; all that is sent in one turn of the loop is written together.
 
-    As `Client.publish`, which takes headers as a dict, waits where its buffer is full, and swallows cancellations then.
-    It does not count the headers, and for a message that is too large the server would end the connection.
+    It replaces nats-py's `Client.publish`, which takes headers as a dict, waits where its buffer is full, swallows
+    cancellations then, and does not count the headers: for a message that is too large the server would end the
+    connection. Raises `ConnectionLost` and `Refused`.
     """
     if not nats.is_connected:
         raise ConnectionLost("NATS", "there is no connection")
