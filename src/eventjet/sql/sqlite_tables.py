@@ -85,7 +85,10 @@ class SqliteTables(Tables):
     def dependents(
         self, connection: Connection, table: TableRef, along: Sequence[TableRef], *, for_good: bool
     ) -> list[str]:
-        """Return the table's own triggers; with `for_good` also the views, triggers and foreign keys that name it."""
+        """Return the table's own triggers; with `for_good` also the views, triggers and foreign keys that name it.
+
+        Foreign keys of tables `along`, which go together, do not count.
+        """
         found = [str(one) for one in connection.scalars(_TRIGGERS, {"name": table.name})]
         if for_good:
             found += _broken_without(connection, table.name)
@@ -182,7 +185,7 @@ def _broken_without(connection: Connection, name: str) -> list[str]:
 
 
 def _use(connection: Connection, kind: str, of: str, made: str) -> str:
-    """Return a statement that can be prepared only if everything that the view, or the trigger on `of`, names exists."""
+    """Return a statement that can be prepared only if everything exists that the view, or trigger on `of`, names."""
     table = qualified(None, of)
     if kind == "view":
         return f"select * from {table}"  # noqa: S608 - of a known view
@@ -249,8 +252,7 @@ def _features(connection: Connection, name: str) -> Iterator[Feature]:
 
 
 def _written(made: str, columns: Container[str]) -> Iterator[Feature]:
-    """Yield the features that only the statement of a table has: checks, expressions, collations, ON CONFLICT, options.
-    """
+    """Yield the features that only the table's statement has: checks, expressions, collations, ON CONFLICT, options."""
     tokens = list(_tokens(made))
     depth, of, referring = 0, "", ""
     for number, token in enumerate(tokens):
