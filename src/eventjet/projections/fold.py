@@ -188,7 +188,10 @@ _NEWER_MAX = 1_000
 
 
 class Offered:
-    """One record for a projection that quarantines, with its event, or with the error that kept it from being one."""
+    """One record for a projection that quarantines, with its event or its error.
+
+    It has neither where the projection does not take the event and its position is in the quarantine.
+    """
 
     __slots__ = ("error", "event", "record")
 

@@ -151,6 +151,8 @@ class Entering(Protocol):
 def entries(name: str, /, *, table: Table, revision: int = 1, on_error: Literal["stop"] = "stop") -> Entering:
     """Declare a function that makes rows of `table` from one event; the annotation of its event is the subscription.
 
+    Raise `revision` when the same events should give other rows.
+
     ```python
     @entries("deposits", table=postings_table)
     def deposits(event: Recorded[Deposited]) -> Posting:

@@ -95,7 +95,7 @@ class RowCodec:
         try:
             return all(dumps(getattr(row, name)) == dumps(getattr(before, name)) for name in self._open)
         except (TypeError, ValueError, RecursionError):
-            return False  # it holds what is no JSON
+            return False  # it now has a value that is not JSON
 
     def load(self, values: Sequence[Any]) -> Any:
         """Return the row of the values that the driver gave; raises `RowUnreadable` for values that no fold writes."""

@@ -41,7 +41,8 @@ class SqlProjection:
     """A read model of any tables, with a handler (a coroutine function) for each type of event that changes them.
 
     Handlers run in the order of the log, inside the transaction that advances the checkpoint. They read and write only
-    the declared tables, through the connection they are given, and never commit or roll back.
+    the declared tables, through the connection they are given, and never commit or roll back. Raise `revision` when the
+    same events should give other rows.
 
     ```python
     ledger = SqlProjection("ledger", tables=[postings_table])

@@ -1,4 +1,4 @@
-"""`PostgresStatements` writes checkpoint, rows and quarantine in one round trip, with arrays that the server unnests."""
+"""`PostgresStatements` writes checkpoint, rows and quarantine in one round trip, with arrays unnested by the server."""
 
 from __future__ import annotations
 

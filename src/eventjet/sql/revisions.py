@@ -273,7 +273,7 @@ def _forget(connection: Connection, resolved: AnyResolved) -> Mapping[TableName,
     name, revision = resolved.name, resolved.revision
     held = checkpoint.read(connection, name, revision)
     if held is None or held.state == RETIRED:
-        return {}  # It begins anew anyway.
+        return {}  # A retired revision begins anew in any case.
     _check_resettable(held)
     exchange = Exchange(connection, [Move(table, held.location, _ASIDE) for table in names_of(held.tables)], [])
     exchange.look()

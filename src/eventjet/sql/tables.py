@@ -83,7 +83,7 @@ class Tables(Protocol):
         """Return a declared name in the form in which the database distinguishes it from others."""
         return name[0] or connection.dialect.default_schema_name, name[1]
 
-    # What they are
+    # Features and identity
 
     @abstractmethod
     def features(self, connection: Connection, table: TableRef, heir: TableRef | None = None, /) -> list[Feature]:
@@ -145,9 +145,9 @@ class Tables(Protocol):
         """Create what a location needs, such as a schema, where it is missing."""
 
     def drop_location(self, connection: Connection, location: str, /) -> None:
-        """Remove what `ensure_location` made, unless something else is in it."""
+        """Remove what `ensure_location` created, unless something else is in it."""
 
-    # Locks: none where one writer excludes all others. The contract holds that every other database has them.
+    # Locks. Only a database in which one writer excludes all others needs none; the contract tests check the others.
 
     def lock_migrations(self, connection: Connection, /) -> None:
         """Let no other process create or alter tables of eventjet until this transaction ends."""

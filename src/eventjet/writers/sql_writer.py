@@ -82,7 +82,7 @@ class SqlWriter:
         """Advance the checkpoint and run the handlers in the caller's transaction, which must roll back on any error.
 
         Renews the lease where the handlers took longer than a third of it. Raises `CheckpointFenced`, `HandlerFailed`
-        with the event that could not be handled, `TransactionEnded`, and transient errors of the database.
+        with the event that could not be handled, `TransactionEnded`, and errors of the database that no handler caused.
         """
         if not batch.is_consistent:
             raise CheckpointFenced(held.name, f"a batch after position {batch.after} ends at {batch.last}")
