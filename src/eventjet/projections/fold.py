@@ -202,10 +202,12 @@ class Offered:
 
     @property
     def position(self) -> int:
+        """The record's position in the log."""
         return self.record[0]
 
     @property
     def event_id(self) -> str:
+        """The id in the record's header; empty where that has none."""
         return header(self.record[3], MSG_ID) or ""
 
     @property

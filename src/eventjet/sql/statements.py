@@ -97,12 +97,15 @@ class Names:
         self._quote = prepare.quote
 
     def quoted(self, column: Column[Any]) -> str:
+        """Return the quoted name of a column."""
         return str(self._quote(column.name))
 
     def all(self, prefix: str = "") -> str:
+        """Return the quoted names of all columns, each after `prefix`, separated by commas."""
         return ", ".join(prefix + self.quoted(column) for column in self._columns)
 
     def on_conflict(self) -> str:
+        """Return the clause that makes an insert replace the other columns of an existing row."""
         key = ", ".join(self.quoted(column) for column in self.key)
         rest = [self.quoted(column) for column in self._columns if column not in self.key]
         if not rest:
