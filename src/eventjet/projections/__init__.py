@@ -1,1 +1,1 @@
-"""Read models in SQL: declared, folded, written with their checkpoint in one transaction."""
+"""Projections: read models in SQL, how they are declared, checked and folded from events."""

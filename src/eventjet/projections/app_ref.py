@@ -1,7 +1,7 @@
-"""`Application`: what everything below `app` needs of an `App`. `AppRef`: where one is, and the one way to import it.
+"""`Application`, the part of an `App` that lower packages use, and `AppRef`, a reference from which an app is imported.
 
-A projection is made of functions, types and tables that refer to one another, and pickling them fails in ways that
-depend on the module they are in. So a process that needs an application imports it, and what travels is its reference.
+A projection consists of functions, types and tables that refer to one another, and pickling them fails in ways that
+depend on their module. Therefore a process that needs an application imports it, and only the reference is pickled.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _GUARD = 'Move what it runs under `if __name__ == "__main__":`.'
 
 
 class Application(Protocol):
-    """An application's declarations, checked and resolved; `eventjet.App` is one."""
+    """An application's declarations, checked and resolved; implemented by `eventjet.App`."""
 
     @property
     def name(self) -> str:
-        """Also the name of its stream."""
+        """The name of the application, which is also the name of its stream."""
         ...
 
     @property
@@ -58,7 +58,7 @@ class Application(Protocol):
 
     @property
     def processes(self) -> Mapping[Any, ProcessInfo]:
-        """By class."""
+        """The processes by their class."""
         ...
 
     @property
@@ -75,12 +75,12 @@ class Application(Protocol):
 
     @property
     def deps(self) -> Callable[[], AbstractAsyncContextManager[Any]] | None:
-        """What opens what reactors need."""
+        """The function that opens the dependencies of reactors; None where they have none."""
         ...
 
 
 def projections_of(app: Application, names: Sequence[str]) -> list[AnyResolved]:
-    """The projections of these names, once each, or all when none is named; raises `UsageError`."""
+    """Return the projections of these names, once each, or all when no name is given; raises `UsageError`."""
     for name in names:
         if name not in app.projections:
             raise UsageError(
@@ -91,7 +91,7 @@ def projections_of(app: Application, names: Sequence[str]) -> list[AnyResolved]:
 
 
 def aggregate_of(app: Application, name: str) -> tuple[Any, AggregateInfo]:
-    """The class of the aggregate of this name, and its declaration; raises `UsageError`."""
+    """Return the class and the declaration of the aggregate of this name; raises `UsageError`."""
     for cls, info in app.aggregates.items():
         if info.name == name:
             return cls, info
@@ -101,7 +101,7 @@ def aggregate_of(app: Application, name: str) -> tuple[Any, AggregateInfo]:
 
 @dataclass(frozen=True, slots=True)
 class AppRef:
-    """Where an application is; a value that can be pickled.
+    """A reference to an application in a module; a value that can be pickled.
 
     ```python
     ref = AppRef.parse("eventjet.examples.bank.app:bank")
@@ -112,13 +112,16 @@ class AppRef:
     module: str
     attribute: str
     path: tuple[str, ...] = ()
-    """Folders that come first on the path of whoever loads it; those that are not there are passed over."""
+    """Folders that `load` puts first on `sys.path`; folders that do not exist are skipped."""
     file: str | None = None
-    """The file of a program (`__main__`), which is imported under another name elsewhere."""
+    """The file of an app in `__main__`, which other processes import under another name; None for other modules."""
 
     @classmethod
     def parse(cls, reference: str, folder: Path | None = None) -> AppRef:
-        """`module:attribute`, with `folder` (default: the current one) on the path; raises `UsageError`."""
+        """Parse `module:attribute`, to be imported with `folder` (default: the current one) on the path.
+
+        Raises `UsageError`.
+        """
         module, _, attribute = reference.partition(":")
         if not module or not attribute:
             raise UsageError(
@@ -134,7 +137,7 @@ class AppRef:
 
     @classmethod
     def of(cls, app: Application) -> AppRef:
-        """Where a module holds this very app by a name; raises `UsageError`."""
+        """Return the reference to the module and the name that hold this very app; raises `UsageError`."""
         if _MAIN in _being_imported:
             raise UsageError(
                 f"The program that holds the app {app.name!r} is imported by another process, and would work there as "
@@ -151,13 +154,13 @@ class AppRef:
                 f"No module holds the app {app.name!r} by a name, so tasks cannot import it. Assign it at the top of a "
                 'module, or name it with `AppRef.parse("module:name")`.'
             )
-        # A module is entered before those it imports: the last one is the app's own.
+        # A module comes before those that it imports in `sys.modules`: the last holder is the app's own module.
         module, attribute = next((holder for holder in reversed(holders) if holder[0] != "__main__"), holders[-1])
         top = None if module == "__main__" else top_level(module)
         return cls.parse(f"{module}:{attribute}", top.parent if top is not None else None)
 
     def load(self) -> Application:
-        """Import it; raises `UsageError` when that fails or there is no app there, and what its `App` raises."""
+        """Import the app; raises `UsageError` when that fails or it is not an app, and whatever its `App` raises."""
         module = self._imported()
         app: Any = getattr(module, self.attribute, None)
         if not _is_app(app):
@@ -165,7 +168,7 @@ class AppRef:
         return app
 
     def function(self) -> Callable[..., Any]:
-        """Import a function that this names instead of an app; raises `UsageError` when there is none."""
+        """Import a function, where the reference names one instead of an app; raises `UsageError` for anything else."""
         module = self._imported()
         named: Any = getattr(module, self.attribute, None)
         if callable(named) and not isinstance(named, type):
@@ -236,12 +239,12 @@ class AppRef:
 
 
 def loaded(app: Application | AppRef) -> Application:
-    """The application itself, imported if it is only referred to; raises what `AppRef.load` does."""
+    """Return the application, imported if this is a reference; raises what `AppRef.load` raises."""
     return app.load() if isinstance(app, AppRef) else app
 
 
 def top_level(module: str) -> Path | None:
-    """The file or folder of a module's top-level package; None when it is installed."""
+    """Return the file or folder of a module's top-level package; None when it is installed or has no file."""
     spec = importlib.util.find_spec(module.partition(".")[0])
     if spec is None:
         return None
@@ -277,7 +280,7 @@ def _imported_from(file: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        # A task that is tried again would find the half of it.
+        # A task that is tried again would use the module that is only half imported.
         sys.modules.pop(_MAIN, None)
         raise
     finally:

@@ -1,7 +1,7 @@
-"""Column types, and values in the one form that every database gives back. Pure, and the same for every database.
+"""Supported column types, and the normal form of their values, in which every database gives them back. Pure.
 
-What is not read back equal raises `ValueError`. How values go to a driver and come back is a dialect's: see
-`ColumnValues`.
+A value that would not be read back equal raises `ValueError`. How a driver takes and gives values is for a dialect to
+say: see `ColumnValues`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Convert: TypeAlias = Callable[[Any], Any]
 _UNCONSTRAINED_DIGITS = 131_072
 _UNCONSTRAINED_SCALE = 16_383
 _INTEGRAL = 1e16
-"""From here on a float is written with an exponent in JSON, which JSONB reads back as an integer."""
+"""From this size on a float is written with an exponent in JSON, which JSONB gives back as an integer."""
 _SINGLE_BITS = 24
 _KEY_BYTES = 2_600
 _BITS = ((sa.SmallInteger, 16), (sa.BigInteger, 64), (sa.Integer, 32))
@@ -43,7 +43,7 @@ _SUPPORTED = frozenset[type[Any]]((
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """What a driver has no Python value for, such as `infinity`, as the database writes it."""
+    """A value for which a driver has no Python value, such as `infinity`, as the database writes it."""
 
     text: str
 
@@ -52,25 +52,25 @@ class Unread:
 
 
 def plain(kind: sa.TypeEngine[Any]) -> sa.TypeEngine[Any]:
-    """The type that a dialect's own one stands for (as its `stands_for` says); any other type is itself."""
+    """Return the declared type that a dialect's own type stands for (its `stands_for`); any other type unchanged."""
     return getattr(kind, "stands_for", kind)
 
 
 def stored(kind: sa.TypeEngine[Any], dialect: Dialect) -> sa.TypeEngine[Any]:
-    """The type that a database is asked for: of variants its own, of a decorator what that loads for it."""
+    """Return the type that a database is asked for: its own variant, or the type that a decorator loads for it."""
     variants: Mapping[str, Any] = getattr(kind, "_variant_mapping", {})
     own = variants.get(dialect.name, kind)
     return stored(own.type_engine(dialect), dialect) if isinstance(own, sa.TypeDecorator) else own
 
 
 def element(kind: sa.TypeEngine[Any], dialect: Dialect) -> sa.TypeEngine[Any]:
-    """The type that a database keeps: of an array that of its elements."""
+    """Return the type that a database stores; for an array, that of its elements."""
     own = stored(kind, dialect)
     return stored(cast("Any", own).item_type, dialect) if isinstance(own, sa.ARRAY) else own
 
 
 def unsupported(kind: sa.TypeEngine[Any]) -> str | None:
-    """Why values of this type could not be kept exactly; None when they can."""
+    """Return why values of this type could not be stored exactly; None when they can."""
     kind = plain(kind)
     if type(kind) not in _SUPPORTED:
         return f"has the type {kind!r}, which eventjet cannot keep exactly"
@@ -93,7 +93,10 @@ def unsupported(kind: sa.TypeEngine[Any]) -> str | None:
 
 
 def normaliser(kind: sa.TypeEngine[Any]) -> Convert:
-    """The form in which a value (None excepted) is read back; raises `ValueError` when it would not be equal."""
+    """Return the function that gives a value of this type its normal form; not called for None.
+
+    That function raises `ValueError` for a value that would not be read back equal.
+    """
     kind = plain(kind)
     if isinstance(kind, sa.Enum):
         return one_of(labels(kind))
@@ -112,7 +115,7 @@ def normaliser(kind: sa.TypeEngine[Any]) -> Convert:
 
 
 def key_check(column: Column[Any], parts: int) -> Convert:
-    """The check of one column of a key of so many: PostgreSQL indexes no more than about 2,700 bytes."""
+    """Return the check of one column of a key of `parts` columns; PostgreSQL indexes at most about 2,700 bytes."""
     check = normaliser(column.type)
     most = _KEY_BYTES // parts
     short = most // 4
@@ -120,7 +123,7 @@ def key_check(column: Column[Any], parts: int) -> Convert:
     shortest = short if length is None else min(short, length)
 
     def check_key(value: Any) -> Any:
-        # What nearly every key is; the checks below would pass it.
+        # A short cut for nearly every key: the checks below would pass it too.
         if type(value) is str and len(value) <= shortest and value.isascii() and "\0" not in value:
             return value
         if value is None:
@@ -134,7 +137,7 @@ def key_check(column: Column[Any], parts: int) -> Convert:
 
 
 def labels(kind: sa.Enum) -> dict[str, Any]:
-    """Stored label → value."""
+    """Return the values of an enum by their stored label."""
     if kind.enum_class is None:
         return {label: label for label in kind.enums}
     members = cast("dict[str, Any]", kind.enum_class.__members__)
@@ -142,14 +145,14 @@ def labels(kind: sa.Enum) -> dict[str, Any]:
 
 
 def _json(value: Any) -> Any:
-    """None is NULL, not the JSON null."""
+    """Normalise JSON; None is NULL, not the JSON null."""
     if value is None:
         raise ValueError("it takes JSON")
     return canonical(value)
 
 
 def text(length: int | None) -> Convert:
-    """Text of at most `length` characters, as PostgreSQL counts them."""
+    """Accept text of at most `length` characters, as PostgreSQL counts them."""
 
     longest = sys.maxsize if length is None else length
 
@@ -168,7 +171,7 @@ def text(length: int | None) -> Convert:
 
 
 def storable(value: str) -> str:
-    """The text itself, if a database can hold it."""
+    """Return the text itself if a database can store it; raises `ValueError`."""
     if "\0" in value:
         raise ValueError("PostgreSQL keeps no NUL characters")
     if not value.isascii():
@@ -180,7 +183,7 @@ def storable(value: str) -> str:
 
 
 def integer(bits: int) -> Convert:
-    """Signed integers of so many bits."""
+    """Accept signed integers of so many bits."""
     low, high = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
 
     def check(value: Any) -> int:
@@ -196,7 +199,10 @@ def integer(bits: int) -> Convert:
 
 
 def numeric(precision: int, scale: int) -> Convert:
-    """Decimals of `precision` digits, `scale` of them decimals; never rounded, given that scale, no negative zero."""
+    """Accept decimals of `precision` digits, `scale` of them after the point.
+
+    Values get exactly that scale and are never rounded; a negative zero becomes zero.
+    """
     step = Decimal(1).scaleb(-scale)
     high = Decimal("9" * precision).scaleb(-scale, Context(prec=precision + 1))
     low = high.copy_negate()
@@ -218,7 +224,7 @@ def numeric(precision: int, scale: int) -> Convert:
 
 
 def any_numeric(value: Any) -> Decimal:
-    """Decimals of any scale, without exponent, no negative zero."""
+    """Accept decimals of any scale; write out a positive exponent, and turn a negative zero into zero."""
     value = _decimal(value)
     exponent = cast(int, value.as_tuple().exponent)
     if exponent < -_UNCONSTRAINED_SCALE or value.adjusted() >= _UNCONSTRAINED_DIGITS:
@@ -229,7 +235,7 @@ def any_numeric(value: Any) -> Decimal:
 
 
 def double(value: Any) -> float:
-    """Doubles, no NaN, no negative zero."""
+    """Accept doubles and numbers equal to one, but not NaN; turn a negative zero into zero."""
     if type(value) is not float:
         if not isinstance(value, int | float) or isinstance(value, bool):
             raise ValueError(f"it takes floats, not {_kind(value)}")
@@ -246,14 +252,14 @@ def double(value: Any) -> float:
 
 
 def boolean(value: Any) -> bool:
-    """True and False alone."""
+    """Accept only True and False."""
     if not isinstance(value, bool):
         raise ValueError(f"it takes bool, not {_kind(value)}")
     return value
 
 
 def instant(value: Any) -> datetime:
-    """Datetimes with a zone, in UTC."""
+    """Accept datetimes with a time zone, and convert them to UTC."""
     if not isinstance(value, datetime):
         raise ValueError(f"it takes datetimes, not {_kind(value)}")
     if value.tzinfo is UTC and type(value) is datetime and not value.fold:
@@ -267,7 +273,7 @@ def instant(value: Any) -> datetime:
 
 
 def wall_time(value: Any) -> datetime:
-    """Datetimes without a zone."""
+    """Accept datetimes without a time zone."""
     if not isinstance(value, datetime):
         raise ValueError(f"it takes datetimes, not {_kind(value)}")
     if value.tzinfo is not None:
@@ -285,28 +291,28 @@ def _plain(value: datetime) -> datetime:
 
 
 def day(value: Any) -> date:
-    """Dates, which datetimes are not."""
+    """Accept dates, but not datetimes."""
     if not isinstance(value, date) or isinstance(value, datetime):
         raise ValueError(f"it takes dates, not {_kind(value)}")
     return value if type(value) is date else date(value.year, value.month, value.day)
 
 
 def uuid(value: Any) -> UUID:
-    """UUIDs, not their text."""
+    """Accept UUIDs, but not their text."""
     if not isinstance(value, UUID):
         raise ValueError(f"it takes UUIDs, not {_kind(value)}")
     return value if type(value) is UUID else UUID(int=value.int)
 
 
 def blob(value: Any) -> bytes:
-    """Bytes."""
+    """Accept bytes and bytearrays."""
     if not isinstance(value, bytes | bytearray):
         raise ValueError(f"it takes bytes, not {_kind(value)}")
     return value if type(value) is bytes else bytes(value)
 
 
 def one_of(labels: Mapping[str, Any]) -> Convert:
-    """One of the values that the labels stand for."""
+    """Accept the values of an enum, given by stored label."""
     members = {value: value for value in labels.values()}
 
     def check(value: Any) -> Any:
@@ -322,7 +328,10 @@ def one_of(labels: Mapping[str, Any]) -> Convert:
 
 
 def canonical(value: Any) -> Any:
-    """JSON in the one form that JSON, JSONB and text all give back: keys sorted, large integral floats as integers."""
+    """Return JSON in the form that JSON, JSONB and text all give back: keys sorted, large integral floats as integers.
+
+    Raises `ValueError` for a value that JSON would not give back equal.
+    """
     if value is None or value is True or value is False:
         return value
     kind = cast("type[Any]", type(value))
@@ -340,12 +349,12 @@ def canonical(value: Any) -> Any:
 
 
 def dumps(value: Any) -> str:
-    """The JSON of a value in canonical form."""
+    """Write a value in canonical form as JSON."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def loads(stored: str) -> Any:
-    """The value of stored JSON, in canonical form."""
+    """Read stored JSON into its canonical form."""
     return canonical(json.loads(stored))
 
 

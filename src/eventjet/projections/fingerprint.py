@@ -1,4 +1,4 @@
-"""A fingerprint of the code that makes a projection's rows, to tell that it was changed without a new revision."""
+"""The fingerprint of the code that makes a projection's rows, to notice code that changed without a new revision."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from eventjet.domain.aggregate import is_event
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
 _BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
-"""Parts of a statement with statements of their own."""
+"""Fields of a compound statement that contain statements."""
 _OMITTED = frozenset({"type_comment", "kind", "type_params", "ctx"})
-"""Fields of a syntax tree that change with the version of Python, or say what the place of a name says."""
+"""Fields of a syntax tree that depend on the version of Python, or repeat what the place of a name says."""
 
 
 def fingerprint(roots: tuple[Any, ...]) -> str:
-    """Sixteen hex digits for the code of a projection; empty where Python cannot read its source.
+    """Return sixteen hex digits for the code of a projection; empty where Python cannot read its source.
 
-    `roots` are the functions that the projection is declared with and its row class. It covers whatever they name in
-    their own modules: helper functions, classes and constants, and what those name in turn. Comments, docstrings,
-    layout and the order of definitions have no part in it, nor has the code of another module; tables and
-    fields of events are left out too, since their changes are noticed elsewhere (the schema of the database, the shapes
-    of events).
+    `roots` are the functions that the projection is declared with and its row class. The fingerprint covers whatever
+    they name in their own modules: helper functions, classes and constants, and what those name in turn. Comments,
+    docstrings, layout and the order of definitions do not count, nor does the code of another module. Tables and fields
+    of events are left out too, since their changes are noticed elsewhere (the schema of the database, the shapes of
+    events).
 
-    The source is read from its file, so it has to be asked for when the code is imported: a deploy may put another file
-    in its place while the process runs. A resolved projection keeps it as `code`.
+    The source is read from its file, so call this when the code is imported: a deploy may replace the file while the
+    process runs. A resolved projection keeps the fingerprint as `code`.
     """
     digest = hashlib.sha256()
     for root in roots:
@@ -51,7 +51,7 @@ def fingerprint(roots: tuple[Any, ...]) -> str:
 
 
 def _definitions_of(module: ModuleType | None) -> Mapping[str, Sequence[ast.stmt]]:
-    """What a module defines or assigns at its top level, by name; nothing where its source cannot be read."""
+    """Return the top-level statements of a module by the name they define; none where its source cannot be read."""
     try:
         return {} if module is None else _definitions(inspect.getsource(module))
     except (OSError, TypeError, SyntaxError, RecursionError):
@@ -60,7 +60,7 @@ def _definitions_of(module: ModuleType | None) -> Mapping[str, Sequence[ast.stmt
 
 @lru_cache(maxsize=16)
 def _definitions(source: str) -> Mapping[str, Sequence[ast.stmt]]:
-    """Parsed once for all projections of a module."""
+    """Parse a module's source, once for all its projections, into top-level statements by the name they define."""
     named: dict[str, list[ast.stmt]] = {}
     for statement in _statements(ast.parse(source).body):
         for name in dict.fromkeys((*_bound(statement), *_changed(statement))):
@@ -69,7 +69,7 @@ def _definitions(source: str) -> Mapping[str, Sequence[ast.stmt]]:
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:
-    """The names that a statement defines or assigns."""
+    """Yield the names that a statement defines or assigns."""
     if isinstance(statement, _DEFINITIONS):
         yield statement.name
         return
@@ -79,9 +79,9 @@ def _bound(statement: ast.stmt) -> Iterator[str]:
 
 
 def _changed(statement: ast.stmt) -> Iterator[str]:
-    """The names whose objects a statement may change: `RATES["a"] = 2`, `RATES.update(…)`, `fill(RATES)`.
+    """Yield the names whose objects a statement may change: `RATES["a"] = 2`, `RATES.update(…)`, `fill(RATES)`.
 
-    And those that a decorator is taken from, as `@rate.register` is.
+    The names that a decorator is taken from count too, as in `@rate.register`.
     """
     is_definition, is_call = isinstance(statement, _DEFINITIONS), isinstance(statement, ast.Expr)
     for part in statement.decorator_list if isinstance(statement, _DEFINITIONS) else [statement]:
@@ -95,7 +95,7 @@ def _changed(statement: ast.stmt) -> Iterator[str]:
 
 
 def _owner(node: ast.expr) -> Iterator[str]:
-    """The name that an expression begins with: RATES of `RATES["a"].update(…)`."""
+    """Yield the name that an expression begins with: RATES of `RATES["a"].update(…)`."""
     while not isinstance(node, ast.Name):
         if isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
             node = node.value
@@ -108,13 +108,13 @@ def _owner(node: ast.expr) -> Iterator[str]:
 
 @lru_cache(maxsize=10_000)
 def _digest_and_names(definition: ast.stmt) -> tuple[bytes, frozenset[str]]:
-    """The digest of a definition, and the names in it: many projections may share it."""
+    """Return the digest of a definition and the names in it; cached, since many projections may share it."""
     digest = hashlib.sha256("\0".join(_tokens(definition)).encode()).digest()
     return digest, frozenset(node.id for node in ast.walk(definition) if isinstance(node, ast.Name))
 
 
 def _counted(statements: Sequence[ast.stmt], value: Any) -> Sequence[ast.stmt]:
-    """What counts of a definition: of a table nothing, of an event its methods, of an imported module assignments."""
+    """Return the statements that count: none of a table, the methods of an event, the assignments of a module."""
     if isinstance(value, Table | MetaData):
         return []
     if isinstance(value, ModuleType):
@@ -126,17 +126,17 @@ def _counted(statements: Sequence[ast.stmt], value: Any) -> Sequence[ast.stmt]:
 
 
 def _statements(body: Iterable[ast.AST]) -> Iterator[ast.stmt]:
-    """Statements that bind or change names of the module, also below an `if`, a `try` or a `with`."""
+    """Yield the statements that bind or change names of the module, also below an `if`, a `try` or a `with`."""
     for statement in body:
         if isinstance(statement, (*_DEFINITIONS, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Delete, ast.Expr)):
             yield statement
         elif isinstance(statement, ast.Import | ast.ImportFrom):
-            # An alias counts as an assignment of what it stands for, wherever that is imported from.
+            # An alias counts as an assignment of the imported name, whatever module that comes from.
             for each in statement.names:
                 if each.asname is not None:
                     yield ast.Assign([ast.Name(each.asname, ast.Store())], ast.Name(each.name, ast.Load()))
         else:
-            # What `if (rate := 2) > 1:`, `for rate in rates:` and `with opened() as rate:` bind in their first line.
+            # The names that `if (rate := 2) > 1:`, `for rate in rates:` and `with opened() as rate:` bind.
             inner = [each for part in _BLOCKS for each in getattr(statement, part, ())]
             header = [each for each in ast.iter_child_nodes(statement) if each not in inner]
             if any(isinstance(getattr(node, "ctx", None), ast.Store) for each in header for node in ast.walk(each)):
@@ -147,7 +147,7 @@ def _statements(body: Iterable[ast.AST]) -> Iterator[ast.stmt]:
 def _reached(
     name: str, named: Mapping[str, Sequence[ast.stmt]], values: Mapping[str, Any]
 ) -> dict[str, Sequence[ast.stmt]]:
-    """The definitions of this name and of all that they name in their module, and of what those name."""
+    """Return the definitions of a name and of everything in the module that they name, directly or indirectly."""
     reached: dict[str, Sequence[ast.stmt]] = {}
     waiting = [name]
     while waiting:
@@ -161,7 +161,7 @@ def _reached(
 
 
 def _tokens(tree: ast.AST) -> Iterator[str]:
-    """A syntax tree, without docstrings, as the same tokens in every version of Python, however deep it is."""
+    """Yield a syntax tree of any depth, without docstrings, as the same tokens in every version of Python."""
     waiting: list[Any] = [tree]
     while waiting:
         node: Any = waiting.pop()

@@ -1,8 +1,8 @@
-"""THE fold: events in the order of the log onto rows, the same in every engine. Pure.
+"""`Fold` applies events in the order of the log to rows, the same way in workers, rebuilds and tests. Pure.
 
-`ParkingFold` is that of a projection that quarantines: it parks what it cannot take and goes on. A parked event blocks
-its aggregate: later events of it wait in order until somebody decides. An event is either in the rows or in the
-quarantine, never in both and never in neither. `reader` is what decodes records for either.
+`ParkingFold` is the fold of a projection that quarantines: it quarantines an event that fails and goes on. Such an
+event blocks its aggregate: later events of the aggregate wait in order until somebody decides. An event is either in
+the rows or in the quarantine, never in both and never in neither. `reader` decodes the records for either fold.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from eventjet.text import TEXT_MAX, cut, shown
 
 RowKey: TypeAlias = tuple[Any, ...]
 Rows: TypeAlias = dict[RowKey, Any]
-"""Key → row, or None where there is none."""
+"""Rows by key; None for a row that does not exist."""
 
 _PASSED_ON = (CodecError, StoreError, HandlerFailed)
-"""What an iterator of events may raise: not the handler's doing, or told already."""
+"""Errors that an iterator of events may raise: not the handler's fault, or already named after their event."""
 _UNCHANGED: Any = object()
 
 
 class Fold:
-    """One projection's function over many events. Holds no rows."""
+    """Applies one projection's function to many events. Holds no rows."""
 
     __slots__ = ("_codec", "_resolved")
 
@@ -47,7 +47,7 @@ class Fold:
         self._codec = codec
 
     def keys(self, events: Iterable[Recorded[Any]]) -> list[RowKey]:
-        """Every key the events touch, once; raises `HandlerFailed`."""
+        """Return every key that the events touch, once; raises `HandlerFailed`."""
         found: dict[RowKey, None] = {}
         keys_of = self._resolved.keys_of
         event: Recorded[Any] | None = None
@@ -59,7 +59,7 @@ class Fold:
         return list(found)
 
     def each_key(self, events: Sequence[Recorded[Any]]) -> list[RowKey] | None:
-        """The key of each event, event by event, which `__call__` takes; None where one may touch several.
+        """Return the key of each event, for `__call__`; None where an event may touch several keys.
 
         Raises `HandlerFailed`.
         """
@@ -75,10 +75,11 @@ class Fold:
     def __call__(
         self, rows: Mapping[RowKey, Any], events: Iterable[Recorded[Any]], each_key: Sequence[RowKey] | None = None
     ) -> Rows:
-        """The rows that changed, normalised; None where one is gone. `rows` holds what there was and stays as it is.
+        """Return the rows that the events change, normalised; None for a deleted row.
 
-        Events are in the order of the log; `each_key` is what `each_key` gave for them, where it was asked before.
-        Raises `HandlerFailed` with the event that could not be taken.
+        `rows` holds the rows before and is not changed. Events must be in the order of the log. `each_key` is the
+        result of the method `each_key` for these events, where it was called before. Raises `HandlerFailed` with the
+        event that could not be handled.
         """
         if not self._resolved.reads:
             return self._append(events)
@@ -91,7 +92,7 @@ class Fold:
         return without_ghosts(changed, rows)
 
     def _keyed(self, events: Iterable[Recorded[Any]]) -> Iterator[tuple[Recorded[Any], RowKey]]:
-        """Each event with its key, or with each of its keys."""
+        """Yield each event with its key, or once with each of its keys."""
         key_of, keys_of = self._resolved.key_of, self._resolved.keys_of
         event: Recorded[Any] | None = None
         try:
@@ -105,7 +106,7 @@ class Fold:
         except BaseException as error:
             trace = error.__traceback__
             if isinstance(error, GeneratorExit) and (trace is None or trace.tb_next is None):
-                raise  # whoever takes these takes no more
+                raise  # the consumer closed this generator
             self._fail(event, error)  # see `__call__`
 
     def _append(self, events: Iterable[Recorded[Any]]) -> Rows:
@@ -137,9 +138,10 @@ class Fold:
 def row_steps(
     resolved: ResolvedProjection, codec: RowCodec, rows: Mapping[RowKey, Any], changed: Rows
 ) -> tuple[Callable[[Iterable[tuple[Recorded[Any], RowKey]]], None], Callable[[], Recorded[Any] | None]]:
-    """(what folds events onto the rows of their keys, which of them it is at, None before the first).
+    """Return (a function that folds events, each with its key; a function that returns the event being folded).
 
-    A row comes out of `changed`, or else of `rows`, and goes into `changed`. Where it raises, those before are folded.
+    Rows are read from `changed`, else from `rows`, and stored in `changed`. When an event raises, the events before it
+    are folded. The second function returns None before the first event.
     """
     apply, normalise, key_in = resolved.apply, codec.normalise, codec.key
     is_open, is_same = codec.is_open, codec.is_same
@@ -167,7 +169,7 @@ def row_steps(
 
 
 def without_ghosts(changed: Rows, rows: Mapping[RowKey, Any]) -> Rows:
-    """Leave out rows that came and went within these events."""
+    """Leave out rows that were created and deleted within these events."""
     if None not in changed.values():
         return changed
     return {key: row for key, row in changed.items() if row is not None or rows.get(key) is not None}
@@ -178,7 +180,7 @@ def _stranger(got: RowKey, key: RowKey) -> str:
 
 
 _REASON_MAX = TEXT_MAX + 100
-"""With how long it was, where it was cut already."""
+"""Longer than `TEXT_MAX`, to leave room for the length that is noted in a text that was cut already."""
 _NAME_MAX = 200
 _SUBJECT_MAX = 400
 _STRANGE = "?"
@@ -186,7 +188,10 @@ _NEWER_MAX = 1_000
 
 
 class Offered:
-    """One record for a projection that quarantines: its event, or why there is none. Holds the record until then."""
+    """One record for a projection that quarantines, with its event or its error.
+
+    It has neither where the projection does not take the event and its position is in the quarantine.
+    """
 
     __slots__ = ("error", "event", "record")
 
@@ -197,46 +202,49 @@ class Offered:
 
     @property
     def position(self) -> int:
+        """The record's position in the log."""
         return self.record[0]
 
     @property
     def event_id(self) -> str:
+        """The id in the record's header; empty where that has none."""
         return header(self.record[3], MSG_ID) or ""
 
     @property
     def aggregate_key(self) -> AggregateKey:
-        """Whose event it is; known without decoding it."""
+        """The aggregate of the event; known without decoding it."""
         return aggregate_key_of(self.record[2])
 
     def failed(self, error: Exception) -> Offered:
-        """The same, to be parked: the database refused what came of it."""
+        """Return the same record with an error, to be quarantined because the database refused its row."""
         return Offered(self.record, None, error)
 
 
 @dataclass(slots=True)
 class BlockedAggregates:
-    """What is blocked at some position of the log."""
+    """The aggregates that are blocked at some position of the log."""
 
     aggregates: set[AggregateKey] = field(default_factory=set[AggregateKey])
-    """Aggregates whose events wait."""
+    """Aggregates whose events wait in the quarantine."""
     known: Mapping[int, str] = field(default_factory=dict[int, str])
-    """Positions further on whose resolution is known already: parked, blocked, to be tried again or dropped."""
+    """Resolutions of later positions that are in the quarantine already: parked, blocked, retry or dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sorted:
-    """What came of some events."""
+    """The result of a `ParkingFold`: the rows that changed, and the events that go into the quarantine."""
 
     changed: Rows
     parked: Sequence[Parked]
     blocked: Collection[AggregateKey]
-    """Aggregates that are blocked from here on."""
+    """Aggregates that these events have blocked."""
 
 
 class Offering:
-    """Decodes records into offers. None for what the projection does not take and no resolution is known of.
+    """Decodes records for a projection that quarantines; an error of decoding becomes part of the `Offered` record.
 
-    Raises `UnknownEvent` for a newer schema of an event that is known: a newer deploy can read it.
+    Returns None for an event that the projection does not take, unless its position is in the quarantine. Raises
+    `UnknownEvent` for a newer schema of a known event, which a newer deploy can read.
     """
 
     __slots__ = ("_catalog", "_decode", "_known")
@@ -264,26 +272,29 @@ class Offering:
 
 
 class Reader(Protocol):
-    """What turns records into a batch's events: `Recorded`, or `Offered` where the projection quarantines."""
+    """Decodes records into a batch's events: `Recorded`, or `Offered` where the projection quarantines."""
 
     def __call__(self, record: RawRecord, /) -> Any: ...
 
     def expect(self, records: Sequence[RawRecord]) -> None:
-        """Say which records come next, in the order of the log."""
+        """Announce the records that are decoded next, in the order of the log."""
         ...
 
 
 def reader(
     catalog: Catalog, resolved: AnyResolved, known: Collection[int] = (), earlier: Earlier | None = None
 ) -> Reader:
-    """What reads the events of a projection; it asks `earlier` for what they follow, and without that for nothing."""
+    """Return the reader for the events of a projection.
+
+    The reader asks the log (`earlier`) for the predecessors of events and checks them; it does not where that is None.
+    """
     if resolved.quarantines:
         return Offering(catalog, resolved.events, known, earlier)
     return chained(catalog, resolved.events, earlier)
 
 
 class ParkingFold:
-    """`Fold` for a projection that quarantines: keyed by the aggregate id, one row an event. Holds no rows."""
+    """The fold of a projection that quarantines: its key is the aggregate id, one row an event. Holds no rows."""
 
     __slots__ = ("_codec", "_key_of", "_resolved")
 
@@ -295,7 +306,7 @@ class ParkingFold:
         self._key_of = resolved.key_of
 
     def keys(self, offers: Iterable[Offered]) -> list[RowKey]:
-        """Every key the readable ones touch, once; a key that is refused is met again when it is folded."""
+        """Return every key that the decoded events touch, once; an event whose key raises fails again in the fold."""
         found: dict[RowKey, None] = {}
         key_of = self._key_of
         for offer in offers:
@@ -307,7 +318,10 @@ class ParkingFold:
         return list(found)
 
     def __call__(self, rows: Mapping[RowKey, Any], offers: Iterable[Offered], blocked: BlockedAggregates) -> Sorted:
-        """The rows that changed, normalised, None where one is gone; and what was not taken. Changes none of these."""
+        """Fold the events that are not blocked, and quarantine the others; changes none of the arguments.
+
+        Changed rows are normalised; None stands for a deleted row.
+        """
         key_of = self._key_of
         aggregates, known = blocked.aggregates, blocked.known
         changed: Rows = {}
@@ -336,7 +350,11 @@ def _waits(
     fresh: set[AggregateKey],
     parked: list[Parked],
 ) -> bool:
-    """Whether an event is not to be tried: its aggregate is blocked, or its resolution says so."""
+    """Whether an event must not be folded, as its aggregate is blocked or its resolution says so.
+
+    Adds the event to `parked` where it must wait and is not in the quarantine as such yet, and its aggregate to `fresh`
+    where a known resolution begins to block it.
+    """
     resolution = known.get(offer.position)
     if resolution == DROPPED:
         return True
@@ -349,24 +367,27 @@ def _waits(
     if not is_blocked:
         fresh.add(key)
     elif resolution != BLOCKED:
-        # An earlier event of its aggregate could not be taken this time.
+        # An earlier event of its aggregate failed this time.
         parked.append(blocked_by(offer))
     return True
 
 
 def blocked_by(offer: Offered) -> Parked:
-    """The event as it waits behind another one of its aggregate."""
+    """Return the quarantine's row for an event that waits behind an earlier event of its aggregate."""
     return _parked_as(offer, BLOCKED)
 
 
 def parked_for(offer: Offered, error: Exception, *, private: bool) -> Parked:
-    """The parked event, with what can be told of the reason; `private` where something personal is at hand."""
+    """Return the quarantine's row for an event that failed, with reason, traceback and payload.
+
+    `private` keeps personal data out of the reason and the traceback.
+    """
     told = _storable(traceback_of(error, private=private))
     return _parked_as(offer, PARKED, _reason(error, private=private), told, offer.record[4])
 
 
 def is_of(event_id: str, record: RawRecord | None) -> bool:
-    """Whether a record is the event that was parked with this id: after a restore another may have its position."""
+    """Whether a record is the event quarantined under this id: after a restore another may have its position."""
     return record is not None and blocked_by(Offered(record, None)).event_id == event_id
 
 
@@ -378,7 +399,7 @@ def is_newer(catalog: Catalog, error: UnknownEvent) -> bool:
 
 @lru_cache(maxsize=65_536)
 def aggregate_key_of(subject: bytes) -> AggregateKey:
-    """Whose event a subject says it is; never raises. What names no entity stands for itself."""
+    """Return the aggregate that a subject names; never raises. A subject that names none stands for itself."""
     text = subject.decode("utf-8", "backslashreplace")
     try:
         aggregate, aggregate_id = entity_of(text.encode())
@@ -405,7 +426,7 @@ def _parked_as(
 
 
 def _bounded(subject: str) -> str:
-    """A subject that fits into an index."""
+    """Return a subject as text that fits into an index: a long one as its beginning and its SHA-256."""
     text = _storable(subject)
     if len(text.encode()) <= _SUBJECT_MAX:
         return text
@@ -413,7 +434,7 @@ def _bounded(subject: str) -> str:
 
 
 def _reason(error: Exception, *, private: bool) -> str:
-    """One line."""
+    """Return why an event failed, in one line."""
     if isinstance(error, UndecodableEvent):
         text = f"it cannot be decoded: {error.reason}"
     elif isinstance(error, UnknownEvent):
@@ -424,5 +445,5 @@ def _reason(error: Exception, *, private: bool) -> str:
 
 
 def _storable(text: str) -> str:
-    """The text as every database takes it."""
+    """Return the text in a form that every database stores."""
     return text.replace("\0", "\\x00").encode("utf-8", "backslashreplace").decode()

@@ -1,6 +1,6 @@
-"""`@projection`: a read model as a fold of one row; `@entries`: rows out of one event.
+"""`@projection` declares a read model as a fold of one row; `@entries` declares rows that are made from one event.
 
-Both only keep what they were told. Annotations are resolved and checked by `resolve`, when an `App` is built.
+Both only keep their arguments. `resolve` resolves and checks the annotations when an `App` is built.
 """
 
 from __future__ import annotations
@@ -21,47 +21,50 @@ K_co = TypeVar("K_co", covariant=True)
 
 KeyPart: TypeAlias = str | int | UUID | date
 Key: TypeAlias = KeyPart | tuple[KeyPart, ...]
-"""What names a row: one value, or one for each column of the primary key."""
+"""The key of a row: one value, or a tuple with one value for each column of the primary key."""
 
 OnError: TypeAlias = Literal["stop", "quarantine"]
-"""What becomes of an event that cannot be taken: it stops the projection, or it is parked and the others go on."""
+"""What happens to an event that cannot be handled: it stops the projection, or it is quarantined and others go on."""
 
 
 @dataclass(frozen=True, slots=True)
 class Projection(Generic[R, E]):
-    """What `@projection` makes of a fold of one row: pure; None in means no row yet, None out deletes it."""
+    """A fold of one row, as `@projection` declares it: a pure function that returns the row after an event.
+
+    The fold is given None where there is no row yet, and returns None to delete the row.
+    """
 
     name: str
     table: Table
     fold: Callable[..., R | None]
-    """`(row, event)`, or `(row, event, key)` when there are `keys`."""
+    """Takes `(row, event)`, or `(row, event, key)` when there are `keys`."""
     revision: int = 1
-    """Raised when the same events should give other rows."""
+    """Raise it when the same events should give other rows."""
     key: Callable[[Recorded[E]], Any] | None = None
-    """The row an event touches; the aggregate id when there is neither `key` nor `keys`."""
+    """Returns the key of the row that an event changes; the aggregate id when there is neither `key` nor `keys`."""
     keys: Callable[[Recorded[E]], Sequence[Any]] | None = None
-    """The rows an event touches; the fold is called once for each."""
+    """Returns the keys of the rows that an event changes; the fold is called once for each."""
     on_error: OnError = "stop"
-    """`quarantine` only where the key is the aggregate id."""
+    """What happens to an event that fails; `quarantine` only where the key is the aggregate id."""
 
     def __call__(self, row: R | None, event: Recorded[E], /, *key: Any) -> R | None:
         return self.fold(row, event, *key)
 
 
 class ByAggregate(Protocol):
-    """Declares a fold whose key is the aggregate id."""
+    """A decorator of a fold whose key is the aggregate id."""
 
     def __call__(self, fold: Callable[[R | None, Recorded[E]], R | None], /) -> Projection[R, E]: ...
 
 
 class ByKey(Protocol[E]):
-    """Declares a fold with a key of its own."""
+    """A decorator of a fold with a `key` function."""
 
     def __call__(self, fold: Callable[[R | None, Recorded[E]], R | None], /) -> Projection[R, E]: ...
 
 
 class ByKeys(Protocol[E, K_co]):
-    """Declares a fold that is called once for each key, which it is given."""
+    """A decorator of a fold with a `keys` function; the fold is called once for each key, and given that key."""
 
     def __call__(self, fold: Callable[[R | None, Recorded[E], K_co], R | None], /) -> Projection[R, E]: ...
 
@@ -98,11 +101,12 @@ def projection(
     keys: Callable[[Recorded[Any]], Sequence[Any]] | None = None,
     on_error: OnError = "stop",
 ) -> Any:
-    """Declare a fold of one row, kept in `table`; the fold's annotation is its subscription.
+    """Declare a fold of one row that is stored in `table`; the annotation of its event is the subscription.
 
-    `key` and `keys` are named, annotated functions: a lambda inside the decorator defeats the type checkers. With
-    `on_error="quarantine"` an event that cannot be taken is parked with its reason, later events of its aggregate wait
-    behind it, and all others go on; only where the key is the aggregate id.
+    Raise `revision` when the same events should give other rows. `key` and `keys` are named, annotated functions: a
+    lambda inside the decorator defeats the type checkers. With `on_error="quarantine"` an event that cannot be handled
+    is quarantined with its reason, later events of its aggregate wait behind it, and all others go on; only where the
+    key is the aggregate id.
 
     ```python
     @projection("openings", table=balances_table)
@@ -121,10 +125,10 @@ def projection(
 
 @dataclass(frozen=True, slots=True)
 class Entries(Generic[R, E]):
-    """What `@entries` makes of a function: rows out of one event, never changed again; pure, and it reads nothing.
+    """A function that makes rows from one event, as `@entries` declares it: pure, and it reads no rows.
 
-    The table's primary key is the event's position, or position and index (0, 1, 2 … within the event); the rows carry
-    both as their own fields.
+    The rows are never changed again. The table's primary key is the event's position, or position and index (0, 1, 2 …
+    within the event); the rows have both as fields.
     """
 
     name: str
@@ -132,20 +136,22 @@ class Entries(Generic[R, E]):
     rows: Callable[[Recorded[E]], R | Sequence[R] | None]
     revision: int = 1
     on_error: OnError = "stop"
-    """Always `stop`; another one is refused when an `App` is built."""
+    """Always `stop`; any other value is refused when an `App` is built."""
 
     def __call__(self, event: Recorded[E], /) -> R | Sequence[R] | None:
         return self.rows(event)
 
 
 class Entering(Protocol):
-    """Declares the rows of one event."""
+    """A decorator of a function that makes the rows of one event."""
 
     def __call__(self, rows: Callable[[Recorded[E]], R | list[R] | None], /) -> Entries[R, E]: ...
 
 
 def entries(name: str, /, *, table: Table, revision: int = 1, on_error: Literal["stop"] = "stop") -> Entering:
-    """Declare rows out of one event, kept in `table`; the function's annotation is its subscription.
+    """Declare a function that makes rows of `table` from one event; the annotation of its event is the subscription.
+
+    Raise `revision` when the same events should give other rows.
 
     ```python
     @entries("deposits", table=postings_table)

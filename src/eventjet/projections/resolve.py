@@ -1,4 +1,4 @@
-"""`resolve`: a declared projection with its annotations resolved and checked, the form every engine uses."""
+"""`resolve` checks a declared projection and returns the form that workers and rebuilds use."""
 
 from __future__ import annotations
 
@@ -32,66 +32,69 @@ KeysOf: TypeAlias = Callable[[Recorded[Any]], tuple[tuple[Any, ...], ...]]
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 _KEYS_KEPT = 65_536
-"""Keys that are checked once and met often."""
+"""Checked keys of aggregate ids that are kept, so that an id is not checked for every event."""
 _KEY_TYPES = ((sa.String, str), (sa.Integer, int), (sa.Uuid, UUID), (sa.Date, date))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResolvedProjection:
-    """A projection as engines use it. Not to be pickled: executors find the app by reference and resolve it again."""
+    """A checked projection, as workers and rebuilds use it.
+
+    Not to be pickled: executors of Spark import the app by reference and resolve it again.
+    """
 
     name: str
     revision: int
     table: Table
-    """As declared; `located` says how a database holds it."""
+    """The table as declared; `located` returns the table of a database."""
     events: tuple[type, ...]
-    """The subscription."""
+    """The classes of events that it subscribes to."""
     row_type: type
     key_columns: tuple[str, ...]
     declared: Projection[Any, Any] | Entries[Any, Any] = field(repr=False)
     key_of: KeyOf | None = field(repr=False)
-    """The one key an event touches, checked; None when there may be several or they are known from the rows only.
-    Raises `ValueError`."""
+    """Returns the one key that an event touches, checked; raises `ValueError`. None where there may be several keys,
+    and for entries, whose keys are known only from their rows."""
     keys_of: KeysOf = field(repr=False)
-    """All keys an event touches, each a tuple, without doubles; empty for entries, which read nothing."""
+    """Returns all keys that an event touches, each a tuple, without duplicates; empty for entries."""
     keyed_by_aggregate: bool
-    """Whether the key is the aggregate id, which the subject tells without decoding."""
+    """Whether the key is the aggregate id, which is read from the subject without decoding the event."""
     reads: bool
     """Whether rows are read before they are folded; entries are only appended."""
     on_error: OnError = "stop"
     app: str = ""
-    """The app that declares it; empty where there is none."""
+    """The app that declares the projection; empty where there is none."""
     code: str = ""
-    """The fingerprint of the code that was imported; empty where its source cannot be read."""
+    """The fingerprint of the imported code; empty where its source cannot be read."""
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        """The one table, as every shape of read model lists its own."""
+        """The projection's table, as a tuple of one."""
         return (self.table,)
 
     @property
     def durable(self) -> str:
-        """Name of its consumer."""
+        """The name of its consumer."""
         return f"{self.name}-r{self.revision}"
 
     @property
     def quarantines(self) -> bool:
-        """Whether an event that cannot be taken is parked, instead of stopping the projection."""
+        """Whether an event that cannot be handled is quarantined, instead of stopping the projection."""
         return self.on_error == "quarantine"
 
     @property
     def is_private(self) -> bool:
-        """Whether an event that it takes, or its row, holds something personal."""
+        """Whether an event that it takes, or its row, holds personal data."""
         return any(map(is_private, (*self.events, self.row_type)))
 
     @property
     def fold_alone(self) -> Callable[[Any, Recorded[Any]], Any] | None:
-        """The projection's own function where it is told no key; None for others."""
+        """The projection's own function where that is not given a key; None for entries and for folds with `keys`."""
         declared: Any = self.declared
         return declared.fold if self.reads and declared.keys is None else None
 
     def apply(self, row: Any, event: Recorded[Any], key: tuple[Any, ...]) -> Any:
-        """The row after one event for one key, as the projection's own function says; not normalised."""
+        """Call the projection's own function for one event and one key; the row it returns is not normalised."""
         fold = self.fold_alone
         if fold is not None:
             return fold(row, event)
@@ -99,7 +102,7 @@ class ResolvedProjection:
         return cast("Any", self.declared).fold(row, event, key if more else only)
 
     def entries(self, event: Recorded[Any]) -> Sequence[Any]:
-        """The rows of one event, as the projection's own function says; not normalised."""
+        """Call the projection's own function for one event; the rows it returns are not normalised."""
         made = cast("Entries[Any, Any]", self.declared).rows(event)
         if made is None:
             return ()
@@ -107,7 +110,7 @@ class ResolvedProjection:
 
 
 def resolve(declared: Projection[Any, Any] | Entries[Any, Any], catalog: Catalog) -> ResolvedProjection:
-    """Resolve and check one projection; raises `DefinitionError` with all its faults."""
+    """Check one projection and resolve its annotations; raises `DefinitionError` with all its faults."""
     check = _Resolving(declared, catalog)
     resolved = check.resolved()
     if resolved is None or check.faults:
@@ -119,7 +122,7 @@ def resolve(declared: Projection[Any, Any] | Entries[Any, Any], catalog: Catalog
 def _guarded(
     declared: Projection[Any, Any] | Entries[Any, Any], events: Sequence[type]
 ) -> Projection[Any, Any] | Entries[Any, Any]:
-    """The same, with an event of its own for each call of a function that could change what others are given."""
+    """Return the declaration with functions that get their own copy of each event, where events can be changed."""
     if all(map(is_fixed, events)):
         return declared
     if isinstance(declared, Entries):
@@ -147,7 +150,7 @@ def _given_first(function: Callable[[Recorded[Any]], Any]) -> Callable[[Recorded
 
 
 def name_faults(name: str, revision: int) -> list[str]:
-    """What is wrong with how a projection is called and numbered."""
+    """Return what is wrong with the name and the revision of a projection."""
     faults: list[str] = []
     if not _NAME.fullmatch(name):
         faults.append("its name is not [a-z][a-z0-9_]* of at most 48 characters")
@@ -157,7 +160,7 @@ def name_faults(name: str, revision: int) -> list[str]:
 
 
 def call_faults(function: Callable[..., Any], arguments: Sequence[str]) -> Iterator[str]:
-    """What keeps a pure function from being called with these arguments, for what it returns."""
+    """Yield what keeps a pure function from being called with these arguments, for the value that it returns."""
     name = shown_name(function)
     called: Any = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004 - of an object
     if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
@@ -172,7 +175,7 @@ def call_faults(function: Callable[..., Any], arguments: Sequence[str]) -> Itera
 
 
 class _Resolving:
-    """One declaration being checked; collects `faults`."""
+    """The check of one declaration; collects its `faults`."""
 
     def __init__(self, declared: Projection[Any, Any] | Entries[Any, Any], catalog: Catalog) -> None:
         self.declared = declared
@@ -285,7 +288,7 @@ class _Resolving:
                 self.faults += call_faults(function, ("event",))
 
     def _declared_key(self, events: Sequence[type]) -> list[Any] | None:
-        """The types of the key's parts; None when they are not told."""
+        """Return the types of the key's parts; None when they are not annotated."""
         declared = cast("Projection[Any, Any]", self.declared)
         if declared.key is not None and declared.keys is not None:
             self.faults.append("it has both `key` and `keys`; give one")

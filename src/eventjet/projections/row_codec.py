@@ -1,4 +1,4 @@
-"""Row ↔ Table: one dataclass row as the values of one table, exactly, in every engine. Pure."""
+"""`RowCodec` converts rows (instances of a dataclass) to and from the values of a table, exactly. Pure."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from eventjet.projections.row_type import annotated
 from eventjet.text import shown
 
 Normalise: TypeAlias = Callable[..., Any]
-"""(row, row before or None) → the row in its normal form."""
+"""Takes (row, row before or None) and returns the row in its normal form."""
 
 
 class ColumnValues(Protocol):
-    """How the driver of a database takes and gives values of a column type. None where that is their normal form."""
+    """How a database's driver takes and gives the values of column types."""
 
     def dumper(self, kind: sa.TypeEngine[Any], /) -> Convert | None:
-        """From the normal form to what the driver takes."""
+        """Return the conversion from the normal form to what the driver takes; None where they are the same."""
         ...
 
     def loader(self, kind: sa.TypeEngine[Any], /) -> Convert | None:
-        """From what the driver gives to the normal form."""
+        """Return the conversion from what the driver gives to the normal form; None where they are the same."""
         ...
 
 
 class RowCodec:
-    """Checks, dumps and loads the rows of one table. Values are in the table's column order throughout.
+    """Checks, dumps and loads the rows of one table. Values are always in the order of the table's columns.
 
-    Without `values` it only checks: what it dumps is in the normal form.
+    Without `values` it converts nothing for a driver: it dumps and loads values in their normal form.
 
     `normalise` does not depend on the database: `load(dump(normalise(row)))` equals `normalise(row)` on each of them.
     """
@@ -55,11 +55,11 @@ class RowCodec:
         self.table_name = table.name
         self.row_type = row_type
         self.columns = tuple(column.name for column in declared)
-        """The columns' names in SQL."""
+        """The names of the columns in SQL."""
         self.fields = names
-        """The fields of a row, in the order of the columns."""
+        """The names of a row's fields, in the order of the columns."""
         self.key: Callable[[Any], tuple[Any, ...]] = _values_of([column.key for column in table.primary_key.columns])
-        """The key of a row, always a tuple."""
+        """Returns the key of a row, always a tuple."""
         self._values = _values_of(names)
         self._dumps = _conversions([values.dumper(column.type) for column in declared] if values else [])
         hints = {name: annotated(row_type, name) for name in names}
@@ -74,7 +74,7 @@ class RowCodec:
             column.key for column in declared if isinstance(column.type, JSON) and not is_fixed(hints[column.key])
         ]
         self.is_open = bool(self._open)
-        """Whether a row may hold lists or dicts, which whoever is given it could change in place."""
+        """Whether a row may hold lists or dicts, which the application could change in place."""
         self.normalise = _normaliser_of(
             row_type,
             table.name,
@@ -82,23 +82,23 @@ class RowCodec:
             self._make,
             shares=not any(isinstance(column.type, JSON) for column in declared),
         )
-        """(row, row before or None) → the row as it will be read back; raises `RowRefused` for a value that would not
-        come back equal. The row before is a normalised one with which it may share values."""
+        """Takes (row, row before or None) and returns the row as it will be read back; raises `RowRefused` for a value
+        that would not be read back equal. The row before is normalised; the new row may share values with it."""
 
     def dump(self, row: Any) -> tuple[Any, ...]:
-        """What the driver takes, for an insert or `COPY`; the row must be normalised."""
+        """Return the values of a normalised row as the driver takes them, for an insert or `COPY`."""
         values = self._values(row)
         return tuple(_converted(values, self._dumps)) if self._dumps else values
 
     def is_same(self, row: Any, before: Any) -> bool:
-        """Whether a copy of a normalised row was left as it was."""
+        """Whether the values of a normalised row that could be changed in place still equal those of `before`."""
         try:
             return all(dumps(getattr(row, name)) == dumps(getattr(before, name)) for name in self._open)
         except (TypeError, ValueError, RecursionError):
-            return False  # it holds what is no JSON
+            return False  # it now has a value that is not JSON
 
     def load(self, values: Sequence[Any]) -> Any:
-        """The row of what the driver gave; raises `RowUnreadable` for values that no fold can have written."""
+        """Return the row of the values that the driver gave; raises `RowUnreadable` for values that no fold writes."""
         try:
             row = self._make(_converted(values, self._loads) if self._loads else values)
             self.normalise(row)
@@ -107,7 +107,7 @@ class RowCodec:
         return row
 
     def _unreadable(self, values: Sequence[Any], error: Exception) -> RowUnreadable:
-        """The error for a row that cannot be read, with the first column at fault."""
+        """Return the error for a row that cannot be read, with the first column at fault."""
         parts = [self._loaded_part(place, values[place]) for place in self._key_places]
         key, has_key = tuple(part for part, _ in parts), all(is_one for _, is_one in parts)
         given = dict(zip(self.fields, values, strict=True))
@@ -132,7 +132,7 @@ class RowCodec:
         return RowUnreadable(self.table_name, key, "", reason, given, has_key=has_key)
 
     def _loaded_part(self, place: int, value: Any) -> tuple[Any, bool]:
-        """(a part of a key, True); as the driver gave it, and False, where no fold can have written it."""
+        """Return (the loaded part of a key, True), or (the driver's value, False) where no fold can have written it."""
         load = self._loaders[place]
         try:
             return self._checks[place](value if load is None else load(value)), value is not None
@@ -141,7 +141,7 @@ class RowCodec:
 
 
 def _reason(value: Any, fault: Exception, *, private: bool) -> str:
-    """Why no fold can have written it."""
+    """Return why no fold can have written this value."""
     if value is None:
         return "it is NOT NULL"
     if isinstance(value, Unread):
@@ -157,10 +157,10 @@ def _normaliser_of(
     *,
     shares: bool,
 ) -> Normalise:
-    """The check of a whole row, written out for its columns as `dataclasses` does: the hottest code of a fold.
+    """Generate the function that normalises a row, with code for each column: the hottest code of a fold.
 
-    `columns` are (attribute of the row, name in SQL, check). With `shares`, a value that is the very object of the row
-    before is not checked again.
+    `columns` are (attribute of the row, name in SQL, check). With `shares`, a value that is the same object as in the
+    row before is not checked again.
     """
 
     def stray(row: Any) -> NoReturn:
@@ -215,7 +215,10 @@ def _converted(values: Sequence[Any], conversions: Sequence[tuple[int, Convert]]
 
 
 def _check(column: Column[Any], form: Convert | None) -> Convert:
-    """No check takes None. `form` is how JSON is given to a row."""
+    """Return the check of a column's values; None passes only where the column is nullable.
+
+    `form` converts JSON to what the row's annotation asks for.
+    """
     plain = normaliser(column.type)
     check = plain if form is None else _formed(plain, form)
     return (lambda value: None if value is None else check(value)) if column.nullable else check
@@ -229,13 +232,13 @@ def _formed(plain: Convert, form: Convert) -> Convert:
 
 
 def _form(hint: Any) -> Convert | None:
-    """As `json_form`, and as `is_fixed` says: it holds no list where nothing in it may be changed."""
+    """Return the conversion of JSON for a row; only tuples, and no lists, where the annotation allows no changes."""
     form = json_form(hint)
     return _fixed if form is not None and is_fixed(hint) else form
 
 
 def json_form(hint: Any) -> Convert | None:
-    """What JSON becomes where an annotation says that its lists are tuples; None where it stays as it is."""
+    """Return how JSON lists become tuples where an annotation asks for tuples; None where it asks for none."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if type(hint).__name__ == "TypeAliasType":
         return json_form(hint.__value__)
@@ -264,14 +267,17 @@ def json_form(hint: Any) -> Convert | None:
 
 
 def _fixed(value: Any) -> Any:
-    """JSON of an annotation by which nothing in it can be changed, whichever of its unions' tuples it is."""
+    """Turn all lists into tuples, for an annotation that allows no changes; raises `ValueError` for a dict."""
     if isinstance(value, dict):
         raise ValueError("its annotation has no Mapping, and a dict can be changed in place")
     return tuple(map(_fixed, cast("list[Any]", value))) if isinstance(value, list) else value
 
 
 def _tuple_form(forms: list[Convert | None], *, is_row: bool) -> Convert:
-    """`forms` are those of each place of a row, or the one of all items."""
+    """Return the conversion of a list to a tuple.
+
+    `forms` has one conversion for each item (`is_row`), or a single one for all items.
+    """
 
     def convert(value: Any) -> Any:
         if type(value) is not list:
@@ -293,7 +299,7 @@ def _composed(first: Convert | None, then: Convert | None) -> Convert | None:
 
 
 def listed(value: Any) -> Any:
-    """JSON as a row has it, with lists in the place of tuples."""
+    """Return a row's JSON with lists in the place of tuples."""
     if type(value) is tuple or type(value) is list:
         return [listed(one) for one in cast("Sequence[Any]", value)]
     if type(value) is dict:
@@ -302,11 +308,11 @@ def listed(value: Any) -> Any:
 
 
 def _values_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
-    """Values of a row, in a tuple however many there are."""
+    """Return a function that reads these fields of a row as a tuple, also where there is only one field."""
     if len(names) > 1:
         return attrgetter(*names)
     known: dict[str, Any] = {}
-    # Called for every event, and half as quick through an `attrgetter`.
+    # Called for every event; an `attrgetter` would take twice as long.
     exec(f"def value(row): return (row.{names[0]},)", known)  # noqa: S102 - of a dataclass's field name
     return known["value"]
 

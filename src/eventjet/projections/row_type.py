@@ -1,7 +1,7 @@
-"""Whether a table can keep the rows of a fold: its columns, and the dataclass whose fields go into them. Pure.
+"""Checks whether a table can store the rows of a fold: its columns, and the dataclass whose fields go into them. Pure.
 
-A field's annotation is compared with what `columns.normaliser` lets into its column, so that a row which could never be
-stored is refused when an `App` is built instead of by the first event.
+A field's annotation is compared with what `columns.normaliser` accepts for its column, so that a row that could never
+be stored is refused when an `App` is built instead of at the first event.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from eventjet.domain.subscription import shown_name, union_members
 from eventjet.projections.columns import element, plain, unsupported
 
 OWN_TABLES = ("eventjet_projection", "eventjet_rebuild", "eventjet_quarantine", "eventjet_action")
-"""Tables that eventjet makes for itself: see `eventjet.sql.own_tables`."""
+"""The names of eventjet's own tables: see `eventjet.sql.own_tables`."""
 
 
 def _leaves_of(kind: type[Any]) -> tuple[type, ...]:
-    """The types of leaves that a column takes; first the one whose own column it is."""
+    """Return the Python types that a type of column takes; first those whose preferred column it is."""
     leaves = [leaf for leaf in LEAVES.values() if kind.__name__ in leaf.columns]
     return tuple(leaf.python for leaf in sorted(leaves, key=lambda leaf: leaf.columns[0] != kind.__name__))
 
@@ -40,17 +40,17 @@ _TAKEN: tuple[tuple[type[Any], tuple[type, ...]], ...] = (
     *((kind, _leaves_of(kind)) for kind in (sa.Date, sa.Uuid, sa.LargeBinary)),
     (sa.JSON, (*_leaves_of(sa.JSON), tuple, list, dict)),
 )
-"""(type of column, what it takes); of two types that fit, the first counts."""
+"""(type of column, the Python types that it takes); of two entries that fit, the first counts."""
 _NAMED = {list: Sequence, dict: Mapping}
-"""What a message names for a class that can be changed in place."""
+"""The class that a message names instead of a class that can be changed in place."""
 _NAME_BYTES = 63
 _POSTGRES = postgresql.dialect()
 _NOT_ALSO = {bool: int, datetime: date}
-"""Classes that are no instance of their base to a column."""
+"""Classes that a column of their base class does not take."""
 
 
 def declaration_faults(table: Table) -> Iterator[str]:
-    """Names that are eventjet's own or that a database would cut, and indexes that no transaction can make."""
+    """Yield names that are eventjet's own or that a database would cut, and indexes that no transaction can create."""
     if table.name in OWN_TABLES:
         yield f"the table {table.name!r} is eventjet's own"
     for what, name in _names(table):
@@ -76,7 +76,7 @@ def declaration_faults(table: Table) -> Iterator[str]:
 
 
 def _names(table: Table) -> Iterator[tuple[str, str]]:
-    """What has a name in the database. Those that are made of others' names are told as SQLAlchemy would make them."""
+    """Yield (what it is, its name) of everything in the declaration that is given a name in the database."""
     yield "the table", table.name
     if table.schema is not None:
         yield f"the schema of the table {table.name!r},", table.schema
@@ -91,7 +91,7 @@ def _names(table: Table) -> Iterator[tuple[str, str]]:
 
 
 def _enums(table: Table) -> Iterator[tuple[Column[Any], sa.Enum]]:
-    """Columns with the enum that PostgreSQL keeps in them, as a type of its own."""
+    """Yield the columns for which PostgreSQL creates an enum type, with that type."""
     for column in table.columns:
         kind = element(column.type, _POSTGRES)
         if isinstance(kind, sa.Enum) and kind.native_enum:
@@ -99,7 +99,7 @@ def _enums(table: Table) -> Iterator[tuple[Column[Any], sa.Enum]]:
 
 
 def table_faults(table: Table) -> Iterator[str]:
-    """A name that is taken, and columns whose values the database would change, or make itself."""
+    """Yield the faults of a fold's table: its names, and columns whose values the database would change or generate."""
     yield from declaration_faults(table)
     for column in table.columns:
         reason = unsupported(column.type)
@@ -110,7 +110,7 @@ def table_faults(table: Table) -> Iterator[str]:
 
 
 def row_faults(row_type: type, table: Table) -> Iterator[str]:
-    """Fields and columns that do not go together, and rows that could be changed in place, which nobody would see."""
+    """Yield fields and columns that do not match, and faults of rows that could be changed in place unnoticed."""
     params: Any = cast("Any", row_type).__dataclass_params__
     if not params.frozen:
         yield (
@@ -136,7 +136,7 @@ def row_faults(row_type: type, table: Table) -> Iterator[str]:
 
 
 def listed_names(names: set[str]) -> str:
-    """In the order of the alphabet, quoted."""
+    """Return the names as text, quoted and in alphabetical order."""
     return ", ".join(repr(name) for name in sorted(names))
 
 
@@ -158,7 +158,7 @@ def _taken(kind: sa.TypeEngine[Any]) -> tuple[type, ...]:
 
 
 def _fits(given: type, taken: tuple[type, ...]) -> bool:
-    """Whether such a value may be one that is taken; a protocol or an abstract class may always be."""
+    """Whether values of a class may be stored; a protocol may always be, an abstract class where a subclass may be."""
     if getattr(given, "_is_protocol", False) or given is object:
         return True
     if inspect.isabstract(given):
@@ -170,7 +170,7 @@ def _fits(given: type, taken: tuple[type, ...]) -> bool:
 
 
 def _classes(hint: Any) -> Iterator[type]:
-    """The classes of a hint's values, None left out; those that nothing is known of are left out, too."""
+    """Yield the classes of an annotation's values, without None and without those of which nothing is known."""
     for one in union_members(hint):
         origin = typing.get_origin(one)
         if isinstance(one, typing.NewType):
@@ -186,7 +186,7 @@ def _classes(hint: Any) -> Iterator[type]:
 
 
 def annotated(row_type: type, name: str) -> Any:
-    """The annotation of a field as an object; Any where it names what cannot be found."""
+    """Return the annotation of a field as an object; Any where it cannot be evaluated."""
     owner = next(one for one in row_type.__mro__ if name in vars(one).get("__annotations__", {}))
     probe = types.SimpleNamespace(__annotations__={name: vars(owner)["__annotations__"][name]})
     try:

@@ -1,7 +1,6 @@
-"""`SqlProjection`: a read model of any tables, written by hand within the checkpoint's transaction.
+"""`SqlProjection` declares a read model of any tables, which handlers write in the checkpoint's transaction.
 
-A declaration only keeps what it was told. Annotations and tables are resolved and checked by `resolve_sql`, when an
-`App` is built.
+A declaration only keeps its arguments. `resolve_sql` resolves and checks annotations and tables when an `App` is built.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from eventjet.projections.row_type import declaration_faults
 E = TypeVar("E")
 
 Handler: TypeAlias = Callable[[Any, AsyncConnection], Coroutine[Any, Any, None]]
-"""Takes a `Recorded`, or a sequence of them."""
+"""A coroutine function that takes one `Recorded`, or a sequence of them, and a connection."""
 EventHandler: TypeAlias = Callable[[Recorded[E], AsyncConnection], Coroutine[Any, Any, None]]
 BatchHandler: TypeAlias = Callable[[Sequence[Recorded[E]], AsyncConnection], Coroutine[Any, Any, None]]
 
@@ -39,10 +38,11 @@ _PARAMETERS = 2
 
 
 class SqlProjection:
-    """Tables of any shape, and for each kind of event the coroutine that changes them.
+    """A read model of any tables, with a handler (a coroutine function) for each type of event that changes them.
 
-    Handlers run in the order of the log, inside the transaction that advances the checkpoint. They read and write the
-    declared tables alone, through the connection they are given, and never commit or roll back.
+    Handlers run in the order of the log, inside the transaction that advances the checkpoint. They read and write only
+    the declared tables, through the connection they are given, and never commit or roll back. Raise `revision` when the
+    same events should give other rows.
 
     ```python
     ledger = SqlProjection("ledger", tables=[postings_table])
@@ -74,7 +74,7 @@ class SqlProjection:
         self.name = name
         self.tables = tuple(tables)
         self.revision = revision
-        """Raised when the same events should give other rows."""
+        """Raise it when the same events should give other rows."""
         self._handlers: list[Handler] = []
         self._is_sealed = False
 
@@ -83,7 +83,7 @@ class SqlProjection:
     @overload
     def handler(self, function: BatchHandler[E], /) -> BatchHandler[E]: ...
     def handler(self, function: Handler, /) -> Handler:
-        """Declare what happens to the tables on the events that `function` is annotated with; returns it as it is.
+        """Declare `function` as the handler of the events in its annotation, and return it unchanged.
 
         It takes one event (`event: Recorded[Deposited]`) or a run of them (`events: Sequence[Recorded[Deposited]]`).
 
@@ -99,61 +99,61 @@ class SqlProjection:
         return f"SqlProjection({self.name!r}, revision={self.revision})"
 
     def seal(self) -> tuple[Handler, ...]:
-        """The handlers; none can be added from here on."""
+        """Return the handlers; none can be added afterwards."""
         self._is_sealed = True
         return tuple(self._handlers)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResolvedHandler:
-    """A handler as engines call it."""
+    """A checked handler."""
 
     name: str
-    """What messages call it."""
+    """The name of the handler in messages."""
     function: Handler = field(repr=False)
     takes_many: bool
-    """Whether it is given a sequence of events."""
+    """Whether the handler is given a sequence of events."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResolvedSql:
-    """A `SqlProjection` as engines use it. Not to be pickled."""
+    """A checked `SqlProjection`, as workers and rebuilds use it. Not to be pickled."""
 
     name: str
     revision: int
     tables: tuple[Table, ...]
-    """As declared, in an order in which they can be created; `located_tables` says how a database holds them."""
+    """The tables as declared, in an order in which they can be created; `located_tables` returns a database's."""
     events: tuple[type, ...]
-    """The subscription: what all handlers take."""
+    """The classes of events that it subscribes to: the events of all handlers."""
     handlers: Mapping[type, ResolvedHandler] = field(repr=False)
-    """By class of event. Classes that share a handler share the object."""
+    """The handlers by class of event. Classes that share a handler share the object."""
     app: str = ""
-    """The app that declares it; empty where there is none."""
+    """The app that declares the projection; empty where there is none."""
     code: str = ""
-    """The fingerprint of the code that was imported; empty where its source cannot be read."""
+    """The fingerprint of the imported code; empty where its source cannot be read."""
 
     @property
     def quarantines(self) -> bool:
-        """No: what its handlers did for other events cannot be told apart by aggregate."""
+        """Always False: the rows that handlers write cannot be assigned to aggregates."""
         return False
 
     @property
     def is_private(self) -> bool:
-        """Whether an event that it takes holds something personal."""
+        """Whether an event that it takes holds personal data."""
         return any(map(is_private, self.events))
 
     @property
     def durable(self) -> str:
-        """Name of its consumer."""
+        """The name of its consumer."""
         return f"{self.name}-r{self.revision}"
 
 
 AnyResolved: TypeAlias = ResolvedProjection | ResolvedSql
-"""What every shape of read model has: `name`, `revision`, `tables`, `events`, `durable`, `quarantines`."""
+"""A checked projection of either kind; both have `name`, `revision`, `tables`, `events`, `durable`, `quarantines`."""
 
 
 def resolve_sql(declared: SqlProjection, catalog: Catalog) -> ResolvedSql:
-    """Resolve and check one projection; raises `DefinitionError` with all its faults."""
+    """Check one SQL projection and resolve its annotations; raises `DefinitionError` with all its faults."""
     faults = name_faults(declared.name, declared.revision)
     tables = _tables(declared.tables, faults)
     handlers = _handlers(declared.seal(), catalog, faults)
@@ -170,7 +170,7 @@ def resolve_sql(declared: SqlProjection, catalog: Catalog) -> ResolvedSql:
 
 
 def _guarded(handler: Handler, takes_many: bool) -> Handler:
-    """The same, with events of its own for each call: one that changes its event would change it for others."""
+    """Return the handler with its own copy of events for each call, so that it cannot change the events of others."""
 
     @wraps(handler)
     async def guarded(given: Any, connection: AsyncConnection) -> None:
@@ -181,7 +181,7 @@ def _guarded(handler: Handler, takes_many: bool) -> Handler:
 
 
 def _taken(function: Handler) -> tuple[tuple[type, ...], bool]:
-    """(the events that a handler is annotated with, whether it takes a sequence of them).
+    """Return (the classes of events in a handler's annotation, whether it takes a sequence of them).
 
     Raises `DefinitionError`.
     """
@@ -198,7 +198,7 @@ def _taken(function: Handler) -> tuple[tuple[type, ...], bool]:
 
 
 def subscription(declared: SqlProjection) -> list[type]:
-    """All events that its handlers are annotated with, unchecked; raises `DefinitionError`."""
+    """Return all classes of events in the annotations of its handlers, unchecked; raises `DefinitionError`."""
     return [event for function in declared.seal() for event in _taken(function)[0]]
 
 
@@ -229,7 +229,7 @@ def _handlers(functions: Sequence[Handler], catalog: Catalog, faults: list[str])
 
 
 def _tables(declared: Sequence[Table], faults: list[str]) -> tuple[Table, ...]:
-    """In an order in which they can be created."""
+    """Return the tables in an order in which they can be created, and add what is wrong with them to `faults`."""
     if not declared:
         faults.append("it has no tables")
         return ()
@@ -252,7 +252,7 @@ def _tables(declared: Sequence[Table], faults: list[str]) -> tuple[Table, ...]:
 
 
 def _table_faults(table: Table, declared: Sequence[Table]) -> list[str]:
-    """What a rebuild could not make again in a schema or a file of its own, or could not compare."""
+    """Return what a rebuild could not create again in its own schema or file, or could not compare."""
     faults = list(declaration_faults(table))
     if table.schema is not None:
         faults.append(

@@ -1,1 +1,1 @@
-"""The database of the read models: dialects, checkpoints, where tables are, and the statements that change rows."""
+"""The database of the read models: dialects, checkpoints, locations of tables, and the statements that change rows."""

@@ -1,10 +1,10 @@
-"""The checkpoint: the row that says how far a projection is true, who advances it and where its tables are.
+"""The checkpoint: the row that says up to which position a projection is valid, who owns it and where its tables are.
 
-Here is every change of it: its state machine, and the fence that makes each owner's writes its own.
+This module has every change of a checkpoint: its state machine, and the fence that refuses the writes of former owners.
 
-Each cell says what the state becomes: `=` stays, `-` is refused and changes nothing. A transition that *deposes* raises
-the epoch and ends the lease, so that whoever owned the checkpoint is fenced at the next write, looks at it anew and
-begins another term.
+Each cell of the table is the state after the transition: `=` keeps the state, `-` refuses the transition and changes
+nothing. A transition that *deposes* raises the epoch and ends the lease, so that the owner of the checkpoint is fenced
+at its next write, reads the checkpoint again and begins another lease session.
 
 | transition  | new      | building | active | paused | failed   | retired | deposes |
 |-------------|----------|----------|--------|--------|----------|---------|---------|
@@ -24,11 +24,11 @@ begins another term.
 | swap in     | active*  | active*  | =      | =      | active*  | -       | yes     |
 | depose      | =        | =        | =      | =      | =        | =       | yes     |
 
-`before` is the state in which it was paused. `active*` is building where the revision still is to take the declared
+`before` is the state in which it was paused. `active*` is building where the revision is still to take the declared
 location. `renew`, `release`, `adopt`, `note_proof` and the advance by a batch are notes: they keep the state. Activate,
-fail, stand back and notes are the owner's, and find their row only in the epoch in which it took the lease; `take`
-finds it only while the lease is free. The position rises with a batch; only beginning anew, a reset and swapping in set
-it anew.
+fail, stand back and notes are for the owner: they match the row only in the epoch in which the owner took the lease.
+`take` matches it only while the lease is free. Batches raise the position; apart from them only beginning anew, a reset
+and swapping in set it.
 """
 
 from __future__ import annotations
@@ -50,38 +50,38 @@ STATES = (NEW, BUILDING, ACTIVE, PAUSED, FAILED, RETIRED)
 DECLARED = ""
 """The location of a revision whose tables are where they are declared."""
 UNASSIGNED = "[]"
-"""The tables of a revision that has not been given a location yet."""
+"""The value of `tables` while a revision has no location yet."""
 CODES_MAX = 8
-"""Fingerprints of code that a checkpoint keeps: the first one, and the newest."""
+"""Fingerprints of code that a checkpoint keeps: the first, and the newest of the others."""
 
 _ENSURE = text(
     "insert into eventjet_projection (name, revision, app) values (:name, :revision, :app) on conflict do nothing"
 )
 _WHILE = "paused while "
-"""In the reason of one that is paused, before the state it was in."""
+"""The prefix of the reason of a paused checkpoint, before the state in which it was paused."""
 
 ADVANCE = (
     "update eventjet_projection set position = {0}, event_id = {0}, lease_until = {1} + {0} "
     "where name = {0} and revision = {0} and epoch = {0} and position = {0}"
 )
-"""The advance by a batch as text, for {0} the driver's mark and {1} the clock; `advance` is the same."""
+"""The advance by a batch as SQL text, with the driver's placeholder for {0} and the clock for {1}; see `advance`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """One row of `eventjet_projection`."""
+    """The checkpoint of one revision of a projection: a row of `eventjet_projection`."""
 
     name: str
     revision: int
     generation: int
-    """Counts the rebuilds swapped in."""
+    """The number of the table's generation: each rebuild that is swapped in adds 1."""
     position: int
     event_id: str
     """Id of the event at that position; empty at position 0."""
     log: str
-    """Identity of the log it was made from; empty before the first event."""
+    """The stream identity of the log that the rows were made from; empty before the first event."""
     epoch: int
-    """Rises whenever the owner is deposed; every write of an owner names the epoch it took the lease in."""
+    """Rises whenever the owner is deposed; every write of an owner names the epoch in which it took the lease."""
     owner: str | None
     lease_until: float
     """Seconds since 1970 by the database's clock; every renewal changes it."""
@@ -90,35 +90,35 @@ class Checkpoint:
     state: str
     reason: str | None
     location: str = DECLARED
-    """Where its tables are: empty where they are declared, else a schema, or a suffix on SQLite."""
+    """The location of its tables: empty for the declared one, else a schema, or a suffix of their names on SQLite."""
     tables: str = UNASSIGNED
-    """Their names, as JSON; empty until it has a location."""
+    """The names of its tables, as JSON; `[]` until it has a location."""
     takes_over: bool = False
-    """Whether it is to have the declared location once it has caught up with the revision that holds it."""
+    """Whether it takes the declared location once it has caught up with the revision that is there."""
     identities: str = UNASSIGNED
-    """Which tables it is true for, as JSON: see `table_identity`; empty where that was never noted."""
+    """The identities of its tables, as JSON (see `locations.identities`); `[]` before they are noted."""
     app: str = ""
-    """The app that it belongs to; empty where an older eventjet made it and nobody has worked on it since."""
+    """The app that it belongs to; empty where an older eventjet made it and no worker has owned it since."""
     code: str = ""
     """Fingerprints of the code that made its rows, separated by commas, the newest last; empty where none is known."""
 
     @property
     def has_begun(self) -> bool:
-        """Whether its tables are true for something."""
+        """Whether its tables belong to a position of a log."""
         return self.position > 0 or self.log != ""
 
     def has_rows_of_other_code(self, code: str) -> bool:
-        """Whether code with another fingerprint made some of its rows; False where one of them is not known."""
+        """Whether code with another fingerprint made some of its rows; False where a fingerprint is not known."""
         return self.position > 0 and code != "" and self.code not in ("", code)
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One row of the table above."""
+    """A transition of the state machine: one row of the table in the module's docstring."""
 
     name: str
     states: Mapping[str, str]
-    """State → the one it becomes; those that are missing refuse it."""
+    """The state after the transition by the state before; states that are missing refuse the transition."""
     deposes: bool = False
 
 
@@ -146,23 +146,23 @@ _NOTHING_READ = {"position": 0, "event_id": "", "log": "", "identities": UNASSIG
 
 
 def ensure(connection: Connection, name: str, revision: int, app: str = "") -> None:
-    """Add the row of an app's projection that has none, at position 0; it does not matter who else does so at once."""
+    """Add the checkpoint of a projection at position 0 where there is none; several processes may do so at once."""
     connection.execute(_ENSURE, {"name": name, "revision": revision, "app": app})
 
 
 def read(connection: Connection, name: str, revision: int) -> Checkpoint | None:
-    """The checkpoint as it stands; None when there is none."""
+    """Return the checkpoint; None when there is none."""
     return checkpoint_of(connection.execute(select(projections).where(is_row(name, revision))).one_or_none())
 
 
 def lock(connection: Connection, name: str, revision: int) -> Checkpoint | None:
-    """The checkpoint, locked to the end of the transaction; waits for whoever holds it."""
+    """Return the checkpoint and lock it to the end of the transaction; waits for whoever has locked it."""
     query = select(projections).where(is_row(name, revision)).with_for_update()
     return checkpoint_of(connection.execute(query).one_or_none())
 
 
 def read_all(connection: Connection) -> list[tuple[Checkpoint, float]]:
-    """Every checkpoint with the seconds its lease still has, by name and revision."""
+    """Return every checkpoint with the seconds that its lease still lasts, ordered by name and revision."""
     left = (projections.c.lease_until - Clock()).label("left")
     query = select(projections, left).order_by(projections.c.name, projections.c.revision)
     return [(Checkpoint(*row[:-1]), float(row[-1])) for row in connection.execute(query)]
@@ -171,7 +171,7 @@ def read_all(connection: Connection) -> list[tuple[Checkpoint, float]]:
 def revisions(
     connection: Connection, name: str, *, lock: bool = False, only: Collection[int] | None = None
 ) -> list[Checkpoint]:
-    """The checkpoints of all revisions of a projection, in their order; locked in that order if asked for."""
+    """Return the checkpoints of a projection's revisions, or of `only` these, in order; `lock` locks them in order."""
     query = select(projections).where(projections.c.name == name).order_by(projections.c.revision)
     if only is not None:
         query = query.where(projections.c.revision.in_(only))
@@ -179,17 +179,17 @@ def revisions(
 
 
 def names_of(tables: str) -> list[tuple[str | None, str]]:
-    """(declared schema, name) of the tables that a checkpoint names."""
+    """Return (declared schema, name) of each table that a checkpoint lists in its `tables`."""
     return [(None, one) if isinstance(one, str) else (one[0], one[1]) for one in json.loads(tables)]
 
 
 def is_row(name: str, revision: int) -> ColumnElement[bool]:
-    """The condition for one projection's row."""
+    """Return the condition that matches the checkpoint of one revision."""
     return and_(projections.c.name == name, projections.c.revision == revision)
 
 
 def checkpoint_of(row: Row[Any] | None) -> Checkpoint | None:
-    """A row with all columns, as a value."""
+    """Return a row with all columns as a `Checkpoint`; None for no row."""
     return None if row is None else Checkpoint(*row)
 
 
@@ -204,13 +204,13 @@ def take(
     stumbled_at: int = -1,
     silent: Checkpoint | None = None,
 ) -> Checkpoint | None:
-    """Become the owner if the lease is free. None while another worker holds it.
+    """Become the owner if the lease is free; returns None while another worker has it.
 
-    The fingerprint of the owner's `code` is noted with it, so that no row is written by code that is not noted.
+    Also notes the fingerprint of the owner's `code`, so that no row is written by code that is not noted.
 
-    A row that is locked counts as held. One that failed is tried again, unless the process that asks `stumbled_at` the
-    very position or its tables are half written. A lease that still is as the `silent` checkpoint has it counts as
-    over, whatever the clock says.
+    A locked row counts as taken. A failed projection is tried again, unless it stands at `stumbled_at`, where the
+    calling process failed already, or its tables are half written. A lease that has not changed since the `silent`
+    checkpoint was read counts as expired, whatever the database's clock says.
     """
     free = _free(name, revision, owner, stumbled_at, silent)
     candidate = select(projections.c.position, projections.c.code).where(free)
@@ -230,7 +230,7 @@ def is_free(
     stumbled_at: int = -1,
     silent: Checkpoint | None = None,
 ) -> bool:
-    """Whether `take` would succeed now, or there is no row yet; found out without locking anything."""
+    """Whether `take` would succeed now, or there is no checkpoint yet; locks nothing."""
     free = _free(name, revision, owner, stumbled_at, silent)
     row = connection.execute(select(free.label("free")).where(is_row(name, revision))).one_or_none()
     return row is None or bool(row.free)
@@ -242,20 +242,20 @@ def renew(connection: Connection, held: Checkpoint, ttl_s: float) -> bool:
 
 
 def release(connection: Connection, held: Checkpoint) -> bool:
-    """Let go of the lease at once; False when another epoch has begun."""
+    """End the lease at once; False when another epoch has begun."""
     return _own(connection, NOTE, held, owner=None, lease_until=0) is not None
 
 
 def adopt(connection: Connection, held: Checkpoint, app: str, log: str, identities: str) -> bool:
-    """Remember the app, its log, and the tables that are made from it; False when another epoch has begun."""
+    """Note the app, its log, and the identities of the tables made from it; False when another epoch has begun."""
     return _own(connection, NOTE, held, app=app, log=log, identities=identities) is not None
 
 
 def note_proof(connection: Connection, seen: Checkpoint, code: str) -> bool:
-    """Note that all rows are what this code makes, as they were when the checkpoint was `seen`.
+    """Note that this code makes all rows, as a comparison proved for the state in which the checkpoint was `seen`.
 
-    False, and nothing is noted, when other code may have written since: unless the owner has been the same all the
-    time and has this code, or there is none and nothing was written.
+    Notes nothing and returns False when other code may have written since. It has not where the epoch is the same and
+    the owner has this code, or where nobody owns the checkpoint and its position is the same.
     """
     row = projections.c
     where = [row.epoch == seen.epoch, row.generation == seen.generation, row.code == seen.code]
@@ -265,35 +265,35 @@ def note_proof(connection: Connection, seen: Checkpoint, code: str) -> bool:
 
 
 def settle(connection: Connection, held: Checkpoint, state: str | None, reason: str | None = None) -> int | None:
-    """Note a reason and that it is active or failed (None keeps its state), and keep the lease.
+    """Note a reason and the state active or failed (None keeps the state); the lease continues.
 
-    Returns the position it stands at, or None when another epoch has begun.
+    Returns the checkpoint's position, or None when another epoch has begun.
     """
     found = _own(connection, {None: NOTE, ACTIVE: ACTIVATE, FAILED: FAIL}[state], held, reason=reason)
     return None if found is None else found.position
 
 
 def stand_back(connection: Connection, held: Checkpoint) -> bool:
-    """Give up wanting the declared location; False when another epoch has begun."""
+    """Note that the revision no longer is to take the declared location; False when another epoch has begun."""
     return _own(connection, STAND_BACK, held, takes_over=False) is not None
 
 
 def advance(connection: Connection, held: Checkpoint, after: int, last: int, event_id: str, ttl_s: float) -> bool:
-    """Move by a batch that follows `after` and ends at `last`; False in another epoch, or when it stands elsewhere."""
+    """Advance by a batch that follows `after` and ends at `last`; False in another epoch or at another position."""
     moved = {"position": last, "event_id": event_id, "lease_until": Clock() + ttl_s}
     where = and_(projections.c.epoch == held.epoch, projections.c.position == after)
     return _change(connection, NOTE, held.name, held.revision, where, **moved) is not None
 
 
 def pause(connection: Connection, found: Checkpoint) -> Checkpoint | None:
-    """Let nobody advance it until it is resumed; None when its state does not allow that. The row must be locked."""
+    """Pause the projection until it is resumed; None when its state does not allow that. The row must be locked."""
     return _change(connection, PAUSE, found.name, found.revision, reason=_WHILE + found.state)
 
 
 def resume(connection: Connection, found: Checkpoint) -> Checkpoint | None:
-    """Let it go on from the state it was paused in; None when it is not paused. The row must be locked.
+    """Resume the projection in the state in which it was paused; None when it is not paused. The row must be locked.
 
-    Building becomes active by itself, so it is the state to take when in doubt.
+    An unknown state becomes building, since building becomes active by itself.
     """
     before = (found.reason or "").removeprefix(_WHILE)
     transition = RESUME_AS.get(before, RESUME_AS[BUILDING])
@@ -301,7 +301,10 @@ def resume(connection: Connection, found: Checkpoint) -> Checkpoint | None:
 
 
 def retire(connection: Connection, name: str, revision: int) -> None:
-    """Its tables are gone; declared again, it begins anew. Raises `CheckpointFenced` when it is retired already."""
+    """Note that the revision's tables are dropped; declared again, it begins anew.
+
+    Raises `CheckpointFenced` when it is retired already.
+    """
     gone = {"location": DECLARED, "tables": UNASSIGNED, "takes_over": False, "reason": None}
     _must(connection, RETIRE, name, revision, **gone)
 
@@ -309,32 +312,35 @@ def retire(connection: Connection, name: str, revision: int) -> None:
 def assign(
     connection: Connection, name: str, revision: int, *, app: str, location: str, tables: str, takes_over: bool
 ) -> Checkpoint:
-    """Give it its app, and the location that its tables will be in; a retired one begins anew there."""
+    """Set the app and the location of a revision's tables; a retired revision begins anew there."""
     given = {"app": app, "location": location, "tables": tables, "takes_over": takes_over}
     begun = _change(connection, BEGIN_ANEW, name, revision, **given, **_NOTHING_READ)
     return begun or _must(connection, ASSIGN, name, revision, **given)
 
 
 def reset(connection: Connection, found: Checkpoint) -> Checkpoint | None:
-    """Nothing is read yet, and its tables are empty; None when its state does not allow that."""
+    """Set the checkpoint back to position 0, for empty tables; None when its state does not allow that."""
     return _change(connection, RESET, found.name, found.revision, **_NOTHING_READ)
 
 
 def promote(connection: Connection, name: str, revision: int) -> None:
-    """It has the declared location from here on, and is what readers see."""
+    """Note that the revision has the declared location from now on, so that readers see its tables."""
     reason = case((projections.c.state.in_((NEW, BUILDING)), null()), else_=projections.c.reason)
     _must(connection, PROMOTE, name, revision, location=DECLARED, takes_over=False, reason=reason)
 
 
 def displace(connection: Connection, name: str, revision: int, location: str) -> None:
-    """Another revision has the declared location from here on, and this one its own."""
+    """Note that the revision's tables moved to its own `location`, since another revision takes the declared one."""
     _must(connection, DISPLACE, name, revision, location=location, takes_over=False)
 
 
 def swap_in(
     connection: Connection, live: Checkpoint, own: Checkpoint, log: str, tables: str, identities: str
 ) -> Checkpoint:
-    """The live checkpoint says what the rebuilt one does; raises `CheckpointFenced` for a retired one."""
+    """Give the `live` checkpoint the position, code and tables of the rebuild's `own` checkpoint, and count it.
+
+    Raises `CheckpointFenced` for a retired revision.
+    """
     takeable = projections.c.state.in_((NEW, BUILDING, FAILED))
     return _must(
         connection,
@@ -354,12 +360,12 @@ def swap_in(
 
 
 def depose(connection: Connection, name: str, revision: int) -> None:
-    """Begin another term: whoever owns it is fenced, and the next owner looks at everything anew."""
+    """End the lease session: the owner is fenced, and the next owner reads everything again."""
     _must(connection, DEPOSE, name, revision)
 
 
 def _with_code(noted: str, code: str) -> str:
-    """The fingerprints noted, with this one as the last of them; an empty one is not known, and not noted."""
+    """Return the noted fingerprints with `code` as the last; an empty (unknown) fingerprint is not noted."""
     codes = [one for one in noted.split(",") if one not in ("", code)] + [code] * bool(code)
     return ",".join(codes if len(codes) <= CODES_MAX else [codes[0], *codes[1 - CODES_MAX :]])
 
@@ -376,7 +382,7 @@ def _free(name: str, revision: int, owner: str, stumbled_at: int, silent: Checkp
 
 
 def _own(connection: Connection, transition: Transition, held: Checkpoint, **values: Any) -> Checkpoint | None:
-    """Change what the owner holds; None when another epoch has begun."""
+    """Carry out a transition for the owner; None when another epoch has begun or the state refuses it."""
     where = projections.c.epoch == held.epoch
     return _change(connection, transition, held.name, held.revision, where, **values)
 
@@ -391,7 +397,7 @@ def _must(connection: Connection, transition: Transition, name: str, revision: i
 def _change(
     connection: Connection, transition: Transition, name: str, revision: int, *where: ColumnElement[bool], **values: Any
 ) -> Checkpoint | None:
-    """Carry a transition out; None when the state or `where` refuses it. Deposing is written here and nowhere else."""
+    """Carry out a transition; None when the state or `where` refuses it. Only this function deposes an owner."""
     state = projections.c.state
     moved = {before: after for before, after in transition.states.items() if before != after}
     changed: dict[str, Any] = {"state": case(moved, value=state, else_=state)} if moved else {}

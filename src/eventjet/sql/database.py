@@ -1,7 +1,7 @@
-"""The database of the read models: engines and connections, configured the same wherever they are opened.
+"""`Database`: the database of the read models, with engines and connections that are configured alike everywhere.
 
-PostgreSQL through psycopg (async, sync and COPY), SQLite through aiosqlite and sqlite3. No URL is shown with its
-password.
+PostgreSQL is used through psycopg (async, sync and COPY), SQLite through aiosqlite and sqlite3. No URL is shown with
+its password.
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ READ_ONLY = sqlite_connections.READ_ONLY
 """Execution option of a connection that must not lock the database: on SQLite its transactions begin deferred."""
 
 WORKER = SessionLimits()
-"""For sessions that hold a checkpoint's row."""
+"""Limits of sessions that lock a checkpoint."""
 COMMAND = SessionLimits(idle_in_transaction_ms=15_000)
-"""For what somebody asked for once, and nobody tries again: a busy machine may keep it waiting between statements."""
+"""Limits of a person's command, which is not retried: a busy machine may delay it between statements."""
 PAGE = SessionLimits(lock_ms=1_000, statement_ms=1_800)
-"""For what a page of the console shows: whoever looks waits no longer."""
+"""Limits of queries for a page of the console: its reader does not wait longer."""
 BULK = SessionLimits(lock_ms=5_000, statement_ms=0, idle_in_transaction_ms=60_000)
-"""For loads, indexes and other statements that may take long."""
+"""Limits of loads, indexes and other statements that may take long."""
 
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """Where the read models are: a value that can be pickled. Raises `UsageError` for a URL that cannot be used."""
+    """The URL of the read models' database; a value that can be pickled.
+
+    Raises `UsageError` for a URL that cannot be used.
+    """
 
     url: str = field(repr=False)
 
@@ -50,7 +53,7 @@ class Database:
 
     @property
     def dialect(self) -> Dialect:
-        """What is particular to this kind of database; raises `UsageError` for one that is not supported."""
+        """The dialect of this kind of database; raises `UsageError` for a database that is not supported."""
         return dialect_named(self._parsed().get_backend_name())
 
     @property
@@ -59,24 +62,27 @@ class Database:
         return shown_database(self.url)
 
     def engine(self, purpose: str = "eventjet", limits: SessionLimits = WORKER, *, pool_size: int = 1) -> AsyncEngine:
-        """An async engine, not connected yet; dispose of it. `purpose` is what PostgreSQL shows of the session."""
+        """Return an async engine, not connected yet; dispose of it.
+
+        PostgreSQL shows `purpose` as the application name of the sessions.
+        """
         pool = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": 10}
         return self.dialect.async_engine(self._parsed(), purpose, limits, pool)
 
     def sync_engine(self, purpose: str = "eventjet", limits: SessionLimits = BULK) -> Engine:
-        """A blocking engine without a pool, not connected yet."""
+        """Return a blocking engine without a pool, not connected yet."""
         return self.dialect.engine(self._parsed(), purpose, limits)
 
     @contextmanager
     def read_only(self, purpose: str, limits: SessionLimits = COMMAND) -> Generator[Connection | None]:
-        """A connection that cannot write and leaves nothing behind; None where there is no database yet."""
+        """Open a connection that cannot write and leaves nothing behind; None where there is no database yet."""
         with self.dialect.read_only(self._parsed(), purpose, limits) as connection:
             yield connection
 
     def connect_postgres(
         self, purpose: str = "eventjet", limits: SessionLimits = BULK
     ) -> psycopg.Connection[tuple[Any, ...]]:
-        """A blocking psycopg connection, for COPY; close it. Raises `Unreachable`."""
+        """Open a blocking psycopg connection, for COPY; close it. Raises `Unreachable`."""
         try:
             return postgres_connections.connect(self._parsed(), purpose, limits)
         except psycopg.OperationalError as error:
@@ -91,14 +97,14 @@ class Database:
                 raise self.unreachable(error) from None
 
     def connect_sqlite(self) -> sqlite3.Connection:
-        """A blocking sqlite3 connection that begins no transaction by itself; close it. Raises `Unreachable`."""
+        """Open a blocking sqlite3 connection that begins no transaction by itself; close it. Raises `Unreachable`."""
         try:
             return sqlite_connections.connect(self._parsed())
         except sqlite3.OperationalError as error:
             raise self.unreachable(error) from None
 
     def unreachable(self, error: BaseException) -> Unreachable:
-        """One paragraph for a database that cannot be used, without its password."""
+        """Return the error for a database that cannot be used, in one paragraph and without the password."""
         cause = getattr(error, "orig", None) or error
         if Fault.NO_TABLE in self.dialect.faults(error):
             return Unreachable(f"The database {self.shown}", "eventjet's tables are not in it", "Run `eventjet init`.")
@@ -109,19 +115,19 @@ class Database:
 
     @asynccontextmanager
     async def reaching(self) -> AsyncGenerator[None]:
-        """Turn what connecting fails with, and the lack of eventjet's tables, into `Unreachable`."""
+        """Turn errors of connecting, missing tables of eventjet and missing rights into `Unreachable`."""
         with self.reaching_sync():
             yield
 
     @contextmanager
     def reaching_sync(self) -> Generator[None]:
-        """`reaching` where there is no loop."""
+        """Do what `reaching` does, without an event loop."""
         try:
             yield
         except (OperationalError, InterfaceError) as error:
             raise self.unreachable(error) from None
         except DBAPIError as error:
-            # A session that PostgreSQL ends because it was idle too long is no operational error there.
+            # To SQLAlchemy it is no operational error when PostgreSQL ends a session that was idle too long.
             of_database = self.dialect.faults(error) & (Fault.NO_TABLE | Fault.FORBIDDEN)
             if not (error.connection_invalidated or of_database):
                 raise
@@ -133,8 +139,8 @@ class Database:
 
 
 def unusable(connection: Connection | Engine, reason: str, remedy: str) -> Unreachable:
-    """The error for a database that is there and cannot be used as it is."""
-    # As a person would have written it: without the driver.
+    """Return the error for a database that exists and cannot be used as it is."""
+    # The URL as a person would write it: without the driver.
     url = connection.engine.url.set(drivername=connection.dialect.name)
     return Unreachable(f"The database {shown_database(url.render_as_string(hide_password=False))}", reason, remedy)
 
@@ -144,7 +150,10 @@ READER = "eventjet_reader"
 
 
 def grants(tables: Iterable[tuple[str | None, str]]) -> str:
-    """For these tables, as (schema, name): to be run by the database's owner once `eventjet init` has."""
+    """Return SQL that creates roles and grants for these tables, given as (schema, name).
+
+    The database's owner runs it once `eventjet init` has run.
+    """
     schemas = sorted({schema or "public" for schema, _ in tables} | {"public"})
     lines = [
         f"create role {OWNER} login;",

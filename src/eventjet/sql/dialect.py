@@ -1,7 +1,7 @@
-"""`Dialect`: the port to one kind of database. Whatever differs between databases is asked of it.
+"""`Dialect` is the port to one kind of database: it has everything that differs between databases.
 
-To add a database, write its class and its `Tables` in files of their own, add it to `_dialects` here, and run
-tests/contracts for it (tests/integration/test_dialects.py). To rebuild there, write its workspace in
+To add a database, write its class and its `Tables` in files of their own, add it to `_dialects` in `dialects.py`, and
+run tests/contracts for it (tests/integration/test_dialects.py). To support rebuilds, write its workspace in
 `rebuild/workspace.py`.
 """
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class SessionLimits:
-    """What a session on PostgreSQL may hold up, so that a stopped process frees its locks. 0 means no limit."""
+    """Timeouts of a PostgreSQL session in milliseconds, so that a stopped process frees its locks. 0 means no limit."""
 
     lock_ms: int = 2_000
     statement_ms: int = 15_000
@@ -41,17 +41,17 @@ class SessionLimits:
 
 
 class Fault(Flag):
-    """What an error of a database is about."""
+    """The kind of fault that a database error reports."""
 
     NOTHING_KNOWN = 0
     DATA = auto()
     """A value or a row broke a rule of the database, so that trying again cannot help."""
     TOO_LONG = auto()
-    """A text is longer than its column holds."""
+    """A text is longer than its column allows."""
     TRANSIENT = auto()
-    """The connection, a lock, or the server failed, so that the same may succeed another time."""
+    """The connection, a lock or the server failed, so that another try may succeed."""
     LOCKED_OUT = auto()
-    """A lock was not to be had in time."""
+    """A lock was not granted in time."""
     NO_TABLE = auto()
     """A table is missing."""
     FORBIDDEN = auto()
@@ -59,30 +59,30 @@ class Fault(Flag):
 
 
 class Dialect(ColumnValues):
-    """What differs between databases. Has no state, and can be pickled.
+    """The port to one kind of database. Has no state, and can be pickled.
 
-    Everything that is given a connection happens within the caller's transaction. What not every database has to do is
-    nothing here.
+    A method that is given a connection works within the caller's transaction. A method that not every database needs
+    does nothing by default.
     """
 
     name: ClassVar[str]
-    """As SQLAlchemy calls it."""
+    """The name that SQLAlchemy gives the database."""
     tables: ClassVar[Tables]
-    """The tables that are in the database."""
+    """The port to the tables that are in the database."""
     clock: ClassVar[str]
-    """`Clock` as text."""
+    """The SQL text of `Clock`."""
     is_concurrent: ClassVar[bool]
     """Whether others read and write while a transaction writes; if not, writers of one process take turns."""
     relocates_handlers: ClassVar[bool]
-    """Whether SQL by hand finds its tables in another location under the names that it uses."""
+    """Whether handlers of SQL find their tables in another location under the names that they use."""
     has_schemas: ClassVar[bool] = True
     """Whether a table may name a schema."""
     byte_order: ClassVar[str] = ""
-    """What makes `order by` sort text by code points, as Python does."""
+    """The SQL that makes `order by` sort text by code points, as Python does."""
     look_options: ClassVar[Mapping[str, Any]]
-    """Execution options of connections that only look, one statement at a time."""
+    """Execution options of connections that only read, one statement at a time."""
     snapshot_options: ClassVar[Mapping[str, Any]]
-    """Execution options with which all statements of a transaction see the same; before its first one."""
+    """Execution options with which a transaction's statements read one snapshot; set before the first statement."""
     conversions: ClassVar[Sequence[tuple[type[Any], Convert | None, Convert | None]]]
     """(type of column, its `dumper`, its `loader`); of two types that fit, the first counts."""
 
@@ -99,112 +99,112 @@ class Dialect(ColumnValues):
         return next((load for known, _, load in self.conversions if isinstance(plain(kind), known)), None)
 
     def storage_type(self, kind: sa.TypeEngine[Any], /) -> sa.TypeEngine[Any]:
-        """The type that holds this one exactly."""
+        """Return the type of column that stores the values of this type exactly."""
         return kind
 
     @abstractmethod
     def fit(self, found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any], /) -> Fit:
-        """How a column of the one type takes values of the other; of types that SQL writes differently."""
+        """Return how a column of type `found` takes `declared` values; for types that SQL writes differently."""
 
     def exactness_checks(self, table: Table, /) -> list[CheckConstraint]:  # noqa: ARG002 - every type is exact
-        """What keeps handlers from storing values that are not exact."""
+        """Return constraints that keep handlers from storing values that are not exact."""
         return []
 
     # Statements
 
     @abstractmethod
     def statements(self, table: Table, codec: RowCodec, /) -> Statements:
-        """For one table and its checkpoint; `table` says where the rows are."""
+        """Return the statements of one table and its checkpoint; `table` is the located table."""
 
     @abstractmethod
     def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Parked], /) -> None:
-        """Insert into the quarantine what a bulk load could not take; nobody else writes there."""
+        """Insert into the quarantine the events that failed in a bulk load; nobody else may write to these rows."""
 
     # Locations
 
     @abstractmethod
     def own_location(self, name: str, revision: int, /) -> str:
-        """The location that is this revision's own."""
+        """Return the revision's own location, for when another revision has the declared one."""
 
     def declared_name(self, name: str, /) -> str:
-        """The declared name of a table that is called so in some location."""
+        """Return the declared name of a table that has this name in some location."""
         return name
 
     @abstractmethod
     def relocate(self, tables: Sequence[Table], location: str, /) -> None:
-        """Let these tables, which are copies of declared ones, stand in a location other than the declared one.
+        """Change these copies of declared tables so that they are in a location other than the declared one.
 
-        They are renamed last: what SQLAlchemy calls indexes, and the schema of enum types, come from the declared one.
+        Call it last: SQLAlchemy derives names of indexes and the schema of enum types from the declared table.
         """
 
     @abstractmethod
     def differ(self, one: ColumnElement[Any], other: ColumnElement[Any], /) -> ColumnElement[bool]:
-        """Whether two values are not stored alike, whatever the database calls equal."""
+        """Return the condition that two values are stored differently, whatever the database considers equal."""
 
     # Connections
 
     def refusal_of(self, url: URL, /) -> str | None:  # noqa: ARG002 - any database will do
-        """Why this database cannot be used; None when it can."""
+        """Return why this database cannot be used; None when it can."""
         return None
 
     @abstractmethod
     def async_engine(self, url: URL, purpose: str, limits: SessionLimits, pool: Mapping[str, Any], /) -> AsyncEngine:
-        """An async engine, not connected yet."""
+        """Return an async engine, not connected yet."""
 
     @abstractmethod
     def engine(self, url: URL, purpose: str, limits: SessionLimits, /) -> Engine:
-        """A blocking engine without a pool, not connected yet."""
+        """Return a blocking engine without a pool, not connected yet."""
 
     def check_sessions(self, url: URL, /) -> None:
-        """Raise `Unreachable` where connections share their sessions. Blocks."""
+        """Raise `Unreachable` where a pooler lets connections share their sessions. Blocks."""
 
     @abstractmethod
     def soundness(self, connection: Connection, /) -> Soundness:
-        """What it says of its version and its settings; only looks."""
+        """Check the version and the settings of the database; only reads."""
 
     @abstractmethod
     def read_only(self, url: URL, purpose: str, limits: SessionLimits, /) -> AbstractContextManager[Connection | None]:
-        """A connection that cannot write and leaves nothing behind; None where there is no database yet."""
+        """Open a connection that cannot write and leaves nothing behind; None where there is no database yet."""
 
     def prepare_for_handlers(self, engine: Engine, /) -> None:
-        """For connections on which an application's own statements run: it may rely upon its foreign keys."""
+        """Prepare the engine's new connections for handlers: foreign keys are enforced on them."""
 
     @abstractmethod
     def load_all(self, connection: Connection, /) -> None:
-        """From here on values that Python has none for are no errors of this connection's driver."""
+        """Let this connection's driver load values that Python cannot represent, instead of raising an error."""
 
     # Errors of the driver
 
     @abstractmethod
     def faults(self, error: DBAPIError | BaseException, /) -> Fault:
-        """What an error is about, of SQLAlchemy's or of the driver's own."""
+        """Return the kinds of fault that an error of SQLAlchemy or of the driver reports."""
 
     @abstractmethod
     def remedy(self, cause: object, /) -> str:
-        """What to do about one while connecting."""
+        """Return what to do about an error while connecting, as a sentence for people."""
 
     def refuses_writes(self, connection: Connection, /) -> str:  # noqa: ARG002 - it does not say so
-        """Why the database takes no writes of anybody, as far as it can be asked; empty where it may take them."""
+        """Return why the database accepts no writes from anybody, as far as it says so; else an empty string."""
         return ""
 
 
 def listed(found: Sequence[str]) -> str:
-    """At most ten of them in words."""
+    """Return at most ten of the texts, separated by commas, and the number of the others."""
     return ", ".join(found[:10]) + (f" and {len(found) - 10} more" if len(found) > 10 else "")
 
 
 class Fit(Enum):
-    """How a column that is there takes the values of the type that is declared for it."""
+    """How an existing column takes the values of the type that is declared for it."""
 
     SAME = "same"
     OTHER = "other"
-    """It is of another type, which gives every value back; or nobody can say."""
+    """It has another type that gives every value back, or a type that cannot be compared."""
     LOSES = "loses"
-    """It refuses some, or gives them back as others."""
+    """It refuses some values, or gives back other ones."""
 
 
 def spoken(kind: sa.TypeEngine[Any], dialect: SqlalchemyDialect) -> str:
-    """A type as SQL writes it; an enum of the database with its labels, and one that is kept as another with both."""
+    """Return a type as SQL writes it, an enum type with its labels; name both types where it is stored as another."""
     own = stored(kind, dialect)
     if isinstance(own, sa.NullType):
         return "of no type that is known"
@@ -217,7 +217,7 @@ def spoken(kind: sa.TypeEngine[Any], dialect: SqlalchemyDialect) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Weakness:
-    """One setting, or its version."""
+    """A setting or a version of the database that is a risk."""
 
     what: str
     cost: str
@@ -225,19 +225,19 @@ class Weakness:
     is_fault: bool = False
     """Whether rows may be lost or wrong, or nothing can be written."""
     is_rare: bool = False
-    """Whether it takes a coincidence that few ever meet."""
+    """Whether it takes a rare coincidence to do harm."""
 
 
 @dataclass(frozen=True, slots=True)
 class Soundness:
-    """A database, as it answers."""
+    """The result of checking a database: its version and its weaknesses."""
 
     version: str
-    """As a person calls it: `PostgreSQL 18.1`."""
+    """The name and the version for people: `PostgreSQL 18.1`."""
     weaknesses: tuple[Weakness, ...]
 
 
 def numbers_of(version: str) -> tuple[int, ...]:
-    """Of `18.1 (Debian …)` the numbers that it begins with."""
+    """Return the numbers with which a version begins: 18 and 1 of `18.1 (Debian …)`."""
     numbers = version.partition(" ")[0].split(".")
     return tuple(int(one) for one in numbers if one.isdecimal())

@@ -1,4 +1,4 @@
-"""The dialects there are, by the name that SQLAlchemy gives their database."""
+"""The supported dialects, by the name that SQLAlchemy gives their database."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _dialects() -> dict[str, Dialect]:
 
 
 def dialect_named(name: str) -> Dialect:
-    """The dialect that SQLAlchemy calls so; raises `UsageError` for one that is not supported."""
+    """Return the dialect of a database by SQLAlchemy's name for it; raises `UsageError` for an unsupported database."""
     dialect = _dialects().get(name)
     if dialect is None:
         raise UsageError(f"eventjet does not support the database {name!r}. Use one of {', '.join(_dialects())}.")
@@ -27,12 +27,12 @@ def dialect_named(name: str) -> Dialect:
 
 
 def dialect_of(connection: Connection | Engine) -> Dialect:
-    """The dialect of the database at the other end."""
+    """Return the dialect of the database to which a connection or an engine connects."""
     return dialect_named(connection.dialect.name)
 
 
 def declared_names(name: str) -> set[str]:
-    """The declared names that a table may have, whatever the database."""
+    """Return the declared names that a table of this name may have, in any kind of database."""
     return {dialect.declared_name(name) for dialect in _dialects().values()}
 
 
@@ -42,6 +42,6 @@ def is_about_data(error: DBAPIError) -> bool:
 
 
 def is_transient(error: DBAPIError) -> bool:
-    """Whether the connection, a lock, or the server failed, so that the same may succeed another time."""
+    """Whether the connection, a lock or the server failed, so that another try may succeed."""
     known = _dialects().values()
     return error.connection_invalidated or any(Fault.TRANSIENT in dialect.faults(error) for dialect in known)

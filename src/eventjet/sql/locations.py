@@ -1,11 +1,11 @@
-"""Where the tables of a revision are: as declared, or in a location of their own beside another revision's.
+"""Locations of tables: a revision's tables are where they are declared, or in the revision's own location.
 
-A location of its own is a schema on PostgreSQL, with the declared names in it, and a suffix of the tables' names on
-SQLite. Each revision has one, so that one that loses the declared location goes to where it would be looked for.
+A revision's own location is a schema on PostgreSQL, with the declared names in it, and a suffix of the tables' names on
+SQLite. Each revision has its own, to which its tables move when it loses the declared location.
 
-A revision that finds the declared location held by another one gets its own, and takes the declared one over once it
-has caught up. All choices are made under `Dialect.lock_migrations`, so that two revisions never choose the same.
-Nothing here moves a table that exists.
+Where another revision has the declared location, a new revision gets its own, and takes the declared one over once it
+has caught up. Locations are chosen under `Tables.lock_migrations`, so that two revisions never choose the same. Nothing
+here moves a table that exists.
 """
 
 from __future__ import annotations
@@ -29,17 +29,18 @@ from eventjet.sql.table_differences import column_differences
 from eventjet.sql.tables import make_enums, qualified
 
 _TOLD_MAX = 5
-"""Columns that one message names."""
+"""The most columns that one message names."""
 
 
 def create_tables(
     engine: Engine | Connection, resolved: Iterable[AnyResolved] = (), *, to_rebuild: bool = False, log: str = ""
 ) -> list[str]:
-    """Create what is missing of eventjet's tables and the read models'; return the names made.
+    """Create the missing tables of eventjet and of the read models; return the names of the tables made.
 
-    A revision that finds its table held by another one gets one of its own. Nothing else changes. Raises `TableLost`
-    for a revision that has begun in other tables than are there, and `Unreachable` for tables that are not as declared,
-    unless it is `to_rebuild` them, and as `check_owner`.
+    A revision whose declared table another revision has gets a table of its own. Nothing else changes. Raises
+    `TableLost` for a revision whose tables are not those in which it began, and `Unreachable` for tables that are not
+    as declared; a caller that is about to rebuild them (`to_rebuild`) gets neither for what a rebuild mends. Raises as
+    `check_owner`, too.
     """
     if isinstance(engine, Engine):
         with engine.begin() as connection:
@@ -51,7 +52,7 @@ def create_tables(
 
 
 def check_tables(connection: Connection, resolved: Iterable[AnyResolved], log: str = "") -> None:
-    """Raise `Unreachable` when a table is not there or not as declared, in what values it takes, or eventjet's are old.
+    """Raise `Unreachable` when a table is missing or takes other values than declared, or eventjet's tables are old.
 
     Raises as `check`, too.
     """
@@ -64,8 +65,8 @@ def check_tables(connection: Connection, resolved: Iterable[AnyResolved], log: s
 def check_owner(connection: Connection, name: str, app: str, log: str = "") -> None:
     """Raise `Unreachable` where the checkpoints of a projection of this name belong to another app.
 
-    A checkpoint of an older eventjet names no app. Its log proves whose it is: it is this app's where that is the app's
-    `log`, as the caller knows it, or one that a checkpoint names together with the app.
+    A checkpoint of an older eventjet names no app. It belongs to this app where its log is the app's `log`, as the
+    caller knows it, or a log that another checkpoint names together with this app.
     """
     row = projections.c
     own = select(row.log).where(row.app == app, row.log != "")
@@ -99,7 +100,7 @@ def check_owner(connection: Connection, name: str, app: str, log: str = "") -> N
 def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool = False, log: str = "") -> list[str]:
     """Give a revision its checkpoint, location and tables where they are missing; return the names of the tables made.
 
-    The caller holds `Dialect.lock_migrations`. Raises as `create_tables`.
+    The caller must have called `Tables.lock_migrations`. Raises as `create_tables`.
     """
     check_owner(connection, resolved.name, resolved.app, log)
     dialect = dialect_of(connection)
@@ -111,7 +112,7 @@ def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool =
     tables = located_tables(resolved, held.location, dialect)
     missing: list[Table] = []
     if held.has_begun:
-        # An empty table in the place of one that is lost would pass for it.
+        # Must not be created again: an empty table in the place of a lost one would be mistaken for it.
         if not to_rebuild:
             check_identity(connection, held)
     else:
@@ -133,9 +134,9 @@ def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool =
 
 @contextmanager
 def making(database: Connection | Engine, name: str, tables: Sequence[Table]) -> Generator[None]:
-    """Raise `Unreachable` for tables of a projection that the database does not make as they are declared.
+    """Raise `Unreachable` within the block for tables that the database cannot create as they are declared.
 
-    What says nothing about the declaration, a lock or a lost connection or a missing right, is raised as it is.
+    Errors that say nothing about the declaration (a lock, a lost connection, a missing right) are raised unchanged.
     """
     try:
         yield
@@ -157,10 +158,10 @@ def making(database: Connection | Engine, name: str, tables: Sequence[Table]) ->
 
 
 def ensure(connection: Connection, resolved: AnyResolved, log: str = "") -> None:
-    """Make the checkpoint of a revision that has none and whose declared location is free; raises `LocationTaken`.
+    """Create the checkpoint of a revision that has none, in the declared location.
 
-    Raises `LocationTaken` for one that could not work in the location it has, and as `check_owner`. A retired one
-    stays retired: `prepare` lets it begin anew.
+    Raises `LocationTaken` where another revision has that location, or where the revision cannot work in the location
+    that it has, and raises as `check_owner`. A retired revision stays retired: `prepare` lets it begin anew.
     """
     held = checkpoint.read(connection, resolved.name, resolved.revision)
     if held is not None and (_is_assigned(held) or held.state == RETIRED):
@@ -173,10 +174,10 @@ def ensure(connection: Connection, resolved: AnyResolved, log: str = "") -> None
 
 
 def check(connection: Connection, resolved: AnyResolved, log: str = "") -> list[Table]:
-    """The tables of this revision where they are; none where they are lost, which its worker tells.
+    """Return the tables of a revision in their location; none where they are lost, which its worker reports.
 
-    Raises `Unreachable` when a worker would not find them, or other ones than declared, and `LocationTaken` when it
-    could not work with them where they are. Raises as `check_owner`, too.
+    Raises `Unreachable` when a worker would not find them, or would find other tables than declared, and
+    `LocationTaken` when it could not work with them in their location. Raises as `check_owner`, too.
     """
     check_owner(connection, resolved.name, resolved.app, log)
     dialect = dialect_of(connection)
@@ -200,7 +201,7 @@ def check(connection: Connection, resolved: AnyResolved, log: str = "") -> list[
         try:
             check_identity(connection, held)
         except TableLost:
-            return []  # Its worker stops it with that reason, and the others work.
+            return []  # Only this projection stops, with that reason: its worker raises the same.
     inspector = inspect(connection)
     tables = located_tables(resolved, held.location if held else DECLARED, dialect)
     for table in tables:
@@ -212,9 +213,9 @@ def check(connection: Connection, resolved: AnyResolved, log: str = "") -> list[
 def check_columns(
     connection: Connection, resolved: AnyResolved, tables: Sequence[Table], *, to_rebuild: bool = False
 ) -> None:
-    """Raise `Unreachable` when a column that is there would not give back what is declared for it.
+    """Raise `Unreachable` when an existing column would not give back the values that are declared for it.
 
-    One that is `to_rebuild` is refused for what a rebuild would not mend.
+    With `to_rebuild`, raise only for what a rebuild would not mend.
     """
     wrong = [one for one in column_differences(connection, tables) if one.breaks]
     if to_rebuild:
@@ -234,7 +235,7 @@ def check_columns(
 
 
 def holders(found: Sequence[Checkpoint], resolved: AnyResolved) -> list[Checkpoint]:
-    """Of all checkpoints of a projection, those of other revisions that hold a table this one declares."""
+    """Return the checkpoints of other revisions that have, in the declared location, a table that this one declares."""
     own = set(names_of(recorded(resolved)))
     return [
         one
@@ -247,17 +248,17 @@ def holders(found: Sequence[Checkpoint], resolved: AnyResolved) -> list[Checkpoi
 
 
 def recorded(resolved: AnyResolved) -> str:
-    """The names of its tables as a checkpoint keeps them: JSON, with the schema where one is declared."""
+    """Return the names of the declared tables as a checkpoint stores them: JSON, with the schema if one is declared."""
     return json.dumps([table.name if table.schema is None else [table.schema, table.name] for table in resolved.tables])
 
 
 def located(table: Table, location: str, dialect: Dialect) -> Table:
-    """The table of a fold as it is created and read in a location."""
+    """Return the table of a fold as it is created and read in a location."""
     return _copies([table], location, dialect)[0]
 
 
 def located_tables(resolved: AnyResolved, location: str, dialect: Dialect) -> list[Table]:
-    """The tables of a projection as they are created and read in a location, in an order in which they can be created.
+    """Return a projection's tables as they are created and read in a location, in an order for creating them.
 
     Raises `LocationTaken` where they cannot be in that location.
     """
@@ -272,9 +273,10 @@ def check_location(resolved: AnyResolved, location: str, dialect: Dialect) -> No
 
 
 def _give(connection: Connection, resolved: AnyResolved, log: str, *, may_create: bool = True) -> Checkpoint:
-    """Decide on the location and write it into the checkpoint.
+    """Choose a revision's location and write it into its checkpoint.
 
-    Raises `LocationTaken` when that needs what may not be made, and as `check_owner`.
+    Raises `LocationTaken` where the revision needs its own location and that may not be created (`may_create`), and
+    raises as `check_owner`.
     """
     check_owner(connection, resolved.name, resolved.app, log)
     _check_free(connection, resolved)
@@ -285,11 +287,11 @@ def _give(connection: Connection, resolved: AnyResolved, log: str, *, may_create
     if holder is not None and not may_create:
         raise LocationTaken(resolved, holder)
     if holder is not None:
-        # The holder's own location too, so that whoever exchanges them needs no right to create it.
+        # Also the own location of the other revision, so that a worker that exchanges them needs no right to create it.
         for revision in (resolved.revision, holder):
             dialect.tables.ensure_location(connection, dialect.own_location(resolved.name, revision))
     checkpoint.ensure(connection, resolved.name, resolved.revision, resolved.app)
-    # A revision older than the one that holds the location does not push it away by itself.
+    # An older revision does not displace a newer one by itself.
     takes_over = holder is not None and holder < resolved.revision
     tables = recorded(resolved)
     return checkpoint.assign(
@@ -304,7 +306,7 @@ def _give(connection: Connection, resolved: AnyResolved, log: str, *, may_create
 
 
 def _check_free(connection: Connection, resolved: AnyResolved) -> None:
-    """Raise `Unreachable` where a declared table is that of another projection, of this app or another one."""
+    """Raise `Unreachable` where a declared table belongs to another projection, of this app or another app."""
     dialect = dialect_of(connection)
     own = {dialect.tables.name_in_full(connection, name) for name in names_of(recorded(resolved))}
     for other, _ in checkpoint.read_all(connection):
@@ -323,7 +325,7 @@ def _check_free(connection: Connection, resolved: AnyResolved) -> None:
 
 
 def _holder(connection: Connection, resolved: AnyResolved) -> int | None:
-    """The revision that keeps this one out of the declared location."""
+    """Return the newest revision that keeps this one out of the declared location; None when there is none."""
     found = holders(revisions(connection, resolved.name), resolved)
     return max((one.revision for one in found), default=None)
 
@@ -333,11 +335,11 @@ def _is_assigned(held: Checkpoint) -> bool:
 
 
 def _copies(tables: Sequence[Table], location: str, dialect: Dialect, *, by_hand: bool = False) -> list[Table]:
-    """Copies of declared tables with the types that a database holds exactly, in a `MetaData` of their own."""
+    """Copy declared tables into a `MetaData` of their own, with types that the database stores exactly."""
     together = MetaData()
     made = [table.to_metadata(together) for table in tables]
     for table, declared in zip(made, tables, strict=True):
-        # UNLOGGED, say, which SQLAlchemy does not copy.
+        # SQLAlchemy does not copy prefixes such as UNLOGGED.
         vars(table)["_prefixes"] = vars(declared)["_prefixes"]
         for column in table.columns:
             column.type = dialect.storage_type(column.type)
@@ -345,7 +347,7 @@ def _copies(tables: Sequence[Table], location: str, dialect: Dialect, *, by_hand
         for check in dialect.exactness_checks(table):
             table.append_constraint(check)
         for key in table.foreign_keys:
-            # Resolved by name while the names are still those of the declaration.
+            # Resolves the foreign key by name, while the tables still have their declared names.
             _ = key.column
     if location != DECLARED:
         dialect.relocate(made, location)
@@ -353,9 +355,9 @@ def _copies(tables: Sequence[Table], location: str, dialect: Dialect, *, by_hand
 
 
 def identities(connection: Connection, tables: str, location: str) -> str:
-    """Of tables that are there, as a checkpoint keeps them: JSON of their home and of each table.
+    """Return the identities of existing tables as a checkpoint stores them: JSON of their home and of each table.
 
-    Notes an identity on those that have none, where the database gives none by itself.
+    Gives an identity to a table that has none, where the database gives none by itself.
     """
     dialect = dialect_of(connection)
     names = names_of(tables)
@@ -365,15 +367,15 @@ def identities(connection: Connection, tables: str, location: str) -> str:
 
 
 def are_noted(connection: Connection, held: Checkpoint) -> bool:
-    """Whether its tables are known here; if not, it was restored from a dump."""
+    """Whether the checkpoint knows the identities of its tables in this database; not after a restore from a dump."""
     home, *known = json.loads(held.identities) or [""]
     return len(known) == len(names_of(held.tables)) and home == dialect_of(connection).tables.home(connection)
 
 
 def check_identity(connection: Connection, held: Checkpoint) -> None:
-    """Raise `TableLost` when a revision has begun and its tables are not those that its checkpoint is true for.
+    """Raise `TableLost` when a revision has begun and its tables are not those to which its checkpoint belongs.
 
-    Nothing is locked: a swap that came in between is seen by the epoch, and looked at once more.
+    Locks nothing: if a swap came in between, which raises the epoch, the tables are compared once more.
     """
     reason = _lost(connection, held)
     if reason is not None:

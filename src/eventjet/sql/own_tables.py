@@ -1,6 +1,6 @@
-"""eventjet's own tables in the database of the read models. All of them are declared here.
+"""The declarations of all of eventjet's own tables in the database of the read models.
 
-`migrations` makes them; whoever changes one here adds a revision there, or a test says that they differ.
+`migrations` creates the tables. A change here needs a revision there; a test compares the two.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ projections = sa.Table(
     sa.Column("app", sa.String(48), nullable=False, server_default=""),
     sa.Column("code", sa.Text, nullable=False, server_default=""),
 )
-"""One row for each (name, revision): see `checkpoint.Checkpoint`."""
+"""The checkpoints, one row for each (name, revision): see `checkpoint.Checkpoint`."""
 
 rebuilds = sa.Table(
     "eventjet_rebuild",
@@ -45,7 +45,7 @@ rebuilds = sa.Table(
     sa.Column("rows", sa.BigInteger, nullable=False, server_default="0"),
     sa.Column("lease_until", sa.Double, nullable=False, server_default="0"),
 )
-"""One row for each part of a run that was loaded; part -1 is the run itself, with its lease."""
+"""The runs of rebuilds: one row for each part of a run that was loaded; part -1 is the run itself, with its lease."""
 
 quarantine = sa.Table(
     "eventjet_quarantine",
@@ -65,11 +65,11 @@ quarantine = sa.Table(
     sa.Column("resolved_at", sa.Double),
     sa.Index("ix_eventjet_quarantine_aggregate", "projection", "revision", "aggregate", "aggregate_id"),
 )
-"""One row for each event that a projection did not take, or that somebody gave a verdict on.
+"""The quarantine: one row for each event that a projection could not handle, or about which somebody decided.
 
-`resolution` is `parked` (it failed), `blocked` (a parked event of its aggregate precedes it), `retry` (somebody asked
-to try it again), `retried` (it was taken after all) or `dropped` (it never will be). The first three block their
-aggregate. Times are seconds since 1970 by the database's clock.
+`resolution` is `parked` (it failed), `blocked` (a quarantined event of its aggregate precedes it), `retry` (somebody
+asked to try it again), `retried` (it was handled after all) or `dropped` (it never will be). The first three block
+their aggregate. Times are seconds since 1970 by the database's clock.
 """
 
 actions = sa.Table(
@@ -87,17 +87,17 @@ actions = sa.Table(
     sa.Column("ended_at", sa.Double),
     sa.Index("ix_eventjet_action_at", "app", "at"),
 )
-"""One row for each action that somebody took in the console, written before it is carried out.
+"""The audit log: one row for each action that somebody took in the console, written before it is carried out.
 
-`outcome` is `begun`, then `done`, `refused`, `failed` or `cancelled`; one whose console was killed stays `begun`.
+`outcome` is `begun`, then `done`, `refused`, `failed` or `cancelled`; `begun` stays where the console was killed.
 `target` holds names, separated by commas. Times are seconds since 1970 by the database's clock.
 """
 
 
 class Clock(FunctionElement[float]):
-    """Seconds since 1970 by the database as the statement runs, so that the clocks of workers do not matter.
+    """The database's clock in seconds since 1970, read as the statement runs: the clocks of workers do not matter.
 
-    `postgres.py` and `sqlite.py` register how it is written.
+    `postgres.py` and `sqlite.py` register its SQL.
     """
 
     type: TypeEngine[float] = sa.Double()

@@ -1,4 +1,4 @@
-"""PostgreSQL behind the `Dialect` port: through psycopg, async, sync and COPY. A location is a schema."""
+"""`Postgres`: the dialect of PostgreSQL, through psycopg (async, sync and COPY). A location is a schema."""
 
 from __future__ import annotations
 
@@ -45,19 +45,21 @@ T = TypeVar("T")
 _ABOUT_DATA = frozenset({"21", "22", "23", "44", "54"})
 """SQLSTATE classes: cardinality, data, integrity, check options, limits of a row or an index."""
 _TRANSIENT = ("08", "40", "53", "55", "57", "58", "XX", "25006", "25P03")
-"""SQLSTATEs, or their classes, of faults that another try may not meet."""
+"""SQLSTATEs, or their classes, of faults that may be gone at the next try."""
 _LOCKED_OUT = ("55P03", "40P01", "57014", "2BP01")
-"""SQLSTATEs of a lock that was not to be had: timeout, deadlock, cancelled statement; and of a dependent
-that came meanwhile, and is seen by the next try."""
+"""SQLSTATEs of a lock that was not granted (timeout, deadlock, cancelled statement), and of a dependent that was
+created meanwhile, which the next try sees."""
 _ONE_FORM = (sa.Integer, sa.Boolean, sa.Date, sa.DateTime, sa.LargeBinary, sa.Uuid)
 _OPTIONS = frozenset(each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults())
 _TOO_LONG = "22001"
 _FORBIDDEN = "42501"
 _PARAMETERS_MAX = 65_535
-"""Of one statement: its protocol counts them in 16 bits."""
+"""The most parameters of one statement: the protocol counts them in 16 bits."""
 
 
 class Postgres(Dialect):
+    """The dialect of PostgreSQL."""
+
     name = "postgresql"
     tables = PostgresTables()
     clock = CLOCK
@@ -89,9 +91,9 @@ class Postgres(Dialect):
             table.fullname = f"{location}.{table.name}"
 
     def differ(self, one: ColumnElement[Any], other: ColumnElement[Any]) -> ColumnElement[bool]:
-        """By their text, but for types that have one form of each value.
+        """Compare two values as text, except for types in which each value has only one form.
 
-        Else a month is thirty days, 1.0 is 1.00 and 0.0 is -0.0, and of JSON as it was written there is no equality.
+        To PostgreSQL a month equals thirty days, 1.0 equals 1.00 and 0.0 equals -0.0, and `json` has no equality.
         """
         if isinstance(one.type, _ONE_FORM):
             return one.is_distinct_from(other)
@@ -173,15 +175,18 @@ POSTGRES = Postgres()
 
 def _is_transient(error: DBAPIError, state: str) -> bool:
     if state:
-        # A plan of a table that has changed since; a new session makes another.
+        # A cached plan of a table that has changed since; a new session makes a new plan.
         return state.startswith(_TRANSIENT) or (state == "0A000" and "cached plan" in str(error.orig))
-    # Without a code it is the driver that speaks: of the connection, or of a value it cannot send.
+    # An error without a code is the driver's: about the connection, or about a value that it cannot send.
     is_drivers = isinstance(error.orig, psycopg.Error) and isinstance(error, OperationalError | InterfaceError)
     return is_drivers and not _has_too_many_parameters(error)
 
 
 def _has_too_many_parameters(error: DBAPIError) -> bool:
-    """Whether a statement was never sent, since the protocol has no room for so many; the driver blames the server."""
+    """Whether a statement was never sent, since the protocol has no room for so many parameters.
+
+    The driver raises an operational error, as it does where the server is at fault.
+    """
     given: object = error.params
     return not error.ismulti and isinstance(given, Sized) and len(given) > _PARAMETERS_MAX
 
@@ -211,13 +216,13 @@ _SIMPLE = (
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What a type takes: a kind of values, within limits of which each takes what a smaller one does."""
+    """The values that a type takes: their kind, and limits of which a larger one includes a smaller one."""
 
     kind: str
     limits: tuple[float, ...] = ()
     labels: frozenset[str] = frozenset()
     form: type[Any] | None = field(default=None, kw_only=True)
-    """Tells types apart that take the same values."""
+    """Distinguishes types that take the same values."""
 
     def takes(self, other: _Room) -> bool:
         enough = all(own >= least for own, least in zip(self.limits, other.limits, strict=True))
@@ -225,7 +230,7 @@ class _Room:
 
 
 def fit_of(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
-    """Of types that are written differently in SQL."""
+    """Return how a column of type `found` takes `declared` values; for types that SQL writes differently."""
     there, wanted = _room(found), _room(stored(declared, _DIALECT))
     if wanted is None:
         return Fit.OTHER
@@ -235,7 +240,7 @@ def fit_of(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
 
 
 def missing_labels(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> list[str]:
-    """The labels that an enum of the database lacks, or that of an array's elements; none of other types."""
+    """Return the labels that an enum type of the database (or of an array's elements) lacks; none for other types."""
     there, own = element(found, _DIALECT), element(declared, _DIALECT)
     if not (isinstance(there, sa.Enum) and isinstance(own, sa.Enum) and own.native_enum and there.name == own.name):
         return []
@@ -243,7 +248,7 @@ def missing_labels(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> l
 
 
 def _room(kind: sa.TypeEngine[Any]) -> _Room | None:
-    """None of a type that eventjet does not know; SQL by hand may declare such, and of a domain no limits are told."""
+    """Return what a type takes; None for a type that eventjet does not know, as a SQL projection may declare it."""
     if isinstance(kind, sa.ARRAY):
         each = _room(element(cast("sa.TypeEngine[Any]", kind), _DIALECT))
         return each and replace(each, kind=f"array of {each.kind}")
@@ -274,7 +279,10 @@ def _text(kind: sa.String) -> _Room | None:
 
 
 OLDEST, MAINTAINED = (10,), (15,)
-"""What psycopg 3 speaks to, and what its makers still mend; PostgreSQL 14 ended in November 2026. Tests run on 18."""
+"""The oldest PostgreSQL that psycopg 3 supports, and the oldest that is maintained; 14 ended in November 2026.
+
+Tests run on 18.
+"""
 
 _TORN = "a power cut may lose or break rows, checkpoints among them: every read model would have to be rebuilt"
 _FAULTS = {
@@ -302,10 +310,10 @@ _SETTINGS = text("select name, setting from pg_settings where name = any(:names)
 
 
 def soundness_of(connection: Connection) -> Soundness:
-    """By its settings as this session has them; anybody may read those."""
+    """Check the settings of this session, which every role may read."""
     names = ["server_version", *_FAULTS, *_WARNINGS]
     found = {str(name): str(setting) for name, setting in connection.execute(_SETTINGS, {"names": names})}
-    # This session may write nothing by its own wish.
+    # This session may be read-only by its own choice, so its default counts.
     found["transaction_read_only"] = str(connection.scalar(text("show default_transaction_read_only")))
     if connection.scalar(text("select pg_is_in_recovery()")):
         found["transaction_read_only"] = "on"
@@ -313,7 +321,7 @@ def soundness_of(connection: Connection) -> Soundness:
 
 
 def judged(found: Mapping[str, str]) -> Soundness:
-    """Of settings by name, with `server_version`. PURE."""
+    """Return the weaknesses of settings, given by name with `server_version` among them. Pure."""
     version = found["server_version"]
     weaknesses = [
         Weakness(f"{name} is {found[name]}", cost, remedy, is_fault=True)

@@ -1,8 +1,8 @@
-"""Sessions on PostgreSQL: what each of them has to keep, and the proof that it does, whatever stands between.
+"""PostgreSQL sessions: their settings, and the proof that each keeps them, whatever pooler is in between.
 
 A pooler may drop the settings that a session is asked for, and may give the next transaction to another session of the
-server. The first is mended: they are set again. The second cannot be: what one transaction sets, names or prepares, the
-next would not find, or another program would.
+server. Dropped settings are set again. Changing sessions cannot be mended: what one transaction sets, names or prepares
+would be missing in the next one, or be found by another program.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 5
 _SECOND_S = 15.0
-"""How long a second connection may wait for a session while a first one has one."""
+"""How long a second connection may wait for a session while the first has its own."""
 REMEDY = "Connect to the server itself, or to a pool of sessions (pool_mode = session)."
 _ALWAYS = {
     "client_encoding": "UTF8",
@@ -43,13 +43,13 @@ _ALWAYS = {
     "standard_conforming_strings": "on",
     "default_transaction_isolation": "read committed",
 }
-"""What values, literals and transactions mean: a role, a database or a pooler may have it otherwise."""
+"""Settings on which the meaning of values, literals and transactions depends; a role or a pooler may change them."""
 _OPTION = re.compile(r"(?:-c\s*|--)([\w.-]+)=((?:\\.|[^\s\\])*)")
 _ESCAPED = re.compile(r"[\s\\]")
 
 
 def wanted(url: URL, limits: SessionLimits) -> dict[str, str]:
-    """The settings of a session by name: those of the URL's `options`, and eventjet's own over them."""
+    """Return the settings of a session by name: those of the URL's `options`, overridden by eventjet's own."""
     given = url.query.get("options", "")
     text = given if isinstance(given, str) else " ".join(given)
     own = {name.replace("-", "_"): re.sub(r"\\(.)", r"\1", value) for name, value in _OPTION.findall(text)}
@@ -63,15 +63,15 @@ def wanted(url: URL, limits: SessionLimits) -> dict[str, str]:
 
 
 def options_of(settings: Mapping[str, str]) -> str:
-    """Settings as libpq's `options`."""
+    """Return settings in the form of libpq's `options`."""
     escaped = {name: _ESCAPED.sub(r"\\\g<0>", value) for name, value in settings.items()}
     return " ".join(f"-c {name}={value}" for name, value in escaped.items())
 
 
 def prove(connection: Any, url: URL, settings: Mapping[str, str]) -> None:
-    """See that a new session of the driver keeps these settings from one transaction to the next, or set them.
+    """Check that a new connection of the driver keeps these settings between transactions; set them where it does not.
 
-    Raises `Unreachable`, and closes the connection, where it does not keep them.
+    Raises `Unreachable` and closes the connection where the settings still are not kept, or the session changes.
     """
     try:
         _prove(connection, url, settings)
@@ -82,7 +82,7 @@ def prove(connection: Any, url: URL, settings: Mapping[str, str]) -> None:
 
 def _prove(connection: Any, url: URL, settings: Mapping[str, str]) -> None:
     names = list(settings)
-    # As the server writes them: set for this transaction alone, which may not be in a session of one's own.
+    # Set for this transaction alone, to learn how the server writes the values: the session may be a shared one.
     asked = ", ".join("current_setting(%s, true), set_config(%s, %s, true)" for _ in names)
     session, *found = _ask(connection, asked, [part for name in names for part in (name, name, settings[name])])
     meant = found[1::2]
@@ -104,12 +104,12 @@ def _prove(connection: Any, url: URL, settings: Mapping[str, str]) -> None:
 
 
 def shared(url: URL) -> Unreachable:
-    """The error for a pooler that gives transactions of one connection to several sessions."""
+    """Return the error for a pooler that gives the transactions of one connection to several sessions."""
     return _refused(url, "a pooler gives its transactions several sessions, as pool_mode = transaction does")
 
 
 def too_few(url: URL, seconds: float) -> Unreachable:
-    """The error for a pooler that has one session for all."""
+    """Return the error for a pooler that has one session for all connections."""
     reason = f"a second connection was given no session within {seconds:g} s"
     return _refused(url, reason, "Give the pool as many sessions as there are connections, or connect to the server.")
 
@@ -120,7 +120,7 @@ def _refused(url: URL, reason: str, remedy: str = REMEDY) -> Unreachable:
 
 
 def _ask(connection: Any, columns: str, parameters: Sequence[Any]) -> Sequence[Any]:
-    """The session's number, and these columns; in a transaction of its own."""
+    """Query the session's process id and these columns, in a transaction of its own."""
     cursor = connection.cursor()
     try:
         cursor.execute(f"select pg_backend_pid(), {columns}", parameters)
@@ -132,15 +132,15 @@ def _ask(connection: Any, columns: str, parameters: Sequence[Any]) -> Sequence[A
 
 
 def connect(url: URL, purpose: str, limits: SessionLimits) -> psycopg.Connection[tuple[Any, ...]]:
-    """A blocking psycopg connection, for COPY."""
-    # By keyword: what has to parse a string tells of what it cannot parse.
+    """Open a blocking psycopg connection, for COPY."""
+    # By keyword: an error in parsing a connection string would quote it, with the password.
     made = psycopg.connect(**{**_given(url), **session_arguments(url, purpose, limits)}, autocommit=False)
     prove(made, url, wanted(url, limits))
     return made
 
 
 def look_first_in(connection: PoolProxiedConnection | DBAPIConnection, schema: str) -> None:
-    """For the rest of a session of the driver: names without a schema mean this one's tables."""
+    """Put a schema first in the search path of a connection of the driver, for the rest of its session."""
     cursor = connection.cursor()
     path = "quote_ident(%s) || ', ' || current_setting('search_path')"
     cursor.execute(f"select set_config('search_path', {path}, false)", (schema,))
@@ -150,7 +150,7 @@ def look_first_in(connection: PoolProxiedConnection | DBAPIConnection, schema: s
 
 @cache
 def check_sessions(url: URL) -> None:
-    """See that two connections have two sessions; once in a process. Blocks."""
+    """Check that two connections have two sessions; once in a process. Blocks. Raises `Unreachable`."""
     with closing(connect(url, "eventjet", SessionLimits())) as first:
         waiting = threading.Timer(_SECOND_S, first.close)
         session = _session_of(first)
@@ -173,7 +173,7 @@ def _session_of(connection: psycopg.Connection[tuple[Any, ...]]) -> int:
 
 
 def proving(url: URL, limits: SessionLimits) -> Callable[[Any, Any], None]:
-    """A listener for each new connection of an engine."""
+    """Return a listener that checks and sets the settings of each new connection of an engine."""
     settings = wanted(url, limits)
 
     def on_connect(connection: Any, _record: Any) -> None:
@@ -183,7 +183,7 @@ def proving(url: URL, limits: SessionLimits) -> Callable[[Any, Any], None]:
 
 
 def session_arguments(url: URL, purpose: str, limits: SessionLimits) -> dict[str, Any]:
-    """What a session is connected with; time is UTC in each."""
+    """Return the arguments with which a session is connected; its time zone is UTC."""
     _warn_of_trust(_given(url))
     own = url.query.get("options", "")
     given = own if isinstance(own, str) else " ".join(own)
@@ -195,16 +195,17 @@ def session_arguments(url: URL, purpose: str, limits: SessionLimits) -> dict[str
 
 
 def with_psycopg(url: URL) -> URL:
+    """Return the URL with psycopg as its driver."""
     return url.set(drivername="postgresql+psycopg")
 
 
 def _given(url: URL) -> Mapping[str, Any]:
-    """What a URL says, as libpq's keywords."""
+    """Return the contents of a URL as keywords of libpq."""
     return with_psycopg(url).get_dialect()().create_connect_args(url)[1]
 
 
 def _warn_of_trust(given: Mapping[str, Any]) -> None:
-    """Below `verify-full` libpq tells the password, and all rows, to whoever answers under the address."""
+    """Warn of an `sslmode` below `verify-full`: libpq sends the password and all rows to whoever answers there."""
     hosts = str(given.get("hostaddr") or given.get("host") or os.environ.get("PGHOST", ""))
     least = "verify-full" if given.get("sslrootcert") == "system" else "prefer"
     mode = str(given.get("sslmode") or os.environ.get("PGSSLMODE") or least)
@@ -214,12 +215,12 @@ def _warn_of_trust(given: Mapping[str, Any]) -> None:
 
 @cache
 def warn_once(hosts: str, mode: str) -> None:
-    """Say that whoever answers there need not prove who it is; once in a process."""
+    """Log that the server at these hosts need not prove its identity; once in a process."""
     logs.UNPROVEN_PEER.tell(_log, hosts=hosts, mode=mode)
 
 
 def _is_here(host: str) -> bool:
-    """Whether nobody can stand between: a Unix socket, or this machine's own addresses."""
+    """Whether a host is this machine, by a Unix socket or a loopback address, so that nobody can be in between."""
     try:
         return host in ("", "localhost") or host[0] in "/@" or ip_address(host).is_loopback
     except ValueError:

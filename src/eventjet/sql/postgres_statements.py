@@ -1,4 +1,4 @@
-"""Statements for PostgreSQL: arrays in, unnested by the server; checkpoint, rows and quarantine in one round trip."""
+"""`PostgresStatements` writes checkpoint, rows and quarantine in one round trip, with arrays unnested by the server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from eventjet.sql.statements import (
 )
 
 Literal: TypeAlias = Callable[[Iterable[Any]], str]
-"""Writes a column of values as an array literal: an order of magnitude quicker than one adapter call a value."""
+"""Writes a column of values as an array literal, ten times as fast as one call of psycopg's adapters for each value."""
 
 CLOCK = "extract(epoch from clock_timestamp())::float8"
 
@@ -57,7 +57,10 @@ _DIALECT = postgresql.dialect()
 
 
 class PostgresStatements:
-    """For one table and its checkpoint; `held` is the part that advances the checkpoint, if the fence lets it."""
+    """The PostgreSQL statements for one table and its checkpoint.
+
+    The part `held` of a statement advances the checkpoint, if the fence lets it; all other parts depend on it.
+    """
 
     def __init__(self, table: Table, codec: RowCodec) -> None:
         names = Names(table, _DIALECT)
@@ -93,7 +96,7 @@ class PostgresStatements:
         except (DBAPIError, ValueError, RecursionError) as error:
             if isinstance(error, DBAPIError) and not is_of_driver(error):
                 raise
-        # Once more, so that the row is named whose value the driver has nothing for.
+        # Read once more, so that the error names the row whose value the driver cannot load.
         load_all(connection)
         return by_key(self._codec, connection.exec_driver_sql(self._read, arrays))
 
@@ -123,12 +126,12 @@ class PostgresStatements:
 
 
 def is_of_driver(error: DBAPIError) -> bool:
-    """Whether psycopg refused a value that the server has."""
+    """Whether psycopg, and not the server, refused a value."""
     return isinstance(error.orig, psycopg.DataError) and not error.orig.sqlstate
 
 
 def load_all(connection: Connection) -> None:
-    """From here on what Python has no value for comes as `Unread`, and is no error of the driver's."""
+    """Let this connection load a value that Python cannot represent as `Unread`, instead of raising an error."""
     driver: Any = connection.connection.driver_connection
     for name, loader in _LOADERS.items():
         driver.adapters.register_loader(name, loader)
@@ -153,17 +156,17 @@ _LOADERS = {
     "json": _total(JsonLoader),
     "jsonb": _total(JsonbLoader),
 }
-"""In Python: those that are compiled cannot be made to give anything else."""
+"""Loaders written in Python, since the compiled ones cannot return another value instead of an error."""
 
 
 def park(connection: Connection, name: str, revision: int, parked: Sequence[Parked]) -> None:
-    """Insert what a bulk load could not take; nobody else writes there."""
+    """Insert the events that failed in a bulk load; nobody else may write to these rows."""
     parts, values = quarantine_parts(name, revision, QuarantineChanges(parked))
     connection.exec_driver_sql(f"with held as (select 1){parts[0]} select 1", tuple(values))
 
 
 def quarantine_parts(name: str, revision: int, changes: QuarantineChanges) -> tuple[list[str], list[Any]]:
-    """(parts of a statement that has a part `held`; their values)."""
+    """Return (the parts that change the quarantine, for a statement with a part `held`; their values)."""
     parts: list[str] = []
     values: list[Any] = []
     if changes.parked:
@@ -180,14 +183,14 @@ def quarantine_parts(name: str, revision: int, changes: QuarantineChanges) -> tu
 
 
 def _arrays(rows: Sequence[Key], literals: Sequence[Literal]) -> tuple[str, ...]:
-    """Rows as one array literal a column; nothing where there are none."""
+    """Return one array literal for each column of the rows; nothing where there are no rows."""
     if not rows:
         return ()
     return tuple([write(column) for write, column in zip(literals, zip(*rows, strict=True), strict=True)])
 
 
 def _joined(several: Sequence[Sequence[str]]) -> Sequence[str]:
-    """One array literal a column of several."""
+    """Join several array literals of each column into one."""
     if len(several) < 2:
         return several[0] if several else ()
     return ["{" + ",".join([one[1:-1] for one in column]) + "}" for column in zip(*several, strict=True)]
@@ -205,7 +208,7 @@ def _quote(value: str) -> str:
 
 _BARE, _QUOTED = _array(str), _array(_quote)
 _UNESCAPED = _array('"{}"'.format)
-"""Of types whose text has neither quotes nor backslashes."""
+"""Writes values of types whose text has neither quotes nor backslashes."""
 _ARRAYS_OF: tuple[tuple[type[Any], str, Literal], ...] = (
     (sa.Enum, "", _QUOTED),
     (sa.String, "text", _QUOTED),
@@ -221,14 +224,15 @@ _ARRAYS_OF: tuple[tuple[type[Any], str, Literal], ...] = (
     (sa.Uuid, "uuid", _UNESCAPED),
     (sa.LargeBinary, "bytea", _array(lambda value: f'"\\\\x{value.hex()}"')),
 )
-"""(type of column, type of the array's elements, how dumped values become an array); no name where it is the column's.
+"""(type of column, type of the array's elements, how dumped values become an array).
 
-A name has no length or scale that could cut a value.
+The second is empty where the elements have the column's own type. It never has a length or scale that could cut a
+value.
 """
 
 
 def _array_of(column: Column[Any]) -> tuple[str, Literal]:
-    """The placeholder for an array of a column's values, and how these are written."""
+    """Return the placeholder for an array of a column's values, and the function that writes the array."""
     kind = column.type
     name, write = next((name, write) for known, name, write in _ARRAYS_OF if isinstance(kind, known))
     is_text = isinstance(kind, sa.Enum) and not kind.native_enum

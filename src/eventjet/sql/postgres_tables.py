@@ -1,6 +1,6 @@
-"""What a table of PostgreSQL has, what depends on it, and how another table inherits from it.
+"""`PostgresTables` reads the features and dependents of PostgreSQL tables, and moves, locks and drops tables.
 
-`pg_depend` knows whatever names a table, its columns or its row type. What it does not know is asked of the catalogues
+`pg_depend` lists whatever names a table, its columns or its row type. What it does not list is read from the catalogues
 of publications, subscriptions, security labels and inheritance.
 """
 
@@ -17,30 +17,36 @@ from eventjet.sql.statements import TextOrder
 from eventjet.sql.tables import Feature, TableName, TableRef, Tables, creation, make_enums, qualified, verbatim
 
 LOCK_TIMEOUT_MS = 500
-"""How long an exchange of tables may make readers queue behind it before it steps back."""
+"""How long an exchange of tables waits for a lock, since readers queue behind it meanwhile."""
 CHECKPOINT_LOCK_MS = 10_000
-"""How long it waits for the batch that handlers have in hand: only their next one waits behind it."""
+"""How long an exchange waits for the batch of running handlers: only their next batch queues behind it."""
 _MIGRATIONS_LOCK = 0x656A_6464_6C  # "ejddl"
 _NOT_EMPTY = "2BP01"
 
 
 class PostgresTables(Tables):
+    """The tables of a PostgreSQL database, in schemas."""
+
     def find(self, connection: Connection, name: TableName, location: str) -> TableRef | None:
-        """The search path says where declared tables without a schema are."""
+        """Find a table; the search path says where declared tables without a schema are."""
         schema, table = name
         found = connection.execute(_FIND, {"name": qualified(location or schema, table)}).one_or_none()
         return None if found is None else TableRef(int(found[0]), str(found[1]), str(found[2]))
 
     def count_rows(self, connection: Connection, table: TableRef) -> int:
-        """As the last ANALYZE had it, or exactly where there was none."""
+        """Return the number of rows at the last ANALYZE, or the exact number where there was none."""
         about = connection.scalar(text("select reltuples::bigint from pg_class where oid = :oid"), {"oid": table.oid})
         return int(about) if about and about > 0 else super().count_rows(connection, table)
 
     def features(self, connection: Connection, table: TableRef, heir: TableRef | None = None) -> list[Feature]:
-        """Everything that makes one table differ from another, without rights, owner and what depends on it."""
+        """Return everything in which tables can differ, without owner and dependents.
+
+        Of rights, only those are included that were granted by another role than the owner.
+        """
         target = heir or table
         names = {"oid": table.oid, "heir": target.quoted(), "schema": qualified(None, str(target.schema))}
-        # PostgreSQL leaves the schemas of its path out of definitions, so that a table has the same ones in any schema.
+        # PostgreSQL omits the schemas of the search path from definitions: with the table's schema in the path, its
+        # definitions are the same in any schema.
         path = connection.scalar(_PATH)
         connection.execute(_SET_PATH, {"path": ", ".join(filter(None, (qualified(None, str(table.schema)), path)))})
         rows = connection.execute(_FEATURES, names).all()
@@ -58,13 +64,16 @@ class PostgresTables(Tables):
         *,
         for_good: bool,  # noqa: ARG002 - nothing follows a name
     ) -> list[str]:
-        """Everything that would be dropped with it, or keep it from being dropped, or stay with it when it moves."""
+        """Return what would be dropped with the table, keep it from being dropped, or stay with it when it moves."""
         query = _DEPENDENTS.bindparams(along=[one.oid for one in along])
         return [str(one) for one in connection.scalars(query, {"oid": table.oid})]
 
     @contextmanager
     def modelled(self, connection: Connection, tables: Sequence[Table]) -> Generator[Connection]:
-        """Empty tables as they are declared, in the schema that they name, in a transaction that is rolled back."""
+        """Create empty tables as they are declared, in the schemas that they name, and roll back at the end.
+
+        Each of these schemas is created in the same transaction, so none of them may exist.
+        """
         with connection.engine.connect().execution_options(postgresql_readonly=False) as other, other.begin() as made:
             for schema in {table.schema for table in tables}:
                 other.execute(verbatim(f"create schema {qualified(None, str(schema))}"))
@@ -73,32 +82,32 @@ class PostgresTables(Tables):
             made.rollback()
 
     def text_order(self, connection: Connection, table: TableRef, column: str) -> TextOrder | None:
-        """The order in which an index of the table finds it; None where no index is in the order of code points.
+        """Return in which order an index sorts the column; None where no index sorts it by code points.
 
-        To the end of the transaction plans keep to such an index: of a table that was never analysed the planner
-        believes that few rows match, and would read and sort all that do.
+        To the end of the transaction the planner must use an index: for a table that was never analysed it assumes that
+        few rows match, and would read and sort all of them.
         """
         connection.execute(_KEEP_TO_INDEXES)
         found = connection.execute(_ORDER, {"oid": table.oid, "column": column}).scalar()
         return None if found is None else TextOrder[found]
 
     def home(self, connection: Connection) -> str:
-        """A dump that is restored makes eventjet's own table anew, too, even within one database."""
+        """Return the database and the oid of eventjet's own table, which changes when a dump is restored."""
         return str(connection.scalar(_HOME))
 
     def identity(self, connection: Connection, table: TableRef, *, make: bool = False) -> str:  # noqa: ARG002 - known since it was found
         return str(table.oid)
 
     def move(self, connection: Connection, table: TableRef, name: TableName, location: str, schema: str | None) -> None:
-        """Its indexes, constraints and sequences go with it, and keep their names."""
+        """Move a table to another schema; its indexes, constraints and sequences go with it and keep their names."""
         target = schema or location or name[0] or str(connection.scalar(text("select current_schema()")))
         quoted = qualified(None, target)
         connection.execute(verbatim(f"alter table {table.quoted()} set schema {quoted}"))
 
     def inherit(self, connection: Connection, old: TableRef, heir: TableRef) -> None:
-        """Give the heir the owner, exactly the rights, and what can be carried of the features that it lacks.
+        """Give the heir the old table's owner, exactly its rights, and the missing features that can be carried over.
 
-        Columns and their sequences inherit from those of the same names.
+        Columns and their sequences get the rights of those with the same names.
         """
         ids = {"old": old.oid, "heir": heir.oid}
         for statements in (_OWNER, _RIGHTS):
@@ -110,12 +119,12 @@ class PostgresTables(Tables):
                 connection.execute(verbatim(one.carried))
 
     def drop(self, connection: Connection, tables: Sequence[TableRef]) -> None:
-        """All in one statement, as foreign keys may be between them. What depends on one keeps them all."""
+        """Drop all in one statement, as foreign keys may be between them; fails if anything else depends on one."""
         if tables:
             connection.execute(verbatim(f"drop table {', '.join(one.quoted() for one in tables)} restrict"))
 
     def ensure_location(self, connection: Connection, location: str) -> None:
-        # Not IF NOT EXISTS, which asks for the right to create it even when it exists.
+        # Not IF NOT EXISTS, which requires the right to create a schema even when it exists.
         query = text("select 1 from pg_namespace where nspname = :name")
         if location and connection.scalar(query, {"name": location}) is None:
             connection.execute(CreateSchema(location))
@@ -132,18 +141,18 @@ class PostgresTables(Tables):
         connection.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATIONS_LOCK})
 
     def lock(self, connection: Connection, tables: Iterable[TableRef], *, readers: bool) -> None:
-        """One after the other, in the order given."""
+        """Lock the tables one after the other, in the given order."""
         mode = "exclusive" if readers else "access exclusive"
         for table in tables:
             connection.execute(verbatim(f"lock table {table.quoted()} in {mode} mode"))
 
     def bound_waits(self, connection: Connection, *, patient: bool = False) -> None:
-        """Whoever wants the table after a waiting lock waits behind it, even to read."""
+        """Limit how long this transaction waits for locks: even readers queue behind a waiting lock."""
         connection.execute(text(f"set local lock_timeout = {CHECKPOINT_LOCK_MS if patient else LOCK_TIMEOUT_MS}"))
 
 
 def make(connection: Connection, tables: Sequence[Table]) -> None:
-    """Create tables in a schema that is there, with the enum types of their columns where those are missing."""
+    """Create tables in an existing schema, with the enum types of their columns where those are missing."""
     make_enums(connection, tables)
     for statement in creation(tables):
         connection.execute(statement)
@@ -409,8 +418,8 @@ _KEEP_TO_INDEXES = text(
     "select set_config(name, 'off', true) from unnest(array['enable_seqscan', 'enable_bitmapscan', 'enable_sort']) name"
 )
 
-# Of the index that costs least to ask: a primary key is there anyway. Only in UTF-8 are bytes in the order of code
-# points; the columns that name providers came with PostgreSQL 15 and 17, hence the rows as JSON.
+# Prefers an index in the column's own order (PLAIN), as a primary key exists anyway. Only in UTF-8 are bytes in the
+# order of code points. The columns that name locale providers came with PostgreSQL 15 and 17, hence the rows as JSON.
 _ORDER = text("""
 with here as (
   select pg_encoding_to_char(d.encoding) = 'UTF8' as is_utf8,

@@ -1,7 +1,7 @@
-"""The rows of the quarantine: what workers and loads ask of them, what people see, and the verdicts they give.
+"""The rows of the quarantine: queries of workers, loads and people, and what people decide about an event.
 
-A verdict, to try a parked event again or to drop it, is given with the checkpoint locked, and deposes its owner: the
-worker that holds the lease is fenced, and the next term begins with carrying the verdict out.
+A decision, to try a quarantined event again or to drop it, is written with the checkpoint locked and deposes its owner:
+the worker that has the lease is fenced, and the next lease session begins with carrying the decision out.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ _PARKED_AT_ONCE = 1_000
 
 @dataclass(frozen=True, slots=True)
 class WaitingEvent:
-    """One row that blocks its aggregate."""
+    """A row of the quarantine that blocks its aggregate."""
 
     position: int
     resolution: str
     has_failed: bool
-    """Whether it was ever parked itself."""
+    """Whether the event itself failed, rather than only waiting behind another one."""
     aggregate_key: AggregateKey
 
 
 def park(connection: Connection, name: str, revision: int, parked: Sequence[Parked]) -> None:
-    """Insert what a bulk load could not take; nobody else writes there."""
+    """Insert the events that failed in a bulk load; nobody else may write to these rows."""
     dialect = dialect_of(connection)
     for start in range(0, len(parked), _PARKED_AT_ONCE):
         dialect.park(connection, name, revision, parked[start : start + _PARKED_AT_ONCE])
 
 
 def of(name: str, revision: int) -> ColumnElement[bool]:
-    """The condition for one projection's rows."""
+    """Return the condition that matches the rows of one revision of a projection."""
     return and_(_q.projection == name, _q.revision == revision)
 
 
 def blocked_aggregates(connection: Connection, name: str, revision: int, last: int | None = None) -> set[AggregateKey]:
-    """The aggregates that are blocked, by events up to `last` when given."""
+    """Return the aggregates that are blocked; if `last` is given, only those blocked by events up to that position."""
     query = select(_q.aggregate, _q.aggregate_id).where(of(name, revision), _q.resolution.in_(BLOCKING))
     if last is not None:
         query = query.where(_q.position <= last)
@@ -54,7 +54,7 @@ def blocked_aggregates(connection: Connection, name: str, revision: int, last: i
 
 
 def to_retry(connection: Connection, name: str, revision: int, limit: int) -> list[WaitingEvent]:
-    """Rows of aggregates with an event that is to be tried again: aggregate by aggregate, in order."""
+    """Return the blocking rows of aggregates with an event to be tried again, by aggregate and position."""
     asked = (
         select(_q.aggregate, _q.aggregate_id)
         .where(of(name, revision), _q.resolution == RETRY)
@@ -79,7 +79,10 @@ def to_retry(connection: Connection, name: str, revision: int, limit: int) -> li
 
 
 def parked_counts(connection: Connection) -> dict[tuple[str, int], int]:
-    """How many events are parked, those to be tried again included, by name and revision."""
+    """Return the number of quarantined events by (name, revision), including those to be tried again.
+
+    Events that only wait behind another one are not counted.
+    """
     query = (
         select(_q.projection, _q.revision, func.count())
         .where(_q.resolution.in_((PARKED, RETRY)))
@@ -90,7 +93,7 @@ def parked_counts(connection: Connection) -> dict[tuple[str, int], int]:
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One event of the quarantine, without what is large."""
+    """An event of the quarantine, without its traceback and payload."""
 
     projection: str
     revision: int
@@ -105,35 +108,35 @@ class Listed:
     """Seconds since 1970."""
     resolved_at: float | None
     blocked: int
-    """Events of its aggregate that wait for it."""
+    """The number of events of its aggregate that wait behind it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """One event of the quarantine, whole."""
+    """An event of the quarantine, with its traceback and payload."""
 
     event: Listed
     traceback: str
     payload: bytes | None
     blocked_by: int | None
-    """The parked event that it waits for."""
+    """The position of the event behind which it waits; None where it does not wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerdictOutcome:
-    """What became of a verdict."""
+    """The outcome so far of a decision about an event."""
 
     position: int
     resolution: str
     reason: str
     next: int | None
-    """The event that blocks its aggregate now, if there is one."""
+    """The position of the event that blocks its aggregate now; None when there is none."""
     next_resolution: str | None
     next_reason: str
 
     @property
     def is_open(self) -> bool:
-        """Whether a worker is still to carry it out."""
+        """Whether a worker still has to carry the decision out."""
         return RETRY in (self.resolution, self.next_resolution)
 
 
@@ -146,7 +149,7 @@ _LISTED: list[ColumnElement[Any]] = [
     *(_q[one.name] for one in fields(Listed)[:-1]),
     case((_q.resolution.in_((PARKED, RETRY)), _blocked.scalar_subquery()), else_=0),
 ]
-"""The fields of `Listed`."""
+"""The columns of `Listed`."""
 
 
 def listed(
@@ -157,9 +160,9 @@ def listed(
     after: int = 0,
     limit: int | None = None,
 ) -> list[Listed]:
-    """The parked events of some projections, those to be tried again among them; with `resolved` history too.
+    """Return the quarantined events of some projections, including those to be tried again.
 
-    Those `after` a position; the first so many, where there is a `limit`.
+    With `resolved`, resolved events are included. Only events `after` a position, and at most `limit`, are returned.
     """
     which = _q.resolution != BLOCKED if resolved else _q.resolution.in_((PARKED, RETRY))
     query = select(*_LISTED).where(_q.projection.in_(names), _q.position > after, which)
@@ -168,14 +171,14 @@ def listed(
 
 
 def waiting(connection: Connection, head: Listed, limit: int) -> list[Listed]:
-    """The first events that wait behind a parked one, in order."""
+    """Return the first `limit` events that wait behind a quarantined event, in order."""
     same = of(head.projection, head.revision), _q.aggregate == head.aggregate, _q.aggregate_id == head.aggregate_id
     query = select(*_LISTED).where(*same, _q.resolution == BLOCKED, _q.position > head.position)
     return [Listed(*row) for row in connection.execute(query.order_by(_q.position).limit(limit))]
 
 
 def shown(connection: Connection, name: str, revision: int, position: int) -> Shown | None:
-    """One event; None when the quarantine does not have it."""
+    """Return one event with its traceback and payload; None when it is not in the quarantine."""
     query = select(*_LISTED, _q.traceback, _q.payload).where(of(name, revision), _q.position == position)
     row: Any = connection.execute(query).one_or_none()
     if row is None:
@@ -187,7 +190,7 @@ def shown(connection: Connection, name: str, revision: int, position: int) -> Sh
 
 
 def retry(connection: Connection, name: str, revision: int, positions: Sequence[int] | None) -> list[int]:
-    """Have parked events tried again (None: all there are); returns their positions. Raises `UsageError`."""
+    """Mark quarantined events to be tried again (None: all of them); return their positions. Raises `UsageError`."""
     found = _locked(connection, name, revision)
     chosen = sorted(found) if positions is None else list(dict.fromkeys(positions))
     _check(connection, name, revision, chosen, found)
@@ -198,7 +201,10 @@ def retry(connection: Connection, name: str, revision: int, positions: Sequence[
 
 
 def drop(connection: Connection, name: str, revision: int, positions: Sequence[int]) -> list[int]:
-    """Give parked events up for good, and have the ones that they blocked tried. Raises `UsageError`."""
+    """Drop quarantined events for good, and mark the next event that each blocked to be tried. Raises `UsageError`.
+
+    Returns the positions of the dropped events.
+    """
     found = _locked(connection, name, revision)
     chosen = list(dict.fromkeys(positions))
     _check(connection, name, revision, chosen, found)
@@ -216,7 +222,7 @@ def drop(connection: Connection, name: str, revision: int, positions: Sequence[i
 
 
 def outcomes(connection: Connection, name: str, revision: int, positions: Sequence[int]) -> list[VerdictOutcome]:
-    """What became of each so far."""
+    """Return the outcome so far of the decisions about these positions; unknown positions are left out."""
     heads = _heads(connection, name, revision)
     query = select(_q.position, _q.resolution, _q.reason, _q.aggregate, _q.aggregate_id).where(
         of(name, revision), _q.resolution != BLOCKED, _q.position.in_(positions)
@@ -232,7 +238,7 @@ def outcomes(connection: Connection, name: str, revision: int, positions: Sequen
 
 
 def _heads(connection: Connection, name: str, revision: int) -> dict[tuple[str, str], tuple[int, str, str]]:
-    """Aggregate → (position, resolution, reason) of what blocks it."""
+    """Return (position, resolution, reason) of the first event that blocks each aggregate."""
     query = select(_q.aggregate, _q.aggregate_id, _q.position, _q.resolution, _q.reason).where(
         of(name, revision), _q.resolution.in_((PARKED, RETRY))
     )
@@ -241,7 +247,10 @@ def _heads(connection: Connection, name: str, revision: int) -> dict[tuple[str, 
 
 
 def _locked(connection: Connection, name: str, revision: int) -> dict[int, tuple[str, str]]:
-    """Position → aggregate of what is parked or to be tried again, and stays so until the transaction ends."""
+    """Lock the checkpoint, and return the aggregates of blocking events by position.
+
+    They cannot change until the transaction ends.
+    """
     checkpoint.lock(connection, name, revision)
     return {head[0]: key for key, head in _heads(connection, name, revision).items()}
 

@@ -1,8 +1,8 @@
-"""What people decide about a revision: to pause or resume it, promote it, let it begin anew, or drop its tables.
+"""Actions of people on a revision: pause or resume it, promote it, reset it, or drop its tables.
 
-A revision that is promoted takes the declared location, and whoever held it goes to its own, in one transaction.
-Whoever is decided about is deposed, so that its worker begins a new term and looks where its tables are. Nothing of the
-batch in hand is lost, since the next owner reads it again.
+A promoted revision takes the declared location, and the revision that had it moves to its own, in one transaction. Each
+action deposes the owner of the revision, so that its worker begins a new lease session and looks up where its tables
+are. The batch in progress is not lost: the next owner reads it again.
 """
 
 from __future__ import annotations
@@ -53,25 +53,26 @@ from eventjet.sql.table_moves import (
 from eventjet.sql.tables import TableName, TableRef
 
 TAIL_S = 1.0
-"""How long the holder of the declared location may be kept from writing while the other one catches up with it."""
+"""How long the revision in the declared location may be kept from writing while the promoted one catches up."""
 TAIL_MAX = 2_000
-"""Events that may be missing when that is tried."""
+"""The most events that the promoted revision may lack when it is tried."""
 _POLL_S = 0.02
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Promoted:
-    """Who left the declared location, in the order of revisions, and the position of who took it."""
+    """The result of a promotion: revisions that left the declared location, in order, and the new one's position."""
 
     left: tuple[int, ...]
     position: int
 
 
 def freeze(connection: Connection, resolved: AnyResolved) -> int:
-    """Let whoever holds the declared location write nothing until the transaction ends; the position to be reached.
+    """Keep the revisions in the declared location from writing until the transaction ends.
 
-    For PostgreSQL, where the revision itself can go on meanwhile. Readers go on too. Raises as `attempt`.
+    Returns the position that the promoted revision must reach. For PostgreSQL, where that revision can go on meanwhile;
+    readers go on too. Raises as `attempt`.
     """
     with _limited(connection, resolved):
         check_owner(connection, resolved.name, resolved.app)
@@ -88,11 +89,11 @@ def freeze(connection: Connection, resolved: AnyResolved) -> int:
 
 
 def attempt(connection: Connection, resolved: AnyResolved, *, epoch: int | None = None) -> Promoted | None:
-    """Give a revision the declared location within the caller's transaction; None when it has it already.
+    """Give a revision the declared location within the caller's transaction; returns None when it has it already.
 
-    `epoch` is that of the worker that asks, who then is fenced like any writer, and takes nothing from a newer
-    revision. No lock is waited for longer than readers may be kept. Raises `NotNow`, `PromotionRefused` and
-    `CheckpointFenced`; the caller rolls back.
+    A worker passes its `epoch`: it is fenced like any writer, and takes nothing from a newer revision. Waits for no
+    lock longer than readers may be kept waiting. Raises `NotNow`, `PromotionRefused` and `CheckpointFenced`; then the
+    caller must roll back.
     """
     with _limited(connection, resolved):
         check_owner(connection, resolved.name, resolved.app)
@@ -112,7 +113,7 @@ def attempt(connection: Connection, resolved: AnyResolved, *, epoch: int | None 
         if epoch is not None and own.epoch != epoch:
             raise CheckpointFenced(resolved.name, f"its epoch is no longer {epoch}")
         if epoch is not None and any(one.revision > own.revision for one in there):
-            # It came after the worker looked. Only a person gives the location back to an older one.
+            # The newer revision came after the worker looked. Only a person gives the location back to an older one.
             raise NotNow(f"revision {there[-1].revision} took over meanwhile")
         missing = _lag(own, there)
         if missing:
@@ -132,7 +133,7 @@ def attempt(connection: Connection, resolved: AnyResolved, *, epoch: int | None 
 
 
 def promote(database: Database, resolved: AnyResolved, *, patience_s: float = 60.0) -> Promoted | None:
-    """`attempt` until it succeeds; blocks. Raises `PromotionRefused`, also for what did not become possible in time."""
+    """Call `attempt` until it succeeds; blocks. Raises `PromotionRefused`, also when `patience_s` seconds are over."""
     engine = database.sync_engine("eventjet promote")
 
     def try_once() -> Promoted | None:
@@ -148,13 +149,13 @@ def promote(database: Database, resolved: AnyResolved, *, patience_s: float = 60
 
 
 def lag(connection: Connection, resolved: AnyResolved) -> int:
-    """How many events a revision lacks of what readers see already; nothing is locked."""
+    """Return how many events a revision is behind the one that readers see; locks nothing."""
     found = revisions(connection, resolved.name)
     return _lag(_own_of(found, resolved), holders(found, resolved))
 
 
 def _await_worker(connection: Connection, resolved: AnyResolved, patience_s: float) -> None:
-    """Give the revision's own worker time to reach what readers see, while that does not move on."""
+    """Keep the revision that readers see from writing, and wait for the promoted one's worker to catch up with it."""
     target = freeze(connection, resolved)
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
@@ -175,7 +176,7 @@ def _limited(connection: Connection, resolved: AnyResolved) -> Generator[None]:
 
 
 def _exchange(connection: Connection, own: Checkpoint, there: Sequence[Checkpoint]) -> Exchange:
-    """The tables of those that are there go to their own locations, and those of `own` come from its own."""
+    """Return the exchange: tables of `there` go to their revisions' own locations, those of `own` come from its own."""
     dialect = dialect_of(connection)
     leaving = [
         Move(name, DECLARED, dialect.own_location(one.name, one.revision))
@@ -186,9 +187,9 @@ def _exchange(connection: Connection, own: Checkpoint, there: Sequence[Checkpoin
 
 
 def _check_promotion(connection: Connection, resolved: AnyResolved, own: Checkpoint, exchange: Exchange) -> None:
-    """Raise `PromotionRefused` when something depends on a table that leaves, or a stranger is in the way.
+    """Raise `PromotionRefused` when something depends on a leaving table, or an unknown table is in the way.
 
-    What the revision that leaves has and the other one lacks, it may have been meant to lack: that is logged.
+    Features of the leaving tables that the coming ones lack are only logged, since that may be intended.
     """
     dialect = dialect_of(connection)
     if len(exchange.coming) < len(names_of(own.tables)):
@@ -227,24 +228,27 @@ def _own_of(found: Sequence[Checkpoint], resolved: AnyResolved) -> Checkpoint:
 
 
 def _assignment(one: Checkpoint) -> tuple[object, ...]:
-    """What must not have changed between looking and locking; positions may."""
+    """Return the parts of a checkpoint that must not change between reading and locking; positions may."""
     return one.revision, one.location, one.tables, one.state == checkpoint.RETIRED
 
 
 def _lag(own: Checkpoint, there: Sequence[Checkpoint]) -> int:
-    """A position in another log says nothing; a revision without a log has not begun, and lacks everything."""
+    """Return by how many events `own` is behind; 0 where none is ahead.
+
+    Positions in another log do not count. A revision without a log has not begun, and lacks every event.
+    """
     return max([0, *(one.position - own.position for one in there if own.log in ("", one.log))])
 
 
 _ASIDE = "ej_reset"
-"""The location of tables that are about to be dropped; it is there within one transaction."""
+"""The location of tables that are about to be dropped; it exists within one transaction."""
 
 
 def reset(database: Database, resolved: AnyResolved, log: str = "") -> list[str]:
-    """Drop what a revision has made and make its tables anew, for a worker to begin with the first event; blocks.
+    """Drop a revision's tables and create them again, so that a worker begins with the first event; blocks.
 
-    Returns the names of the tables made. Raises `UsageError` for one that is paused, whose tables something depends
-    on, or that others do not let go of, and as `check_owner`; then nothing has changed.
+    Returns the names of the tables made. Raises `UsageError` for a revision that is paused, on whose tables something
+    depends, or whose tables others keep locked, and raises as `check_owner`; then nothing has changed.
     """
     engine = database.sync_engine("eventjet init")
 
@@ -265,11 +269,11 @@ def reset(database: Database, resolved: AnyResolved, log: str = "") -> list[str]
 
 
 def _forget(connection: Connection, resolved: AnyResolved) -> Mapping[TableName, TableRef]:
-    """Move the tables out of the way and forget what they hold; where they are now."""
+    """Move a revision's tables away, reset its checkpoint and delete its quarantine; return the moved tables."""
     name, revision = resolved.name, resolved.revision
     held = checkpoint.read(connection, name, revision)
     if held is None or held.state == RETIRED:
-        return {}  # It begins anew anyway.
+        return {}  # A retired revision begins anew in any case.
     _check_resettable(held)
     exchange = Exchange(connection, [Move(table, held.location, _ASIDE) for table in names_of(held.tables)], [])
     exchange.look()
@@ -290,7 +294,7 @@ def _forget(connection: Connection, resolved: AnyResolved) -> Mapping[TableName,
 
 
 def _drop(connection: Connection, resolved: AnyResolved, old: Mapping[TableName, TableRef]) -> None:
-    """Drop the old tables once the new ones have inherited what they had; raises `UsageError` for what they cannot."""
+    """Let the new tables inherit from the old ones, then drop those; raises `UsageError` for what would be lost."""
     held = checkpoint.read(connection, resolved.name, resolved.revision)
     assert held is not None, "the caller has prepared it"
     dialect = dialect_of(connection)
@@ -325,29 +329,32 @@ def _check_resettable(held: Checkpoint) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """A revision with a checkpoint that is not retired and that the app does not declare."""
+    """A revision that has a checkpoint, is not retired, and is not declared by the app."""
 
     projection: str
     revision: int
     state: str
     location: str
-    """Where its tables are; empty where they are declared."""
+    """The location of its tables; empty for the declared one."""
     tables: tuple[str, ...]
-    """Those that are there, as SQL names them."""
+    """The names in SQL of its tables that exist."""
     rows: int
-    """About how many they hold."""
+    """The approximate number of their rows."""
     position: int
     owner: str | None
-    """The worker that holds its lease now: somebody still lists it."""
+    """The worker that has its lease now, since another deploy still declares it."""
     in_use: str | None
     """Why it cannot be dropped now; None when it can."""
 
 
 def unused(connection: Connection, declared: Collection[AnyResolved], app: str = "") -> list[Unused]:
-    """By name and revision. Those of another app are left out, and those of no app that are of no log of this one."""
+    """Return the unused revisions, ordered by name and revision.
+
+    Revisions of another app are left out, and those that name no app and whose log is not one of this app.
+    """
     found = checkpoint.read_all(connection)
     own = {(resolved.name, resolved.revision) for resolved in declared}
-    # A row of an older eventjet does not say whose it is; its log does, once a row that does is of that log.
+    # A row of an older eventjet names no app; its log tells the app where another row names both.
     logs = {one.log for one, _ in found if (one.app == app if app else (one.name, one.revision) in own)}
     return [
         _described(connection, one, left_s, declared)
@@ -361,10 +368,10 @@ def unused(connection: Connection, declared: Collection[AnyResolved], app: str =
 def retire(
     connection: Connection, name: str, revision: int, declared: Collection[AnyResolved], app: str = ""
 ) -> Unused:
-    """Drop the tables and the location of a revision, within the caller's transaction; what was there is returned.
+    """Drop the tables and the location of an unused revision within the caller's transaction; return what was dropped.
 
-    Raises `UsageError` for one that is declared, in use, or unknown, or that something depends on. Declared again, it
-    begins anew.
+    Raises `UsageError` for a revision that is declared, in use or unknown, or on which something depends. Declared
+    again, it begins anew.
     """
     dropped = _droppable(connection, name, revision, declared, app)
     (held,) = [one for one in revisions(connection, name) if one.revision == revision]
@@ -380,7 +387,7 @@ def retire(
     locked = checkpoint.lock(connection, name, revision)
     if locked is None or (locked.location, locked.tables) != (held.location, held.tables):
         raise UsageError(f"{name}:{revision} was moved meanwhile. Look again with `eventjet db unused`.")
-    # Once more, now that nobody can take it.
+    # Checks once more, now that no worker can take the lease.
     _droppable(connection, name, revision, declared, app)
     dialect.tables.drop_location(connection, dialect.own_location(name, revision))
     of_it = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
@@ -429,7 +436,7 @@ def _described(connection: Connection, one: Checkpoint, left_s: float, declared:
 
 
 def _there(connection: Connection, one: Checkpoint) -> dict[TableName, TableRef]:
-    """The tables of a revision that are there."""
+    """Return the tables of a revision that exist."""
     return dialect_of(connection).tables.find_all(connection, names_of(one.tables), one.location)
 
 
@@ -438,22 +445,23 @@ _Change: TypeAlias = Callable[[Connection, Checkpoint], Checkpoint | None]
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """What came of pausing or resuming one projection."""
+    """The result of pausing or resuming one projection."""
 
     name: str
     revision: int
     state: str
     position: int
     changed: bool
-    """False where it was so already."""
+    """False where the projection was paused already."""
 
 
 async def pause(
     database: str, chosen: Sequence[tuple[str, int]], *, app: str = "", declared: bool = True
 ) -> list[Paused]:
-    """Pause (name, revision) pairs of an app, all or none; those that are `declared` may never have begun.
+    """Pause (name, revision) pairs of an app, all or none.
 
-    Raises `UsageError` for one that failed or is retired, and `Unreachable`, also as `check_owner`.
+    With `declared`, a revision may be one that has no checkpoint yet: it is created. Raises `UsageError` for a revision
+    that failed or is retired, and `Unreachable`, also as `check_owner`.
     """
     return await _change(database, _paused, chosen, app=app, declared=declared)
 
@@ -461,9 +469,9 @@ async def pause(
 async def resume(
     database: str, chosen: Sequence[tuple[str, int]], *, app: str = "", declared: bool = True
 ) -> list[Paused]:
-    """Let (name, revision) pairs of an app go on, all or none.
+    """Resume (name, revision) pairs of an app, all or none.
 
-    Raises `UsageError` for one that is not paused, and `Unreachable`, also as `check_owner`.
+    Raises `UsageError` for a revision that is not paused, and `Unreachable`, also as `check_owner`.
     """
     return await _change(database, _resumed, chosen, app=app, declared=declared)
 

@@ -1,6 +1,6 @@
-"""SQLite behind the `Dialect` port: through sqlite3 and aiosqlite. A location is a suffix of the tables' names.
+"""`Sqlite`: the dialect of SQLite, through sqlite3 and aiosqlite. A location is a suffix of the tables' names.
 
-A transaction that writes has the whole file to itself, so locks are nothing here; nor are there owners and rights.
+A writing transaction has the whole file to itself, so nothing else is locked; there are no owners and no rights.
 """
 
 from __future__ import annotations
@@ -84,11 +84,12 @@ from eventjet.sql.statements import (
 CLOCK = "(julianday('now') - 2440587.5) * 86400.0"
 _OWN_LOCATION = re.compile(r"(.+)__r[0-9]+")
 _TRANSIENT = frozenset({5, 6, 7, 8, 9, 10, 11, 13, 14, 15, 26})
-"""Primary codes of faults that another try may not meet: busy, locked, out of memory, read-only, interrupted, I/O …"""
+"""Primary codes of faults that may be gone at the next try: busy, locked, out of memory, read-only, interrupted, I/O …
+"""
 
 
 def _float(value: Any) -> float:
-    """What a column of floats keeps as something else, `float` might take for another one."""
+    """Load a float; refuse text, which `float` might parse as a number."""
     if not isinstance(value, int | float):
         raise ValueError(f"it takes floats, not {type(value).__name__}")
     return float(value)
@@ -113,6 +114,8 @@ _CONVERSIONS: tuple[tuple[type[Any], Convert, Convert], ...] = (
 
 
 class Sqlite(Dialect):
+    """The dialect of SQLite."""
+
     name = "sqlite"
     tables = SqliteTables()
     clock = CLOCK
@@ -126,7 +129,7 @@ class Sqlite(Dialect):
     def storage_type(self, kind: sa.TypeEngine[Any]) -> sa.TypeEngine[Any]:
         is_decimal = isinstance(kind, sa.Numeric) and not isinstance(kind, sa.Float)
         is_instant = isinstance(kind, sa.DateTime) and kind.timezone
-        # UUID in capitals is a column of this name, in which SQLite takes digits for a number.
+        # `sa.UUID` makes a column of the type UUID, in which SQLite turns digits into a number.
         is_otherwise = isinstance(kind, sa.JSON | sa.UUID)
         return StoredAsText(kind) if is_decimal or is_instant or is_otherwise else kind
 
@@ -134,7 +137,7 @@ class Sqlite(Dialect):
         return fit_of(found, declared)
 
     def exactness_checks(self, table: Table) -> list[CheckConstraint]:
-        """SQLite would compute with such text as with a float; what then differs from the exact form is refused."""
+        """Return checks of decimals stored as text: SQLite computes with them as floats, whose text may be inexact."""
         kinds = [(column, plain(column.type)) for column in table.columns if isinstance(column.type, StoredAsText)]
         return [
             _exact(column, kind.scale or 0)
@@ -159,11 +162,11 @@ class Sqlite(Dialect):
         for table in tables:
             table.name = table.fullname = quoted_name(f"{table.name}{location}", None)
             for index in table.indexes:
-                # The whole database shares the names of indexes.
+                # Names of indexes are unique in the whole database.
                 index.name = quoted_name(f"{index.name}__{table.name}", None)
 
     def differ(self, one: ColumnElement[Any], other: ColumnElement[Any]) -> ColumnElement[bool]:
-        """By their types and bytes: a collation may call texts equal."""
+        """Compare the types and bytes of two values, since a collation may call different texts equal."""
         kinds = func.typeof(one).is_distinct_from(func.typeof(other))
         return or_(kinds, _in_bytes(one).is_distinct_from(_in_bytes(other)))
 
@@ -191,12 +194,13 @@ class Sqlite(Dialect):
 
     @contextmanager
     def read_only(self, url: URL, purpose: str, limits: SessionLimits) -> Generator[Connection | None]:  # noqa: ARG002
-        """A file that is not there must not come to be."""
+        """Open a connection that cannot write, without creating a file that does not exist."""
         file = Path(str(url.database))
         if not file.exists() or not file.stat().st_size:
             yield None
             return
-        # A reader would leave its own -wal and -shm beside a file that nobody has open: that one is as it stands.
+        # In `mode=ro` a reader would leave -wal and -shm files beside a file that nobody has open. Such a file does not
+        # change, so it is opened as immutable.
         mode = "mode=ro" if file.with_name(f"{file.name}-wal").exists() else "immutable=1"
         made = create_engine(f"sqlite:///file:{quote(str(file))}?{mode}&uri=true", poolclass=NullPool)
         with made.connect().execution_options(**{READ_ONLY: True}) as connection:
@@ -232,11 +236,14 @@ SQLITE = Sqlite()
 
 
 def make_readable(table: Table) -> None:
-    """Let the application's own `select(table)` read on SQLite what eventjet writes there; declared types stay."""
+    """Let the application's own `select(table)` read on SQLite what eventjet writes there.
+
+    Adds variants for SQLite to the types of columns; the declared types stay.
+    """
     for column in table.columns:
         stored = SQLITE.storage_type(column.type)
         if stored is not column.type:
-            with suppress(ArgumentError):  # it has been told already
+            with suppress(ArgumentError):  # the variant was added before
                 column.type = column.type.with_variant(stored, SQLITE.name)
 
 
@@ -246,10 +253,10 @@ def _clock(_element: Clock, _compiler: Any, **_: Any) -> str:  # pyright: ignore
 
 
 class StoredAsText(sa.TypeDecorator[Any]):
-    """A declared type whose values are kept exactly, as text: one of SQLite's own would round or change them.
+    """A declared type whose values are stored exactly, as text: SQLite's own type would round or change them.
 
-    Decimals have their fixed scale, and instants are in UTC, in a form that sorts by time. A column declared JSON would
-    turn the text `12` into a number, and one declared UUID an id of digits alone.
+    Decimals have their fixed scale, and instants are in UTC, in a form that sorts by time. A column declared as JSON
+    would turn the text `12` into a number, and a column declared as UUID would do so with an id of digits.
     """
 
     impl = sa.Text
@@ -284,7 +291,7 @@ def _exact(column: Column[Any], scale: int) -> CheckConstraint:
 
 _DIALECT = sqlite.dialect()
 _ANY = "any"
-"""A column without a type keeps each value as it is given."""
+"""The kind of a column without a type, which stores each value as it is given."""
 _KINDS = (
     (sa.NullType, _ANY),
     (sa.String, "text"),
@@ -298,19 +305,19 @@ _KINDS = (
     (sa.JSON, "json"),
     (sa.LargeBinary, "bytes"),
 )
-"""Of two that fit_of, the first counts."""
+"""(type of column, its kind); of two types that fit, the first counts."""
 _ALSO = {"time": "text", "day": "text"}
-"""What is no number is kept as it is under either name."""
+"""Kinds whose values a column of another kind stores unchanged, as they are not numbers."""
 
 
 def fit_of(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
-    """Of types that are written differently in SQL."""
+    """Return how a column of type `found` takes `declared` values; for types that SQL writes differently."""
     there, wanted = _kind(found), _kind(stored(declared, _DIALECT))
     if wanted is None:
         return Fit.OTHER
     if there == wanted:
         return Fit.SAME
-    # An instant is kept as text, and stays that where a migration of somebody's declares it as such.
+    # An instant is stored as text, and stays unchanged where a user's migration declared the column as DATETIME.
     also = "time" if isinstance(plain(declared), sa.DateTime) else _ALSO.get(wanted)
     return Fit.OTHER if there in (_ANY, also, _ALSO.get(wanted)) else Fit.LOSES
 
@@ -320,23 +327,23 @@ def _kind(kind: sa.TypeEngine[Any]) -> str | None:
 
 
 OLDEST = (3, 35)
-"""`returning` came with it."""
+"""The first SQLite with `returning`."""
 _MENDED = (3, 51, 3)
 _BACKPORTED = ((3, 44, 6), (3, 50, 7))
 """The first releases, and those of older branches, without the WAL-reset fault (sqlite.org/wal.html#walresetbug)."""
 
 
 def soundness_of(connection: Connection) -> Soundness:
-    """Of the library that this process uses, and the file."""
+    """Check the SQLite library that this process uses, and the journal mode of the file."""
     file = next(str(path) for _, name, path in connection.execute(text("pragma database_list")) if name == "main")
-    # Asked over a connection that takes the file for one that nobody changes, `pragma journal_mode` says `delete`.
+    # Read from the file's header: on a connection that opened it as immutable, `pragma journal_mode` says `delete`.
     with Path(file).open("rb") as opened:
         is_wal = opened.read(20)[18:] == b"\x02\x02"
     return judged(str(connection.scalar(text("select sqlite_version()"))), is_wal=is_wal)
 
 
 def judged(version: str, *, is_wal: bool) -> Soundness:
-    """Of a version, and whether the file is in the mode that eventjet puts it into. PURE."""
+    """Return the weaknesses of a version, and of a file that is not in WAL mode as eventjet sets it. Pure."""
     numbers = numbers_of(version)
     weaknesses: list[Weakness] = []
     if numbers < OLDEST:
@@ -371,7 +378,7 @@ _RESOLVED = (
 
 
 class SqliteStatements:
-    """For one table and its checkpoint."""
+    """The SQLite statements for one table and its checkpoint."""
 
     def __init__(self, table: Table, codec: RowCodec, key_dumps: Sequence[Convert | None]) -> None:
         names = Names(table, sqlite_dialect())
@@ -397,7 +404,7 @@ class SqliteStatements:
         except DBAPIError as error:
             if not is_of_driver(error):
                 raise
-        # Once more, so that the row is named whose value the driver has nothing for.
+        # Read once more, so that the error names the row whose value the driver cannot load.
         load_all(connection)
         return by_key(self._codec, connection.exec_driver_sql(self._read, (wanted,)))
 
@@ -427,12 +434,12 @@ class SqliteStatements:
 
 
 def is_of_driver(error: DBAPIError) -> bool:
-    """Whether sqlite3 refused a text that the file has."""
+    """Whether sqlite3 could not load a text that is in the file."""
     return "Could not decode to UTF-8" in str(error.orig)
 
 
 def load_all(connection: Connection) -> None:
-    """From here on a text that is none comes as its bytes, and is no error of the driver's."""
+    """Let this connection load text that is not UTF-8 as bytes, instead of raising an error of the driver."""
     driver: Any = connection.connection.driver_connection
     driver.text_factory = _text
 
@@ -445,7 +452,7 @@ def _text(data: bytes) -> str | bytes:
 
 
 def write_quarantine(connection: Connection, name: str, revision: int, changes: QuarantineChanges) -> None:
-    """What a batch does to the quarantine."""
+    """Write what a batch changes in the quarantine."""
     for statement, rows in (
         (_PARKED, [(name, revision, *astuple(one)) for one in changes.parked]),
         (_FREED, [(name, revision, position) for position in changes.freed]),

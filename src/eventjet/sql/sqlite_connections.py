@@ -1,7 +1,7 @@
-"""Connections to SQLite: pragmas, how transactions begin, and which file is open.
+"""Connections to SQLite: their pragmas, how their transactions begin, and the check of which file is open.
 
-A file that is replaced by another one, or deleted, stays open where it was open, and could be written to for ever. So
-each transaction begins with a look at what the path names.
+A file that is replaced or deleted stays open in processes that had it open, and could be written to for ever. Therefore
+each transaction begins with a check that the path still names the open file.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from sqlalchemy.exc import OperationalError
 from eventjet.runtime import try_lock
 
 BUSY_TIMEOUT_S = 15.0
-"""How long a writer waits for another one; it polls, so a busy worker makes it wait for several batches."""
+"""How long a writer waits for another writer; it polls, so a busy worker makes it wait for several batches."""
 READ_ONLY = "eventjet_read_only"
 """Execution option of a connection that must not lock the database: its transactions begin deferred."""
 
 _OPENED = "eventjet_opened"
-"""Among what SQLAlchemy keeps beside a connection."""
+"""The key of a connection's `_Opened` in SQLAlchemy's `info` of that connection."""
 _SET_ASIDE_S = 2.0
 _POLL_S = 0.01
 
@@ -34,7 +34,7 @@ _FileId: TypeAlias = tuple[int, int]
 
 
 class FileReplaced(sqlite3.OperationalError):
-    """The path of the database names another file than the one that is open, or none; another connection helps."""
+    """The path of the database no longer names the open file; a new connection opens the file that is there now."""
 
     def __init__(self, path: str) -> None:
         super().__init__(f"the file {path} was replaced or deleted while it was open")
@@ -43,23 +43,23 @@ class FileReplaced(sqlite3.OperationalError):
 
 @dataclass(slots=True)
 class _Opened:
-    """What a connection has open."""
+    """The database file and the write-ahead log that a connection has open."""
 
     path: str
     file: _FileId | None
-    """None where the path is none of a file."""
+    """The open file; None where the path names no file."""
     log: _FileId | None = None
-    """Its write-ahead log, which stays where it is for as long as anybody has the file open."""
+    """The file's write-ahead log, which is not replaced for as long as anybody has the file open."""
 
     def connected(self) -> None:
-        """Look at what was not there before."""
+        """Note the files that connecting has created."""
         log = _file_id(_log_of(self.path))
         self.file = self.file or _file_id(self.path)
         if _file_id(self.path) == self.file:  # otherwise the log may be another file's
             self.log = log
 
     def check(self, connection: Connection) -> None:
-        """Raise `OperationalError` where the path names other files by now."""
+        """Raise `OperationalError` where the path names another file or log by now."""
         if self.file is None:
             return
         is_there = _file_id(self.path) == self.file
@@ -70,9 +70,9 @@ class _Opened:
         raise OperationalError(None, None, FileReplaced(self.path))
 
     def _set_log_aside(self, connection: Connection, log: _FileId) -> None:
-        """Remove the log of the file that is gone: whoever opens the other file would take it for that one's.
+        """Remove the write-ahead log of the replaced file, which would be mistaken for the log of the new file.
 
-        Not the log of the other file, should somebody have begun one: the lock lets one process at a time look.
+        A log that somebody has begun for the new file is kept: under the lock, one process at a time compares.
         """
         deadline = time.monotonic() + _SET_ASIDE_S
         while _file_id(_log_of(self.path)) == log and time.monotonic() < deadline:
@@ -87,7 +87,7 @@ class _Opened:
 
 
 def connect(url: URL) -> sqlite3.Connection:
-    """A blocking sqlite3 connection that begins no transaction by itself."""
+    """Open a blocking sqlite3 connection that begins no transaction by itself."""
     with ExitStack() as unwanted:
         made = sqlite3.connect(str(url.database), isolation_level=None)
         unwanted.callback(made.close)
@@ -97,7 +97,10 @@ def connect(url: URL) -> sqlite3.Connection:
 
 
 def prepare(engine: Engine) -> None:
-    """Have its connections as eventjet needs them."""
+    """Prepare an engine: set the pragmas of its connections, begin its transactions and check the file at each begin.
+
+    Transactions begin immediate, and deferred on connections with the option `READ_ONLY`.
+    """
 
     @event.listens_for(engine, "do_connect")
     def on_do_connect(_dialect: Any, record: Any, arguments: Any, _options: Any) -> None:  # pyright: ignore[reportUnusedFunction]  a listener
@@ -121,14 +124,14 @@ def prepare(engine: Engine) -> None:
 
 
 def prepare_for_handlers(connection: Any, _record: Any) -> None:
-    """A listener, for connections on which an application's own statements run."""
+    """Enforce foreign keys on a new connection; a listener, for connections on which handlers run."""
     cursor = connection.cursor()
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()
 
 
 def is_busy(error: object) -> bool:
-    """Whether another program holds the database."""
+    """Whether an error says that another program has locked the database."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
 
 
@@ -142,10 +145,11 @@ def _set_pragmas(connection: Any) -> None:
 
 
 def _switch_to_wal(cursor: Any) -> None:
-    """SQLite switches a new file in a transaction that reads before it writes, where its busy timeout does not apply.
+    """Switch the database to WAL mode, and wait for other programs that do so at the same time.
 
-    Programs that open the file for the first time at once would find it locked: each waits for the other's transaction
-    instead, as a writer does, and looks again.
+    SQLite switches a new file in a transaction that reads before it writes, where its busy timeout does not apply.
+    Programs that open a new file at the same time would find it locked. Instead, each waits for the other's transaction
+    as a writer does, and tries again.
     """
     deadline = time.monotonic() + BUSY_TIMEOUT_S
     while True:

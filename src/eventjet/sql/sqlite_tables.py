@@ -1,7 +1,7 @@
-"""What a table of SQLite has, and what depends on it.
+"""`SqliteTables` reads the features and dependents of SQLite tables, and moves and drops tables.
 
-Views, triggers and foreign keys name a table and find whatever has that name; only a table's own triggers go with it.
-What SQLite tells in no pragma is read from the statement that made the table, which it keeps.
+Views, triggers and foreign keys refer to a table by name, and so to whatever has that name; only a table's own triggers
+go with it. What no pragma of SQLite returns is read from the statement that made the table, which SQLite stores.
 """
 
 from __future__ import annotations
@@ -64,10 +64,13 @@ _MARKS = text(
 
 
 class SqliteTables(Tables):
-    """No locks, since a transaction that writes has the whole file to itself; no owners and no rights."""
+    """The tables of a SQLite file, without locks: a writing transaction has the whole file to itself.
+
+    There are no owners and no rights.
+    """
 
     def find(self, connection: Connection, name: TableName, location: str) -> TableRef | None:
-        """SQLite does not tell capitals from small letters in names."""
+        """Find a table; SQLite ignores upper and lower case in names."""
         wanted = f"{name[1]}{location}"
         found = connection.scalar(_TABLE, {"name": wanted})
         return None if found is None else TableRef(None, None, wanted)
@@ -76,13 +79,16 @@ class SqliteTables(Tables):
         return None, name[1].lower()
 
     def features(self, connection: Connection, table: TableRef, heir: TableRef | None = None) -> list[Feature]:  # noqa: ARG002
-        """Everything that makes one table differ from another; nothing of it can be carried over by a statement."""
+        """Return everything in which tables can differ; no statement can carry any of it over."""
         return list(_features(connection, table.name))
 
     def dependents(
         self, connection: Connection, table: TableRef, along: Sequence[TableRef], *, for_good: bool
     ) -> list[str]:
-        """The table's own triggers; where no other table takes the name, whatever names it."""
+        """Return the table's own triggers; with `for_good` also the views, triggers and foreign keys that name it.
+
+        Foreign keys of tables `along`, which go together, do not count.
+        """
         found = [str(one) for one in connection.scalars(_TRIGGERS, {"name": table.name})]
         if for_good:
             found += _broken_without(connection, table.name)
@@ -98,11 +104,14 @@ class SqliteTables(Tables):
         return modelled(tables)
 
     def text_order(self, connection: Connection, table: TableRef, column: str) -> TextOrder | None:  # noqa: ARG002
-        """Every key is BINARY: see `projections.resolve`."""
+        """Return PLAIN, as every key has the collation BINARY: see `projections.resolve`."""
         return TextOrder.PLAIN
 
     def identity(self, connection: Connection, table: TableRef, *, make: bool = False) -> str | None:
-        """The name of a trigger that never fires: it goes with the table, into backups, and when it is dropped."""
+        """Return the name of a trigger that never fires and marks the table.
+
+        The trigger goes with the table when it is moved or backed up, and is dropped with it.
+        """
         known = connection.scalar(_MARKS, {"name": table.name})
         if known is not None or not make:
             return None if known is None else str(known)
@@ -118,9 +127,9 @@ class SqliteTables(Tables):
         location: str,
         schema: str | None,  # noqa: ARG002 - there are none
     ) -> None:
-        """Rename the table and its indexes, which are made again: the whole file shares the names of indexes.
+        """Rename a table, and create its indexes again under other names, as these are unique in the whole file.
 
-        Views and foreign keys go on naming what they name, so they find the table that takes a name over.
+        Views and foreign keys keep the name that they refer to, and so refer to the table that takes that name over.
         """
         after = f"{name[1]}{location}"
         made = [(str(index), str(statement)) for index, statement in connection.execute(_INDEXES, {"name": table.name})]
@@ -133,7 +142,7 @@ class SqliteTables(Tables):
         finally:
             connection.exec_driver_sql("pragma legacy_alter_table = off")
         for index, statement in made:
-            # As `located` names it.
+            # The name that `Sqlite.relocate` gives the index.
             own = index.removesuffix(f"__{table.name}") + (f"__{after}" if location else "")
             found = _INDEX.match(statement)
             assert found is not None, f"SQLite stores an index as {statement!r}"
@@ -142,13 +151,13 @@ class SqliteTables(Tables):
             connection.exec_driver_sql(f"create {kind} {qualified(None, own)} on {quoted[1]} {columns}")
 
     def drop(self, connection: Connection, tables: Sequence[TableRef]) -> None:
-        """Foreign keys are not enforced on connections of eventjet's own."""
+        """Drop the tables; eventjet's own connections do not enforce foreign keys."""
         for table in tables:
             connection.execute(verbatim(f"drop table {table.quoted()}"))
 
 
 def broken_by_name(connection: Connection) -> set[str]:
-    """Views and triggers that SQLite cannot prepare: nothing is read or written."""
+    """Return the views and triggers that SQLite cannot prepare; reads and writes no rows."""
     broken: set[str] = set()
     for kind, name, of, made in connection.execute(_NAMING).all():
         try:
@@ -159,9 +168,10 @@ def broken_by_name(connection: Connection) -> set[str]:
 
 
 def _broken_without(connection: Connection, name: str) -> list[str]:
-    """Views and triggers that SQLite could not prepare without the table, as a copy of the schema in memory shows.
+    """Return the views and triggers that SQLite could not prepare without the table, tried on a copy of the schema.
 
-    What it cannot prepare there with the table, say for a function of the application's, counts where it names that.
+    The copy is in memory. A view or trigger that cannot be prepared there even with the table, say because it calls a
+    function of the application, counts if it names the table.
     """
     with modelled(()) as copy:
         for made in connection.scalars(_SCHEMA):
@@ -175,7 +185,7 @@ def _broken_without(connection: Connection, name: str) -> list[str]:
 
 
 def _use(connection: Connection, kind: str, of: str, made: str) -> str:
-    """A statement that cannot be prepared where the view, or the trigger on `of`, names what is not there."""
+    """Return a statement that can be prepared only if everything exists that the view, or trigger on `of`, names."""
     table = qualified(None, of)
     if kind == "view":
         return f"select * from {table}"  # noqa: S608 - of a known view
@@ -189,8 +199,8 @@ def _use(connection: Connection, kind: str, of: str, made: str) -> str:
 
 @contextmanager
 def modelled(tables: Sequence[Table]) -> Generator[Connection]:
-    """Empty tables as they are declared, in memory."""
-    # What is only explained is prepared once and kept, whatever becomes of the tables.
+    """Create empty tables as they are declared, in memory."""
+    # Without the statement cache, which would keep an `explain` prepared even if a table is dropped.
     engine = create_engine("sqlite://", poolclass=StaticPool, connect_args={"cached_statements": 0})
     try:
         with engine.begin() as connection:
@@ -232,7 +242,7 @@ def _features(connection: Connection, name: str) -> Iterator[Feature]:
         definition = f"{column} references {table} ({to}) on update {update} on delete {delete}"
         yield Feature(f"foreign {column} {table}", f"the foreign key of the column {column}", definition)
     for index, made in connection.execute(_INDEXES, {"name": name}):
-        # As `Sqlite.relocate` names it in other locations.
+        # `Sqlite.relocate` adds this suffix in other locations.
         own = str(index).removesuffix(f"__{name}")
         tokens = list(_tokens(str(made)))
         unique = "unique " if tokens[1].lower() == "unique" else ""
@@ -242,7 +252,7 @@ def _features(connection: Connection, name: str) -> Iterator[Feature]:
 
 
 def _written(made: str, columns: Container[str]) -> Iterator[Feature]:
-    """What only the statement that made a table says: checks, expressions, collations, what conflicts do, options."""
+    """Yield the features that only the table's statement has: checks, expressions, collations, ON CONFLICT, options."""
     tokens = list(_tokens(made))
     depth, of, referring = 0, "", ""
     for number, token in enumerate(tokens):
@@ -279,7 +289,7 @@ def _written(made: str, columns: Container[str]) -> Iterator[Feature]:
 
 
 def _group(tokens: Sequence[str]) -> Iterator[str]:
-    """The tokens up to where the first parenthesis closes."""
+    """Yield the tokens up to the end of the first group in parentheses."""
     depth = 0
     for token in tokens:
         depth += {"(": 1, ")": -1}.get(token, 0)
@@ -289,14 +299,14 @@ def _group(tokens: Sequence[str]) -> Iterator[str]:
 
 
 def _tokens(statement: str) -> Iterator[str]:
-    """Without comments."""
+    """Return the tokens of a statement, without comments."""
     return (one for one in _TOKEN.findall(statement) if not one.startswith(("--", "/*")))
 
 
 def _normal(written: str | Sequence[str], columns: Container[str]) -> str:
-    """SQL in one manner: whatever SQLite takes for the same is the same, and no literal is changed.
+    """Return SQL in a normal form, in which names that are the same to SQLite are written alike; literals stay.
 
-    What is in double quotes and names no column is a literal to SQLite.
+    To SQLite, text in double quotes that names no column is a literal.
     """
     tokens = _tokens(written) if isinstance(written, str) else written
     return " ".join(
@@ -306,5 +316,5 @@ def _normal(written: str | Sequence[str], columns: Container[str]) -> str:
 
 
 def _plain(token: str) -> str:
-    """A name as SQLite compares it."""
+    """Return a name as SQLite compares it: without quotes, in lower case."""
     return token[1:-1].lower() if token[:1] in '"[`' else token.lower()

@@ -1,6 +1,7 @@
-"""Statements of one projection: its rows by keys or a prefix, and a change of rows, quarantine and checkpoint.
+"""`Statements` is the port to the SQL of one projection: it reads rows by key, and writes rows and checkpoint.
 
-Each dialect has its own `Statements`. Names come from declared metadata alone; values are always bound.
+Each dialect has its own `Statements`. `keys_from` reads the keys with a prefix. Names come only from declared metadata;
+values are always bound.
 """
 
 from __future__ import annotations
@@ -19,17 +20,20 @@ from eventjet.sql.own_tables import quarantine
 
 Key: TypeAlias = tuple[Any, ...]
 Advance: TypeAlias = tuple[int, str, float, str, int, int, int]
-"""(position, event id, lease in seconds, and of whom: name, revision, epoch, position before): see `ADVANCE`."""
+"""(position, event id, lease in seconds, name, revision, epoch, position before): see `checkpoint.ADVANCE`.
+
+The last four select the checkpoint.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantineChanges:
-    """What a batch does to the quarantine; no position is in two of these."""
+    """The changes of the quarantine by a batch; no position is in two of the fields."""
 
     parked: Sequence[Parked] = ()
-    """To insert, or to put in the place of what was there."""
+    """Rows to insert or replace."""
     freed: Sequence[int] = ()
-    """Positions that were blocked by a parked one and are taken: to delete."""
+    """Positions of rows to delete: events that waited behind a quarantined one and are in the read model now."""
     resolved: Sequence[tuple[int, str]] = ()
     """Positions with their new resolution."""
 
@@ -44,43 +48,46 @@ REPLACE = (
 
 
 Rendered: TypeAlias = tuple[Any, Any, Any]
-"""(kept, made, gone) as one database's driver takes them, of values that `marshal` knows; empty where there is none."""
+"""(kept, made, gone) of `Changes` as a driver takes them; empty where there are none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What a batch does to the rows; no key is in two of these."""
+    """The changes of rows by a batch; no key is in two of the fields."""
 
     kept: Sequence[Any] = ()
     """Rows to insert or replace."""
     made: Sequence[Any] = ()
-    """Rows to insert; one of the same key is an `IntegrityError`."""
+    """Rows to insert; an existing row of the same key is an `IntegrityError`."""
     gone: Sequence[Key] = ()
     """Keys of rows to delete."""
     quarantine: QuarantineChanges | None = None
     rendered: Sequence[Rendered] = ()
-    """More of the first three, which other processes have rendered."""
+    """Further rows to insert or replace, to insert and to delete, which are rendered already."""
 
 
 class Statements(Protocol):
-    """For one table and its checkpoint."""
+    """The statements for one table and its checkpoint."""
 
     def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
-        """The rows there are of these keys, of which there is at least one."""
+        """Return the existing rows of these keys (at least one), by key."""
         ...
 
     def render(self, changes: Changes) -> Rendered:
-        """Rows and keys, ready for `write`, wherever that is called."""
+        """Convert rows and keys to what the driver takes in `write`."""
         ...
 
     def write(self, connection: Connection, advance: Advance, changes: Changes) -> bool:
-        """Advance the checkpoint and change the rows, or do neither and return False, when another epoch has begun or
-        the position is another. On PostgreSQL one statement, on SQLite several within the caller's transaction."""
+        """Advance the checkpoint and change rows and quarantine, or do nothing and return False.
+
+        It returns False when another epoch has begun or the checkpoint is at another position. This is one statement on
+        PostgreSQL, and several within the caller's transaction on SQLite.
+        """
         ...
 
 
 class Names:
-    """Quoted names of one table; on PostgreSQL their percent signs are doubled, as the driver wants them."""
+    """The quoted names of a table and its columns; on PostgreSQL with percent signs doubled, as the driver requires."""
 
     def __init__(self, table: Table, dialect: Any) -> None:
         prepare: Any = dialect.identifier_preparer
@@ -90,12 +97,15 @@ class Names:
         self._quote = prepare.quote
 
     def quoted(self, column: Column[Any]) -> str:
+        """Return the quoted name of a column."""
         return str(self._quote(column.name))
 
     def all(self, prefix: str = "") -> str:
+        """Return the quoted names of all columns, each after `prefix`, separated by commas."""
         return ", ".join(prefix + self.quoted(column) for column in self._columns)
 
     def on_conflict(self) -> str:
+        """Return the clause that makes an insert replace the other columns of an existing row."""
         key = ", ".join(self.quoted(column) for column in self.key)
         rest = [self.quoted(column) for column in self._columns if column not in self.key]
         if not rest:
@@ -104,7 +114,7 @@ class Names:
 
 
 def by_key(codec: RowCodec, found: Iterable[Sequence[Any]]) -> dict[Key, Any]:
-    """Rows as the driver gives them, by their keys."""
+    """Load rows as the driver gives them, and return them by key."""
     load = codec.load
     key_of = codec.key
     return {key_of(row): row for row in map(load, found)}
@@ -115,18 +125,18 @@ _BEFORE_SURROGATES, _AFTER_SURROGATES = "\ud7ff", "\ue000"
 
 
 class TextOrder(Enum):
-    """What an index of a column of text is in the order of."""
+    """How an index sorts a column of text by code points: (collation, operators for at least, above and below)."""
 
     PLAIN = ("", ">=", ">", "<")
-    """The column's own, which is that of code points."""
+    """By the column's own collation, which sorts by code points."""
     PATTERN = ("", "~>=~", "~>~", "~<~")
-    """The operators of PostgreSQL's `text_pattern_ops`."""
+    """By the operators of PostgreSQL's `text_pattern_ops`."""
     BYTES = ("C", ">=", ">", "<")
-    """PostgreSQL's collation "C"."""
+    """By PostgreSQL's collation "C"."""
 
 
 def keys_from(table: Table, key: str, order: TextOrder, prefix: str, after: str, most: int) -> Select[Any]:
-    """The keys that begin with `prefix`, in their order, `most` of them, above `after` where that is not empty."""
+    """Return the query for the first `most` keys that begin with `prefix`, in order, above `after` if that is set."""
     collation, at_least, above, below = order.value
     column: Column[Any] = table.c[key]
     compared: ColumnElement[Any] = column.collate(collation) if collation else column
@@ -144,7 +154,7 @@ def keys_from(table: Table, key: str, order: TextOrder, prefix: str, after: str,
 
 
 def next_text(prefix: str) -> str | None:
-    """The least text above all that begins with a prefix, by code points; None where there is none."""
+    """Return the least text that sorts after everything with this prefix, by code points; None where there is none."""
     kept = prefix.rstrip(_LAST)
     if not kept:
         return None

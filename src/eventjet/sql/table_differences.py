@@ -1,7 +1,7 @@
-"""How the tables of a read model differ from their declaration. Only looks, and locks nothing.
+"""Differences between the tables of a read model and their declaration. Only reads, and locks nothing.
 
-Columns are compared by what they do to values, so that a type which another one stands for is no difference. The rest,
-keys and indexes, is compared by Alembic, which is not imported for columns: workers begin with them.
+Columns are compared by their effect on values, so an equivalent type is no difference. Keys and indexes are compared by
+Alembic, which is not imported for columns: workers compare those when they start.
 """
 
 from __future__ import annotations
@@ -26,23 +26,26 @@ _CHANGES = "values may be rounded, cut or refused, or come back as others"
 
 @dataclass(frozen=True, slots=True)
 class TableDifference:
-    """One thing."""
+    """One difference between a table and its declaration."""
 
     what: str
     cost: str
     breaks: bool
-    """Whether rows cannot be written for it, or could come back as others."""
+    """Whether rows cannot be written because of it, or could be read back as other rows."""
     statement: str = ""
-    """What mends it, where a rebuild does not."""
+    """The SQL that mends it, where a rebuild does not; else empty."""
 
 
 def differences(connection: Connection, tables: Sequence[Table]) -> list[TableDifference]:
-    """Of located tables that are there: columns, keys and indexes. What is missing whole is not told."""
+    """Return the differences of located tables: columns, keys and indexes. Tables that do not exist are left out."""
     return [*column_differences(connection, tables), *_others(connection, tables)]
 
 
 def column_differences(connection: Connection, tables: Sequence[Table]) -> list[TableDifference]:
-    """Of located tables that are there: columns, their types, and whether they may be null."""
+    """Return the differences of the columns of located tables: their types, and whether they may be null.
+
+    Tables that do not exist are left out.
+    """
     inspector = inspect(connection)
     found: list[TableDifference] = []
     for table in tables:
@@ -60,7 +63,7 @@ def _of_table(connection: Connection, table: Table, there: Mapping[str, Any]) ->
             yield TableDifference(f"{named} is missing", "no row can be written", breaks=True)
             continue
         yield from _of_type(connection, column, there[column.name]["type"], named)
-        # A key that SQLite lets be null is refused before it is written.
+        # Not for keys: SQLite lets a key be null, and such a row is refused before it is written.
         if not column.primary_key and bool(column.nullable) != there[column.name]["nullable"]:
             yield _of_null(column, named)
     declared = {column.name for column in table.columns}
@@ -88,7 +91,7 @@ def _of_type(connection: Connection, column: Column[Any], found: Any, named: str
 
 
 def _of_checks(inspector: Inspector, table: Table) -> Iterator[TableDifference]:
-    """The labels that the CHECK of an enum lacks, which its type does not show."""
+    """Yield the labels that the CHECK constraint of an enum lacks; the type of its column does not show them."""
     own = inspector.dialect
     kinds = (stored(column.type, own) for column in table.columns)
     checked = [kind for kind in kinds if isinstance(kind, sa.Enum) and kind.create_constraint and kind.name]
@@ -111,7 +114,7 @@ def _of_null(column: Column[Any], named: str) -> TableDifference:
 
 
 def _others(connection: Connection, tables: Sequence[Table]) -> list[TableDifference]:
-    """Keys and indexes that are missing."""
+    """Return the missing keys and indexes."""
     if not tables:
         return []
     from alembic.autogenerate import compare_metadata
@@ -127,7 +130,7 @@ def _others(connection: Connection, tables: Sequence[Table]) -> list[TableDiffer
 
     options = {"compare_type": False, "include_schemas": schemas != {None}, "include_name": include_name}
     context = MigrationContext.configure(connection, opts=options)
-    # In another location they have other names than those under which their copies are known together.
+    # In another location the tables have other names than those under which their own `MetaData` knows them.
     named = MetaData()
     for table in tables:
         table.to_metadata(named)
@@ -135,7 +138,7 @@ def _others(connection: Connection, tables: Sequence[Table]) -> list[TableDiffer
 
 
 def _flat(diffs: Iterable[Any]) -> Iterator[Any]:
-    """What is altered of one column comes as a list."""
+    """Yield Alembic's differences one by one; it puts the changes of a column into a list."""
     for diff in diffs:
         if isinstance(diff, list):
             yield from cast("list[Any]", diff)

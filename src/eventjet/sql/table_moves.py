@@ -1,7 +1,7 @@
-"""`Exchange`: tables leave their location, and others of the same names may come into it, in the caller's transaction.
+"""`Exchange` moves tables out of a location and others of the same names into it, in the caller's transaction.
 
-Readers see the one or the other, never none. Whatever moves a table is made of it: promotion, reset and retirement of
-a revision, and on PostgreSQL the swap of a rebuild.
+Readers see either table, never none. It serves everything that moves a table: promotion, reset and retirement of a
+revision, and on PostgreSQL the swap of a rebuild.
 """
 
 from __future__ import annotations
@@ -30,52 +30,56 @@ _TYPED = re.compile(
     r"""::(?:"[^"]*"|[a-z_][\w.]*)+(?: varying| precision)?(?:\([\d, ]+\))?(?: with(?:out)? time zone)?(?:\[\])*"""
     "|[()']"
 )
-"""A cast, and what it has the database put around it."""
+"""A cast in a definition, and the parentheses and quotes that the database adds because of it."""
 
 
 class NotNow(Exception):
-    """Nothing has changed, and it is to be tried again soon: locks were not to be had, or something else came first."""
+    """Nothing was changed, and another try may succeed soon: a lock was not granted, or another change came first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One table's change of location."""
+    """The change of one table's location, from `before` to `after`."""
 
     name: TableName
     before: str
     after: str | None
-    """None for one that is dropped."""
+    """The new location; None for a table that is dropped."""
 
 
 class Exchange:
-    """Lock, look again, check, carry out: in this order, with the checkpoints locked in between."""
+    """Tables that leave a location, and tables that come into it.
+
+    Call `lock` or `lock_leaving`, then `look_again`, check what may forbid the exchange, then call `carry_out`. The
+    caller locks the checkpoints in between: see `lock_as_workers`.
+    """
 
     def __init__(self, connection: Connection, leaving: Sequence[Move], coming: Sequence[Move]) -> None:
         self.connection = connection
         self._tables = dialect_of(connection).tables
         self._moves = leaving, coming
         self.leaving: Mapping[TableName, TableRef] = {}
-        """Those that are there."""
+        """The leaving tables that exist, once `look` has found them."""
         self.coming: Mapping[TableName, TableRef] = {}
 
     def lock_leaving(self) -> None:
-        """Keep the writers of what leaves out, and let readers in."""
+        """Lock the leaving tables against writers, but not against readers."""
         self.look()
         self._tables.lock(self.connection, self.leaving.values(), readers=True)
 
     def lock(self) -> None:
-        """The same, and keep the writers of what comes out."""
+        """Lock the leaving and the coming tables against writers, but not against readers."""
         self.lock_leaving()
         self._tables.lock(self.connection, self.coming.values(), readers=True)
 
     def look(self) -> None:
-        """Find the tables."""
+        """Find the tables in the database."""
         self.leaving, self.coming = map(self._found, self._moves)
 
     def look_again(self) -> None:
-        """Raise `NotNow` when other tables are there than those that were locked.
+        """Raise `NotNow` when the tables are no longer those that were locked.
 
-        What waited for a lock may have waited for another exchange.
+        While this transaction waited for a lock, another exchange may have moved them.
         """
         before = self.leaving, self.coming
         self.look()
@@ -83,7 +87,10 @@ class Exchange:
             raise NotNow("its tables were swapped or moved meanwhile")
 
     def carry_out(self) -> None:
-        """Keep readers out, too; let those that come inherit; then out first, in afterwards."""
+        """Lock readers out too, move or drop the leaving tables, then move the coming ones in.
+
+        Before that, a coming table inherits owner, rights and features from the leaving table of its name.
+        """
         connection, tables = self.connection, self._tables
         leaving, coming = self._moves
         tables.lock(connection, (*self.leaving.values(), *self.coming.values()), readers=False)
@@ -109,9 +116,10 @@ class Exchange:
 
 
 def dependents(connection: Connection, tables: Mapping[TableName, TableRef], *, for_good: bool = False) -> list[str]:
-    """What keeps tables from being moved or dropped, in words: it would be lost, or stay with the table that leaves.
+    """Return, as text, what depends on tables and would be lost or stay with them when they are moved or dropped.
 
-    Whatever moves or drops a table asks this before it begins, and again once the tables are locked. Only looks.
+    Callers ask before they begin, and again once the tables are locked. Only reads. `for_good` says that no table of
+    the same name takes their place.
     """
     along, dialect = list(tables.values()), dialect_of(connection)
     return [
@@ -122,11 +130,12 @@ def dependents(connection: Connection, tables: Mapping[TableName, TableRef], *, 
 
 
 def undeclared(old: Iterable[Feature], new: Iterable[Feature]) -> list[str]:
-    """What a table has that the one in its place lacks and that cannot be carried over, in words.
+    """Return, as text, the features of an old table that the new one lacks and that cannot be carried over.
 
-    Nor can what needs a thing of a name that it lacks: where a constraint has another name, its comment.
-    One of the same kind with the same definition stands for it, and one of the same name with another does not. Where
-    columns get other types, the casts that the database writes into definitions do not count.
+    A feature also cannot be carried over when it needs another one of a name that the new table lacks: the comment of a
+    constraint, where the constraint has another name. A feature of the same kind with the same definition stands for
+    it; one of the same name with another definition does not. Where columns get other types, the casts that the
+    database writes into definitions do not count.
     """
     old, named = list(old), {one.key: one for one in new}
     retyped = any(one.key.startswith("type ") and one.key not in named for one in old)
@@ -155,10 +164,10 @@ def lock_as_workers(
     tables: Callable[[], None],
     checkpoints: Callable[[], list[Checkpoint]],
 ) -> list[Checkpoint]:
-    """Lock both in the order in which a projection's workers do, so that neither waits for the other; the checkpoints.
+    """Lock tables and checkpoints in the order of the projection's workers, so that no deadlock arises.
 
-    The one statement of a fold locks its table before the checkpoint's row; SQL by hand locks its checkpoint first, and
-    keeps it while handlers touch whatever they touch.
+    The single statement of a fold locks its table before the checkpoint's row. A SQL projection locks its checkpoint
+    first, and keeps it locked while handlers run. Returns the checkpoints.
     """
     if isinstance(resolved, ResolvedSql):
         waits = dialect_of(connection).tables.bound_waits
@@ -172,7 +181,7 @@ def lock_as_workers(
 
 
 def retried(attempt: Callable[[], T], patience_s: float = 60.0) -> T:
-    """Try again for so long where it cannot be carried out now; then raises `NotNow`. Blocks."""
+    """Call `attempt` again while it raises `NotNow`, for `patience_s` seconds; then raises `NotNow`. Blocks."""
     deadline = time.monotonic() + patience_s
     while True:
         try:
@@ -185,7 +194,7 @@ def retried(attempt: Callable[[], T], patience_s: float = 60.0) -> T:
 
 @contextmanager
 def bounded(connection: Connection) -> Generator[None]:
-    """Wait for no lock longer than readers may be kept; raises `NotNow` instead."""
+    """Wait for no lock longer than readers may be kept waiting; raises `NotNow` instead."""
     dialect = dialect_of(connection)
     dialect.tables.bound_waits(connection)
     try:

@@ -1,7 +1,7 @@
-"""`Tables`: the port to the tables that are in a database, and what SQL calls them.
+"""`Tables` is the port to the tables that are in a database, and `TableRef` the reference to one of them.
 
-It says which tables are there, what they have and what hangs on them, moves and drops them, and locks them. Everything
-happens within the caller's transaction.
+The port finds tables, lists their features and dependents, and moves, drops and locks them. Everything happens within
+the caller's transaction.
 """
 
 from __future__ import annotations
@@ -32,95 +32,98 @@ TableName: TypeAlias = tuple[str | None, str]
 
 @dataclass(frozen=True, slots=True)
 class TableRef:
-    """A table that is in the database."""
+    """A reference to a table that is in the database."""
 
     oid: int | None
-    """PostgreSQL's; it stays the same when the table is moved."""
+    """PostgreSQL's object id, which stays the same when the table is moved; None on SQLite."""
     schema: str | None
     name: str
 
     def quoted(self) -> str:
-        """Its qualified name in SQL."""
+        """Return the table's qualified name in SQL."""
         return qualified(self.schema, self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """Something that a table has, and that another table in its place may lack."""
+    """A feature of a table, such as a column or an index, that another table in its place may lack."""
 
     key: str
-    """Its kind, and its name or its column: the same for another table's, whatever schema that is in."""
+    """The feature's kind, and its name or column: the same for the same feature of a table in another schema."""
     words: str = ""
-    """As a refusal names it; empty where nobody would miss it."""
+    """The name of the feature in a refusal; empty where nobody would miss it."""
     definition: str = ""
-    """As the database writes it, wherever the table is; empty where the key says all."""
+    """The definition as the database writes it, without the table's location; empty where the key says everything."""
     carried: str | None = None
-    """The statement that gives it to the heir."""
+    """The statement that gives the feature to the heir; None where it cannot be carried over."""
     needs: str = ""
-    """The key of what the heir must have to take it."""
+    """The key of the feature that the heir must have to be given this one; empty where it needs none."""
 
 
 class Tables(Protocol):
-    """The tables of one kind of database. Has no state. What not every database has to do is nothing here."""
+    """The port to the tables of one kind of database. Has no state.
+
+    A method that not every database needs does nothing by default.
+    """
 
     @abstractmethod
     def find(self, connection: Connection, name: TableName, location: str, /) -> TableRef | None:
-        """The table declared under this name, in a location."""
+        """Return the table that is declared under this name, in a location; None where it does not exist."""
 
     def find_all(self, connection: Connection, names: Iterable[TableName], location: str) -> dict[TableName, TableRef]:
-        """Those that are there of the tables declared under these names."""
+        """Return the tables that are declared under these names and exist in a location."""
         looked = {name: self.find(connection, name, location) for name in names}
         return {name: table for name, table in looked.items() if table is not None}
 
     def count_rows(self, connection: Connection, table: TableRef, /) -> int:
-        """About how many rows it has."""
+        """Return the approximate number of a table's rows."""
         return connection.scalar(verbatim(f"select count(*) from {table.quoted()}")) or 0  # noqa: S608 - of a known table
 
     def name_in_full(self, connection: Connection, name: TableName, /) -> TableName:
-        """A declared name in the form in which the database tells it from others."""
+        """Return a declared name in the form in which the database distinguishes it from others."""
         return name[0] or connection.dialect.default_schema_name, name[1]
 
-    # What they are
+    # Features and identity
 
     @abstractmethod
     def features(self, connection: Connection, table: TableRef, heir: TableRef | None = None, /) -> list[Feature]:
-        """Everything a table has that one made in its place could lack: columns, rules, indexes, settings.
+        """Return all features that a table made in its place could lack: columns, rules, indexes, settings.
 
-        The statements of what can be carried are for the `heir`.
+        Features that can be carried over have the statement that gives them to the `heir`.
         """
 
     @abstractmethod
     def dependents(
         self, connection: Connection, table: TableRef, along: Sequence[TableRef], /, *, for_good: bool
     ) -> list[str]:
-        """What depends on a table and would not follow its name to another one, in words; only looks.
+        """Return, as text, what depends on a table and would not follow its name to another table; only reads.
 
-        `for_good`: no other one comes, so what follows the name counts, too. Foreign keys between tables `along`, which
-        go together, do not.
+        `for_good` says that no other table takes the name, so that what follows the name counts too. Foreign keys
+        between the tables `along`, which go together, do not count.
         """
 
     def broken_by_name(self, connection: Connection, /) -> set[str]:  # noqa: ARG002 - whatever depends on a table is known
-        """Views and triggers that cannot be used, as they name what is not there; only looks."""
+        """Return views and triggers that cannot be used, as they name something that does not exist; only reads."""
         return set()
 
     @abstractmethod
     def modelled(self, connection: Connection, tables: Sequence[Table], /) -> AbstractContextManager[Connection]:
-        """Make empty tables as they are declared, on another connection; afterwards they are gone."""
+        """Create empty tables as they are declared, on another connection; they are gone after the block."""
 
     @abstractmethod
     def text_order(self, connection: Connection, table: TableRef, column: str, /) -> TextOrder | None:
-        """How an index finds text of a column by its code points; None where none does."""
+        """Return how an index sorts a column of text by code points; None where no index does."""
 
     def home(self, connection: Connection, /) -> str:  # noqa: ARG002 - they go wherever the tables go
-        """The database whose identities of tables these are; a copy made from a dump is another one."""
+        """Return the identity of the database in which identities of tables are valid; another one after a restore."""
         return ""
 
     @abstractmethod
     def identity(self, connection: Connection, table: TableRef, /, *, make: bool = False) -> str | None:
-        """What tells a table from any other that came, or comes, under its name; None where nothing is noted on it.
+        """Return the identity of a table, which differs for every other table of its name; None where it has none.
 
-        It stays when the table is renamed, moved or altered, and when its rows are deleted. `make` notes one on a table
-        that has none.
+        It stays the same when the table is renamed, moved or altered, and when its rows are deleted. `make` gives an
+        identity to a table that has none.
         """
 
     # Changes
@@ -129,44 +132,44 @@ class Tables(Protocol):
     def move(
         self, connection: Connection, table: TableRef, name: TableName, location: str, schema: str | None, /
     ) -> None:
-        """Move a table to a location; `schema` says where that is when a table has just left it."""
+        """Move a table to a location; `schema` is the schema of the table that has just left that location, if any."""
 
     def inherit(self, connection: Connection, old: TableRef, heir: TableRef, /) -> None:
-        """Give a table the owner, exactly the rights, and what can be carried of the features of another one."""
+        """Give the heir the old table's owner, exactly its rights, and the features that can be carried over."""
 
     @abstractmethod
     def drop(self, connection: Connection, tables: Sequence[TableRef], /) -> None:
-        """Drop them, whatever foreign keys are between them, and nothing that depends on them."""
+        """Drop tables, whatever foreign keys are between them, but nothing that depends on them."""
 
     def ensure_location(self, connection: Connection, location: str, /) -> None:
-        """Make what the tables of a location need."""
+        """Create what a location needs, such as a schema, where it is missing."""
 
     def drop_location(self, connection: Connection, location: str, /) -> None:
-        """Remove what `ensure_location` made, unless something else is in it."""
+        """Remove what `ensure_location` created, unless something else is in it."""
 
-    # Locks: none where one writer excludes all others. The contract holds that every other database has them.
+    # Locks. Only a database in which one writer excludes all others needs none; the contract tests check the others.
 
     def lock_migrations(self, connection: Connection, /) -> None:
         """Let no other process create or alter tables of eventjet until this transaction ends."""
 
     def lock(self, connection: Connection, tables: Iterable[TableRef], /, *, readers: bool) -> None:
-        """Keep writers out to the end of the transaction, and readers too unless they are let in."""
+        """Lock writers out to the end of the transaction; readers too, unless `readers` lets them in."""
 
     def bound_waits(self, connection: Connection, /, *, patient: bool = False) -> None:
-        """To the end of the transaction, wait no longer for a lock than readers may be kept waiting.
+        """Wait, to the end of the transaction, no longer for a lock than readers may be kept waiting.
 
-        `patient`: longer, for locks of checkpoints, which no reader waits for. Workers of SQL by hand keep their rows
-        locked while handlers run.
+        `patient` allows longer waits, for the locks of checkpoints, for which no reader waits: workers of SQL
+        projections keep their checkpoints locked while handlers run.
         """
 
 
 def has_rows(connection: Connection, table: TableRef) -> bool:
-    """Whether a table has any."""
+    """Whether a table has any rows."""
     return connection.scalar(verbatim(f"select 1 from {table.quoted()} limit 1")) is not None  # noqa: S608 - of a known table
 
 
 def creation(tables: Iterable[Table]) -> list[ExecutableDDLElement]:
-    """Statements that make the tables with all their constraints and indexes, and nothing else."""
+    """Return the statements that create tables with their constraints and indexes, and nothing else."""
     found: list[ExecutableDDLElement] = []
     for table in tables:
         found.append(CreateTable(table))
@@ -175,7 +178,7 @@ def creation(tables: Iterable[Table]) -> list[ExecutableDDLElement]:
 
 
 def make_enums(connection: Connection, tables: Iterable[Table]) -> None:
-    """Create the enum types of columns where those are missing, also what a decorator or a variant loads."""
+    """Create the missing enum types of columns, including those that a type decorator or a variant loads."""
     own = connection.dialect
     for kind in (element(column.type, own) for table in tables for column in table.columns):
         if isinstance(kind, sa.Enum) and kind.native_enum and getattr(kind.dialect_impl(own), "create_type", True):
@@ -183,7 +186,7 @@ def make_enums(connection: Connection, tables: Iterable[Table]) -> None:
 
 
 def comments(tables: Iterable[Table]) -> list[ExecutableDDLElement]:
-    """Statements for the comments that are declared; for databases that keep any."""
+    """Return the statements for declared comments; for databases that store comments."""
     found: list[ExecutableDDLElement] = []
     for table in tables:
         found += [SetTableComment(table)] if table.comment else []
@@ -193,11 +196,11 @@ def comments(tables: Iterable[Table]) -> list[ExecutableDDLElement]:
 
 
 def qualified(schema: str | None, name: str) -> str:
-    """`"schema"."name"`, or the name alone, as the database reads it; a driver may want its percent signs doubled."""
+    """Return `"schema"."name"` or `"name"`, quoted for SQL; a driver may need its percent signs doubled."""
     quoted = '"' + name.replace('"', '""') + '"'
     return quoted if schema is None else f"{qualified(None, schema)}.{quoted}"
 
 
 def verbatim(statement: str) -> TextClause:
-    """A statement without parameters, whatever is in the names that it holds."""
+    """Return a statement without parameters, even if its names contain colons."""
     return text(statement.replace(":", r"\:"))

@@ -1,9 +1,9 @@
-"""`Waiting`: read your writes. Many tasks wait for positions; one of them at a time looks at the checkpoints for all.
+"""`Waiting` lets tasks read their own writes: they wait until a projection reaches a position of the log.
 
-A look is one SQL query on one connection. It is made when somebody begins to wait, when a worker's notice says that a
-position was reached, and now and then besides, since notices may be lost. What counts is the revision that keeps the
-declared table: while revision 2 builds beside it that is revision 1, and after the change revision 2, so that both
-halves of a rolling deploy can read their writes.
+One background task reads the checkpoints for all that wait, with one SQL query on one connection. It does so when a
+task begins to wait, when a worker's notice says that a position was reached, and at intervals, since notices may be
+lost. The position of the revision that has the declared table counts: while revision 2 builds beside it that is
+revision 1, and after the change revision 2, so that both halves of a rolling deploy can read their writes.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from eventjet.sql.database import Database
 from eventjet.sql.own_tables import projections
 
 FIRST_LOOK_S = 5.0
-"""The first look may take as long, even for a shorter timeout; a database that takes longer is called unreachable."""
+"""How long the first query may take, even with a shorter timeout; then the database counts as unreachable."""
 _LOOK_MAX_S = 10.0
 _SILENT_S = 2.0
-"""A look that takes longer when the time is up is the database's fault."""
+"""If a query has taken longer than this when the timeout is over, the database counts as unreachable."""
 _LAST_LOOK_S = 2.0
-"""How long `close` lets a look end by itself."""
+"""How long `close` waits for a query to end by itself."""
 _POLL_S = (0.01, 0.2)
 _HOPELESS = (FAILED, PAUSED, RETIRED)
-"""States in which nobody will advance it before a person has done something."""
+"""States in which the projection does not advance before a person acts."""
 
 Listen = Callable[[str, Callable[[Frame], object]], Awaitable[object]]
-"""Has messages of a subject handed over from now on; raises `StoreError`."""
+"""Subscribes a callback to the messages of a subject; raises `StoreError`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where a revision of a projection stands."""
+    """The position and state of a revision of a projection, as its checkpoint has them."""
 
     revision: int
     position: int = 0
@@ -52,13 +52,13 @@ class Standing:
     reason: str | None = None
     location: str = ""
     log: str = ""
-    """What it was made from; empty before its first event."""
+    """The identity of the log that it is made from; empty before its first event."""
     app: str = ""
-    """Whose it is; empty where nobody knows yet."""
+    """The app that it belongs to; empty where that is not known yet."""
 
 
 def serving(found: Sequence[Standing], revision: int) -> Standing:
-    """The one that keeps the declared table, as a process sees it that declares `revision`."""
+    """Return the revision that has the declared table, as seen by a process that declares `revision`."""
     own = next((one for one in found if one.revision == revision), Standing(revision))
     if own.state not in ("", RETIRED) and not own.location:
         return own
@@ -74,12 +74,12 @@ class _Waiter:
     timeout_s: float
     app: str
     log: str = ""
-    """Whose position it is, where that is known."""
+    """The identity of the log to which the position belongs; empty where that is not known."""
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    """Set when it is reached, or cannot be."""
+    """Set when the position is reached, or cannot be reached."""
     began: float = field(default_factory=time.monotonic)
     at: Standing | None = None
-    """As the last look saw it that began after the waiter came."""
+    """The result of the last query that began after the waiter came; None before that."""
 
     def settle(self, found: Sequence[Standing]) -> None:
         self.at = at = serving(found, self.revision)
@@ -113,28 +113,31 @@ class _Waiter:
 
 @dataclass(slots=True)
 class Waiting:
-    """For any number of tasks of one loop; `close` it. Without `listen` it looks again every 10 to 200 ms."""
+    """Waits for positions on behalf of any number of tasks of one event loop; `close` it.
+
+    Without `listen` it queries again every 10 to 200 ms.
+    """
 
     app: str
     look: Callable[[], Awaitable[Mapping[str, Sequence[Standing]]]]
-    """Looks at all checkpoints, by projection."""
+    """Reads all checkpoints, by projection."""
     listen: Listen | None = None
     slow_s: float = 1.0
-    """How long a lost notice may go unnoticed."""
+    """The interval of queries while there are notices: how long a lost notice may go unnoticed."""
     _waiters: set[_Waiter] = field(default_factory=set["_Waiter"])
     _least: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
-    """The least position that is waited for, by projection and the revision that serves it."""
+    """The lowest position that a task waits for, by projection and the revision that serves it."""
     _told: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
-    """What notices said since the last look began, which may have been too early to see it."""
+    """The positions of notices since the last query began, which may have been too early to read them."""
     _heard: set[str] = field(default_factory=set[str])
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
     _began: float = 0.0
-    """When the look under way began."""
+    """When the current query began; 0 between queries."""
     _closed: bool = False
 
     async def caught_up(self, resolved: AnyResolved, position: int, timeout_s: float, log: str = "") -> None:
-        """Return once the declared table is true up to `position`, of the log of that identity if it is given.
+        """Wait until the declared table is valid up to `position`, of the log of the identity `log` if that is given.
 
         Raises `NotCaughtUp` after `timeout_s`, or at once where the projection failed, is paused or retired, or was
         made from another log; `Unreachable` when the database does not answer.
@@ -152,10 +155,10 @@ class Waiting:
         finally:
             self._waiters.discard(waiter)
             if not waiter.done.cancel():
-                waiter.done.exception()  # taken note of, also when this task was cancelled just then
+                waiter.done.exception()  # retrieved, so that asyncio does not log it if this task was just cancelled
 
     async def close(self) -> None:
-        """Whoever still waits gets `Unreachable`."""
+        """Stop; tasks that still wait get `Unreachable`."""
         self._closed = True
         for waiter in self._waiters:
             waiter.fail(_closed())
@@ -163,7 +166,7 @@ class Waiting:
         self._due.set()
         task, self._task = self._task, None
         if task is not None:
-            # A look that is cancelled while it connects leaves a connection behind that nobody closes.
+            # A query that is cancelled while it connects leaves a connection that nobody closes.
             await asyncio.wait({task}, timeout=_LAST_LOOK_S)
             task.cancel()
             with suppress(asyncio.CancelledError):
@@ -172,7 +175,7 @@ class Waiting:
     async def _wait(self, waiter: _Waiter) -> None:
         await asyncio.wait({waiter.done}, timeout=max(0.0, waiter.timeout_s))
         if waiter.at is None:
-            # The first look settles it now, one way or the other.
+            # The first query decides, as the timeout may be shorter than it takes.
             await asyncio.wait({waiter.done}, timeout=waiter.began + FIRST_LOOK_S - time.monotonic())
         if waiter.done.done():
             return waiter.done.result()
@@ -188,7 +191,7 @@ class Waiting:
         try:
             await self.listen(notice_subject(self.app, projection), lambda frame: self._notice(projection, frame[4]))
         except StoreError:
-            self._heard.discard(projection)  # the slow look serves meanwhile
+            self._heard.discard(projection)  # the queries at intervals serve meanwhile
 
     def _notice(self, projection: str, payload: bytes) -> None:
         told = read_notice(payload)
@@ -218,7 +221,7 @@ class Waiting:
             pause_s = min(pause_s * 1.5, _POLL_S[1])
 
     async def _look_for(self, came: Sequence[_Waiter]) -> None:
-        """One look for those who `came` before it; whoever came during it has asked for another one."""
+        """Query once for the waiters who `came` before; a waiter who comes meanwhile causes another query."""
         self._began = time.monotonic()
         try:
             async with asyncio.timeout(_LOOK_MAX_S):
@@ -241,13 +244,13 @@ class Waiting:
 
 @dataclass(slots=True)
 class Checkpoints:
-    """Looks at the checkpoints on one connection, opened when it is first needed; `close` it."""
+    """Reads the checkpoints on one connection, opened when it is first needed; `close` it."""
 
     url: str
     _engine: AsyncEngine | None = None
 
     async def __call__(self) -> Mapping[str, Sequence[Standing]]:
-        """All of them by projection; raises `Unreachable`. A connection that broke meanwhile is replaced once."""
+        """Read all checkpoints, by projection; raises `Unreachable`. A connection that broke is replaced once."""
         where = Database(self.url)
         async with where.reaching():
             try:
@@ -257,7 +260,7 @@ class Checkpoints:
                 return await self._read(where)
 
     async def close(self) -> None:
-        """Let go of the connection; the next look opens another."""
+        """Close the connection; the next query opens another."""
         engine, self._engine = self._engine, None
         if engine is not None:
             await engine.dispose()
@@ -276,7 +279,7 @@ _QUERY = select(*projections.c["name", "revision", "position", "state", "reason"
 
 
 def _copied(error: Exception) -> Exception:
-    """One for each who waits, where it can be told how: a traceback belongs to one task."""
+    """Return an error of each waiter's own where possible, since a traceback belongs to one task."""
     if isinstance(error, Unreachable):
         return Unreachable(error.component, error.reason, error.remedy)
     return _silent(_LOOK_MAX_S) if isinstance(error, TimeoutError) else error

@@ -1,1 +1,1 @@
-"""One batch of events into rows and checkpoint, in one transaction."""
+"""Writers: they store the rows of one batch of events and advance the checkpoint in the same transaction."""

@@ -1,4 +1,4 @@
-"""`Batch`: a piece of the log for one projection; `Parts`: how it is committed when it cannot be committed whole."""
+"""`Batch`, the events of a stretch of the log for one projection, and `Parts`, which divides a batch that fails."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from eventjet.sql.dialects import is_about_data
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What a piece of the log has for one projection; the position advances over other events as well."""
+    """The events of a stretch of the log that one projection takes; the stretch covers other events as well."""
 
     after: int
-    """The position before it: what the checkpoint must say."""
+    """The position before the batch, at which the checkpoint must stand."""
     last: int
-    """Its last position: what the checkpoint will say."""
+    """The last position of the batch, at which the checkpoint will stand."""
     event_id: str
     """Id of the event at `last`."""
     events: Sequence[Recorded[Any]]
-    """Those of the subscription, in order; `Offered` ones where the projection quarantines."""
+    """The events of the subscription, in the order of the log; `Offered` records where the projection quarantines."""
 
     @property
     def is_consistent(self) -> bool:
-        """Whether it advances, and all its events come after its start."""
+        """Whether the batch advances the position and its events come after its start."""
         return self.last > self.after and (not self.events or self.events[0].position > self.after)
 
     def before(self, position: int) -> Batch | None:
-        """The part that ends with the last event before `position`; None when there is none."""
+        """Return the part that ends with the last event before `position`; None when there is no such event."""
         count = sum(event.position < position for event in self.events)
         return self.cut(count)[0] if count else None
 
     def cut(self, count: int) -> tuple[Batch, Batch | None]:
-        """The part that ends with the event number `count`, at least 1, and the rest, if it has events."""
+        """Return the part with the first `count` events (at least 1), and the rest; None when no events are left."""
         if count >= len(self.events):
             return self, None
         end = self.events[count - 1]
@@ -48,10 +48,10 @@ class Batch:
 
 
 class Parts:
-    """The parts of a batch, in order, each to be committed by itself before the next one is asked for.
+    """The parts of a batch, in order; the caller commits each part before it asks for the next.
 
-    At first that is the whole batch. Tell it of a part that failed, and it goes on with what that part is made of, or
-    raises what cannot be avoided:
+    The first part is the whole batch. Report a part that failed, and the iteration goes on with smaller parts of it, or
+    raises the error that cannot be avoided:
 
         for part in parts:
             try:
@@ -61,10 +61,10 @@ class Parts:
     """
 
     def __init__(self, projection: str, batch: Batch, *, private: bool = False) -> None:
-        """`private` where something personal is at hand."""
+        """Start with the whole batch; `private` keeps personal data out of the reasons of errors."""
         self._projection = projection
         self._private = private
-        self._waiting = [batch]  # the next one last
+        self._waiting = [batch]  # a stack: the next part is last
         self._failure: HandlerFailed | None = None
 
     def __iter__(self) -> Iterator[Batch]:
@@ -74,10 +74,10 @@ class Parts:
             raise self._failure
 
     def refused(self, part: Batch, error: DBAPIError) -> None:
-        """The database refused a part. If that is about data, halve it until the event at fault is alone.
+        """Divide a part that the database refused because of its data, until the event at fault is alone.
 
-        That event is offered again to be parked where the projection quarantines; elsewhere it is a `HandlerFailed`.
-        Raises any other error as it is.
+        Where the projection quarantines, that event is offered again with its error and so gets quarantined; elsewhere
+        this raises `HandlerFailed`. Raises an error that is not about data unchanged.
         """
         if not part.events or not is_about_data(error):
             raise error
@@ -88,7 +88,7 @@ class Parts:
         event: Any = part.events[0]
         if not isinstance(event, Offered):
             raise HandlerFailed(self._projection, event.position, event.aggregate_id, self._reason(error)) from error
-        if event.error is not None:  # parking itself was refused
+        if event.error is not None:  # the database refused the quarantine's row
             _, aggregate_id = event.aggregate_key
             raise HandlerFailed(self._projection, event.position, aggregate_id, self._reason(error)) from error
         self._waiting.append(replace(part, events=[event.failed(error)]))
@@ -97,7 +97,10 @@ class Parts:
         return reason_of(error, private=self._private)
 
     def failed(self, part: Batch, error: HandlerFailed) -> None:
-        """An event of a part cannot be taken: what precedes it is still to be committed, then the error is raised."""
+        """Commit only what precedes an event that cannot be handled; the iteration then raises the error.
+
+        Raises the error at once where nothing precedes the event.
+        """
         before = part.before(error.position)
         if before is None:
             raise error

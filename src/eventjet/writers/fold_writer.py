@@ -1,12 +1,11 @@
-"""`FoldWriter`: one batch of events, its rows and the checkpoint, in one transaction.
+"""`FoldWriter` folds a batch of events and writes its rows and the checkpoint in one transaction.
 
-The fence is the checkpoint's own update: it finds its row only at the epoch and the position that this worker knows,
-and whoever changes rows moves one of them. So rows may be read, and events folded, before the transaction begins: if
-it commits, nobody has written since. A worker that is stopped or slow while it folds holds no lock.
+The checkpoint's own update is the fence: it matches the row only at the epoch and position that this worker knows, and
+every writer of rows changes one of the two. Therefore rows may be read and events folded before the transaction begins:
+if it commits, nobody else has written since. A worker that is stopped or slow while it folds holds no lock.
 
-The same proof lets the writer remember rows. What it knows is true at one position of one epoch, so nobody has to tell
-it which batches were committed: the position that the next batch comes after says so, and if that is wrong the fence
-refuses the batch.
+The fence also makes it safe to keep rows in memory. They are valid at one position of one epoch, and the position after
+which the next batch begins says which batches were committed. If that position is wrong, the fence refuses the batch.
 """
 
 from __future__ import annotations
@@ -32,16 +31,17 @@ from eventjet.sql.statements import Changes, QuarantineChanges
 from eventjet.writers.batch import Batch
 
 RECENT_ROWS_MAX = 20_000
-"""Rows kept in memory, at most twice as many for a moment."""
+"""Rows kept in memory: two generations of about this many, so up to twice as many rows."""
 
 ReadRows: TypeAlias = Callable[[Sequence[RowKey]], Rows]
-"""The rows there are of these keys."""
+"""Reads the existing rows of the given keys."""
 
 
 class RecentRows:
-    """Rows committed lately, so that hot ones are not read again before every batch.
+    """A cache of rows committed lately, so that frequently changed rows are not read before every batch.
 
-    True for as long as nobody else writes, which the checkpoint's epoch and position prove in every transaction.
+    The cache is valid for as long as nobody else writes; the checkpoint's epoch and position prove that in every
+    transaction.
     """
 
     __slots__ = ("_limit", "_new", "_old")
@@ -54,7 +54,10 @@ class RecentRows:
     def find(
         self, keys: Iterable[RowKey], before: Mapping[RowKey, Any] = MappingProxyType({})
     ) -> tuple[Rows, list[RowKey]]:
-        """(rows known, None where there is none; keys that must be read), after what `before` changes."""
+        """Return (the known rows, None for a row that does not exist; the keys that must be read).
+
+        `before` holds changes that are not committed yet, and takes precedence over the cache.
+        """
         new, old = self._new, self._old
         known: Rows = {}
         missing: list[RowKey] = []
@@ -70,6 +73,7 @@ class RecentRows:
         return known, missing
 
     def remember(self, changed: Mapping[RowKey, Any]) -> None:
+        """Keep the rows of a committed batch; drop the older generation when the newer one is full."""
         if self._limit:
             self._new.update(changed)
             if len(self._new) > self._limit:
@@ -83,17 +87,20 @@ class Prepared:
     batch: Batch
     changes: Changes
     rows: Rows
-    """The rows it changes, None where one is gone: what is remembered of it."""
+    """The rows that the batch changes, None for a deleted row; the cache keeps them once they are committed."""
     blocked: Collection[AggregateKey] = ()
-    """Aggregates whose events wait from here on."""
+    """Aggregates that this batch blocks: their later events wait."""
 
 
 class BatchFold:
-    """For the batches of one epoch. `blocked` are the aggregates whose events wait at the position of the first one."""
+    """Folds the batches of one epoch, and keeps the rows of batches that are not known to be committed.
+
+    `blocked` are the aggregates that are blocked at the position of the first batch.
+    """
 
     def __init__(self, resolved: ResolvedProjection, codec: RowCodec, blocked: BlockedAggregates | None = None) -> None:
-        # Rows of values that may be large, or changed in place, are read anew for every batch: what is remembered of
-        # them is what is not committed yet.
+        # Rows whose values may be large, or be changed in place, are not cached: every batch reads them again, and only
+        # their uncommitted changes are kept.
         self._is_heavy = any(isinstance(column.type, JSON | LargeBinary) for column in resolved.table.columns)
         self._resolved = resolved
         self._fold = Fold(resolved, codec)
@@ -102,20 +109,23 @@ class BatchFold:
         self._blocked = BlockedAggregates() if blocked is None else blocked
         self._uncommitted: deque[Prepared] = deque()
         self._ahead: Rows = {}
-        """The rows of all of those, as the last of them left them."""
+        """The rows that the uncommitted batches change, in the state after the last of them."""
 
     @property
     def last(self) -> int | None:
-        """Where the last batch ends that is not known to be committed; None when there is none."""
+        """The position at which the last uncommitted batch ends; None when every batch is known to be committed."""
         return self._uncommitted[-1].batch.last if self._uncommitted else None
 
     @property
     def last_after(self) -> int:
-        """Where the last batch begins that is not known to be committed."""
+        """The position after which the last uncommitted batch begins; there must be one."""
         return self._uncommitted[-1].batch.after
 
     def committed(self, position: int) -> int | None:
-        """Take it that all up to there is committed; returns where that ended, None where nothing was remembered."""
+        """Treat the batches up to `position` as committed.
+
+        Returns the position at which the last of them ended, None when there was no such batch.
+        """
         end: int | None = None
         while self._uncommitted and self._uncommitted[0].batch.last <= position:
             done = self._uncommitted.popleft()
@@ -127,14 +137,15 @@ class BatchFold:
         return end
 
     def drop_uncommitted(self) -> None:
+        """Forget the batches that are not known to be committed."""
         self._uncommitted.clear()
         self._ahead = {}
 
     def fold(self, batch: Batch, read: ReadRows | None) -> Prepared | None:
-        """What the batch after all those before it does to the rows; raises `HandlerFailed`.
+        """Fold the batch that follows the ones folded so far; raises `HandlerFailed`.
 
-        Rows that are not in memory are `read`: no batch that is not committed yet has changed one of them. None where
-        that is needed and cannot be.
+        Rows that are not in memory are read with `read`: no uncommitted batch has changed one of them. Returns None
+        when rows must be read and `read` is None.
         """
         events: Sequence[Any] = batch.events
         if self._parking is None and not self._resolved.reads:
@@ -154,7 +165,7 @@ class BatchFold:
                 found = self._parking(rows, events, self._blocked_by_now())
                 quarantine = QuarantineChanges(found.parked) if found.parked else None
                 prepared = Prepared(batch, changes_of(found.changed, quarantine), found.changed, found.blocked)
-        # Its events are not needed any more, whatever becomes of it.
+        # Keeps no events: they are not needed again, whether the batch is committed or not.
         self._uncommitted.append(replace(prepared, batch=replace(batch, events=()), changes=Changes()))
         self._ahead.update(prepared.rows)
         return prepared
@@ -163,7 +174,7 @@ class BatchFold:
         return self._fold.keys(events) if self._parking is None else self._parking.keys(events)
 
     def sort(self, offers: Sequence[Offered], read: ReadRows) -> Sorted:
-        """Fold events that waited, and park again what cannot be taken. For a projection that quarantines."""
+        """Fold events of the quarantine, and quarantine those that still fail. For a projection that quarantines."""
         assert self._parking is not None
         keys = self._parking.keys(offers)
         return self._parking(read(keys) if keys else {}, offers, BlockedAggregates())
@@ -176,16 +187,16 @@ class BatchFold:
 
 
 def changes_of(changed: Rows, quarantine: QuarantineChanges | None = None) -> Changes:
-    """What a fold did to rows that are read."""
+    """Return the rows to store and the keys to delete, from the rows that a fold changed."""
     kept = [row for row in changed.values() if row is not None]
     gone = [key for key, row in changed.items() if row is None] if len(kept) < len(changed) else []
     return Changes(kept, gone=gone, quarantine=quarantine)
 
 
 class FoldWriter:
-    """Writes batches of one epoch, each after the one before, to the projection's table or to `table` (a shadow).
+    """Writes the batches of one epoch, in order, to the projection's table or to `table` (a rebuild's shadow table).
 
-    `blocked` are the aggregates whose events wait at the position of the first batch.
+    `blocked` are the aggregates that are blocked at the position of the first batch.
     """
 
     def __init__(
@@ -205,17 +216,17 @@ class FoldWriter:
             located(resolved.table, DECLARED, dialect) if table is None else table, codec
         )
         self._position: int | None = None
-        """Where what is remembered is true."""
+        """The position at which the rows in memory are valid; None before the first batch."""
 
     def write(self, connection: Connection, held: Checkpoint, batch: Batch) -> None:
-        """Prepare and commit within the caller's transaction."""
+        """Fold a batch and write it within the caller's transaction: `prepare`, then `commit`."""
         self.commit(connection, held, self.prepare(connection, batch))
 
     def prepare(self, connection: Connection, batch: Batch) -> Prepared:
-        """Read and fold: what the batch does to the rows.
+        """Read the rows of a batch and fold its events, without writing.
 
-        Everything before it is committed, and nothing after. Raises `HandlerFailed`, and `CheckpointFenced` for a batch
-        that does not follow.
+        Every batch before it must be committed, and none after it. Raises `HandlerFailed`, and `CheckpointFenced` for a
+        batch that does not follow the one before.
         """
         if not batch.is_consistent:
             raise CheckpointFenced(self._resolved.name, f"a batch after position {batch.after} ends at {batch.last}")
@@ -233,22 +244,23 @@ class FoldWriter:
         return prepared
 
     def prepare_next(self, batch: Batch) -> Prepared | None:
-        """`prepare` for the batch after the one whose commit is under way, as if that had succeeded.
+        """Fold the next batch while the commit of the one before it is under way, as if that had succeeded.
 
-        None when that takes rows that are not in memory. Whatever it raises, `prepare` raises in its turn.
+        Returns None when the batch does not follow or needs rows that are not in memory. An error raised here is raised
+        again by `prepare` for the same batch.
         """
         if not batch.is_consistent or self._fold.last != batch.after:
             return None
-        # A commit is not begun before those that precede it have succeeded.
+        # No commit begins before the one that precedes it has succeeded.
         self._committed(self._fold.last_after)
         return self._fold.fold(batch, None)
 
     def sort(self, connection: Connection, offers: Sequence[Offered]) -> Sorted:
-        """Read and fold events that waited, and park again what cannot be taken. For a projection that quarantines."""
+        """Fold events of the quarantine, and quarantine those that still fail. For a projection that quarantines."""
         return self._fold.sort(offers, lambda keys: self._statements.read(connection, keys))
 
     def commit(self, connection: Connection, held: Checkpoint, prepared: Prepared) -> None:
-        """Rows and checkpoint together, or `CheckpointFenced` and neither."""
+        """Write the rows and advance the checkpoint together, or raise `CheckpointFenced` and do neither."""
         failpoints.reach("worker.before_commit")
         batch = prepared.batch
         mark = (held.name, held.revision, held.epoch, batch.after)
@@ -263,7 +275,7 @@ class FoldWriter:
 
 
 def fenced(connection: Connection, held: Checkpoint, batch: Batch) -> CheckpointFenced:
-    """The error of a batch that the checkpoint did not let in, with what the checkpoint says instead."""
+    """Return the error for a batch that the checkpoint refused, with the checkpoint's owner, epoch or position."""
     current = read(connection, held.name, held.revision)
     if current is None:
         reason = "its checkpoint is gone"

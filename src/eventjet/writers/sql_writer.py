@@ -1,7 +1,7 @@
-"""`SqlWriter`: one batch of events through handlers, with the checkpoint, in one transaction.
+"""`SqlWriter` runs the handlers of a batch of events and advances the checkpoint in one transaction.
 
-The checkpoint is advanced first, so its row is locked while handlers run: nobody else can write meanwhile, however
-short the lease is. The session's limits bound how long a worker that is stopped there holds the row.
+It advances the checkpoint first, so that the row stays locked while handlers run: nobody else can write meanwhile,
+however short the lease is. The session's limits bound how long a stopped worker keeps the row locked.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ENDS = re.compile(
     r"|;\s*(commit|abort|rollback)\b",
     re.IGNORECASE,
 )
-"""Statements by hand that would end the transaction, or begin another."""
+"""SQL text of the application that would end the transaction, or begin another."""
 _TOGETHER = "the checkpoint is in the same transaction"
 _WENT_ON = (
     "it went on after an error of the database, which undid everything; "
@@ -57,7 +57,7 @@ _UNDO = "rollback to savepoint eventjet_batch"
 
 
 class _CallFailed(Exception):
-    """A handler of several events failed: nobody knows yet for which of them."""
+    """A handler that was given several events failed; it is not known yet at which event."""
 
     def __init__(self, handler: ResolvedHandler, reason: str) -> None:
         super().__init__(reason)
@@ -66,11 +66,11 @@ class _CallFailed(Exception):
 
 
 class SqlWriter:
-    """Writes the batches of one projection to wherever the connection finds its tables.
+    """Writes the batches of one SQL projection to the tables that the connection finds under their names.
 
-    Handlers run in the order of the log. One that takes a sequence is given each run of its events: those that follow
-    one another with no event of another handler between them. If such a call fails, the batch is undone and its events
-    are given one by one, which names the event at fault.
+    Handlers run in the order of the log. A handler of a sequence is called once for each run of its events, that is,
+    events that follow one another with no event of another handler between them. If such a call fails, the batch is
+    undone and its events are passed one by one, which identifies the event at fault.
     """
 
     def __init__(self, resolved: ResolvedSql, *, lease_s: float) -> None:
@@ -79,10 +79,10 @@ class SqlWriter:
         self._guard = Guard(resolved)
 
     async def write(self, connection: AsyncConnection, held: Checkpoint, batch: Batch) -> None:
-        """Advance and run the handlers within the caller's transaction, which must be rolled back on any error.
+        """Advance the checkpoint and run the handlers in the caller's transaction, which must roll back on any error.
 
-        Raises `CheckpointFenced`, `HandlerFailed` with the event that could not be taken, `TransactionEnded`, and what
-        the database raises that is not the handler's doing.
+        Renews the lease where the handlers took longer than a third of it. Raises `CheckpointFenced`, `HandlerFailed`
+        with the event that could not be handled, `TransactionEnded`, and errors of the database that no handler caused.
         """
         if not batch.is_consistent:
             raise CheckpointFenced(held.name, f"a batch after position {batch.after} ends at {batch.last}")
@@ -120,7 +120,7 @@ class SqlWriter:
                 await self._call(connection, driver, self._resolved.handlers[type(event.data)], (event,))
 
     def _calls(self, events: Sequence[Recorded[Any]]) -> list[tuple[ResolvedHandler, Sequence[Recorded[Any]]]]:
-        """Each call of a batch: the handler and the events it is given."""
+        """Return the calls of a batch in order: each handler with the events it is given."""
         handlers = self._resolved.handlers
         calls: list[tuple[ResolvedHandler, Sequence[Recorded[Any]]]] = []
         for handler, group in groupby(events, lambda event: handlers[type(event.data)]):
@@ -131,7 +131,11 @@ class SqlWriter:
     async def _call(
         self, connection: AsyncConnection, driver: Any, handler: ResolvedHandler, events: Sequence[Recorded[Any]]
     ) -> None:
-        """Call a handler; whatever it raises, or leaves behind, is told with its event."""
+        """Call a handler; raise `HandlerFailed` with its event for what it raises or leaves behind.
+
+        Raises `_CallFailed` where it was given several events, `TransactionEnded` where the transaction is over, and
+        transient errors of the database unchanged.
+        """
         guard = self._guard
         error: BaseException | None = None
         reason: str | None = None
@@ -157,7 +161,7 @@ class SqlWriter:
         if reason is None:
             return
         if guard.refusal is not None:
-            # SQLAlchemy takes the transaction for over, and the server does not.
+            # SQLAlchemy considers the transaction ended, and the server does not.
             with suppress(SQLAlchemyError):
                 await connection.invalidate()
         elif isinstance(error, DBAPIError) and is_transient(error):
@@ -171,21 +175,21 @@ class SqlWriter:
 
 
 async def _undo(connection: AsyncConnection) -> None:
-    """Undo what the handlers of a batch have done, savepoints that they left open included."""
+    """Undo what the handlers of a batch have done, including savepoints that they left open."""
     while (nested := connection.get_nested_transaction()) is not None:
         await nested.rollback()
     await connection.exec_driver_sql(_UNDO)
 
 
 class NotAllowed(Exception):
-    """A handler tried what it must not do; nothing has happened yet."""
+    """A handler tried something that it must not do; it was refused before it took effect."""
 
 
 class Guard:
-    """Keeps a handler inside the transaction it was given, and its faults apart; on one connection at a time.
+    """Keeps a handler inside its transaction and its tables, and notes transient faults; on one connection at a time.
 
-    What a handler must not do is refused before it takes effect. A fault of the connection, of a lock or of the server
-    that the handler met is told as such, whatever the handler made of it.
+    Forbidden statements are refused before they take effect. A fault of the connection, a lock or the server that the
+    handler met is reported as such, even if the handler caught it.
     """
 
     def __init__(self, resolved: ResolvedSql) -> None:
@@ -194,12 +198,13 @@ class Guard:
         self._connection: Connection | None = None
         self._handler: str | None = None
         self.refusal: NotAllowed | None = None
-        """Why the handler that runs, or ran last, was refused something."""
+        """The first refusal of the current or last handler; None when nothing was refused."""
         self.fault: DBAPIError | None = None
-        """The first transient fault that the handler met."""
+        """The first transient fault that the current or last handler met."""
         self._overlong: tuple[DBAPIError, str] | None = None
 
     def attach(self, connection: AsyncConnection) -> None:
+        """Listen to this connection from now on; does nothing where it already does."""
         sync = connection.sync_connection
         assert sync is not None
         if sync is self._connection:
@@ -213,6 +218,7 @@ class Guard:
 
     @contextmanager
     def handling(self, handler: str) -> Generator[None]:
+        """Watch the statements of the handler of this name within the block."""
         self._handler, self.refusal, self.fault, self._overlong = handler, None, None, None
         try:
             yield
@@ -220,7 +226,7 @@ class Guard:
             self._handler = None
 
     def more_of(self, error: BaseException) -> str:
-        """What its database did not say of an error: which column a text was too long for."""
+        """Return which column a text was too long for, where the database did not say so; else an empty string."""
         return f": {self._overlong[1]}" if self._overlong is not None and self._overlong[0] is error else ""
 
     def _refuse(self, what: str) -> None:
@@ -235,7 +241,7 @@ class Guard:
         self._refuse(f"roll back: {_TOGETHER}")
 
     def allows(self, statement: Any) -> bool:
-        """Whether a statement writes to none but the projection's tables, as far as SQLAlchemy knows."""
+        """Whether a statement writes only to the projection's tables, as far as SQLAlchemy knows."""
         table = getattr(statement, "table", None) if isinstance(statement, UpdateBase) else None
         return not isinstance(table, Table) or (table.schema is None and table.name in self._declared)
 
@@ -265,38 +271,40 @@ class Guard:
 
 
 def _is_by_hand(context: Any) -> bool:
-    """Whether the statement's text is the application's own; SQLAlchemy's, for `begin_nested`, may be a savepoint."""
+    """Whether the application wrote the statement's text; SQLAlchemy itself may set a savepoint for `begin_nested`."""
     compiled = getattr(context, "compiled", None)
     return compiled is None or isinstance(compiled.statement, TextClause | DDL)
 
 
 async def driver_of(connection: AsyncConnection) -> Any:
+    """Return the driver's own connection."""
     return (await connection.get_raw_connection()).driver_connection
 
 
 def is_over(driver: Any) -> bool:
-    """Whether no transaction is open, so that whatever is executed would stay."""
+    """Whether the transaction has ended, so that a statement would be committed by itself."""
     if isinstance(driver, psycopg.AsyncConnection):
         return driver.info.transaction_status == TransactionStatus.IDLE
     return not driver.in_transaction
 
 
 def is_spoilt(driver: Any) -> bool:
-    """Whether nothing but a rollback is possible: PostgreSQL would answer a commit with one, and say nothing."""
+    """Whether only a rollback is possible: PostgreSQL would silently answer a commit with a rollback."""
     return isinstance(driver, psycopg.AsyncConnection) and driver.info.transaction_status == TransactionStatus.INERROR
 
 
 _OF_MANY = re.compile(r"_m[0-9]+$")
-"""What SQLAlchemy adds to a column's name where one statement has the values of several rows."""
+"""The suffix that SQLAlchemy adds to a parameter's name where one statement has the values of several rows."""
 
 Limited: TypeAlias = tuple[str, str, int]
-"""(the column's key, its name with that of its table, the characters it holds)."""
+"""(the column's key, its name with its table's name, the characters it holds)."""
 
 
 def overlong(compiled: Any, parameters: Any, declared: Sequence[Table]) -> str:
-    """What was too long, in words and without the text: of `compiled`, or of text by hand when that is None.
+    """Say which column a text was too long for, without the text itself.
 
-    `parameters` is one mapping, or one for each row. Where SQL computes the value, all columns are told that it may be.
+    `compiled` is None for SQL text of the application. `parameters` is one mapping, or one for each row. Where the
+    column cannot be told, say because SQL computes the value, all columns with a limit are listed.
     """
     several = cast("Sequence[Any]", parameters if isinstance(parameters, list | tuple) else [parameters])
     rows = [cast("Mapping[str, Any]", one) for one in several if isinstance(one, Mapping)]

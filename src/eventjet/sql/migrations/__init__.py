@@ -1,9 +1,9 @@
-"""eventjet's own tables, revision by revision, through Alembic.
+"""Migrations of eventjet's own tables, through Alembic.
 
-They keep a version table of their own, so an application's Alembic environment in the same database neither sees nor
-moves them. A revision is a file in `versions`, whose `upgrade(op)` is given its operations: nothing here touches
-Alembic's global proxies, which an application may be using at the same time. `own_tables` says what the last revision
-makes, and a test compares the two.
+They have a version table of their own, so an application's Alembic environment in the same database neither sees nor
+changes them. A revision is a file in `versions`, whose `upgrade(op)` is given Alembic's operations: nothing here
+touches Alembic's global proxies, which an application may be using at the same time. `own_tables` declares what the
+last revision makes, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from eventjet.sql.database import unusable
 from eventjet.sql.dialects import dialect_of
 
 HEAD = "0002"
-"""The newest revision, known here so that looking whether a database is current does not import Alembic."""
+"""The newest revision; a constant, so that checking whether a database is current does not import Alembic."""
 VERSION_TABLE = "eventjet_alembic_version"
 
 _version = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32), primary_key=True))
@@ -28,19 +28,19 @@ _version = Table(VERSION_TABLE, MetaData(), Column("version_num", String(32), pr
 
 @dataclass(frozen=True, slots=True)
 class Upgraded:
-    """What an upgrade did."""
+    """The result of an upgrade."""
 
     before: str | None
-    """The revision it found; None when there was none."""
+    """The revision before the upgrade; None when there was none."""
     after: str
     tables: tuple[str, ...] = ()
-    """Tables it created."""
+    """The tables that were created."""
     columns: tuple[str, ...] = ()
-    """Columns it added to tables that were there, as `table.column`."""
+    """The columns that were added to existing tables, as `table.column`."""
 
 
 def version(connection: Connection) -> str | None:
-    """The revision of eventjet's tables in a database; None when none is noted."""
+    """Return the revision of eventjet's tables in a database; None when none is noted."""
     there = dialect_of(connection).tables.find(connection, (None, VERSION_TABLE), DECLARED) is not None
     return connection.scalar(select(_version.c.version_num)) if there else None
 
@@ -50,7 +50,7 @@ def upgrade(connection: Connection) -> Upgraded:
     if version(connection) == HEAD:
         dialect_of(connection).tables.lock_migrations(connection)
         return Upgraded(HEAD, HEAD)
-    # Before the lock: on a busy machine the import takes longer than those who wait for the lock may.
+    # Imported before the lock is taken: on a busy machine that takes longer than others may wait for the lock.
     from alembic.operations import Operations
     from alembic.runtime.migration import MigrationContext
     from alembic.script import ScriptDirectory
@@ -82,7 +82,7 @@ def upgrade(connection: Connection) -> Upgraded:
 
 
 def newer(connection: Connection, found: str | None) -> Unreachable:
-    """The error for a database whose revision this eventjet does not know."""
+    """Return the error for a database whose revision this version of eventjet does not know."""
     reason = f"eventjet's tables in it are at revision {found!r}, which this version of eventjet does not know"
     return unusable(connection, reason, "A newer eventjet made them: upgrade eventjet here too.")
 
@@ -104,14 +104,14 @@ def check(connection: Connection) -> None:
 
 
 def _unversioned(connection: Connection, there: Iterable[str]) -> Unreachable:
-    """The error for tables of eventjet of which nobody noted what they are."""
+    """Return the error for tables of eventjet whose revision is not noted."""
     reason = f"{VERSION_TABLE!r} is gone or empty, and {', '.join(sorted({*there} - {VERSION_TABLE}))} are there"
     remedy = "Restore it from a backup, or drop these tables and the read models, and run `eventjet init`."
     return unusable(connection, reason, remedy)
 
 
 def _shape(connection: Connection) -> dict[str, set[str]]:
-    """eventjet's tables that are there, with the names of their columns."""
+    """Return the tables of eventjet that exist, with the names of their columns."""
     found = inspect(connection)
     return {
         name: {column["name"] for column in found.get_columns(name)}

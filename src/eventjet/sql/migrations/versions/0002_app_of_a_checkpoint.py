@@ -1,4 +1,4 @@
-"""Each checkpoint says its app and the code that made its rows; both empty until a worker or a rebuild has it."""
+"""Adds to each checkpoint its app and the code that made its rows; empty until a worker or a rebuild notes them."""
 
 from __future__ import annotations
 
