@@ -363,7 +363,10 @@ def _metadata(sealed: Archive) -> dict[str, str]:
 
 
 def _config(sealed: Archive, replicas: int) -> dict[str, Any]:
-    """Return the stream's configuration of `init`, with the archive's metadata and start, and room for longer headers."""
+    """Return the stream's configuration as `init` makes it, with the archive's metadata and start.
+
+    The maximum message size has room for the headers that the restore adds.
+    """
     config = stream_config(sealed.stream, replicas)
     config |= {"max_msg_size": SERVER_MESSAGE_MAX + HEADERS_ADDED, "metadata": _metadata(sealed)}
     return config if sealed.first == 1 else {**config, "first_seq": sealed.first}
@@ -464,7 +467,7 @@ def _may_expect(sealed: Archive, record: RawRecord, lasts: Mapping[bytes, int]) 
 
 
 def lasting(record: RawRecord) -> tuple[int, bytes, bytes, bytes]:
-    """Return (position, subject, headers, body): the parts of a record that stay the same when it is published again."""
+    """Return (position, subject, headers, body) in a form that stays the same when a record is published again."""
     position, _, subject, _, body = record
     return position, subject, _EXPECTATION.sub(b"", _kept(record)), body
 
