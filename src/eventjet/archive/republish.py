@@ -79,6 +79,7 @@ class Restored:
 
     stream: str
     log: str
+    """The identity of the log."""
     first: int
     last: int
     events: int
@@ -386,10 +387,12 @@ class RestoreBatch:
 
     @property
     def first(self) -> int:
+        """Position of the first message."""
         return self.records[0][0]
 
     @property
     def last(self) -> int:
+        """Position of the last message."""
         return self.records[-1][0]
 
     def frames(self, batch_id: str) -> tuple[bytes, bytes]:

@@ -33,6 +33,7 @@ class ArchiveReport:
     url: str
     stream: str
     log: str
+    """The identity of the log."""
     first: int
     """Position of the archive's first event; 0 when the archive is empty."""
     last: int

@@ -64,6 +64,7 @@ class AuditReport:
 
     stream: str
     log: str
+    """The identity of the log."""
     first: int
     """Position of the first event; `last` + 1 in an empty log."""
     last: int

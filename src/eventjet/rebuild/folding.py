@@ -130,7 +130,7 @@ class Foldings:
             folding.take([event for event in events if type(event.data) in folding.events])
 
     def take_keyed(self, records: Iterable[tuple[str, RawRecord]]) -> None:
-        """Fold pairs of a key's token and a record: a record comes once for each of its keys in this partition."""
+        """Fold (token, record) pairs, one for each key that a record's event has in this partition."""
         (folding,) = self.each
 
         def events() -> Iterator[Recorded[Any]]:
@@ -167,7 +167,7 @@ def _readable(offer: Offered) -> Recorded[Any]:
 
 
 class ChunkLoader:
-    """Fold records with several projections and load their rows, part by part; parts are numbered from `first`."""
+    """A loader that folds records with several projections and loads the rows in parts, numbered from `first`."""
 
     def __init__(self, foldings: Foldings, targets: Sequence[Target], watch: Watch, first: int = 0) -> None:
         self._watch = watch

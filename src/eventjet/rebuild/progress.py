@@ -47,7 +47,7 @@ class Stopped(Exception):
 
 
 class Watch:
-    """Report progress, measure phases, and stop work in threads soon after it was cancelled."""
+    """A reporter of progress that measures phases, and stops work in threads soon after it was cancelled."""
 
     def __init__(self, report: Report | None = None) -> None:
         self._report = report

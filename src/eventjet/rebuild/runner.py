@@ -68,7 +68,9 @@ class Rebuilt:
     rows: int
     """How many rows were loaded, before the shadow caught up."""
     position: int
+    """Position of the read model when it was swapped in."""
     generation: int
+    """How many rebuilds of the read model have been swapped in."""
     location: str
     """The table slot of its table; empty for the declared table. Another slot is promoted later, or not at all."""
     sequential: bool = False
@@ -85,7 +87,9 @@ class RebuildReport:
     first: int
     """Position of the first event that was read: 1, unless the log begins later."""
     events: int
+    """How many events were read in bulk."""
     projections: tuple[Rebuilt, ...]
+    """The read models that were swapped in, in the order of their names in the call."""
     seconds: Mapping[str, float]
     """Wall time by phase."""
     local_at_most_s: float | None = None
@@ -93,6 +97,7 @@ class RebuildReport:
 
     @property
     def rows(self) -> int:
+        """How many rows were loaded for all read models."""
         return sum(rebuilt.rows for rebuilt in self.projections)
 
 
@@ -202,7 +207,7 @@ def _rebuilt(resolved: AnyResolved, rows: int, swapped: Checkpoint) -> Rebuilt:
 
 
 class ShadowWriter:
-    """Write the log's next events to one shadow, batch by batch, with the live writer's code."""
+    """A writer of the log's next events to one shadow, batch by batch, with the live writer's code."""
 
     def __init__(
         self,
@@ -384,6 +389,7 @@ class Candidate:
     projection: str
     revision: int
     route: Route
+    """How its events are brought to their rows."""
     position: int | None
     """Position of the live read model; None when there is none yet."""
     state: str | None

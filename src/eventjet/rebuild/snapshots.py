@@ -30,7 +30,7 @@ from eventjet.settings import Settings
 
 
 class SnapshotFold:
-    """Fold histories of one aggregate type, and write snapshots of those that are long enough."""
+    """A fold of the histories of one aggregate type, which writes snapshots of those that are long enough."""
 
     def __init__(
         self, app: Application, aggregate: str, least: int, endpoint: Endpoint, last: int, voids: Mapping[int, str]
@@ -61,7 +61,7 @@ class SnapshotFold:
         try:
             entity_of(subject)  # raises for a subject that names no entity
             self._states[subject] = fold_records(state, records, self._decoder)
-        except DefinitionError as error:  # of one aggregate's `evolve`: the others go on
+        except DefinitionError as error:  # raised by one aggregate's `evolve`; the others go on
             self._break(subject, f"Folding {_named(subject)}: {faults_of(error)}. Fix that first.")
         except EventjetError as error:
             self._break(subject, str(error))
@@ -144,7 +144,9 @@ class SnapshotReport:
     position: int
     """The last position that was read."""
     min_events: int
+    """The least number of events of an aggregate that gets a snapshot."""
     tally: SnapshotTally
+    """The number of aggregates for each outcome."""
     seconds: Mapping[str, float]
     """Wall time by phase."""
 

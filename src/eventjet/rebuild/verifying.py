@@ -82,12 +82,15 @@ class VerifyReport:
     position: int
     """Position of the live read model when its rows were copied."""
     events: int
+    """How many events the rows were made from."""
     rows: int
     """How many live rows were compared."""
     differences: int
+    """How many keys have different rows."""
     examples: tuple[Difference, ...]
     """The first differences, by key."""
     seconds: Mapping[str, float]
+    """Wall time by phase."""
 
     @property
     def finding(self) -> Finding | None:
@@ -238,7 +241,7 @@ def _records(
 
 
 class DriftProbe:
-    """Fold events, as a projection's `reader` returns them, onto a few rows, to find where live rows drifted. Pure."""
+    """A fold of events, as a projection's `reader` returns them, onto a few rows, to find where they drifted. Pure."""
 
     def __init__(
         self,

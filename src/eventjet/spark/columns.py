@@ -20,6 +20,7 @@ _Fields: TypeAlias = tuple[Any, Any, Any, Any, Any]
 
 
 def schema_of(columns: Sequence[str]) -> str:
+    """Return the schema of columns in Spark's DDL."""
     return ", ".join(f"{name} {_COLUMNS[name][0]}" for name in columns)
 
 
@@ -98,6 +99,7 @@ def pack_rows(rows: Sequence[Sequence[Any]]) -> bytes:
 
 
 def unpack_rows(payload: bytes) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows in an Arrow stream from `pack_rows`."""
     with pyarrow().ipc.open_stream(payload) as reader:
         for batch in reader:
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)

@@ -97,6 +97,8 @@ def cores_of(started: Started) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Loading:
+    """The passes of one plan on one Spark session."""
+
     job: Job
     plan: Plan
     app: AppRef
@@ -105,6 +107,7 @@ class _Loading:
     started: Started
 
     def run(self, one: Pass, targets: Sequence[Target], for_tasks: tuple[Target, ...]) -> list[Part]:
+        """Run one pass and return its loaded parts; `for_tasks` are the targets with databases for tasks."""
         dialect = targets[0].database.dialect
         folded = self._folded(one, dialect, for_tasks)
         if dialect.is_concurrent:
@@ -258,6 +261,7 @@ class _Outlet:
             yield from self._load(self._folding.drain(), 0)
 
     def finish(self, events: int) -> Iterator[Any]:
+        """Yield the quarantined events, load the remaining rows, and account for all `events` of the task."""
         parked = iter(self._folding.parked)
         while chunk := list(islice(parked, _PARKED_CHUNK)):
             yield _result(self._target.projection, self._part, parked=pack_rows([astuple(event) for event in chunk]))

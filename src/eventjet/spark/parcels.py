@@ -220,6 +220,7 @@ class _Packer:
             yield from self.emptied()
 
     def emptied(self) -> Iterator[Any]:
+        """Send the buffer: yield its records as an Arrow batch of blocks, unless it is empty."""
         rows = [row for partition, held in enumerate(self.held) if held for row in self._parcels(partition, held)]
         self.held = [[] for _ in self.held]
         self._held_bytes = 0

@@ -163,6 +163,7 @@ class _Stages:
 
     @contextmanager
     def told_by(self, spark: Any) -> Generator[None]:
+        """Receive the progress reports of a Spark Connect session within the `with` block."""
         if not is_remote(spark):
             yield
             return

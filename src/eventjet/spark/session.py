@@ -116,10 +116,12 @@ def spark_session(
 
 
 def found_session(spark: SparkSession) -> Started:
+    """Return a session that runs already, with whether its tasks run on this machine."""
     return Started(spark, _is_local(str(spark.conf.get("spark.master", ""))))
 
 
 def is_remote(spark: Any) -> bool:
+    """Tell whether a session is one of Spark Connect."""
     return "connect" in type(spark).__module__
 
 
