@@ -105,8 +105,10 @@ async def restore(
     The job may be cancelled or killed at any moment; the next run goes on after the last stored batch. Spark is
     started only for an archive outside this machine's folders. `progress` is called from another thread.
 
-    Raises `ArchiveBroken` before anything is written, `UsageError` for an archive of another app, and the errors of
-    `eventjet.archive.republish.Restore`.
+    Raises `ArchiveBroken` for an archive that is broken, and `UsageError` for an archive of another app, both before
+    anything is written. Raises `Refused` for a stream with other events and when somebody else writes, `ArchiveBroken`
+    when an event does not follow its predecessor, `HistoryBroken` when the stored events differ from the archive, and
+    `StoreUnavailable` or `Unreachable` when the server does not answer.
     """
 
     def work(watch: Watch) -> Restored:

@@ -226,6 +226,6 @@ class Tokens:
 
 
 def key_token(key: RowKey) -> str:
-    """Return a key as text; different keys of one table have different texts, because their parts have equal types."""
+    """Return a key as text; different keys of one table, whose parts have the same types, have different texts."""
     parts = [str(part) for part in key]
     return parts[0] if len(parts) == 1 else "".join(f"{len(part)}:{part}" for part in parts)

@@ -182,7 +182,7 @@ class Engine(Protocol):
 
 
 def options_of(engine: EngineChoice | EngineOptions) -> EngineOptions:
-    """Return an engine's name as options, or the options as they are; raises `UsageError` for an unknown engine."""
+    """Return options as they are, or the default options of a named engine; raises `UsageError` for other names."""
     options = engine if isinstance(engine, EngineOptions) else EngineOptions(engine)
     if options.name not in CHOICES:
         raise UsageError(f"There is no engine {options.name!r}. Use {', '.join(CHOICES[:-1])} or {CHOICES[-1]}.")
