@@ -1,1 +1,1 @@
-"""The log's past as sealed Parquet files: written, read, checked, and published again."""
+"""Read, check and publish again archives of a log, which are sealed Parquet files."""

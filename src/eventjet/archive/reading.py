@@ -1,12 +1,14 @@
-"""An archive: what its manifest names, whether its files are what was sealed, and their records in order.
+"""Read an archive: its manifest, the check that its files are as they were sealed, and its records in order.
 
 An archive is a folder (a local path, or the URL of any Hadoop file system) with two parts:
 
-* `events/<first>-<last>-<try>/part-….parquet` — sealed segments: records as the source `jetstream` has them, by
-  position. Every try to write one has a folder of its own, so that no run can harm what another one sealed
-* `manifest/<first>-<last>/part-….txt` — one line of JSON a segment, written last: what it does not name does not exist
+* `events/<first>-<last>-<try>/part-….parquet` — the sealed segments: records with the columns of the source
+  `jetstream`, by position. Every try to write a segment has a folder of its own, so that no run can harm a segment that
+  another run sealed
+* `manifest/<first>-<last>/part-….txt` — one line of JSON for each segment, written last: a file that the manifest does
+  not name is not part of the archive
 
-Nothing here lists a folder of events, so what no manifest names is never seen.
+No function here lists a folder of events, so files that no manifest names are never read.
 """
 
 from __future__ import annotations
@@ -27,13 +29,13 @@ from eventjet.errors import ArchiveBroken, Unreachable, UsageError
 from eventjet.urls import parse
 
 FORMAT = 1
-"""Of the manifest's lines."""
+"""The format version of the manifest's lines."""
 EVENTS = "events"
 MANIFEST = "manifest"
 COLUMNS = ("position", "time_ns", "subject", "headers", "body")
 
 _PATH = re.compile(r"events(?:/(?!\.\.?(?:/|$))[A-Za-z0-9_.=-]+)+")
-"""Of a file: below the folder of events, through no `..`, whoever wrote the manifest."""
+"""The allowed paths of files: below the folder of events and without `..`, even if the manifest was forged."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _PATTERN = re.compile(r"[*?\[\]{}\\\n]")
 
@@ -45,24 +47,24 @@ class ArchivedFile:
     path: str
     """Relative to the archive's folder, with `/`."""
     first: int
-    """Position of its first record; its positions are unbroken."""
+    """Position of its first record; no position is missing up to `last`."""
     last: int
     bytes: int
     sha256: str
-    """Of the file's bytes, in hexadecimal."""
+    """SHA-256 of the file's bytes, in hexadecimal."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A sealed range of positions, unbroken."""
+    """A sealed range of positions, of which none is missing."""
 
     stream: str
     log: str
-    """The identity of the log it was read from."""
+    """The identity of the log from which the segment was read."""
     first: int
     last: int
     first_time_ns: int
-    """When its first event was recorded, in ns since 1970."""
+    """The time of its first event, in ns since 1970."""
     last_time_ns: int
     last_id: str
     """The id of its last event, by which a log with the same past is recognized."""
@@ -70,12 +72,12 @@ class Segment:
 
     @property
     def events(self) -> int:
-        """How many records it holds."""
+        """The number of records in the segment."""
         return self.last - self.first + 1
 
     @property
     def name(self) -> str:
-        """Of its folders; sorts by position."""
+        """The beginning of the names of its folders; names sort by position."""
         return f"{self.first:020d}-{self.last:020d}"
 
 
@@ -88,7 +90,7 @@ class Archive:
 
     @property
     def stream(self) -> str:
-        """Of its log; an empty archive has neither."""
+        """The stream of its log; an archive without segments raises `IndexError` here, and for `log`."""
         return self.segments[-1].stream
 
     @property
@@ -108,17 +110,17 @@ class Archive:
 
     @property
     def events(self) -> int:
-        """How many records it holds."""
+        """The number of records in the archive."""
         return sum(segment.events for segment in self.segments)
 
     def files(self, first: int, last: int) -> tuple[ArchivedFile, ...]:
-        """Return those that hold positions from `first` to `last`, by position."""
+        """Return the files that have positions from `first` to `last`, ordered by position."""
         files = (file for segment in self.segments for file in segment.files)
         return tuple(file for file in files if file.first <= last and file.last >= first)
 
 
 def cut(first: int, last: int, events: int) -> Iterator[tuple[int, int]]:
-    """Yield (first, last) of the segments of a range: `events` positions at most, cut at multiples of that."""
+    """Yield (first, last) of each segment of a range: up to `events` positions, cut at multiples of `events`."""
     while first <= last:
         end = min(last, ((first - 1) // events + 1) * events)
         yield first, end
@@ -126,7 +128,7 @@ def cut(first: int, last: int, events: int) -> Iterator[tuple[int, int]]:
 
 
 def dump_segment(segment: Segment) -> str:
-    """Return the manifest's line of a segment."""
+    """Return the manifest's line for a segment."""
     return orjson.dumps({"format": FORMAT, "events": segment.events, **asdict(segment)}).decode()
 
 
@@ -142,7 +144,7 @@ def load_archive(url: str, lines: Iterable[str]) -> Archive:
 
 
 def _check_types(part: Segment | ArchivedFile) -> None:
-    """Raise `TypeError` unless every value is of its field's type."""
+    """Raise `TypeError` unless every number and text has its field's type."""
     for each in fields(part):
         value = getattr(part, each.name)
         if each.type in ("int", "str") and type(value).__name__ != each.type:
@@ -150,7 +152,7 @@ def _check_types(part: Segment | ArchivedFile) -> None:
 
 
 def _segment(url: str, line: str) -> Segment:
-    """Read one line of the manifest, whose files have to make up the segment without a gap."""
+    """Read one line of the manifest; raises `ArchiveBroken` unless its files make up the segment without a gap."""
     try:
         value: dict[str, Any] = orjson.loads(line)
         if value["format"] != FORMAT:
@@ -178,13 +180,13 @@ def _segment(url: str, line: str) -> Segment:
 
 
 class ArchiveFiles(Protocol):
-    """How the files of one archive are reached. Paths are relative to its folder, with `/`."""
+    """Access to the files of one archive; paths are relative to its folder, with `/`."""
 
     @property
     def url(self) -> str: ...
 
     def manifest_lines(self) -> Sequence[str]:
-        """Return all lines of the manifest; none where there is no archive yet. Raises `ArchiveBroken`."""
+        """Return all lines of the manifest, none when there is no archive yet; raises `ArchiveBroken`."""
         ...
 
     def digests(self, paths: Sequence[str]) -> Mapping[str, tuple[int, str]]:
@@ -192,7 +194,7 @@ class ArchiveFiles(Protocol):
         ...
 
     def batches(self, path: str, size: int) -> Iterator[Any]:
-        """Yield the Arrow batches of a file's records, by position, each of `size` records at most."""
+        """Yield the records of a file as Arrow batches of up to `size` records, ordered by position."""
         ...
 
 
@@ -200,7 +202,7 @@ class FolderFiles:
     """The files of an archive in a folder of this machine."""
 
     def __init__(self, url: str) -> None:
-        """Raises `UsageError` for a URL that names anything else."""
+        """Open the folder that `url` names; raises `UsageError` for a URL of another file system."""
         folder = folder_of(url)
         if folder is None:
             raise UsageError(
@@ -237,13 +239,13 @@ class FolderFiles:
             raise ArchiveBroken(self.url, f"{path} cannot be read ({error.strerror or error})") from error
 
     def _check_inside(self, file: Path) -> None:
-        """Refuse links: whoever writes the archive decides on nothing else that this user may read."""
+        """Raise `ArchiveBroken` for a link out of the folder, which could expose other files of this user."""
         if not file.resolve().is_relative_to(self._folder.resolve()):
             raise ArchiveBroken(self.url, f"{file.name} is a link that leads out of its folder")
 
 
 class ArchiveReader:
-    """An archive with its files. Raises `ArchiveBroken` when what its manifest says does not fit together."""
+    """An archive's manifest and records; creating it raises `ArchiveBroken` when the manifest is inconsistent."""
 
     def __init__(self, files: ArchiveFiles) -> None:
         self.manifest: Archive = load_archive(files.url, files.manifest_lines())
@@ -260,9 +262,9 @@ class ArchiveReader:
                 raise ArchiveBroken(self.manifest.url, f"{file.path} was changed: it is not what was sealed, {sealed}")
 
     def records(self, start: int, end: int, *, batch: int = 2_000) -> Generator[list[RawRecord]]:
-        """Yield the records at `start` <= position < `end` as `read_range` does, in lists of up to `batch`.
+        """Yield the records at `start` <= position < `end`, as `read_range` does, in lists of up to `batch`.
 
-        Raises `ArchiveBroken` at the first position that is not there; `check` compares checksums.
+        Raises `ArchiveBroken` at the first missing position. Checksums are not compared here, but by `check`.
         """
         url = self.manifest.url
         position = max(start, 1)
@@ -280,7 +282,7 @@ class ArchiveReader:
             raise ArchiveBroken(url, f"position {position} is not in it")
 
     def record(self, position: int) -> RawRecord:
-        """Return the record at a position; raises what `records` does."""
+        """Return the record at a position; raises the errors of `records`."""
         return next(self.records(position, position + 1))[0]
 
     def _records_of(self, path: str, batch: int) -> Iterator[list[RawRecord]]:
@@ -288,7 +290,7 @@ class ArchiveReader:
         try:
             for columns in self._files.batches(path, batch):
                 position, time_ns, subject, headers, body = (columns.column(name) for name in COLUMNS)
-                # Bytes stay bytes until a fold decodes them.
+                # Subjects are cast back to bytes, because a raw record has bytes until a fold decodes it.
                 fields = (position, time_ns, subject.cast(arrow.binary()), headers, body)
                 yield list(zip(*(field.to_pylist() for field in fields), strict=True))
         except (OSError, arrow.ArrowException, KeyError) as error:
@@ -296,7 +298,7 @@ class ArchiveReader:
 
 
 def folder_of(url: str) -> Path | None:
-    """Return the folder of this machine that a URL names, without a scheme or with `file:`; None for any other.
+    """Return the local folder that a URL names (without a scheme, or with `file:`); None for other file systems.
 
     Raises `UsageError` for a URL that no archive can have.
     """

@@ -1,12 +1,13 @@
-"""Publish an archived log into an empty stream: the same positions, ids, versions and times, or an error.
+"""Publish an archived log into an empty stream, with the same positions, ids, versions and times, or raise an error.
 
-Each batch is atomic and expects the log to end right before it, so it is stored where it belongs or not at all,
-whoever else writes. When an answer is lost, the restore reads what the stream holds. Whatever ends a restore, the next
-one goes on after the last batch that was stored.
+Each batch is atomic and expects the log to end right before it, so it is stored at its positions or not at all, even
+when others write. When the server's answer is lost, the restore reads the stream to see whether the batch is stored.
+However a restore ends, the next one goes on after the last stored batch.
 
 Subject, body, and all headers that readers use stay as they are, in their order. Headers that were only for the server
-(batches, expectations of a whole stream) go. `Ej-Recorded-At` keeps the time that the server will not give again, and
-`Ej-Logged-At` that of an imported event, whose own may be another. Publishing twice in this way gives the same as once.
+(batches, expectations of a whole stream) are removed. The server gives a published message a new time, so the header
+`Ej-Recorded-At` keeps the original time, and `Ej-Logged-At` the log's time of an imported event, whose recorded time
+may differ. Publishing a record a second time in this way gives the same record again.
 """
 
 from __future__ import annotations
@@ -47,21 +48,21 @@ from eventjet.text import cut
 T = TypeVar("T")
 
 BATCH_MAX = 500
-"""Messages of one atomic batch: beyond that, a batch costs what its messages cost."""
+"""The maximum number of messages in one atomic batch; in larger batches the cost of a batch is negligible."""
 BATCH_BYTES = 4_000_000
-"""Of one batch, about: the server waits ten seconds for the rest of it."""
+"""The approximate maximum size of one batch: the server waits only ten seconds for the rest of a batch."""
 HEADERS_ADDED = 240
-"""Bytes that a message grows by at the most: `Ej-Recorded-At` (48), `Ej-Logged-At` (46), the batch's headers (79), the
-expected end of the log (51)."""
+"""The maximum number of bytes by which a message grows: `Ej-Recorded-At` (48), `Ej-Logged-At` (46), the batch's headers
+(79), the expected end of the log (51)."""
 WINDOW_NS = 100_000_000
-"""How long the server remembers event ids during a restore, the least it can: an id that the log holds twice, long
-after one another, is not to be taken for a repetition, and millions of ids need not lie in the server's memory. A
-stream that still has it was not restored to its end."""
+"""The stream's duplicate window during a restore, the shortest that the server allows. Two events with the same id, far
+apart in the log, are not taken for duplicates, and the server need not keep millions of ids in memory. A stream that
+still has this window was not restored completely."""
 
 _BACKOFF_S = (0.05, 1.0)
 _PATIENCE_S = 60.0
 _SET_HERE = frozenset({"duplicate_window", "max_msg_size", "num_replicas"})
-"""Settings of an existing stream that a restore sets itself, or can live with."""
+"""Settings of an existing stream that may differ, because the restore sets them or works with any value."""
 _FOR_SERVER = re.compile(rb"\r\n(?:Ej-Save: |Nats-(?!Msg-Id: |Expected-Last-Subject-Sequence: ))[^\r\n]*")
 _EXPECTATION = re.compile(rb"\r\nNats-Expected-Last-Subject-Sequence: [^\r\n]*")
 _OF_ANOTHER = b"\r\nNats-Expected-Last-Subject-Sequence-Subject: "
@@ -78,23 +79,24 @@ class Restored:
 
     stream: str
     log: str
+    """The identity of the log."""
     first: int
     last: int
     events: int
-    """In the stream now, each compared with the archive."""
+    """The number of events in the stream now; each was compared with the archive."""
     published: int
-    """By this run; an earlier one that was interrupted published the rest."""
+    """How many events this run published; an earlier, interrupted run published the others."""
     seconds: Mapping[str, float]
-    """By phase."""
+    """Wall time by phase."""
 
 
 @dataclass(slots=True)
 class Restore:
-    """Makes the stream, or goes on where an interrupted restore ended, and compares all that it holds. Blocks.
+    """One restore: create the stream, or continue an interrupted restore, and compare all its events. Blocks.
 
-    `run` raises `Refused` for a stream that holds anything else and when somebody else writes, `ArchiveBroken` for a
-    log that does not follow from itself, `HistoryBroken` when what was stored is not what was read, and
-    `StoreUnavailable` when the server stores nothing for a minute. What `progress` and `wait` raise ends it.
+    `run` raises `Refused` for a stream with other events and when somebody else writes, `ArchiveBroken` for an archive
+    whose events do not follow one another, `HistoryBroken` when the stored events differ from the archive, and
+    `StoreUnavailable` when the server stores nothing for a minute. Exceptions of `progress` and `wait` end the restore.
     """
 
     endpoint: Endpoint
@@ -111,7 +113,7 @@ class Restore:
         self.sealed = self.archive.manifest
 
     def run(self) -> Restored:
-        """See the class; once."""
+        """Carry out the restore; may be called once."""
         sealed = self.sealed
         try:
             start = self._prepare()
@@ -121,7 +123,7 @@ class Restore:
                 failpoints.reach("restore.batch_stored")
                 self.progress("publish", batch.last - sealed.first + 1, sealed.events)
             self.seconds["publish"] = round(time.monotonic() - began, 3)
-            # What is stored should not be in vain because of an election at the end.
+            # The last steps are retried, so that an election of a leader at the end does not fail the whole restore.
             end = f"The end of the restore into {sealed.stream}"
             self._insist(end, lambda _: self._check_end())
             self._compare()
@@ -132,7 +134,10 @@ class Restore:
         return Restored(sealed.stream, sealed.log, sealed.first, sealed.last, sealed.events, published, self.seconds)
 
     def _prepare(self) -> int:
-        """Make the stream what it must be and return the position to go on at; raises `Refused` before any change."""
+        """Create or configure the stream and return the next position to publish.
+
+        Raises `Refused` before any change.
+        """
         sealed = self.sealed
         try:
             state = self._state()
@@ -143,7 +148,7 @@ class Restore:
         if wrong:
             raise self._refused(f"the stream is not as it should be ({'; '.join(wrong)})")
         if state.messages == 0 and state.last + 1 == sealed.first:
-            # It becomes another log, and workers that wait for its events would note the wrong one.
+            # The empty stream becomes another log; workers that wait for its events would note the wrong identity.
             same = state.metadata.get(IDENTITY) == sealed.log
             waiting = () if same else self._ask(api.waiting_consumers(sealed.stream))
             if waiting:
@@ -166,7 +171,7 @@ class Restore:
         return sealed.first
 
     def _continued(self, state: api.StreamState) -> int:
-        """Return where to go on in a stream that holds the archive's first events, and nothing else."""
+        """Return the next position in a stream that has the archive's first events; raises `Refused` for any other."""
         sealed, identity = self.sealed, state.metadata.get(IDENTITY)
         holds = f"it holds {state.messages:,} events at positions {state.first:,} to {state.last:,}"
         if state.messages == 0:
@@ -185,7 +190,7 @@ class Restore:
         return state.last + 1
 
     def _configure(self, state: api.StreamState, *, finished: bool) -> None:
-        """Set an existing stream's identity, room for what events grow by, and how long ids are remembered."""
+        """Set the identity, the maximum message size and the duplicate window of an existing stream."""
         wanted = _config(self.sealed, self.replicas)
         size = state.config["max_msg_size"]
         if size > 0:
@@ -197,7 +202,7 @@ class Restore:
             self._ask(api.update_stream(config))
 
     def _store(self, batch: RestoreBatch) -> None:
-        """Store a batch exactly once; raises what is final, and `StoreUnavailable` when it takes too long."""
+        """Store a batch exactly once; raises `StoreUnavailable` when that takes too long, and other errors at once."""
         contradicted_at: float | None = None
 
         def attempt(answer: Exception | None) -> Exception | None:
@@ -210,7 +215,10 @@ class Restore:
         self._insist(f"Storing positions {batch.first:,} to {batch.last:,} of {self.sealed.stream}", attempt)
 
     def _insist(self, what: str, attempt: Callable[[Exception | None], Exception | None]) -> None:
-        """Repeat `attempt`, given the fault of the try before, until it returns none or the time is over."""
+        """Repeat `attempt` with the fault of the previous try until it returns None.
+
+        Raises `StoreUnavailable` after a minute.
+        """
         deadline = time.monotonic() + _PATIENCE_S
         pause_s = _BACKOFF_S[0]
         fault: Exception | None = None
@@ -228,7 +236,7 @@ class Restore:
             pause_s = min(2 * pause_s, _BACKOFF_S[1])
 
     def _send(self, batch: RestoreBatch) -> Exception | None:
-        """Send a batch once; return None when the server says that it is stored where it belongs, else the fault."""
+        """Send a batch once; return None when the server confirms its positions, and the fault otherwise."""
         link = self._link()
         frames, headers = batch.frames(secrets.token_hex(8))
         largest = max(len(block) + len(record[4]) for block, record in zip(batch.blocks, batch.records, strict=True))
@@ -260,12 +268,12 @@ class Restore:
         return None
 
     def _holds(self, batch: RestoreBatch) -> bool:
-        """Tell whether the log holds the batch, as its leader says; raises `Refused` when another's event is there."""
+        """Ask the log's leader whether the log has the batch; raises `Refused` when it has another event there."""
         state = self._state()
         if state.last == batch.first - 1:
             return False
         if state.last < batch.first:
-            # A leader that was deposed, or the log lost its end: the next run goes on where that is.
+            # Either a deposed leader answered, or the log lost its end; then the next run goes on from the new end.
             raise StoreUnavailable(f"Position {batch.first - 1:,}", f"the log ends at {state.last:,} all at once")
         record = self._ask(api.message_at(self.sealed.stream, batch.last))
         if state.last != batch.last or record is None or lasting(record) != lasting(batch.records[-1]):
@@ -278,9 +286,10 @@ class Restore:
         return True
 
     def _check_answer(self, batch: RestoreBatch, answer: Exception | None, since: float | None) -> float | None:
-        """Raise what is final of an answer after which the log still ends right before the batch.
+        """Raise an error if the server's answer is final; the log still ends right before the batch.
 
-        Returns since when the log has contradicted what the batch expects: a deposed leader may do so for a while.
+        Returns the time since which the server has contradicted the batch's expectations, because a deposed leader may
+        do so for a while.
         """
         if not isinstance(answer, ApiRefused):
             return None
@@ -313,7 +322,7 @@ class Restore:
             raise HistoryBroken(sealed.stream, state.last, reason)
 
     def _compare(self) -> None:
-        """Read all of it again and compare it with the archive; raises `HistoryBroken` for the first difference."""
+        """Read the whole stream and compare it with the archive; raises `HistoryBroken` at the first difference."""
         sealed, began = self.sealed, time.monotonic()
         stored = read_range(self.endpoint, sealed.stream, sealed.first, sealed.last + 1)
         kept = self.archive.records(sealed.first, sealed.last + 1)
@@ -350,12 +359,15 @@ class Restore:
 
 
 def _metadata(sealed: Archive) -> dict[str, str]:
-    """Return which log it is, and where that begins; nothing of it is missing."""
+    """Return the stream's metadata: the log's identity, its first position, and that no position is missing."""
     return {IDENTITY: sealed.log, FIRST: str(sealed.first), MISSING: "0"}
 
 
 def _config(sealed: Archive, replicas: int) -> dict[str, Any]:
-    """Return the stream as `init` makes it, with the log's identity and start, and room for what events grow by."""
+    """Return the stream's configuration as `init` makes it, with the archive's metadata and start.
+
+    The maximum message size has room for the headers that the restore adds.
+    """
     config = stream_config(sealed.stream, replicas)
     config |= {"max_msg_size": SERVER_MESSAGE_MAX + HEADERS_ADDED, "metadata": _metadata(sealed)}
     return config if sealed.first == 1 else {**config, "first_seq": sealed.first}
@@ -363,28 +375,30 @@ def _config(sealed: Archive, replicas: int) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class RestoreBatch:
-    """Messages that follow one another in the log, stored whole or not at all."""
+    """Messages that follow one another in the log, and are stored together or not at all."""
 
     records: list[RawRecord] = field(default_factory=list[RawRecord])
     blocks: list[bytes] = field(default_factory=list[bytes])
-    """The headers of each as they are published, without the batch's own."""
+    """The header block of each message, without the headers of the batch."""
     size: int = 0
     ids: set[str] = field(default_factory=set[str])
     lasts: dict[bytes, int] = field(default_factory=dict[bytes, int])
-    """The position of the last message of each subject in it."""
+    """The position of each subject's last message in the batch."""
 
     @property
     def first(self) -> int:
+        """Position of the first message."""
         return self.records[0][0]
 
     @property
     def last(self) -> int:
+        """Position of the last message."""
         return self.records[-1][0]
 
     def frames(self, batch_id: str) -> tuple[bytes, bytes]:
-        """Return (all but the last as frames, the headers of the last), which asks for an answer.
+        """Return (frames of all messages but the last, headers of the last message, which asks for an answer).
 
-        The server stores nothing of it unless its log ends right before.
+        The server stores none of the batch unless its log ends right before it.
         """
         before: list[bytes] = []
         expected = b"Nats-Expected-Last-Sequence: %d\r\n" % (self.first - 1)
@@ -398,9 +412,10 @@ class RestoreBatch:
 
 
 def batches(archive: ArchiveReader, start: int) -> Iterator[RestoreBatch]:
-    """Yield the records from a position on; raises `ArchiveBroken` where they do not follow one another.
+    """Yield the archive's records from a position on, in batches.
 
-    They are cut in the same places whether they were published again before or not.
+    Raises `ArchiveBroken` when the records of an aggregate do not follow one another. The size of a batch is that of
+    the records in the form that `lasting` returns, so a log that was restored before is cut at the same positions.
     """
     sealed = archive.manifest
     batch = RestoreBatch()
@@ -411,7 +426,7 @@ def batches(archive: ArchiveReader, start: int) -> Iterator[RestoreBatch]:
             bare = _EXPECTATION.sub(b"", block)
             size = len(record[2]) + len(bare) + len(record[4])
             event_id = header(bare, MSG_ID)
-            # One batch cannot hold an id twice; the log can, if long enough lay between them.
+            # A batch must not have an id twice; the log may, if the two events are far enough apart.
             full = len(batch.records) == BATCH_MAX or batch.size + size > BATCH_BYTES or event_id in batch.ids
             if full and batch.records:
                 yield batch
@@ -427,7 +442,7 @@ def batches(archive: ArchiveReader, start: int) -> Iterator[RestoreBatch]:
 
 
 def _check_subject(sealed: Archive, record: RawRecord) -> None:
-    """Refuse other subjects: whoever restores may publish to any, and a record names its own."""
+    """Raise `ArchiveBroken` for a subject outside the log, because a restore may have the right to publish anywhere."""
     position, _, subject, _, _ = record
     if not subject.startswith(f"{sealed.stream}.".encode()) or subject.count(b".") != 2:
         where = cut(subject.decode("utf-8", "replace"))
@@ -437,10 +452,11 @@ def _check_subject(sealed: Archive, record: RawRecord) -> None:
 
 
 def _may_expect(sealed: Archive, record: RawRecord, lasts: Mapping[bytes, int]) -> bool:
-    """Tell whether the server can check what the record expects; `lasts` are the subjects' last positions in its batch.
+    """Tell whether the server can check the predecessor that a record expects.
 
-    It cannot for the second message of a subject in a batch, so that is done here, and not where what is expected lies
-    before the archive's first position.
+    `lasts` maps subjects to their last positions in the record's batch. The server cannot check the second message of
+    a subject in a batch, so it is checked here: a wrong predecessor raises `ArchiveBroken`. A predecessor before the
+    archive's first position cannot be checked at all.
     """
     position, _, subject, block, _ = record
     expected = number_of(block, EXPECTED)
@@ -454,13 +470,13 @@ def _may_expect(sealed: Archive, record: RawRecord, lasts: Mapping[bytes, int]) 
 
 
 def lasting(record: RawRecord) -> tuple[int, bytes, bytes, bytes]:
-    """Return (position, subject, headers, body): what is the same however often a record is published again."""
+    """Return (position, subject, headers, body) in a form that stays the same when a record is published again."""
     position, _, subject, _, body = record
     return position, subject, _EXPECTATION.sub(b"", _kept(record)), body
 
 
 def _kept(record: RawRecord) -> bytes:
-    """Return the header block without what was for the server, and with the time."""
+    """Return the header block without headers that were only for the server, and with the time headers."""
     block = _FOR_SERVER.sub(b"", record[3] or _NO_HEADERS)
     names = [_RECORDED, _LOGGED] if is_imported(block) else [_RECORDED]
     missing = [name for name in names if name not in block]

@@ -1,9 +1,13 @@
-"""Bulk jobs over the log, beside what runs: none of them pauses anything.
+"""Run bulk jobs over the log; writers, workers and readers go on meanwhile.
 
-`rebuild` plans at one pinned position, folds on Spark or locally into a shadow, checks it, catches it up and swaps it
-in; `verify` compares a live read model with such a shadow; `build_snapshots` folds aggregates instead; `archive` seals
-the log's past and `restore` publishes it again; `audit` walks the log itself. Names are imported when they are first
-used: a Spark task needs few.
+* `rebuild` plans at one pinned position, folds on Spark or locally into a shadow table, checks the shadow, catches it
+  up and swaps it in
+* `verify` compares a live read model with such a shadow
+* `build_snapshots` folds aggregates instead of projections
+* `archive` seals the log's past in files, and `restore` publishes an archive again
+* `audit` checks the log itself
+
+Each name is imported when it is first used, because a Spark task needs only a few of them.
 """
 
 from typing import TYPE_CHECKING

@@ -1,6 +1,7 @@
-"""`archive`: seal the log's past in Parquet files, segment after segment, each proved before it counts.
+"""`archive` seals the log's past in Parquet files; `restore` publishes an archive into an empty stream.
 
-`restore`: publish an archive into an empty stream, so that all that stands on its log can go on.
+An archive grows segment by segment, and each segment is read back and compared before the manifest names it. After a
+restore, everything that depends on the log can go on: positions, ids, versions and times are the same.
 """
 
 from __future__ import annotations
@@ -22,22 +23,23 @@ from eventjet.rebuild.replay_source import check_same_past
 from eventjet.settings import Settings
 
 SEGMENT_EVENTS = 1_000_000
-"""Positions a segment holds at most."""
+"""The maximum number of positions in a segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveReport:
-    """What an archive holds, and what this run added to it."""
+    """The contents of an archive, and the segments that this run added."""
 
     url: str
     stream: str
     log: str
+    """The identity of the log."""
     first: int
-    """Position of the archive's first event; 0 when the log has none."""
+    """Position of the archive's first event; 0 when the archive is empty."""
     last: int
     events: int
     sealed: tuple[Segment, ...]
-    """Of this run; empty when there was nothing to do."""
+    """The segments that this run sealed; empty when the archive was up to date."""
     seconds: Mapping[str, float]
     """Wall time by phase."""
 
@@ -52,12 +54,16 @@ async def archive(
     segment_events: int = SEGMENT_EVENTS,
     progress: Report | None = None,
 ) -> ArchiveReport:
-    """Seal what the archive at `url` does not have yet, up to position `to` (default: the log's last one now).
+    """Add the events that the archive at `url` lacks, up to position `to` (default: the log's last position now).
 
-    It may be cancelled or killed at any moment, and the next run goes on after the last segment that was sealed. One
-    run at a time. `progress` is called from another thread. Only Spark writes archives. Raises `ArchiveBroken` when the
-    archive is of another log, has another past or cannot go on where it ends, `RebuildError`, `Unreachable` and
-    `UsageError`.
+    The job may be cancelled or killed at any moment; the next run goes on after the last sealed segment. Only one run
+    may write to an archive at a time, and only Spark writes archives.
+
+    `url` is a local folder, or a URL of any Hadoop file system. A segment has at most `segment_events` positions.
+    `progress` is called from another thread.
+
+    Raises `ArchiveBroken` when the archive is of another log, has another past or cannot go on where it ends;
+    `RebuildError`, `Unreachable` and `UsageError`.
     """
     if segment_events < 1:
         raise UsageError(f"A segment of {segment_events} events cannot be. Give 1 or more.")
@@ -78,7 +84,7 @@ def _archive(job: Job, url: str, to: int | None, segment_events: int) -> Archive
         if before.segments:
             check_same_past(log, before)
         first = before.last + 1 if before.segments else log.first
-    # An archive that is up to date starts no engine.
+    # The engine is not started for an archive that is up to date.
     sealed = job.engine.seal(job, url, list(cut(first, end, segment_events))) if first <= end else []
     whole = Archive(url, (*before.segments, *sealed))
     return ArchiveReport(
@@ -94,11 +100,15 @@ async def restore(
     engine: EngineName | EngineOptions = "spark",
     progress: Report | None = None,
 ) -> Restored:
-    """Publish the archive at `url` into the stream of an app, and compare what it holds then.
+    """Publish the archive at `url` into the stream of an app, then compare the stream with the archive.
 
-    Spark is started only for an archive outside this machine's folders. It may be cancelled or killed at any moment;
-    the next run goes on where it ended. `progress` is called from another thread. Raises `ArchiveBroken` before
-    anything is written, `UsageError` for an archive of another app, and what `eventjet.archive.republish` raises.
+    The job may be cancelled or killed at any moment; the next run goes on after the last stored batch. Spark is
+    started only for an archive outside this machine's folders. `progress` is called from another thread.
+
+    Raises `ArchiveBroken` for an archive that is broken, and `UsageError` for an archive of another app, both before
+    anything is written. Raises `Refused` for a stream with other events and when somebody else writes, `ArchiveBroken`
+    when an event does not follow its predecessor, `HistoryBroken` when the stored events differ from the archive, and
+    `StoreUnavailable` or `Unreachable` when the server does not answer.
     """
 
     def work(watch: Watch) -> Restored:
@@ -121,7 +131,7 @@ async def restore(
 
 
 def _check(stream: str, archive: ArchiveReader, watch: Watch) -> None:
-    """Raise `ArchiveBroken` or `UsageError` unless the archive is what was sealed, and of this stream."""
+    """Raise `ArchiveBroken` unless the files are as they were sealed, and `UsageError` for another stream's archive."""
     manifest = archive.manifest
     if not manifest.segments:
         raise ArchiveBroken(manifest.url, "nothing is in it")

@@ -1,4 +1,4 @@
-"""`audit`: walk the whole log once, and compare it with an archive of it when one is given. Changes nothing."""
+"""`audit` reads the whole log once, checks it, and compares it with an archive if one is given; it changes nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from eventjet.runtime import uncollected
 from eventjet.settings import Settings
 
 EXAMPLES = 5
-"""Findings of each kind that a report holds, unless asked otherwise."""
+"""The default number of places that a report names for each kind of finding."""
 _KEEPS_ALL = (
     "subjects",
     "retention",
@@ -43,19 +43,19 @@ _KEEPS_ALL = (
     "sources",
     "mirror",
 )
-"""Settings of a stream without which it may lose events, or hold what nobody recorded."""
+"""Stream settings that keep the log complete; with other values it may lose events, or hold events nobody recorded."""
 _REPORT_EVERY = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class AuditedArchive:
-    """The archive that a log was compared with."""
+    """The archive with which a log was compared."""
 
     url: str
     first: int
     last: int
     compared: int
-    """Positions that both have; those that are not the same are among the findings."""
+    """How many positions are in both; those whose events differ are among the findings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,27 +64,28 @@ class AuditReport:
 
     stream: str
     log: str
+    """The identity of the log."""
     first: int
-    """Position of the first event there is; one past `last` when there is none."""
+    """Position of the first event; `last` + 1 in an empty log."""
     last: int
     events: int
     aggregates: int
     accepted: int
-    """Positions after the first one that may be missing, as accepted with `init --accept-loss`."""
+    """How many positions after the first event may be missing, as accepted with `init --accept-loss`."""
     archive: AuditedArchive | None
     findings: tuple[LogFinding, ...]
-    """By kind, what to do first before the others; empty for a log without fault."""
+    """The findings by kind, the most urgent kind first; empty for a log without faults."""
     seconds: Mapping[str, float]
     """Wall time by phase."""
 
     @property
     def sound(self) -> bool:
-        """Whether there are only notes, and what may be missing."""
+        """Whether the log has no faults: the findings are notes, or missing positions that were accepted."""
         return all(each.kind in NOTES or (each.kind in MISSING and self.may_be_missing) for each in self.findings)
 
     @property
     def may_be_missing(self) -> bool:
-        """Whether no more is missing than somebody has accepted."""
+        """Whether no more positions are missing than were accepted."""
         return sum(each.positions for each in self.findings if each.kind in MISSING) <= self.accepted
 
 
@@ -97,13 +98,17 @@ async def audit(
     examples: int = EXAMPLES,
     progress: Report | None = None,
 ) -> AuditReport:
-    """Walk the log up to its end as it is now, and the archive at the URL `archive` beside it.
+    """Check the log from its first event to its present end, and compare it with the archive at the URL `archive`.
 
-    Positions, versions and chains have to be unbroken, events to be decodable and on the subjects of their aggregate,
-    and ids to be used once; archive and log have to hold the same. `examples` findings of each kind are kept, all are
-    counted. Takes some 120 bytes for each aggregate. The engine matters for an archive outside this machine's folders,
-    which Spark reads. `progress` is called from another thread. Raises `ArchiveBroken` for an archive that is broken
-    itself or of another log, `Unreachable`, `StoreUnavailable` and `UsageError`.
+    The audit checks that positions, versions and the chain of each aggregate are unbroken, that events can be decoded
+    and are on the subjects of their aggregate, that each id is used once, and that archive and log have the same
+    events. It takes some 120 bytes of memory for each aggregate.
+
+    The report counts all findings, and names `examples` places for each kind. `engine` matters only for an archive
+    outside this machine's folders, which Spark reads. `progress` is called from another thread.
+
+    Raises `ArchiveBroken` for an archive that is broken or of another log; `Unreachable`, `StoreUnavailable` and
+    `UsageError`.
     """
     return await in_job(app, settings, engine, lambda job: _audit(job, archive, examples), progress=progress)
 

@@ -1,6 +1,6 @@
-"""Raw records in, rows out: the projection's own fold over whole partitions, the same in every engine.
+"""Fold the raw records of a partition into rows with the projection's own fold, the same in every engine.
 
-`ChunkLoader` loads what one process folds, part by part.
+`ChunkLoader` loads the rows that one process folds, part by part.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from eventjet.rebuild.runs import Part, Target
 from eventjet.rebuild.workspace import load_part
 
 ENTRIES_HELD_MAX = 50_000
-"""Rows of entries that wait for the next load."""
+"""The maximum number of entries' rows that wait for the next load."""
 _REPORT_EVERY = 2_000
 
 
 class Folding:
-    """The fold of one projection over the events of one partition, in the order of the log. Holds the partition's rows.
+    """The fold of one projection over one partition's events, in the order of the log; it keeps all rows in memory.
 
-    `known` is what was decided about events in the projection's quarantine, and `parked` what it could not take beyond
-    that.
+    `known` maps the positions in the projection's live quarantine to their resolutions; `parked` are the other events
+    that the fold quarantined.
     """
 
     def __init__(self, resolved: ResolvedProjection, dialect: ColumnValues, known: Mapping[int, str]) -> None:
@@ -40,7 +40,7 @@ class Folding:
         self.events = frozenset(resolved.events)
         self._rows: Rows = {}
         self.own_key: str | None = None
-        """The token of the one key that the next event has come for; None for all of its keys."""
+        """The token of the only key for which the next event is folded; None for all keys of the event."""
         self.blocked = BlockedAggregates(known=known)
         self._parking = ParkingFold(resolved, self.codec) if resolved.quarantines else None
         several = resolved.reads and resolved.key_of is None
@@ -51,7 +51,7 @@ class Folding:
         self._keep(self._fold(self._rows, events))
 
     def take_offers(self, offers: Iterable[Offered]) -> None:
-        """Fold the next events and park those that cannot be taken; for a projection that quarantines."""
+        """Fold the next events of a projection that quarantines, and quarantine those that cannot be folded."""
         assert self._parking is not None
         folded = self._parking(self._rows, offers, self.blocked)
         self.blocked.aggregates.update(folded.blocked)
@@ -59,17 +59,17 @@ class Folding:
         self._keep(folded.changed)
 
     def rows(self) -> Iterator[Sequence[Any]]:
-        """Return what the driver takes, row by row, in the table's column order."""
+        """Return an iterator over the rows as the database driver takes them, in the table's column order."""
         return map(self.codec.dump, self._rows.values())
 
     def drain(self) -> list[Sequence[Any]]:
-        """Return `rows`, and forget them: for entries, which later events do not change."""
+        """Return the rows and remove them from memory; for entries, whose rows no later event changes."""
         rows = list(self.rows())
         self._rows.clear()
         return rows
 
     def is_due(self) -> bool:
-        """Tell whether so many entries wait that they should be drained."""
+        """Tell whether enough rows of entries wait for `drain` to be called."""
         return not self.resolved.reads and len(self._rows) >= ENTRIES_HELD_MAX
 
     def __len__(self) -> int:
@@ -91,12 +91,15 @@ class Folding:
 
 
 class Foldings:
-    """Several projections over one reading of the log: each record is decoded once."""
+    """The folds of several projections over one pass of the log, which decodes each record once."""
 
     def __init__(
         self, app: Application, targets: Sequence[Target], voids: Mapping[int, str], earlier: Earlier | None
     ) -> None:
-        """Without `earlier`, the records were already checked against the ones that they follow."""
+        """Without `earlier`, no predecessor is checked, because an earlier task has checked them.
+
+        `voids` are the positions with a skip marker, and the reasons.
+        """
         catalog = app.catalog.of_log(voids)
         self.each = [
             Folding(fold_of(app, target.projection), target.database.dialect, target.known) for target in targets
@@ -127,7 +130,7 @@ class Foldings:
             folding.take([event for event in events if type(event.data) in folding.events])
 
     def take_keyed(self, records: Iterable[tuple[str, RawRecord]]) -> None:
-        """Fold records that come once for each key they touch, with its token: a partition sees only its own keys."""
+        """Fold (token, record) pairs, one for each key that a record's event has in this partition."""
         (folding,) = self.each
 
         def events() -> Iterator[Recorded[Any]]:
@@ -140,7 +143,7 @@ class Foldings:
         folding.take(events())
 
     def _take_offers(self, offers: Sequence[Offered]) -> None:
-        """Give each projection its own: what could not be read is decoded again for it alone, which may raise."""
+        """Give each projection its own events; an unreadable record is decoded again for each, which may raise."""
         for folding, own in zip(self.each, self._own, strict=True):
             wanted, known = folding.events, folding.blocked.known
             mine = [
@@ -156,7 +159,7 @@ class Foldings:
 
 
 def _readable(offer: Offered) -> Recorded[Any]:
-    """Return the event, for a projection that quarantines none."""
+    """Return the decoded event, or raise its error, for a projection that does not quarantine."""
     if offer.event is None:
         assert offer.error is not None
         raise offer.error
@@ -164,7 +167,7 @@ def _readable(offer: Offered) -> Recorded[Any]:
 
 
 class ChunkLoader:
-    """Folds records with several projections and loads their rows, part by part. Parts are numbered from `first`."""
+    """A loader that folds records with several projections and loads the rows in parts, numbered from `first`."""
 
     def __init__(self, foldings: Foldings, targets: Sequence[Target], watch: Watch, first: int = 0) -> None:
         self._watch = watch
@@ -174,14 +177,14 @@ class ChunkLoader:
         self._parts: list[Part] = []
 
     def take(self, records: list[RawRecord]) -> None:
-        """Fold the next records, and load entries when there are many."""
+        """Fold the next records, and load the rows of entries when enough of them wait."""
         self._foldings.take(records)
         for target, folding in self._pairs:
             if folding.is_due():
                 self._load(target, folding)
 
     def finish(self, events: int) -> list[Part]:
-        """Load the rest; the last part of each projection accounts for the `events` that were taken."""
+        """Load the remaining rows; the last part of each projection is counted with all `events` that were taken."""
         total = sum(len(folding) for _, folding in self._pairs)
         done = 0
         for target, folding in self._pairs:
@@ -197,7 +200,7 @@ class ChunkLoader:
         self._parts.append(Part(target.projection, events, load_part(target, number, rows), parked))
 
     def _reported(self, rows: Iterator[Sequence[Any]], done: int, total: int) -> Iterator[Sequence[Any]]:
-        """Yield the rows and report how many are loaded, `done` of `total` at first; without a total only check."""
+        """Yield the rows and report progress from `done` of `total` on; without a total, only check for `Stopped`."""
         for number, row in enumerate(rows, start=done):
             if number % _REPORT_EVERY == 0:
                 self._watch.tell("load", number, total) if total else self._watch.check()
@@ -205,24 +208,24 @@ class ChunkLoader:
 
 
 def fold_of(app: Application, name: str) -> ResolvedProjection:
-    """Return a projection that is folded, as every one is that a plan has an engine for."""
+    """Return a folded projection by name; the passes that an engine runs have no others."""
     resolved = app.projections[name]
     assert isinstance(resolved, ResolvedProjection)
     return resolved
 
 
 class Tokens:
-    """The tokens of the keys that events of one projection touch."""
+    """A function from an event to the tokens of the keys whose rows it changes, for one projection."""
 
     def __init__(self, resolved: ResolvedProjection, dialect: ColumnValues) -> None:
         self._fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type, dialect))
 
     def __call__(self, event: Recorded[Any]) -> list[str]:
-        """Return one for each key; raises `HandlerFailed`."""
+        """Return one token for each key of the event; raises `HandlerFailed`."""
         return [key_token(key) for key in self._fold.keys((event,))]
 
 
 def key_token(key: RowKey) -> str:
-    """Return a key as text, injectively among the keys of one table: the types of its parts are the table's."""
+    """Return a key as text; different keys of one table, whose parts have the same types, have different texts."""
     parts = [str(part) for part in key]
     return parts[0] if len(parts) == 1 else "".join(f"{len(part)}:{part}" for part in parts)

@@ -1,6 +1,6 @@
-"""`Job`: one bulk job over one log, with all that its steps share. `Engine`: what carries out the bulk of it.
+"""`Job` is one bulk job over one log; `Engine` is the interface of what reads, folds and loads for it.
 
-Engines are imported by name when a job asks for one, so nothing in this package imports Spark.
+Engines are imported by name when a job needs them, so nothing in this package imports Spark.
 """
 
 from __future__ import annotations
@@ -51,32 +51,34 @@ from eventjet.urls import shown_master
 T = TypeVar("T")
 
 STOP_TIMEOUT_S = 15.0
-"""How long a cancelled job may take to clear up before its caller goes on without it."""
+"""How long the caller of a cancelled job waits for the job to clean up."""
 
 SNAPSHOT_FAULTS_MAX = 20
-"""Broken histories that are named; the others are counted."""
+"""The maximum number of broken histories that are named; all are counted."""
 
 
 @dataclass(slots=True)
 class SnapshotTally:
-    """How many aggregates a bulk run of snapshots has folded, and the outcome of each."""
+    """The number of aggregates for each outcome of `build_snapshots`."""
 
     events: int = 0
     aggregates: int = 0
     written: int = 0
     newer: int = 0
-    """Had a snapshot of the same or of a later event."""
+    """Aggregates that already had a snapshot of the same or of a later event."""
     few: int = 0
-    """Have too few events."""
+    """Aggregates with fewer events than `min_events`."""
     too_large: int = 0
+    """Aggregates whose snapshot is larger than a snapshot may be."""
     unkept: int = 0
-    """Have a state that does not come back from JSON as it is."""
+    """Aggregates whose state does not survive a round trip through JSON."""
     broken: int = 0
+    """Aggregates whose history is broken."""
     faults: list[str] = field(default_factory=list[str])
     """Messages about the first broken histories."""
 
     def add(self, other: Mapping[str, Any]) -> None:
-        """Add the tally of another part."""
+        """Add the tally of another part, given as a mapping of the fields."""
         for name, value in other.items():
             setattr(self, name, getattr(self, name) + value)
         self.faults = sorted(self.faults)[:SNAPSHOT_FAULTS_MAX]
@@ -90,34 +92,34 @@ _FACTORIES: Mapping[EngineName, str] = {
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Which engine a job runs on, and where."""
+    """The engine of a job, and where it runs."""
 
     name: EngineChoice = "spark"
     master: str | None = None
-    """The Spark to use: else a session that runs already, else `SPARK_REMOTE`, else all cores of this machine."""
+    """URL of the Spark master. Without it: the running session, else `SPARK_REMOTE`, else all cores of this machine."""
     ship: bool = True
-    """Whether tasks on other machines are sent the application's package; otherwise it is installed there."""
+    """Whether the application's package is sent to tasks on other machines; otherwise it has to be installed there."""
     jvm_cache: Path | None = None
-    """Where the classes of a JVM on this machine are kept: else where the settings say, else nowhere."""
+    """Folder that keeps the classes of Spark's JVM on this machine. Without it: the settings' folder, else none."""
 
     def on(self, settings: Settings) -> EngineOptions:
-        """These options with what the settings say of the engine."""
+        """Return these options, with `jvm_cache` from the settings where it is not given."""
         return self if self.jvm_cache is not None else replace(self, jvm_cache=settings.jvm_cache)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An application, its log as it was when the job began, and the engine."""
+    """One bulk job: an application, its log as it was when the job began, and the engine."""
 
     app: Application
     ref: AppRef | None
-    """How the caller named the application; None for one that was given itself."""
+    """The caller's reference to the application; None when the caller gave the application itself."""
     settings: Settings
     engine: Engine
     source: ReplaySource
     watch: Watch
     catalog: Catalog
-    """The application's events, and what the log declared void when the job began."""
+    """The application's events, and the positions with a skip marker when the job began."""
 
     @property
     def log(self) -> Log:
@@ -126,61 +128,61 @@ class Job:
 
     @property
     def database(self) -> Database:
-        """Where the read models are."""
+        """The database of the read models."""
         return Database(self.settings.database)
 
     def reference(self) -> AppRef:
-        """Return what other processes import the application by; raises `UsageError`."""
+        """Return the reference by which other processes import the application; raises `UsageError`."""
         return self.ref or AppRef.of(self.app)
 
     def earlier(self) -> PredecessorReader:
-        """Return where readers of this job look up the event before another; it has to be closed."""
+        """Return a reader that looks up the event before a given event of an aggregate; the caller closes it."""
         return PredecessorReader(self.log.endpoint, self.log.stream)
 
     def extent(self, last: int) -> Extent:
-        """Return what there is to read up to a position; raises `LogIncomplete` where something is gone."""
+        """Return the range of positions to read up to `last`; raises `LogIncomplete` when events are missing."""
         self.source.check_integrity(self.log.state)
         return Extent(self.app.name, self.source.first, last, self.source.archived)
 
     def plan(self, resolved: Sequence[AnyResolved], last: int) -> Plan:
-        """Return a plan from the first event to `last`, for this machine."""
+        """Return a plan from the first event to `last`, for the job's engine and this machine's cores."""
         keys, cores = self.log.state.subjects, cpu_count() or 1
         return make_plan(self.extent(last), resolved, keys=keys, engine=self.engine.name, cores=cores)
 
 
 class Engine(Protocol):
-    """One engine for the length of one job. Every method blocks, and raises `Unreachable` when it cannot start."""
+    """One engine for the length of one job; every method blocks, and raises `Unreachable` when it cannot start."""
 
     @property
     def name(self) -> EngineName: ...
 
     def location(self) -> str | None:
-        """Return where it would run; None for this process."""
+        """Return the URL of the Spark master that would be used; None for this process."""
         ...
 
     def obstacle(self) -> str | None:
-        """Return what it lacks on this machine, found out without starting it."""
+        """Return what the engine lacks on this machine, without starting it; None when nothing is missing."""
         ...
 
     def archive_files(self, url: str) -> ArchiveFiles:
-        """Return the files of an archive; raises `UsageError` for a file system that the engine does not know."""
+        """Return the files of an archive; raises `UsageError` for a file system that the engine cannot read."""
         ...
 
     def load(self, job: Job, plan: Plan, targets: Sequence[Target]) -> list[Part]:
-        """Fold what the plan reads and load it into the shadows; return what each part of each projection holds."""
+        """Fold the plan's events and load the rows into the shadows; return the loaded parts of each projection."""
         ...
 
     def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, least: int) -> SnapshotTally:
-        """Write the snapshots of the aggregates of one type that have `least` events."""
+        """Write snapshots of the aggregates of one type that have at least `least` events."""
         ...
 
     def seal(self, job: Job, url: str, ranges: Sequence[tuple[int, int]]) -> list[Segment]:
-        """Archive ranges of positions (first, last), one segment each; the archive ends right before them."""
+        """Archive the ranges of positions (first, last), one segment each; they begin where the archive ends."""
         ...
 
 
 def options_of(engine: EngineChoice | EngineOptions) -> EngineOptions:
-    """Return the options of a job; raises `UsageError` for an unknown engine."""
+    """Return options as they are, or the default options of a named engine; raises `UsageError` for other names."""
     options = engine if isinstance(engine, EngineOptions) else EngineOptions(engine)
     if options.name not in CHOICES:
         raise UsageError(f"There is no engine {options.name!r}. Use {', '.join(CHOICES[:-1])} or {CHOICES[-1]}.")
@@ -188,13 +190,13 @@ def options_of(engine: EngineChoice | EngineOptions) -> EngineOptions:
 
 
 def open_engine(name: EngineName, options: EngineOptions, watch: Watch) -> AbstractContextManager[Engine]:
-    """Open an engine until the end of a `with`."""
+    """Return a context manager whose `with` block may use the engine."""
     factory: Callable[[EngineOptions, Watch], AbstractContextManager[Engine]] = resolve_name(_FACTORIES[name])
     return factory(options, watch)
 
 
 def _engine_for(log: Log, options: EngineOptions, watch: Watch, from_archive: str | None) -> EngineName:
-    """Return the engine that was named, or the one for a log of this size, which is reported."""
+    """Return the chosen engine; for `auto`, choose it by the size of the log, and report the choice and its reason."""
     if options.name != "auto":
         return options.name
     state, configured = log.state, options.master or os.environ.get("SPARK_REMOTE")
@@ -216,9 +218,10 @@ def open_job(
     engine: EngineChoice | EngineOptions,
     from_archive: str | None = None,
 ) -> Generator[Job]:
-    """Open a job until the end of a `with`; raises `Unreachable`, `UsageError` and `ArchiveBroken`.
+    """Yield a job whose engine is open until the end of the `with` block.
 
-    `from_archive` is the URL of an archive that the past is read from.
+    `from_archive` is the URL of an archive from which the past is read. Raises `Unreachable`, `UsageError` and
+    `ArchiveBroken`.
     """
     application, options = loaded(app), options_of(engine).on(settings)
     with watch.phase("start"):
@@ -246,9 +249,9 @@ async def in_job(
     from_archive: str | None = None,
     progress: Report | None = None,
 ) -> T:
-    """Open a job and run its blocking work in a thread; raises as `open_job` does.
+    """Open a job and run its blocking work in a thread; raises the errors of `open_job`.
 
-    `check` raises what is wrong with the request, before anything is reached or started.
+    `check` raises the errors of a wrong request, before a connection is made or an engine started.
     """
 
     def run(watch: Watch) -> T:
@@ -266,7 +269,7 @@ async def in_job(
 
 
 async def in_thread(settings: Settings, report: Report | None, work: Callable[[Watch], T]) -> T:
-    """Run blocking work in a thread; a cancellation stops it, and waits until it has cleared up."""
+    """Run blocking work in a thread; a cancellation stops the work, and waits until it has cleaned up."""
     watch = Watch(report)
 
     def run() -> T:
@@ -279,7 +282,7 @@ async def in_thread(settings: Settings, report: Report | None, work: Callable[[W
     except asyncio.CancelledError:
         await asyncio.to_thread(watch.stop)
         await asyncio.wait([future], timeout=STOP_TIMEOUT_S)
-        # Nobody waits for what it raised; asking for it keeps asyncio from logging that nobody did.
+        # Nobody awaits the future any more; reading its exception keeps asyncio from logging it as never retrieved.
         future.exception() if future.done() and not future.cancelled() else None
         raise
 

@@ -1,4 +1,4 @@
-"""The local engine: read, decode, fold and load in this process, without a JVM."""
+"""The local engine reads, decodes, folds and loads in this process, without a JVM."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def local_engine(options: EngineOptions, watch: Watch) -> AbstractContextManager
 
 
 class LocalEngine:
-    """See `eventjet.rebuild.job.Engine`."""
+    """The engine that runs in this process; see `eventjet.rebuild.job.Engine`."""
 
     name: Literal["local"] = "local"
 

@@ -1,7 +1,7 @@
-"""`LogAudit`: check a whole log, record by record, beside an archive of it when there is one. PURE.
+"""`LogAudit` checks a whole log record by record, and compares it with an archive if there is one. PURE.
 
-Records come in the order of their positions. Memory: some 120 bytes for each aggregate, and 30 MB for event ids,
-however long the log is; nothing of the log itself is kept.
+Records are taken in the order of their positions. The audit needs some 120 bytes of memory for each aggregate, and
+30 MB for event ids, however long the log is; it keeps no records.
 """
 
 from __future__ import annotations
@@ -33,33 +33,47 @@ from eventjet.findings import Finding, Level
 from eventjet.projections.app_ref import Application
 
 SKEW_S = 5.0
-"""How far the time of an event may lie before that of the event before it: clocks of servers differ."""
+"""How many seconds an event may be earlier than the event before it: clocks of servers differ."""
 IDS_KEPT = 100_000
-"""An id used twice is found when its uses are so many events apart, or fewer; twice as many at the most."""
+"""An id that is used twice is noticed when the two events are at most this many events apart, and sometimes when they
+are up to twice as many apart."""
 
 _TEXT_MAX = 300
-"""Characters of what others wrote that are shown."""
+"""The maximum number of characters shown of subjects and other text from the log."""
 _RECORDED_AT = f"\r\n{RECORDED_AT}: ".encode()
 _ID = f"NATS/1.0\r\n{MSG_ID}: ".encode()
 _BATCH = f"\r\n{BATCH_ID}: ".encode()
 
 
 class Kind(StrEnum):
-    """What can be wrong with a log; the `check` of its finding."""
+    """The kinds of faults of a log; each is the `check` of its `Finding`."""
 
     SETTING = "setting"
+    """A setting of the stream may lose events."""
     GONE = "gone"
+    """Events are missing, and the archive, if there is one, does not have them."""
     ARCHIVED = "archived"
+    """Events are missing in the log, and the archive has them."""
     END = "end"
+    """The log ends before the archive."""
     DIFFERS = "differs"
+    """Log and archive have different events at one position."""
     TORN = "torn"
+    """The end of an atomic batch is missing."""
     CHAIN = "chain"
+    """The version or the predecessor of an event does not continue its aggregate's history."""
     FOREIGN = "foreign"
+    """An event is on the subject of another aggregate type."""
     UNDECODABLE = "undecodable"
+    """An event cannot be decoded, or its subject names no aggregate."""
     UNKNOWN = "unknown"
+    """The app does not declare the event's type or schema."""
     VOID = "void"
+    """A record has a skip marker."""
     ID = "id"
+    """An event has no id, or the id of another event."""
     TIME = "time"
+    """An event is earlier than the event before it, by more than `SKEW_S`."""
 
 
 def _explained(kind: Kind, level: Level = Level.FAULT, *, what: str, cost: str, fix: str) -> Finding:
@@ -172,45 +186,46 @@ EXPLAINED: Mapping[Kind, Finding] = {
         fix="Compare the clocks of the NATS servers.",
     ),
 }
-"""In the order in which they are reported: what to do first comes first."""
+"""The explanation of each kind, in the order in which the kinds are reported: the most urgent first."""
 
 MISSING = frozenset({Kind.GONE, Kind.ARCHIVED})
-"""Kinds about positions that the log does not have."""
+"""The kinds about positions that are missing in the log."""
 NOTES = frozenset(kind for kind, finding in EXPLAINED.items() if finding.level is Level.NOTE)
-"""Kinds that do not make a log unsound."""
+"""The kinds that are notes only, and do not make a log unsound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where something is wrong: one position, or a run of them."""
+    """The place of a fault: one position, or a range of positions."""
 
     first: int
-    """Position; 0 for what is about the stream."""
+    """The first position; 0 when the fault is in the stream's settings."""
     last: int
     subject: str
-    """Empty where it is not known, or not a single one."""
+    """The subject; empty when it is not known, or when there are several."""
     what: str
 
 
 @dataclass(slots=True)
 class LogFinding:
-    """All that is wrong of one kind."""
+    """All faults of one kind."""
 
     kind: Kind
     count: int = 0
+    """How many faults of this kind there are."""
     positions: int = 0
-    """How many positions they are about; several may be about one."""
+    """How many positions the faults cover; a position counts once for each of its faults."""
     examples: list[Place] = field(default_factory=list[Place])
-    """The first ones."""
+    """The places of the first faults."""
 
     @property
     def finding(self) -> Finding:
-        """What it is, what it costs and what mends it."""
+        """The explanation of this kind: its meaning, its consequences and its remedy."""
         return EXPLAINED[self.kind]
 
 
 class LogAudit:
-    """One pass over a log whose positions should be `first` to `last`: `take` every record, then `finish`."""
+    """One pass over a log that should have the positions `first` to `last`: `take` every record, then `finish`."""
 
     def __init__(
         self,
@@ -221,11 +236,11 @@ class LogAudit:
         examples: int = 5,
         voids: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """Keep `examples` findings of each kind; `voids` is what the log declares void, with the reasons."""
+        """Keep `examples` places of each kind; `voids` maps the positions with a skip marker to the reasons."""
         self.events = 0
-        """Records of the log that were taken."""
+        """How many records of the log were taken."""
         self.compared = 0
-        """How many of them the archive had, too."""
+        """How many of these records are in the archive, too."""
         self._findings: dict[Kind, LogFinding] = {}
         self._examples = examples
         self._voids = voids
@@ -237,21 +252,21 @@ class LogAudit:
         self._time_ns = 0
         self._run: tuple[Kind, int] | None = None
         self._run_subjects: set[bytes] = set()
-        # Of an aggregate, by the hash of its subject: position and version of its last event, in one number. Two
-        # subjects of a million have the same hash once in 40 million logs.
+        # The position and version of each aggregate's last event, packed in one number, by the hash of the subject.
+        # Two of a million subjects have the same hash in one of 40 million logs.
         self._lasts: dict[int, int] = {}
         self._ids: dict[int, int] = {}
         self._older_ids: dict[int, int] = {}
-        # The last record that was taken, where its batch should go on after it.
+        # The last record that was taken, if its atomic batch should go on after it.
         self._open: RawRecord | None = None
 
     @property
     def aggregates(self) -> int:
-        """How many it has seen."""
+        """How many aggregates there are in the records so far."""
         return len(self._lasts)
 
     def take(self, record: RawRecord | None, archived: RawRecord | None = None) -> None:
-        """Check what the log, and the archive, have at the next position that either of them has."""
+        """Check the records of the log and of the archive at the next position that is in either of them."""
         position = (record or archived or _NONE)[0]
         if record is None and archived is not None and position < self._first:
             self._follow(archived)
@@ -275,9 +290,10 @@ class LogAudit:
         self._check_id(record, readable)
 
     def finish(self, *, grown: bool = False) -> tuple[LogFinding, ...]:
-        """Return the findings by kind, what to do first before the others.
+        """Return the findings by kind, the most urgent kind first.
 
-        A log that has `grown` meanwhile may have the rest of a batch that was being stored at its end.
+        If the log has `grown` meanwhile, a batch that was incomplete at its end is not reported, because the rest may
+        have been stored since.
         """
         if self._open is not None and not grown and self._open[0] == self._position == self._last:
             self._torn(self._open)
@@ -288,7 +304,7 @@ class LogAudit:
         return tuple(self._findings[kind] for kind in EXPLAINED if kind in self._findings)
 
     def setting(self, what: str) -> None:
-        """Add a finding about the stream."""
+        """Add a finding about the stream's settings."""
         self._add(Kind.SETTING, 0, 0, "", what)
 
     def _add(self, kind: Kind, first: int, last: int, subject: str, what: str) -> None:
@@ -299,11 +315,11 @@ class LogAudit:
             finding.examples.append(Place(first, last, subject[:_TEXT_MAX], what[:_TEXT_MAX]))
 
     def _follow(self, archived: RawRecord) -> None:
-        """Take an event that only the archive still has for the one that later events follow."""
+        """Take an event that is only in the archive as the predecessor of its aggregate's next event."""
         self._lasts[hash(archived[2])] = packed(archived[0], number_of(archived[3], VERSION) or 0)
 
     def _missing(self, kind: Kind, first: int, subject: bytes = b"") -> None:
-        """Go on with the run of what is missing, or begin another one at position `first`."""
+        """Continue the current range of missing positions, or begin a new range at position `first`."""
         if self._run is None or self._run[0] is not kind:
             self._end_run(first - 1)
             self._run = kind, first
@@ -335,13 +351,13 @@ class LogAudit:
         self._report(Kind.DIFFERS, record, what)
 
     def _check_batch(self, record: RawRecord) -> None:
-        """Messages of one atomic batch (ADR-50) follow one another, and the last of them says that it is."""
+        """Check that the messages of an atomic batch (ADR-50) follow one another up to the message that ends it."""
         before, block = self._open, record[3]
         is_batched = _BATCH in block
         if before is not None:
             self._open = None
             same = is_batched and header(block, BATCH_ID) == header(before[3], BATCH_ID)
-            # Where positions between the two are gone, that has been found.
+            # If positions between the two records are missing, that has been reported already.
             if not same and record[0] == before[0] + 1:
                 self._torn(before)
         if is_batched and open_batch(block) is not None:
@@ -368,7 +384,7 @@ class LogAudit:
             self._older_ids, self._ids = self._ids, {}
 
     def _check_event(self, record: RawRecord) -> bool:
-        """Check the event's body, time and place in its history; tell whether it can be read."""
+        """Check the event's body, time and place in its history; return whether the event can be decoded."""
         position, time_ns, subject, block, _ = record
         key = hash(subject)
         last = self._lasts.get(key, 0)
@@ -397,7 +413,7 @@ class LogAudit:
         if version is None:
             version = version_before
         elif (version != version_before + 1 or (expected is not None and expected != before)) and (
-            # What lies before the beginning of the log cannot be compared.
+            # A predecessor before the beginning of the log cannot be compared.
             last or self._first == 1 or not (expected is None or 0 < expected < self._first)
         ):
             self._report(Kind.CHAIN, record, broken(version, expected, before, version_before))
@@ -405,7 +421,7 @@ class LogAudit:
         return readable
 
     def _void(self, record: RawRecord, version: int) -> None:
-        """Report it; it keeps its version if that is the next one, as a fold has it."""
+        """Report a record with a skip marker; it counts as a version if its version is the next, as in a fold."""
         self._report(Kind.VOID, record, self._voids[record[0]])
         own = number_of(record[3], VERSION)
         self._lasts[hash(record[2])] = packed(record[0], version + 1 if own == version + 1 else version)
@@ -419,7 +435,7 @@ class LogAudit:
             self._report(Kind.UNDECODABLE, record, f"{error.type_name}: {error.reason}")
 
     def _other_owner(self, record: RawRecord) -> str | None:
-        """Return the aggregate that its type belongs to, where its subject is another's."""
+        """Return the aggregate type that declares the event's type, if the subject is that of another type."""
         declared = self._app.catalog.named(_type_of(record))
         if declared is None or declared.aggregate is None:
             return None
@@ -433,7 +449,7 @@ class LogAudit:
 def side_by_side(
     log: Iterable[RawRecord], archive: Iterable[RawRecord]
 ) -> Iterator[tuple[RawRecord | None, RawRecord | None]]:
-    """Yield what either has, by position."""
+    """Yield the records of log and archive in pairs, by position, with None where one of them has no record."""
     archived = iter(archive)
     other = next(archived, None)
     for record in log:

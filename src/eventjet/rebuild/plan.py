@@ -1,4 +1,4 @@
-"""What a job will do, decided once at one pinned position: its engine, its ranges and its passes over the log. PURE."""
+"""The plan of a job, made once at one pinned position: its engine, its ranges and its passes over the log. Pure."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from eventjet.projections.sql_projection import AnyResolved
 
 EngineName: TypeAlias = Literal["spark", "local"]
 EngineChoice: TypeAlias = EngineName | Literal["auto"]
-"""`auto`: Spark where one is configured or the log is large, otherwise this process."""
+"""`auto` chooses Spark when a cluster is configured or the log is large, and this process otherwise."""
 
 ENGINES: tuple[EngineName, ...] = ("spark", "local")
 CHOICES: tuple[EngineChoice, ...] = ("auto", *ENGINES)
 SPARK_EVENTS = 5_000_000
-"""Events from which `auto` is Spark: its start no longer counts, and the rows, of some hundred bytes each, may be too
-many for one process."""
+"""From this number of events on, `auto` chooses Spark: its start takes a small part of the time, and the rows, of some
+hundred bytes each, may be too many for one process."""
 KEYS_PER_PARTITION = 100_000
-"""All rows of a partition are in the memory of one Python worker."""
+"""The number of keys is limited because all rows of a partition are in the memory of one Python worker."""
 EVENTS_PER_PARTITION = 1_000_000
-"""What one task sorts to fold snapshots; it holds the state of one aggregate at a time."""
+"""The number of events that one snapshot task sorts; it keeps the state of one aggregate at a time."""
 PARTITIONS_MAX = 10_000
 
 
 class Route(Enum):
-    """How events come to the fold of their row."""
+    """How events are brought to the fold of their row."""
 
     BY_AGGREGATE = "by aggregate"
-    """Shuffled by the aggregate id, which the subject tells without decoding."""
+    """Events are shuffled by the aggregate id, which is in the subject and needs no decoding."""
     BY_KEY = "by key"
-    """Decoded first, then shuffled by the keys they touch."""
+    """Events are decoded first, then shuffled by the keys of the rows they change."""
     UNSHUFFLED = "as read"
-    """Entries: every event makes its rows alone."""
+    """Events of an `entries` projection are not shuffled, because each event makes its rows alone."""
     SEQUENTIAL = "sequential"
-    """SQL by hand: one event after the other through its handler, in this process whatever the engine."""
+    """Events of an SQL projection go through its handlers one by one, in this process whatever the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """Projections that share one reading of the log and, unless unshuffled, one shuffle."""
+    """Projections that share one pass over the log and, unless the route is unshuffled, one shuffle."""
 
     route: Route
     projections: tuple[str, ...]
@@ -50,44 +50,44 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """What there is to read of a log."""
+    """The positions of a log that a job reads."""
 
     stream: str
     first: int
     last: int
-    """The pinned position: events after it come by catching up."""
+    """The pinned position; a rebuild writes the events after it when it catches up."""
     archived: int = 0
-    """Positions from `first` to this one are read from an archive; less than `first` when none are."""
+    """The last position that is read from an archive; less than `first` when none is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan(Extent):
-    """A rebuild as a value: the same plan reads the same events, on whichever engine."""
+    """The plan of a job: the same plan reads the same events, whatever the engine."""
 
     engine: EngineName
     ranges: tuple[Range, ...]
-    """Of the positions that are read from the log itself."""
+    """The ranges of positions that are read from the log itself."""
     partitions: int
-    """How many parts the keys are spread over."""
+    """The number of partitions over which the keys are spread."""
     passes: tuple[Pass, ...]
 
     @property
     def events(self) -> int:
-        """How many events one reading of the log has."""
+        """The number of events in one pass over the log."""
         return max(0, self.last - self.first + 1)
 
     def folded(self) -> Plan:
-        """Return what is left for the engine: the passes that are not sequential."""
+        """Return the plan with only the passes that the engine runs: those that are not sequential."""
         return replace(self, passes=tuple(each for each in self.passes if each.route is not Route.SEQUENTIAL))
 
 
 def choose_engine(
     events: int, *, cluster: str | None = None, installed: bool = True, remote_archive: bool = False
 ) -> tuple[EngineName, str]:
-    """Return the engine for a log of so many events, and in a line why.
+    """Return the engine for a log of `events` events, and one line that gives the reason.
 
-    `cluster` is a Spark that is configured, `installed` tells whether pyspark is, and `remote_archive` whether the past
-    is read from an archive that only Spark reaches.
+    `cluster` is the configured Spark, if any; `installed` says whether pyspark is installed, and `remote_archive`
+    whether the past is read from an archive that only Spark can read.
     """
     size = f"{events:,} event{'' if events == 1 else 's'}"
     if cluster is not None:
@@ -105,13 +105,13 @@ def choose_engine(
 
 
 def make_plan(extent: Extent, resolved: Sequence[AnyResolved], *, keys: int, engine: EngineName, cores: int) -> Plan:
-    """Plan the rebuild of `resolved`; `keys` is about how many rows there may be."""
+    """Plan the rebuild of `resolved`; `keys` is an estimate of the number of rows."""
     partitions = max(1, cores, -(-keys // KEYS_PER_PARTITION)) if engine == "spark" else 1
     return _plan(extent, engine, cores, partitions, tuple(_passes(resolved, engine)))
 
 
 def plan_snapshots(extent: Extent, *, engine: EngineName, cores: int) -> Plan:
-    """Plan the snapshots of one aggregate type: one reading of the log, one shuffle, nothing loaded."""
+    """Plan the snapshots of one aggregate type: one pass over the log, one shuffle, and nothing to load."""
     events = max(0, extent.last - extent.first + 1)
     partitions = max(cores, -(-events // EVENTS_PER_PARTITION))
     return _plan(extent, engine, cores, partitions, (Pass(Route.BY_AGGREGATE, ()),))
@@ -133,7 +133,7 @@ def _plan(extent: Extent, engine: EngineName, cores: int, partitions: int, passe
 
 
 def route_of(resolved: AnyResolved) -> Route:
-    """Return how this projection's events have to travel."""
+    """Return how the events of a projection are brought to their rows."""
     if not isinstance(resolved, ResolvedProjection):
         return Route.SEQUENTIAL
     if not resolved.reads:
@@ -142,7 +142,11 @@ def route_of(resolved: AnyResolved) -> Route:
 
 
 def _passes(resolved: Sequence[AnyResolved], engine: EngineName) -> Iterator[Pass]:
-    """Yield the passes: folds by aggregate and entries share one; on Spark every other key needs one of its own."""
+    """Yield the passes of these projections.
+
+    Folds by aggregate and entries share one pass; on Spark each fold by another key needs its own pass, because it
+    needs its own shuffle. The local engine shuffles nothing, so all its folds share one pass.
+    """
     routes = {projection.name: route_of(projection) for projection in resolved}
     folded = [name for name, route in routes.items() if route is not Route.SEQUENTIAL]
     shared = tuple(name for name in folded if engine == "local" or routes[name] is not Route.BY_KEY)

@@ -1,4 +1,4 @@
-"""How far a rebuild is, and how it is told to stop: what its threads and its caller share."""
+"""The progress of a job and its cancellation, shared by the job's threads and its caller."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ Phase: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """One step of one phase; `total` is 0 while it is not known."""
+    """The progress within one phase; `total` is 0 while it is not known."""
 
     phase: Phase
     done: int
     total: int
     note: str = ""
-    """What there is to say in words, once: which engine was chosen, and why."""
+    """A message in words, reported once: for example the chosen engine and the reason."""
 
 
 Report: TypeAlias = Callable[[Progress], None]
@@ -47,7 +47,7 @@ class Stopped(Exception):
 
 
 class Watch:
-    """Reports progress, measures phases, and lets work in threads stop soon after it was cancelled."""
+    """A reporter of progress that measures phases, and stops work in threads soon after it was cancelled."""
 
     def __init__(self, report: Report | None = None) -> None:
         self._report = report
@@ -56,11 +56,11 @@ class Watch:
         self.seconds: dict[str, float] = {}
         """Wall time by phase."""
         self.cores: int | None = None
-        """That Spark had on this machine; None where it ran elsewhere or not at all."""
+        """How many cores Spark has on this machine; None when it runs elsewhere or not at all."""
 
     @contextmanager
     def phase(self, name: Phase, total: int = 0) -> Generator[None]:
-        """Measure a phase; phases of the same name add up."""
+        """Measure the wall time of a phase; phases of the same name add up."""
         self.tell(name, 0, total)
         started = time.perf_counter()
         try:
@@ -70,9 +70,9 @@ class Watch:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
     def local_at_most_s(self) -> float | None:
-        """What the local engine would have taken at the most; None where Spark did not run on this machine.
+        """Return an upper bound of the local engine's time; None when Spark did not run on this machine.
 
-        It would have had no JVM to start, and would have done one after the other what the cores did together.
+        The local engine starts no JVM, and reads one after the other what the cores read in parallel.
         """
         if self.cores is None:
             return None
@@ -80,35 +80,35 @@ class Watch:
         return spent + (self.cores - 1) * self.seconds.get("read", 0.0)
 
     def tell(self, phase: Phase, done: int, total: int) -> None:
-        """Report, from any thread; raises `Stopped` once the work is not wanted any more."""
+        """Report progress, from any thread; raises `Stopped` once the work was cancelled."""
         self.check()
         if self._report is not None:
             self._report(Progress(phase, done, total))
 
     def say(self, note: str) -> None:
-        """Report something in words, while the work is being prepared."""
+        """Report a message in words, in the phase `start`."""
         if self._report is not None:
             self._report(Progress("start", 0, 0, note))
 
     def check(self) -> None:
-        """Raise `Stopped` once the work is not wanted any more."""
+        """Raise `Stopped` once the work was cancelled."""
         if self._stop.is_set():
             raise Stopped
 
     def wait(self, seconds: float) -> None:
-        """Let time pass; raises `Stopped` as soon as the work is not wanted any more."""
+        """Sleep; raises `Stopped` as soon as the work is cancelled."""
         self._stop.wait(seconds)
         self.check()
 
     def stop(self) -> None:
-        """Make the next `tell` and `check` raise, and end what is being waited for."""
+        """Cancel the work: the next `tell` or `check` raises, `wait` ends, and the interrupts are called."""
         self._stop.set()
         for interrupt in tuple(self._interrupts):
             interrupt()
 
     @contextmanager
     def interrupted_by(self, interrupt: Callable[[], None]) -> Generator[None]:
-        """Call `interrupt`, which must not raise, should `stop` come meanwhile or have come before."""
+        """Call `interrupt`, which must not raise, if `stop` is called within the block or was called before it."""
         self._interrupts.append(interrupt)
         if self._stop.is_set():
             interrupt()

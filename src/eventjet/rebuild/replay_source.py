@@ -1,6 +1,6 @@
-"""Where a job reads events: the log, and before it an archive, as if both were one log.
+"""`ReplaySource` reads a job's events from an archive and then from the log, as if both were one log.
 
-The archive is opened before anything is planned, and its files are checked before anything is made.
+The archive is opened before the job is planned, and its files are checked before the job creates anything.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 
 _AHEAD = 8
-"""Batches that wait to be folded, at most."""
+"""The maximum number of batches that are read and wait to be folded."""
 _POLL_S = 0.2
 _LEAVE_S = 0.5
-"""How long a reader that waits for a silent server is waited for; it ends by itself when its patience does."""
+"""How long to wait for the end of a thread that reads from a silent server; the read itself times out later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Log:
 
     @property
     def first(self) -> int:
-        """Position of the first event, or where it will be."""
+        """Position of the first event, or of the next event in an empty log."""
         return max(self.state.first, 1)
 
     @property
@@ -50,7 +50,7 @@ class Log:
         return self.state.last if self.state.messages else 0
 
     def event_id(self, position: int) -> str | None:
-        """Return the id of the event there now, empty if it has none; None when there is no event."""
+        """Return the id of the event at a position now: empty if the event has no id, None if there is no event."""
         record = ask_once(self.endpoint, message_at(self.stream, position))
         return None if record is None else header(record[3], MSG_ID) or ""
 
@@ -61,22 +61,22 @@ class ReplaySource:
 
     log: Log
     archive: ArchiveReader | None = None
-    """It holds the log's past, up to its own end."""
+    """The archive of the log's past, which is read up to its last position."""
 
     @property
     def first(self) -> int:
-        """Position of the first event in log or archive."""
+        """Position of the first event: that of the archive, if there is one."""
         return self.log.first if self.archive is None else self.archive.manifest.first
 
     @property
     def archived(self) -> int:
-        """Position of the last event that is read from the archive; 0 without one."""
+        """Position of the last event that is read from the archive; 0 without an archive."""
         return 0 if self.archive is None else self.archive.manifest.last
 
     def check_integrity(self, state: StreamState) -> None:
         """Raise `LogIncomplete` unless log and archive together have every event that was ever recorded.
 
-        Raises `LogDrifted` for a log whose settings make it another one than was recorded.
+        Raises `LogDrifted` when the stream's settings may drop or change events.
         """
         if missing_range(state) and not self._has_what_is_gone(state):
             check_integrity(state)
@@ -90,13 +90,13 @@ class ReplaySource:
         )
 
     def check(self, plan: Plan, watch: Watch) -> None:
-        """Raise `ArchiveBroken` unless the files that the plan reads are what was sealed."""
+        """Raise `ArchiveBroken` unless the files that the plan reads are as they were sealed."""
         if self.archive is not None:
             with watch.phase("check"):
                 self.archive.check(plan.first, plan.archived)
 
     def records(self, start: int, end: int, *, batch: int = 2_000) -> Generator[list[RawRecord]]:
-        """Yield the records at `start` <= position < `end`, as `read_range` does."""
+        """Yield the records at `start` <= position < `end` in order, in lists of up to `batch`; see `read_range`."""
         if self.archive is not None and start <= self.archived:
             edge = min(end, self.archived + 1)
             yield from self.archive.records(start, edge, batch=batch)
@@ -105,7 +105,7 @@ class ReplaySource:
 
 
 def archived_source(log: Log, files: ArchiveFiles) -> ReplaySource:
-    """Return the log with its past from an archive; raises `ArchiveBroken` unless together they are whole."""
+    """Return a source that reads an archive and then the log; raises `ArchiveBroken` unless the log continues it."""
     archive = ArchiveReader(files)
     manifest, state = archive.manifest, log.state
     check_same_past(log, manifest)
@@ -117,7 +117,7 @@ def archived_source(log: Log, files: ArchiveFiles) -> ReplaySource:
 
 
 def check_same_past(log: Log, archive: Archive) -> None:
-    """Raise `ArchiveBroken` unless the archive is of this log, with the same past, and the log goes on from it."""
+    """Raise `ArchiveBroken` unless the archive has this log's past, and no event is missing between the two."""
     check_archive_is_of(log, archive)
     newest, state = archive.segments[-1], log.state
     if state.last < archive.last:
@@ -127,7 +127,7 @@ def check_same_past(log: Log, archive: Archive) -> None:
         raise ArchiveBroken(archive.url, f"it ends at position {archive.last}, and the log begins at {state.first}")
     if state.first > archive.last:
         return
-    # The log still holds the archive's last event, so it has to be the same one.
+    # The position is still in the log, so both must have the same event there.
     event_id = log.event_id(archive.last)
     if event_id == newest.last_id:
         return
@@ -137,7 +137,7 @@ def check_same_past(log: Log, archive: Archive) -> None:
 
 
 def check_archive_is_of(log: Log, archive: Archive) -> None:
-    """Raise `ArchiveBroken` unless something is in the archive, and it names this log; their pasts may differ."""
+    """Raise `ArchiveBroken` unless the archive has events and names this log; the events themselves may differ."""
     if not archive.segments:
         raise ArchiveBroken(archive.url, "nothing is in it", "Name what `eventjet archive` made.")
     if (archive.stream, archive.log) != (log.stream, log.identity):
@@ -151,9 +151,9 @@ def check_archive_is_of(log: Log, archive: Archive) -> None:
 
 
 def read_ahead(batches: Generator[list[RawRecord]], watch: Watch) -> Generator[list[RawRecord]]:
-    """Yield the batches, read a few ahead in a thread, so that the server works while this process folds.
+    """Yield the batches, which a thread reads a few ahead, so that the server works while this process folds.
 
-    Raises `Stopped` soon after the job was cancelled, even while nothing comes.
+    Raises `Stopped` soon after the job was cancelled, even while the server sends nothing.
     """
     ready: queue.Queue[list[RawRecord] | BaseException | None] = queue.Queue(_AHEAD)
     over = threading.Event()

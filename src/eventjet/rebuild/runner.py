@@ -1,11 +1,12 @@
-"""`rebuild`: read models made again from the log beside the live ones, then swapped in. `preview`: what that would do.
+"""`rebuild` makes read models again from the log and swaps them in; `preview` says what a rebuild would do.
 
-A rebuild has five steps, and until the last one nothing live changes:
+A rebuild has five steps, and nothing live changes before the last one:
 
-1. pin the end of the log, plan, and make an empty shadow of each read model
-2. load the shadows of folds in bulk on the job's engine, or run the handlers of SQL by hand from the first event on
-3. make indexes and check that what was read, acknowledged and stored is the same
-4. catch each shadow up along the log with the live writer's own code
+1. pin the end of the log, plan, and create an empty shadow of each read model
+2. load the shadows of folded projections in bulk on the job's engine; run the handlers of SQL projections over the log
+   from its first event
+3. create indexes, and check that the counts of events read, rows loaded and rows stored agree
+4. catch each shadow up with the log, using the live writer's code
 5. lock the live tables, write the last events and swap
 """
 
@@ -51,47 +52,52 @@ from eventjet.writers.fold_writer import FoldWriter
 from eventjet.writers.sql_writer import SqlWriter
 
 BATCH, BATCH_BY_HAND = 2_000, 1_000
-"""Events in one transaction, at most: of a fold, and of handlers, whose statements take longer."""
+"""The maximum number of events in one transaction: of a fold, and of SQL handlers, whose statements take longer."""
 PATIENCE_S = 60.0
-"""How long a swap is tried while others hold the table."""
+"""How long a swap is tried again while other transactions lock the table."""
 
 _BACKOFF_S = (0.05, 2.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """One read model that was swapped in."""
+    """One read model that a rebuild swapped in."""
 
     projection: str
     revision: int
     rows: int
-    """Rows as loaded, before the shadow caught up."""
+    """How many rows were loaded, before the shadow caught up."""
     position: int
+    """Position of the read model when it was swapped in."""
     generation: int
+    """How many rebuilds of the read model have been swapped in."""
     location: str
-    """Where its table is: empty where it is declared. Anywhere else, it is promoted later or not at all."""
+    """The table slot of its table; empty for the declared table. Another slot is promoted later, or not at all."""
     sequential: bool = False
-    """SQL by hand, made by its handlers in this process, whatever the engine."""
+    """Whether this is an SQL projection, whose handlers ran one by one in this process, whatever the engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
-    """What a rebuild did."""
+    """The outcome of a rebuild."""
 
     engine: EngineName
     position: int
-    """The pinned position: up to here the log was read in bulk."""
+    """The pinned position, up to which the log was read in bulk."""
     first: int
-    """Position of the first event that was read: 1, unless the beginning of the log is gone."""
+    """Position of the first event that was read: 1, unless the log begins later."""
     events: int
+    """How many events were read in bulk."""
     projections: tuple[Rebuilt, ...]
+    """The read models that were swapped in, in the order of their names in the call."""
     seconds: Mapping[str, float]
     """Wall time by phase."""
     local_at_most_s: float | None = None
-    """Upper bound of what the local engine would have taken, from this run's phases; None where Spark was elsewhere."""
+    """Upper bound of the local engine's time, from this run's phases; None unless Spark ran on this machine."""
 
     @property
     def rows(self) -> int:
+        """How many rows were loaded for all read models."""
         return sum(rebuilt.rows for rebuilt in self.projections)
 
 
@@ -104,12 +110,15 @@ async def rebuild(
     from_archive: str | None = None,
     progress: Report | None = None,
 ) -> RebuildReport:
-    """Make read models again and swap them in, while workers, commands and readers go on.
+    """Make read models again from the log and swap them in, while workers, commands and readers go on.
 
-    Cancelled or killed at any moment, it leaves the live tables as they are; the next run removes its leftovers.
-    `from_archive` is the URL of an archive that the past is read from; raises `ArchiveBroken` when it cannot be.
-    `progress` is called from another thread. Raises `RebuildError`, `Unreachable`, `UsageError`, and what the
-    application's own code raises about an event (`HandlerFailed`, `CodecError`).
+    A rebuild that is cancelled or killed leaves the live tables as they are; the next run removes its leftovers.
+
+    `names` are the projections to rebuild. `from_archive` is the URL of an archive from which the past is read.
+    `progress` is called from another thread.
+
+    Raises `ArchiveBroken` when the past cannot be read from the archive; `RebuildError`, `Unreachable`, `UsageError`;
+    and the errors of the application's own code about an event (`HandlerFailed`, `CodecError`).
     """
     return await in_job(
         app,
@@ -129,7 +138,7 @@ def _named(app: Application, names: Sequence[str]) -> list[AnyResolved]:
 
 
 def load(job: Job, plan: Plan, shadows: Sequence[Shadow[ResolvedProjection]]) -> list[Part]:
-    """Check the archive that a plan reads from, then fold and load on the job's engine."""
+    """Check the archive that a plan reads, then fold the events and load the shadows on the job's engine."""
     job.source.check(plan, job.watch)
     folded = plan.folded()
     if not folded.passes:
@@ -156,7 +165,7 @@ def _rebuild(job: Job, names: Sequence[str]) -> RebuildReport:
                 if isinstance(one, ResolvedSql)
             ]
             for shadow in shadows:
-                # What was decided about another log says nothing about this one.
+                # Decisions about the events of another log do not apply to this log.
                 if shadow.resolved.quarantines and is_of_this_log(job, shadow.live_checkpoint()):
                     shadow.take_over_quarantine()
         parts = load(job, plan, shadows)
@@ -181,7 +190,7 @@ def _finish(job: Job, plan: Plan, shadow: Shadow[ResolvedProjection], parts: Seq
 
 
 def _replay(job: Job, plan: Plan, shadow: Shadow[ResolvedSql]) -> Rebuilt:
-    """Run the handlers of SQL by hand over the log and swap their tables in."""
+    """Run the handlers of an SQL projection over the log and swap its tables in."""
     with replaying(shadow, job) as writer:
         rows = writer.replay(plan)
         with job.watch.phase("index", 1):
@@ -198,7 +207,7 @@ def _rebuilt(resolved: AnyResolved, rows: int, swapped: Checkpoint) -> Rebuilt:
 
 
 class ShadowWriter:
-    """Brings one shadow further along the log, batch by batch, with the live writer's own code."""
+    """A writer of the log's next events to one shadow, batch by batch, with the live writer's code."""
 
     def __init__(
         self,
@@ -215,7 +224,7 @@ class ShadowWriter:
         self._commit = commit
 
     def replay(self, plan: Plan) -> int:
-        """Write what a plan reads, up to the pinned position; return how many rows the shadow has then."""
+        """Write the events up to the plan's pinned position, and return how many rows the shadow has then."""
         name = self._shadow.resolved.name
         with self._job.watch.phase("sequential", plan.events):
             if plan.events:
@@ -257,9 +266,9 @@ class ShadowWriter:
 def catching_up(
     shadow: Shadow[ResolvedProjection], job: Job, position: int, parked: Sequence[Parked] = ()
 ) -> Generator[ShadowWriter]:
-    """Give the loaded shadow of a fold its checkpoint, its quarantine and a writer.
+    """Give the loaded shadow of a fold its checkpoint and quarantine, and yield a writer for the events after them.
 
-    `position` is the pinned one; `parked` are the events up to there that the projection could not take.
+    `position` is the pinned position; `parked` are the quarantined events up to there.
     """
     log, resolved, known = job.log, shadow.resolved, shadow.target.known
     event_id = log.event_id(position) if position else ""
@@ -285,7 +294,7 @@ def catching_up(
 
 @contextmanager
 def replaying(shadow: Shadow[ResolvedSql], job: Job) -> Generator[ShadowWriter]:
-    """Give the empty shadow of SQL by hand a writer that runs its handlers."""
+    """Yield a writer that runs the handlers of an SQL projection, from the first event on, on its empty shadow."""
     engine = shadow.workspace.handlers_engine()
     connection = engine.connect()
     writer, start = SqlWriter(shadow.resolved, lease_s=0), shadow.checkpoint()
@@ -316,7 +325,10 @@ def replaying(shadow: Shadow[ResolvedSql], job: Job) -> Generator[ShadowWriter]:
 
 
 def check_loaded(shadow: Shadow[AnyResolved], plan: Plan, parts: Sequence[Part]) -> int:
-    """Compare what was read, acknowledged and stored, and return the rows; raises `VerificationFailed`."""
+    """Compare the numbers of events and rows that were planned, folded and stored; return how many rows there are.
+
+    Raises `VerificationFailed`.
+    """
     name = shadow.resolved.name
     own = [part for part in parts if part.projection == name]
     events = sum(part.events for part in own)
@@ -330,7 +342,7 @@ def check_loaded(shadow: Shadow[AnyResolved], plan: Plan, parts: Sequence[Part])
 
 
 def swap_in(shadow: Shadow[AnyResolved], writer: ShadowWriter, job: Job) -> Checkpoint:
-    """Catch the finished shadow up and swap it in; raises `RebuildError` when that could not be done in time."""
+    """Catch the finished shadow up and swap it in; raises `RebuildError` when the swap was not possible in time."""
     log, watch = job.log, job.watch
     deadline = time.monotonic() + PATIENCE_S
     backoff_s = _BACKOFF_S[0]
@@ -360,7 +372,7 @@ def swap_in(shadow: Shadow[AnyResolved], writer: ShadowWriter, job: Job) -> Chec
 
 
 def is_of_this_log(job: Job, live: Checkpoint | None) -> bool:
-    """Tell whether the live read model was made from this log, so that the shadow has to reach its position."""
+    """Tell whether the live read model was made from this log; then the shadow has to reach its position."""
     try:
         if live is not None:
             with NatsConnection.open(job.log.endpoint) as connection:
@@ -372,40 +384,42 @@ def is_of_this_log(job: Job, live: Checkpoint | None) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One projection that would be made again."""
+    """One projection that a rebuild would make again."""
 
     projection: str
     revision: int
     route: Route
+    """How its events are brought to their rows."""
     position: int | None
-    """Of the live read model; None when there is none yet."""
+    """Position of the live read model; None when there is none yet."""
     state: str | None
+    """State of the live checkpoint; None when there is none yet."""
     refusal: str | None
-    """Why a rebuild of it would end at once."""
+    """Why a rebuild of this projection would be refused; None when it would not."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A rebuild that did not take place."""
+    """What a rebuild would do."""
 
     plan: Plan
     master: str | None
     """Where Spark would run; None for the local engine."""
     database: str
-    """Without its password."""
+    """The URL of the database, without its password."""
     location: str
-    """Where the shadows would be."""
+    """Where the shadows would be, in words."""
     candidates: tuple[Candidate, ...]
     upgrades: bool
-    """Whether eventjet's own tables would be made, or brought up to date, first."""
+    """Whether eventjet's own tables would first be created or migrated."""
     leftovers: tuple[str, ...]
-    """What killed runs left behind, which would be removed first."""
+    """The schemas or files of killed runs, which would be removed first."""
     refusal: str | None
-    """Why the engine could not run."""
+    """Why the engine could not run; None when it could."""
 
     @property
     def refusals(self) -> list[str]:
-        """Everything that would have to be fixed first."""
+        """All reasons why the rebuild would be refused."""
         return list(filter(None, [self.refusal, *(candidate.refusal for candidate in self.candidates)]))
 
 
@@ -417,7 +431,10 @@ async def preview(
     engine: EngineChoice | EngineOptions = "auto",
     from_archive: str | None = None,
 ) -> Preview:
-    """Plan a rebuild and change nothing at all. Raises `ArchiveBroken`, `Unreachable` and `UsageError`."""
+    """Plan a rebuild without changing anything; the arguments are those of `rebuild`.
+
+    Raises `ArchiveBroken`, `Unreachable` and `UsageError`.
+    """
     return await in_job(
         app,
         settings,
@@ -461,7 +478,7 @@ def _candidate(database: Database, resolved: AnyResolved, log: str, connection: 
         except DBAPIError as error:
             if Fault.FORBIDDEN not in database.dialect.faults(error):
                 raise
-            # As it would be refused to the rebuild: both make tables as they are declared, to compare them.
+            # The rebuild would be refused, too: both create tables as they are declared, to compare them.
             refusal = str(error.orig).partition("\n")[0]
     position, state = (live.position, live.state) if live is not None else (None, None)
     return Candidate(resolved.name, resolved.revision, route_of(resolved), position, state, refusal)

@@ -1,7 +1,7 @@
-"""Runs: what they load where, their leases, and how a database's refusal of a row is reported.
+"""The runs of rebuilds: their targets and parts, their leases, and the report of a row that a database refuses.
 
-A run announces itself in the table of rebuilds before it makes anything, and renews its lease there. The workspace of a
-run whose lease has ended may be cleared away by anybody. Time is the database's.
+A run inserts its row into the table of rebuilds before it creates anything, and renews its lease there. Any other
+process may remove the workspace of a run whose lease has ended. All times are the database's.
 """
 
 from __future__ import annotations
@@ -31,57 +31,57 @@ from eventjet.sql.database import Database
 from eventjet.sql.own_tables import Clock, rebuilds
 
 PURPOSE = "eventjet rebuild"
-"""What a database shows of sessions that are not one run's own, or outlive it."""
+"""The application name of sessions that do not belong to one run only, or that outlive it."""
 LEASE_S = 30.0
 RENEW_S = 5.0
 RUN = re.compile(r"[0-9a-f]{16}")
 
 _log = logging.getLogger(__name__)
 _SELF = -1
-"""The part in the table of rebuilds that stands for the run itself."""
+"""The part number, in the table of rebuilds, of the row that stands for the run itself."""
 _ROW_ERRORS = (psycopg.IntegrityError, psycopg.DataError, sqlite3.IntegrityError, sqlite3.DataError)
-"""What the drivers raise about values and rows."""
+"""The drivers' errors about values and rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where one projection's rows go; a value that can be pickled."""
+    """The shadow table of one projection, into which rows are loaded; a value that can be pickled."""
 
     run: str
     projection: str
     revision: int
     database: Database
-    """Where the shadow is: the live one on PostgreSQL, a file of the run's own on SQLite."""
+    """The database of the shadow: the live database on PostgreSQL, the run's own file on SQLite."""
     table: str
     columns: tuple[str, ...]
     known: Mapping[int, str] = field(default_factory=dict[int, str], repr=False, hash=False)
-    """Positions that are in the live quarantine, with what was decided; empty where nothing is quarantined."""
+    """The positions in the live quarantine and their resolutions; empty when nothing is quarantined."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one task folded and loaded of one projection."""
+    """The events and rows of one projection that one task folded and loaded."""
 
     projection: str
     events: int
     rows: int
     parked: Sequence[Parked] = ()
-    """Events that the projection could not take."""
+    """Events that the projection quarantined."""
 
 
 def new_run() -> str:
-    """Return a name that no other run has."""
+    """Return a new random name of a run."""
     return secrets.token_hex(8)
 
 
 def open_run(connection: Connection, run: str, resolved: AnyResolved) -> None:
-    """Announce a run before anything of it exists, so that it can be found and cleared away."""
+    """Insert the row of a run before anything of it exists, so that other processes can find and remove the run."""
     values = {"run": run, "part": _SELF, "projection": resolved.name, "revision": resolved.revision}
     connection.execute(insert(rebuilds).values(**values, lease_until=Clock() + LEASE_S))
 
 
 def close_run(connection: Connection, run: str) -> None:
-    """Forget a run of which nothing is left."""
+    """Delete the rows of a run of which nothing is left."""
     connection.execute(delete(rebuilds).where(rebuilds.c.run == run))
 
 
@@ -89,14 +89,15 @@ def known_runs(connection: Connection) -> dict[str, bool]:
     """Return every announced run, and whether its lease has ended."""
     ended = rebuilds.c.lease_until < Clock()
     query = select(rebuilds.c.run, ended).where(rebuilds.c.part == _SELF)
-    # A run names a schema or a file, so nothing but a name of ours may pass.
+    # The name of a run becomes that of a schema or a file, so only names made by `new_run` may pass.
     return {run: bool(over) for run, over in connection.execute(query) if RUN.fullmatch(run)}
 
 
 def hold(connection: Connection, run: str) -> None:
-    """Extend the lease and lock its row to the end of the transaction; raises `RebuildOvertaken`.
+    """Renew the lease of a run, and lock its row until the end of the transaction.
 
-    Whoever clears a run away deletes its row together with what it made, so a run that has its row has everything.
+    Raises `RebuildOvertaken` when the row is gone. A process that removes a run deletes its row in the transaction that
+    removes its workspace, so a run whose row is there still has its workspace.
     """
     own = (rebuilds.c.run == run) & (rebuilds.c.part == _SELF)
     if connection.execute(update(rebuilds).where(own).values(lease_until=Clock() + LEASE_S)).rowcount != 1:
@@ -104,15 +105,16 @@ def hold(connection: Connection, run: str) -> None:
 
 
 def release(connection: Connection, run: str) -> None:
-    """Let anyone clear away what is left of a run."""
+    """End the lease of a run, so that any process may remove what is left of it."""
     connection.execute(update(rebuilds).where(rebuilds.c.run == run).values(lease_until=0))
 
 
 @contextmanager
 def renewed(engine: Engine, run: str, stop: Callable[[], None], every_s: float = RENEW_S) -> Generator[None]:
-    """Renew the lease of a run in a thread; raises `RebuildOvertaken` where it has ended.
+    """Renew the lease of a run from a thread, every `every_s` seconds; raises `RebuildOvertaken` when it was lost.
 
-    Then `stop`, called from that thread, ends the work. A renewal that fails for another reason is tried again.
+    When the lease is lost, the thread calls `stop`, which ends the work. A renewal that fails for another reason is
+    tried again.
     """
     done = threading.Event()
     lost: list[RebuildOvertaken] = []
@@ -135,7 +137,7 @@ def renewed(engine: Engine, run: str, stop: Callable[[], None], every_s: float =
         yield
     except Exception as error:
         if lost:
-            raise lost[0] from error  # which only says that it was stopped
+            raise lost[0] from error  # `error` only says that the work was stopped
         raise
     finally:
         done.set()
@@ -145,14 +147,14 @@ def renewed(engine: Engine, run: str, stop: Callable[[], None], every_s: float =
 
 
 def log_leftover(name: str, error: SQLAlchemyError) -> None:
-    """Log that what a run made is still there."""
+    """Log that the workspace of a run could not be removed, with the database's reason."""
     reason = str(error.orig if isinstance(error, DBAPIError) else error)
     logs.REMAINS_LEFT.tell(_log, name=name, reason="; ".join(line for line in reason.splitlines() if line))
 
 
 @contextmanager
 def refusals(projection: str, find_row: Callable[[], str] = str) -> Generator[None]:
-    """Turn what a driver raises about a row into `RowsRefused`; `find_row` names the row where the driver does not."""
+    """Turn a driver's error about a row into `RowsRefused`; `find_row` names the row when the driver does not."""
     try:
         yield
     except DBAPIError as error:
@@ -171,7 +173,7 @@ def _reason(error: Exception, row: str) -> str:
 
 
 def redacted(error: RowsRefused, app: Application) -> RowsRefused:
-    """Return the refusal as it may be shown: the database repeats a row's values, and some may be personal."""
+    """Return the error without the row if the projection has personal fields: the database's message repeats values."""
     resolved = app.projections.get(error.projection)
     if resolved is None or not resolved.is_private:
         return error
@@ -180,5 +182,5 @@ def redacted(error: RowsRefused, app: Application) -> RowsRefused:
 
 
 def columns_in_words(columns: Sequence[Column[Any]], values: Sequence[Any]) -> str:
-    """Return columns with their values, as a refusal names a row."""
+    """Return columns with their values as text, as an error message names a row."""
     return ", ".join(f"{column.name} = {reprlib.repr(value)}" for column, value in zip(columns, values, strict=True))

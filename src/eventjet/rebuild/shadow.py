@@ -1,4 +1,4 @@
-"""`Shadow`: a read model being made beside the live one, until a swap puts it in its place."""
+"""`Shadow` is a read model that is made beside the live one, and takes its place in a swap."""
 
 from __future__ import annotations
 
@@ -29,10 +29,14 @@ from eventjet.sql.table_moves import UNDECLARED_REMEDY, NotNow, dependents, lock
 from eventjet.sql.tables import TableName, TableRef, qualified, verbatim
 
 TAIL_MAX = 5_000
-"""Events a shadow may be behind when it is caught up while the live worker waits; more are caught up before."""
+"""The maximum number of events that a shadow writes while it locks the live tables; the live worker waits meanwhile.
+
+A shadow that is further behind releases the locks and catches up first.
+"""
 
 EPOCH = -1
-"""Of a shadow's checkpoint. No worker ever has it: were the shadow gone, the live one would fence its writer."""
+"""The epoch of a shadow's checkpoint. No worker ever has it, so the shadow's writer can never write to the live table:
+if the shadow were gone, the live checkpoint would fence it."""
 
 R_co = TypeVar("R_co", bound=AnyResolved, covariant=True)
 
@@ -42,31 +46,32 @@ Pair: TypeAlias = tuple[Table, Table]
 
 
 class Shadow(Generic[R_co]):
-    """One run's tables of one projection: one of a fold, several of SQL by hand. Every method blocks.
+    """The tables that one run makes for one projection: one table of a fold, or several of an SQL projection.
 
-    A fold's table is bare while it is loaded, and gets its checkpoint when it is caught up. SQL by hand goes through
-    handlers from the first event on, so its tables are whole, with a checkpoint at 0.
+    Every method blocks. A fold's table has no indexes (on PostgreSQL, no constraints either) while it is loaded, and
+    gets its checkpoint when it is caught up. The tables of an SQL projection are written by handlers from the first
+    event on, so they are complete from the beginning, with a checkpoint at 0.
     """
 
     def __init__(self, database: Database, resolved: R_co, log: str) -> None:
-        """`log` is the identity of the log that it will be made from."""
+        """Name a new run; `log` is the identity of the log from which the shadow will be made."""
         self.resolved: R_co = resolved
         self._log = log
         self.run = runs.new_run()
         self.workspace = workspace_of(database, self.run)
         self.tables = located_tables(resolved, self.workspace.location, database.dialect)
-        """As connections of the workspace's `engine` find them."""
+        """The shadow's tables, named as connections of the workspace's `engine` see them."""
         self._quarantine = quarantine.to_metadata(MetaData(), schema=self.workspace.schema)
-        """The shadow's quarantine, as connections to the live database find it."""
+        """The shadow's quarantine table, named as connections to the live database see it."""
         self._names = names_of(recorded(resolved))
         self._by_hand = isinstance(resolved, ResolvedSql)
         self._known: Mapping[int, str] = {}
         self._decided: frozenset[tuple[int, str]] | None = None
-        """What people had decided about the live quarantine when it was taken over."""
+        """The decisions in the live quarantine when it was copied; None before."""
 
     @property
     def target(self) -> Target:
-        """Where parts are loaded."""
+        """The table into which parts are loaded."""
         (table,) = self.tables
         return Target(
             run=self.run,
@@ -79,7 +84,7 @@ class Shadow(Generic[R_co]):
         )
 
     def create(self, *, to_swap: bool = True) -> None:
-        """Announce the run and make the empty shadow; raises `RebuildRefused` for what a swap could not carry."""
+        """Announce the run and create the empty shadow; raises the errors of `check_swappable` if it is `to_swap`."""
         with self.workspace.live.begin() as connection:
             create_tables(connection, [self.resolved] if to_swap else (), to_rebuild=True, log=self._log)
         with self.workspace.live.begin() as connection:
@@ -95,20 +100,20 @@ class Shadow(Generic[R_co]):
                 self.begin(connection)
 
     def begin(self, connection: Connection, position: int = 0, event_id: str = "", log: str = "") -> None:
-        """Write its checkpoint; the connection finds the table by its name alone."""
+        """Write the shadow's checkpoint, through a connection of the workspace's `engine`."""
         values = {"position": position, "event_id": event_id, "log": log, "epoch": EPOCH, "state": BUILDING}
         values |= {"name": self.resolved.name, "revision": self.resolved.revision, "generation": 0}
         values |= {"app": self.resolved.app, "code": self.resolved.code}
         connection.execute(insert(projections).values(values))
 
     def check_swappable(self, connection: Connection) -> None:
-        """Raise `RebuildRefused` for what a swap could not carry; only looks."""
+        """Raise `RebuildRefused` when a swap would lose something of the live tables; nothing is changed."""
         check_owner(connection, self.resolved.name, self.resolved.app, self._log)
         dialect = dialect_of(connection)
         tables = () if self._by_hand else self.resolved.tables
         keys = [key for table in tables for key in table.foreign_key_constraints]
         if keys:
-            # The rows of a fold are loaded without the table that they refer to.
+            # A fold's table is loaded in the run's schema, where the table that a foreign key refers to is missing.
             named = listed([f"the foreign key to {key.referred_table.name}" for key in keys])
             raise RebuildRefused(
                 self.resolved.name,
@@ -118,22 +123,22 @@ class Shadow(Generic[R_co]):
         live = checkpoint.read(connection, self.resolved.name, self.resolved.revision)
         leaving = dialect.tables.find_all(connection, self._names, live.location if live else DECLARED)
         with ExitStack() as stack:
-            # Live tables that are not there have nothing to compare, nor the types that a model would need.
+            # Without live tables there is nothing to compare; the types that a model table needs may be missing, too.
             with making(connection, self.resolved.name, self.tables):
                 model = stack.enter_context(dialect.tables.modelled(connection, self.tables)) if leaving else connection
             coming = dialect.tables.find_all(model, self._names, self.workspace.location) if leaving else {}
             self._check_carried(connection, leaving, model, coming)
 
     def take_over_quarantine(self) -> None:
-        """Obey the live quarantine, in `target.known`; the swap makes sure that people decided nothing meanwhile."""
+        """Copy the live quarantine to the shadow and to `target.known`; `swap` refuses if decisions changed since."""
         with self.workspace.snapshot() as connection:
             self._copy_quarantine(connection, quarantine, self._quarantine)
             self._known, self._decided = self._live_quarantine(connection)
 
     def copy_live(self) -> Checkpoint | None:
-        """Copy the live rows as one snapshot shows them; return the checkpoint of that snapshot, if there is one.
+        """Copy the live rows in one database snapshot, and return the live checkpoint of that snapshot.
 
-        `target.known` is the quarantine of that snapshot.
+        `target.known` becomes the quarantine of that snapshot. Returns None when there is no live read model.
         """
         with self.workspace.snapshot() as connection:
             live = self._checkpoint(connection)
@@ -152,22 +157,22 @@ class Shadow(Generic[R_co]):
             return live
 
     def note_proof(self, copied: Checkpoint) -> None:
-        """Let the live checkpoint say that this code makes the copied rows, unless the live ones may have changed."""
+        """Record in the live checkpoint that the current code makes the copied rows, unless rows may have changed."""
         if copied.code != self.resolved.code and self.resolved.code:
             with self.workspace.live.begin() as connection:
                 checkpoint.note_proof(connection, copied, self.resolved.code)
 
     def pairs(self) -> list[Pair]:
-        """Return what `copy_live` made, beside the shadow's tables."""
+        """Return each table that `copy_live` makes, together with the shadow's table."""
         return [(_without_rules(table, f"eventjet_live_{number}"), table) for number, table in enumerate(self.tables)]
 
     def count(self) -> int:
-        """Return how many rows there are in all tables."""
+        """Return the number of rows in all tables of the shadow."""
         with self.workspace.engine().begin() as connection:
             return sum(connection.scalar(select(func.count()).select_from(table)) or 0 for table in self.tables)
 
     def check_confined(self, connection: Connection) -> None:
-        """Raise `RebuildRefused` when the open transaction of a handler has written to anything but the shadow."""
+        """Raise `RebuildRefused` when the open transaction of a handler has written outside the shadow."""
         written = self.workspace.strange_writes(connection)
         if written:
             raise RebuildRefused(
@@ -177,19 +182,24 @@ class Shadow(Generic[R_co]):
             )
 
     def finish(self) -> None:
-        """Make it what the declared tables are: durable, with keys and indexes; raises `RowsRefused`."""
+        """Make the shadow's tables durable, with their declared keys and indexes.
+
+        Raises `RowsRefused` when rows break a key, a unique index or a check.
+        """
         self.workspace.finish(self.resolved.name, self.tables, bare=not self._by_hand)
 
     def live_checkpoint(self) -> Checkpoint | None:
-        """Return how far the live read model is."""
+        """Return the live checkpoint; None when there is none."""
         with self.workspace.live.begin() as connection:
             return self._checkpoint(connection)
 
     def swap(self, log: str, tail: Callable[[int], None] | None) -> Checkpoint:
-        """Put the shadow in the place of the live tables, if it is at least as far; return the live checkpoint now.
+        """Swap the shadow in for the live tables, and return the live checkpoint after the swap.
 
-        `tail` catches it up to a position; without it the live position is of another past and does not count. Up to
-        the last step the locks keep writers out and let readers in. Raises `NotNow`.
+        `tail` catches the shadow up to a position, so that it is at least as far as the live read model. Without
+        `tail`, the live read model was made from another past, and its position does not matter. Until the last step,
+        the locks keep writers out and let readers in. Raises `NotNow` when nothing was changed and a new try may
+        succeed, `RebuildOvertaken` and `RebuildRefused`.
         """
         with self.workspace.swapping() as connection:
             runs.hold(connection, self.run)
@@ -200,7 +210,7 @@ class Shadow(Generic[R_co]):
                 connection,
                 self.resolved,
                 exchange.lock_leaving,
-                # With those of the other revisions, which may be about to take the declared location from it.
+                # The other revisions are locked as well: one of them may be about to take the declared location.
                 lambda: revisions(connection, self.resolved.name, lock=True),
             )
             live = next(held for held in locked if held.revision == self.resolved.revision)
@@ -211,7 +221,8 @@ class Shadow(Generic[R_co]):
             own = self._caught_up(live.position, tail)
             self.workspace.attach(connection)
             self._give_quarantine_back(connection, None if tail is None else self._decided)
-            # Once more, now that the tables are locked. Where rows come and no table, that is made as it is declared.
+            # The check is repeated now that the tables are locked. SQLite gets rows instead of tables; there the
+            # declared tables are checked.
             if exchange.coming:
                 self._check_carried(connection, exchange.leaving, connection, exchange.coming)
             else:
@@ -224,16 +235,16 @@ class Shadow(Generic[R_co]):
             return swapped
 
     def _live_quarantine(self, connection: Connection) -> tuple[dict[int, str], frozenset[tuple[int, str]]]:
-        """Return (positions that are not in the live rows, with why; what people decided, and what came of it)."""
+        """Return ({position: resolution} of events that are not in the live rows, {(position, decision)})."""
         own = of(self.resolved.name, self.resolved.revision)
         events = connection.execute(select(quarantine.c.position, quarantine.c.resolution).where(own)).all()
         known = {position: resolution for position, resolution in events if resolution != RETRIED}
         return known, frozenset((position, resolution) for position, resolution in events if resolution in VERDICTS)
 
     def _give_quarantine_back(self, connection: Connection, decided: frozenset[tuple[int, str]] | None) -> None:
-        """Put the shadow's quarantine in the place of the live one, whose checkpoint is locked.
+        """Replace the live quarantine, whose checkpoint is locked, with the shadow's.
 
-        Raises `RebuildOvertaken` when people have decided anything but `decided`.
+        Raises `RebuildOvertaken` when the decisions in the live quarantine are not `decided` any more.
         """
         if decided is not None and self._live_quarantine(connection)[1] != decided:
             raise RebuildOvertaken(
@@ -247,7 +258,10 @@ class Shadow(Generic[R_co]):
         connection.execute(insert(target).from_select([column.name for column in source.c], select(source).where(own)))
 
     def _caught_up(self, position: int, tail: Callable[[int], None] | None) -> Checkpoint:
-        """Return the shadow's checkpoint, once it is at `position`, where the locked live one stands."""
+        """Catch the shadow up to `position`, where the locked live checkpoint is, and return the shadow's checkpoint.
+
+        Raises `NotNow` when the shadow is more than `TAIL_MAX` events behind.
+        """
         own = self.checkpoint()
         if tail is not None and own.position < position:
             if position - own.position > TAIL_MAX:
@@ -258,7 +272,7 @@ class Shadow(Generic[R_co]):
         return own
 
     def checkpoint(self) -> Checkpoint:
-        """Return how far the shadow is."""
+        """Return the shadow's checkpoint."""
         with self.workspace.engine().begin() as connection:
             own = self._checkpoint(connection)
             assert own is not None, "made by `create`, or when the shadow was caught up"
@@ -274,7 +288,10 @@ class Shadow(Generic[R_co]):
         model: Connection,
         coming: Mapping[TableName, TableRef],
     ) -> None:
-        """Refuse what would be lost with the live tables, `leaving`, or what those `coming` lack."""
+        """Raise `RebuildRefused` when the swap from the tables `leaving` to the tables `coming` would change too much.
+
+        That is: objects that depend on either, and features of the live tables that the new tables lack.
+        """
         dialect = dialect_of(connection)
         hanging = dependents(connection, leaving)
         if hanging:
@@ -305,7 +322,7 @@ class Shadow(Generic[R_co]):
 def shadow_of(
     database: Database, resolved: R_co, log: str, watch: Watch, *, to_swap: bool = True
 ) -> Generator[Shadow[R_co]]:
-    """Make a shadow, claimed and leased, that is gone afterwards, swapped in or not."""
+    """Yield a shadow whose run is claimed and leased; its workspace is removed afterwards, swapped in or not."""
     shadow = Shadow(database, resolved, log)
     with shadow.workspace.claimed():
         failpoints.reach("rebuild.claimed")
@@ -321,7 +338,7 @@ def shadow_of(
 
 
 def check_kept(resolved: AnyResolved, live: Checkpoint) -> None:
-    """Raise `RebuildOvertaken` for a revision that was dropped: another revision's rows may be in its place."""
+    """Raise `RebuildOvertaken` for a dropped revision, whose place another revision's rows may have taken."""
     if live.state == RETIRED:
         raise RebuildOvertaken(
             f"Revision {resolved.revision} of projection {resolved.name!r} was dropped while it was rebuilt"

@@ -1,6 +1,6 @@
-"""`build_snapshots`: write the snapshots of all aggregates of one type from one reading of the log.
+"""`build_snapshots` reads the log once and writes a snapshot of every aggregate of one type.
 
-Commands go on meanwhile: a snapshot never replaces a newer one. Run again, it writes what is missing.
+Commands go on meanwhile, because a snapshot never replaces a newer one. A second run writes the missing snapshots.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from eventjet.settings import Settings
 
 
 class SnapshotFold:
-    """Folds histories of one aggregate type and writes snapshots of those that are long enough."""
+    """A fold of the histories of one aggregate type, which writes snapshots of those that are long enough."""
 
     def __init__(
         self, app: Application, aggregate: str, least: int, endpoint: Endpoint, last: int, voids: Mapping[int, str]
@@ -53,7 +53,7 @@ class SnapshotFold:
         self._bucket.__exit__()
 
     def take(self, subject: bytes, records: Sequence[RawRecord]) -> None:
-        """Fold the next events of one aggregate; one whose history is broken is passed over from then on."""
+        """Fold the next events of one aggregate; after a broken event, the rest of its history is ignored."""
         self.tally.events += len(records)
         state = self._states[subject] if subject in self._states else FoldedState(self._initial(), 0, 0)
         if state is None:
@@ -61,7 +61,7 @@ class SnapshotFold:
         try:
             entity_of(subject)  # raises for a subject that names no entity
             self._states[subject] = fold_records(state, records, self._decoder)
-        except DefinitionError as error:  # of one aggregate's `evolve`: the others go on
+        except DefinitionError as error:  # raised by one aggregate's `evolve`; the others go on
             self._break(subject, f"Folding {_named(subject)}: {faults_of(error)}. Fix that first.")
         except EventjetError as error:
             self._break(subject, str(error))
@@ -70,7 +70,7 @@ class SnapshotFold:
             self._break(subject, f"Folding {_named(subject)} raised {reason}. Fix that first.")
 
     def finish(self, subject: bytes) -> None:
-        """Write the state after the last event of an aggregate with the next batch of snapshots."""
+        """Take the folded state of an aggregate as final; its snapshot is written with the next batch of snapshots."""
         state = self._states.pop(subject)
         self.tally.aggregates += 1
         if state is None:
@@ -90,7 +90,7 @@ class SnapshotFold:
         return len(self._states)
 
     def done(self, tell: Callable[[int, int], None] | None = None) -> SnapshotTally:
-        """Finish all, reporting how many of how many are, and write what is left."""
+        """Finish all aggregates and write the remaining snapshots; `tell` gets (aggregates finished, aggregates)."""
         for number, subject in enumerate(subjects := list(self._states)):
             if tell is not None and number % WINDOW == 0:
                 tell(number, len(subjects))
@@ -117,7 +117,7 @@ class SnapshotFold:
 
 
 def by_subject(records: Iterable[RawRecord]) -> dict[bytes, list[RawRecord]]:
-    """Return the records of each aggregate, in order."""
+    """Group records by subject, in their order."""
     histories: dict[bytes, list[RawRecord]] = {}
     for record in records:
         histories.setdefault(record[2], []).append(record)
@@ -137,14 +137,16 @@ def snapshotted(app: Application, name: str) -> tuple[Any, AggregateInfo]:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReport:
-    """The outcome of a build."""
+    """The outcome of `build_snapshots`."""
 
     aggregate: str
     engine: EngineName
     position: int
-    """Up to here the log was read."""
+    """The last position that was read."""
     min_events: int
+    """The least number of events of an aggregate that gets a snapshot."""
     tally: SnapshotTally
+    """The number of aggregates for each outcome."""
     seconds: Mapping[str, float]
     """Wall time by phase."""
 
@@ -158,11 +160,13 @@ async def build_snapshots(
     min_events: int | None = None,
     progress: Report | None = None,
 ) -> SnapshotReport:
-    """Write a snapshot of every aggregate of a type that has `min_events` (default: its `snapshot_every`).
+    """Write a snapshot of every aggregate of one type that has at least `min_events` events.
 
-    `progress` is called from another thread. The local engine holds the states of all aggregates, Spark those of one at
-    a time. Raises `UsageError` for an aggregate that keeps no snapshots, `Unreachable` and `RebuildError`; the report
-    names the histories that are broken.
+    `aggregate` is the name of the type, and `min_events` defaults to its `snapshot_every`. The local engine keeps the
+    states of all aggregates in memory; Spark keeps one state per task. `progress` is called from another thread. The
+    report names the broken histories.
+
+    Raises `UsageError` for an aggregate type that keeps no snapshots; `Unreachable` and `RebuildError`.
     """
     return await in_job(
         app,

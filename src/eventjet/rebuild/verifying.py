@@ -1,10 +1,10 @@
-"""`verify`: prove that a live read model is what the log says, row by row, with nothing paused.
+"""`verify` compares every row of a live read model with the log, while everything goes on.
 
-The live rows are copied as one snapshot shows them, made again from the log up to the same position, and compared: a
-fold's row by row in the normal form, tables of SQL by hand by the database.
+The live rows are copied in one database snapshot, and made again from the log up to the same position. Rows of a fold
+are compared here, in the form in which they are stored; tables of SQL projections are compared by the database.
 
-Numbers that PostgreSQL gave are no function of the log: those of a batch that was rolled back are never used again. So
-such columns, and foreign keys to them, are left out, and rows that have no other key are paired in their order.
+Numbers from PostgreSQL's sequences do not follow from the log, because a batch that is rolled back uses numbers up. So
+such columns, and foreign keys to them, are not compared, and rows that have no other key are paired in their order.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from eventjet.sql.database import READ_ONLY
 from eventjet.sql.dialects import dialect_of
 
 EXAMPLES_MAX = 20
-"""Differences that are looked into; all are counted."""
+"""The maximum number of differences that a report shows; all differences are counted."""
 NEVER = "never equal"
 UNKNOWN_SINCE = "since when is not known of SQL by hand"
 
@@ -56,42 +56,45 @@ _PAIRED = "eventjet_row"
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One key whose live row is not what the log says: an example of a finding."""
+    """One key whose live row differs from the row that the log gives."""
 
     key: tuple[Any, ...]
-    """For SQL by hand the table's name comes first."""
+    """The primary key; for an SQL projection the table's name comes first."""
     live: Any
     """The live row; None when there is none."""
     expected: Any
-    """The row folded from the log; None when there should be none."""
+    """The row made from the log; None when there should be none."""
     columns: tuple[str, ...]
-    """The fields of a row, or the columns of SQL by hand, that differ; empty where a side has no row."""
+    """The row's fields, or the columns of an SQL projection, that differ; empty where a side has no row."""
     since: str
-    """`missed since N`: equal before the event at position N; or `never equal`. Not known for SQL by hand."""
+    """`missed since N`: the rows were equal before the event at position N; or `never equal`. Unknown for SQL."""
     position: int | None = None
     """The N of `missed since N`, None otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyReport:
-    """The outcome of a verification."""
+    """The outcome of `verify`."""
 
     projection: str
     revision: int
     engine: EngineName
     position: int
-    """Where the live read model stood when its rows were copied."""
+    """Position of the live read model when its rows were copied."""
     events: int
+    """How many events the rows were made from."""
     rows: int
-    """Live rows compared."""
+    """How many live rows were compared."""
     differences: int
+    """How many keys have different rows."""
     examples: tuple[Difference, ...]
     """The first differences, by key."""
     seconds: Mapping[str, float]
+    """Wall time by phase."""
 
     @property
     def finding(self) -> Finding | None:
-        """What the differences mean and what mends them; None where nothing differs."""
+        """The meaning of the differences and their remedy; None when nothing differs."""
         if not self.differences:
             return None
         rows = f"{self.differences:,} of the rows of {self.projection} are not what the log says"
@@ -108,10 +111,12 @@ async def verify(
     from_archive: str | None = None,
     progress: Report | None = None,
 ) -> VerifyReport:
-    """Rebuild a read model into a shadow at the live one's position and compare them; the live one is only read.
+    """Rebuild a read model into a shadow at the live position, and compare the two; the live rows are only read.
 
-    Where nothing differs, its checkpoint says from then on that this code made its rows. `from_archive` is as for
-    `rebuild`. Raises what `rebuild` does, and `LogRolledBack` when the live read model was made from another past.
+    When nothing differs, the live checkpoint records the current code as the code that makes these rows.
+
+    `name` is the projection; the other arguments are those of `rebuild`. Raises the errors of `rebuild`, and
+    `LogRolledBack` when the live read model was made from another past.
     """
     return await in_job(
         app,
@@ -145,7 +150,7 @@ def _verify(job: Job, name: str) -> VerifyReport:
 
 
 def _verify_rows(job: Job, resolved: ResolvedProjection) -> tuple[Plan, int, int, list[Difference]]:
-    """Verify a fold, made again on the job's engine."""
+    """Verify a folded projection, which is made again on the job's engine."""
     with _copied(job, resolved) as (shadow, plan, at):
         check_loaded(shadow, plan, load(job, plan, [shadow]))
         failpoints.reach("verify.loaded")
@@ -173,7 +178,7 @@ def _verify_rows(job: Job, resolved: ResolvedProjection) -> tuple[Plan, int, int
 
 
 def _verify_tables(job: Job, resolved: ResolvedSql) -> tuple[Plan, int, int, list[Difference]]:
-    """Verify SQL by hand, made again by its handlers, sequentially whatever the engine."""
+    """Verify an SQL projection, whose handlers run again in this process, whatever the engine."""
     with _copied(job, resolved) as (shadow, plan, at):
         job.source.check(plan, job.watch)
         with replaying(shadow, job) as writer:
@@ -189,7 +194,7 @@ def _verify_tables(job: Job, resolved: ResolvedSql) -> tuple[Plan, int, int, lis
 
 @contextmanager
 def _copied(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan, Checkpoint]]:
-    """Make a shadow with a copy of the live rows, the plan to make them again, and the checkpoint of the copy."""
+    """Yield a shadow with a copy of the live rows, the plan to make the rows again, and the checkpoint of the copy."""
     with shadow_of(job.database, resolved, job.log.identity, job.watch, to_swap=False) as shadow:
         with job.watch.phase("copy"):
             at = shadow.copy_live()
@@ -207,9 +212,9 @@ def _copied(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan, Che
 def _since_when(
     job: Job, plan: Plan, resolved: ResolvedProjection, live: Mapping[RowKey, Any], known: Mapping[int, str]
 ) -> dict[RowKey, int | None]:
-    """Return for each key the position of the first event that the live row does not show; None if never equal.
+    """Return for each key the position of the first event that is missing in the live row; None if never equal.
 
-    `known` is what was decided about events in the quarantine.
+    `known` maps the positions of quarantined events to what was decided about them.
     """
     codec = RowCodec(resolved.table, resolved.row_type, job.database.dialect)
     probe = DriftProbe(resolved, live, known, partial(are_equal, codec=codec))
@@ -225,7 +230,7 @@ def _since_when(
 def _records(
     job: Job, plan: Plan, resolved: ResolvedProjection, live: Mapping[RowKey, Any]
 ) -> Iterator[list[RawRecord]]:
-    """Yield what could have touched the keys, in order: their own aggregates' records, or everything."""
+    """Yield the records that could have changed the live rows, in order: those of the rows' aggregates, or all."""
     end = plan.last + 1
     if job.source.archive is not None or not resolved.keyed_by_aggregate:
         yield from job.source.records(plan.first, end)
@@ -236,7 +241,7 @@ def _records(
 
 
 class DriftProbe:
-    """Folds events, as a projection's `reader` gives them, onto a few rows, to find where live rows drifted. PURE."""
+    """A fold of events, as a projection's `reader` returns them, onto a few rows, to find where they drifted. Pure."""
 
     def __init__(
         self,
@@ -245,9 +250,10 @@ class DriftProbe:
         known: Mapping[int, str],
         are_equal: Callable[[Any, Any], bool],
     ) -> None:
-        """`live` has the rows to watch, None where there is none; `known` what was decided of events in quarantine.
+        """Watch the rows of the keys in `live`, which maps each key to its live row, or to None when there is none.
 
-        `are_equal` tells whether the database stores a folded row and a live one alike.
+        `known` maps the positions of quarantined events to what was decided about them. `are_equal` tells whether the
+        database stores a folded row and a live row alike.
         """
         self._live = live
         self._are_equal = are_equal
@@ -255,7 +261,7 @@ class DriftProbe:
         self._equal = {key: row is None for key, row in live.items()}
         self._drifted: dict[RowKey, int] = {}
         self.rows: dict[RowKey, Any] = {}
-        """The rows folded so far by key, None for one that is gone."""
+        """The rows folded so far, by key; None for a deleted row."""
 
     def fold(self, event: Any) -> Rows:
         """Fold the next event and return the watched rows that it changed. Raises `HandlerFailed`."""
@@ -272,7 +278,10 @@ class DriftProbe:
         return changed
 
     def drifted_at(self, key: RowKey) -> int | None:
-        """Return the position of the first event that the live row does not show; None if it is equal or never was."""
+        """Return the position of the first event that is missing in the live row.
+
+        None if the live row is equal to the folded row, or never was.
+        """
         return self._drifted.get(key)
 
 
@@ -295,7 +304,7 @@ def _fold_onto(
 
 
 def _only(resolved: ResolvedProjection, live: Mapping[RowKey, Any]) -> ResolvedProjection:
-    """Return the projection reduced to these keys: the rows of others are not known here."""
+    """Return the projection reduced to the keys in `live`, because the rows of other keys are not known here."""
 
     def keys_of(event: Recorded[Any]) -> tuple[RowKey, ...]:
         return tuple(key for key in resolved.keys_of(event) if key in live)
@@ -306,7 +315,7 @@ def _only(resolved: ResolvedProjection, live: Mapping[RowKey, Any]) -> ResolvedP
 def compare_rows(shadow: Shadow[ResolvedProjection], watch: Watch) -> tuple[int, int, list[tuple[Any, Any]]]:
     """Return (live rows, differences, the first pairs of live and expected row) of a fold.
 
-    A live row that no fold can have written is a `RowUnreadable`.
+    A live row that no fold can have written appears as a `RowUnreadable`.
     """
     codec = RowCodec(shadow.resolved.table, shadow.resolved.row_type, shadow.target.database.dialect)
     ((copied, made),) = shadow.pairs()
@@ -325,7 +334,7 @@ def compare_rows(shadow: Shadow[ResolvedProjection], watch: Watch) -> tuple[int,
 
 
 def compare_tables(shadow: Shadow[ResolvedSql], watch: Watch) -> tuple[int, int, list[Difference]]:
-    """Return (live rows, differences, the first of them table by table) of SQL by hand."""
+    """Return (live rows, differences, the first differences table by table) of an SQL projection."""
     rows = differences = 0
     examples: list[Difference] = []
     numbered = shadow.workspace.numbered(shadow.tables)
@@ -339,7 +348,10 @@ def compare_tables(shadow: Shadow[ResolvedSql], watch: Watch) -> tuple[int, int,
 
 @contextmanager
 def _in_key_order(shadow: Shadow[ResolvedProjection], table: Table, codec: RowCodec) -> Generator[Iterator[Any]]:
-    """Yield the rows of one table, a few at a time, by key as Python sorts it."""
+    """Yield an iterator over the rows of one table, in the order in which Python sorts their keys.
+
+    The rows are fetched in batches.
+    """
     engine = shadow.workspace.engine()
     quote = engine.dialect.identifier_preparer.quote_identifier
     in_bytes = shadow.target.database.dialect.byte_order
@@ -365,14 +377,14 @@ def _loaded(codec: RowCodec, values: Sequence[Any]) -> Any:
 
 
 def key_of(row: Any, codec: RowCodec) -> tuple[Any, ...]:
-    """Return the key of a row, or of one that cannot be read."""
+    """Return the key of a row, which may be a `RowUnreadable`."""
     return row.key if isinstance(row, RowUnreadable) else codec.key(row)
 
 
 def _paired(live: Iterator[Any], expected: Iterator[Any], codec: RowCodec) -> Iterator[tuple[Any, Any]]:
-    """Yield rows of the same key together, None where a side has none. Both sides come in the order of their keys.
+    """Yield pairs of rows with the same key, with None where a side has no row; both sides are sorted by key.
 
-    Neither need have a unique key: a second row of one is paired with None.
+    Keys need not be unique: a second row with the same key is paired with None.
     """
     row, made = next(live, None), next(expected, None)
     while row is not None or made is not None:
@@ -392,12 +404,12 @@ def _paired(live: Iterator[Any], expected: Iterator[Any], codec: RowCodec) -> It
 
 
 def are_equal(left: Any, right: Any, codec: RowCodec) -> bool:
-    """Tell whether two rows are the same values, or there is none on either side."""
+    """Tell whether two rows are stored alike, or neither side has a row."""
     return left is right if left is None or right is None else not differing(left, right, codec)
 
 
 def differing(left: Any, right: Any, codec: RowCodec) -> tuple[str, ...]:
-    """Return the fields of two rows whose values are stored otherwise, whatever their class calls equal."""
+    """Return the fields whose stored values differ between two rows, even where their class calls the rows equal."""
     if left is None or right is None:
         return ()
     for row in (left, right):
@@ -417,7 +429,10 @@ def _is_same(a: Any, b: Any) -> bool:
 def _compare_table(
     connection: Connection, pair: Pair, numbered: Collection[Column[Any]], watch: Watch
 ) -> tuple[int, int, list[Difference]]:
-    """Return (live rows, differences, the first of them by key); `numbered` are columns that the database filled."""
+    """Return (live rows, differences, the first differences by key) of one table.
+
+    `numbered` are the columns that the database fills from sequences.
+    """
     live, made = pair
     rows = connection.scalar(select(func.count()).select_from(live)) or 0
     watch.tell("compare", rows, 0)
@@ -468,7 +483,7 @@ def _compare_table(
 
 
 def _is_given(column: Column[Any], numbered: Collection[Column[Any]]) -> bool:
-    """Tell whether the database numbered this column, or one that it refers to."""
+    """Tell whether the database fills this column, or a column that it refers to, from a sequence."""
     if column in numbered:
         return True
     return any(key.column is not column and _is_given(key.column, numbered) for key in column.foreign_keys)

@@ -1,10 +1,10 @@
-"""`Workspace`: where a database keeps what one run makes, until it is swapped in or thrown away.
+"""`Workspace` is the place in a database for the tables of one run, until they are swapped in or removed.
 
-On PostgreSQL that is a schema of the run's own, whose tables are moved to the live ones' place. On SQLite it is a file
-of the run's own, whose rows are copied into the live database in one transaction: so a load keeps away from the live
-database's one writer lock.
+On PostgreSQL a workspace is a schema, whose tables are moved to the place of the live tables. On SQLite it is a file,
+whose rows are copied into the live database in one transaction; so a load does not take the live database's only
+writer lock.
 
-`leftovers` lists the workspaces of runs whose process is gone, and `remove_leftovers` removes them.
+`leftovers` lists the workspaces of runs whose process has ended, and `remove_leftovers` removes them.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ from eventjet.sql.table_moves import Exchange, Move, NotNow, bounded
 from eventjet.sql.tables import comments, creation, qualified, verbatim
 
 CHUNK = 5_000
-"""Rows that SQLite gets in one transaction: the file's one writer lock is let go of in between."""
+"""The maximum number of rows in one transaction on SQLite; the file's only writer lock is free in between."""
 
 _log = logging.getLogger(__name__)
 
 
 def workspace_of(database: Database, run: str) -> Workspace:
-    """Return one run's workspace in a database; nothing is made yet."""
+    """Return the workspace of one run in a database, without creating anything."""
     return PostgresWorkspace(database, run) if _is_postgres(database) else SqliteWorkspace(database, run)
 
 
@@ -65,16 +65,17 @@ def _is_postgres(database: Database) -> bool:
 
 
 def load_part(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
-    """Load one part, whole or not at all, and once only; return how many rows the ledger says it has.
+    """Load the rows of one part exactly once, all or none of them, and return how many rows the part has.
 
-    A task that is tried again finds its part in the ledger. Raises `RowsRefused`.
+    The ledger (the run's own table of rebuilds) records each loaded part, so a task that is tried again does not load
+    its part again. Raises `RowsRefused`.
     """
     load = _load_postgres if _is_postgres(target.database) else _load_sqlite
     return load(target, number, rows)
 
 
 def leftovers(connection: Connection, database: Database) -> list[str]:
-    """Return the schemas on PostgreSQL, or files on SQLite, of runs that are over; only looks."""
+    """Return the schemas on PostgreSQL, or files on SQLite, of runs that have ended; nothing is changed."""
     ended = runs.known_runs(connection) if version(connection) is not None else {}
     return sorted(
         name
@@ -84,17 +85,17 @@ def leftovers(connection: Connection, database: Database) -> list[str]:
 
 
 def remove_leftovers(database: Database) -> list[str]:
-    """Remove leftovers, forget runs that left nothing else behind, and return the names of what is gone."""
+    """Remove the leftovers and rows of runs that have ended, and return the removed schemas or files."""
     engine = database.sync_engine(PURPOSE)
     with engine.begin() as connection:
         create_tables(connection)
         ended = runs.known_runs(connection)
         named = _names_of_runs(connection, database)
     removed: set[str] = set()
-    # A run may be killed before it is announced, too.
+    # A run that was killed before it was announced has no row, but may have a lock file.
     for run in {*ended, *(run for _, run in named)}:
         workspace = workspace_of(database, run)
-        # One that somebody else owns, or still reads, is left to the next.
+        # A workspace that another database user owns, or that is still read, is left to the next job.
         try:
             with engine.begin() as connection:
                 if ended.get(run) or not workspace.is_claimed(connection):
@@ -107,7 +108,7 @@ def remove_leftovers(database: Database) -> list[str]:
 
 
 def _names_of_runs(connection: Connection, database: Database) -> list[tuple[str, str]]:
-    """Return (name, run) of everything there is of runs, by the names alone."""
+    """Return (name, run) of every schema or file whose name is that of a run's."""
     kind = PostgresWorkspace if _is_postgres(database) else SqliteWorkspace
     pattern = re.compile(rf"ej_({RUN.pattern})(?:{'|'.join(map(re.escape, kind.suffixes))})")
     return [(name, match[1]) for name in kind.names(connection, database) if (match := pattern.fullmatch(name))]
@@ -139,22 +140,22 @@ _LAST_NUMBER = text("select pg_sequence_last_value(to_regclass(pg_get_serial_seq
 class PostgresWorkspace:
     """A schema of the run's own, whose comment lists the tables that the run makes there.
 
-    Every method blocks. Connections are to the live database unless something else is said.
+    Every method blocks. A parameter `connection` is a connection to the live database unless its method says otherwise.
     """
 
     suffixes = ("",)
-    """The names of everything that may be a run's, after `ej_<run>`."""
+    """What may follow `ej_<run>` in the name of a run's schema or file."""
     copied_as = "unlogged table"
-    """What a table is created as that need not outlive a crash of the server."""
+    """The kind of table, in SQL, for copies that need not survive a crash of the server."""
 
     def __init__(self, database: Database, run: str) -> None:
         self.run = run
         self.database = database
-        """Where rows are loaded: the live one here, the run's file on SQLite."""
+        """The database into which rows are loaded: the live database here, the run's file on SQLite."""
         self.schema = f"ej_{run}"
-        """The schema of the run's tables for connections to the live database, once they have been attached."""
+        """The schema of the run's tables in connections to the live database, after `attach`."""
         self.location = self.schema
-        """The location whose names the run's tables have."""
+        """The table slot by which the run's tables are named."""
         self.description = f"a schema {self.schema}"
         self._purpose = _purpose(run)
         self.live = database.sync_engine(self._purpose)
@@ -164,36 +165,40 @@ class PostgresWorkspace:
 
     @staticmethod
     def names(connection: Connection, database: Database) -> list[str]:  # noqa: ARG004 - as SQLite's
-        """Return the names of everything that may be a run's, in a database."""
+        """Return the names of all schemas (files, on SQLite) in a database that may belong to a run."""
         return [str(name) for name in connection.scalars(text("select nspname from pg_namespace"))]
 
     @contextmanager
     def claimed(self) -> Generator[None]:
-        """Hold what tells other processes that this run's process lives; it goes with the process."""
+        """Hold a lock that shows other processes that the run's process lives; it is released when the process ends."""
         with self.database.sync_engine(PURPOSE).connect() as connection:
             connection.execute(text("select pg_advisory_lock(hashtextextended(:claim, 0))"), self._claim)
             connection.commit()
             yield
 
     def is_claimed(self, connection: Connection) -> bool:
-        """Tell whether the run's process lives; if not, nobody else finds that out until the transaction ends."""
+        """Tell whether the run's process lives; if not, hold its claim until the transaction ends."""
         return not connection.scalar(text("select pg_try_advisory_xact_lock(hashtextextended(:claim, 0))"), self._claim)
 
     def engine(self) -> Engine:
-        """Return connections that find the run's tables, and eventjet's own of the run, by their names alone.
+        """Return an engine whose connections find the run's tables, and its copies of eventjet's tables, by name alone.
 
-        The run's schema comes first in the path; the rest serves types only.
+        The run's schema comes first in the search path; the other schemas are only there for types.
         """
         return self._first_in_path().sync_engine(self._purpose)
 
     def handlers_engine(self) -> AsyncEngine:
-        """Return the same for handlers of SQL by hand. A crash has the shadow made again, so commits do not sync."""
+        """Return an engine as `engine` does, for the handlers of SQL projections.
+
+        Commits do not wait for the disk, because the shadow is made again after a crash.
+        """
         return self._first_in_path("-c synchronous_commit=off").engine(self._purpose, BULK)
 
     def create(self, tables: Sequence[Table], *, bare: bool) -> None:
-        """Make the tables, empty, and eventjet's own.
+        """Create the tables, empty, and the run's copies of eventjet's tables.
 
-        Until `finish`, `bare` ones are unlogged, without rules and indexes: those are cheaper made after the load.
+        `bare` tables are unlogged and without constraints and indexes until `finish`, because constraints and indexes
+        are cheaper to create after the load.
         """
         own = (projections.name, rebuilds.name, quarantine.name)
         with self.live.begin() as connection:
@@ -207,14 +212,14 @@ class PostgresWorkspace:
             published = connection.scalars(_ALL_PUBLISHED).all()
             if published:
                 logs.RUN_PUBLISHED.tell(_log, name=self.schema, publications=listed(published))
-            # A crash of the server empties them, and the next batch finds that out.
+            # A crash of the server empties unlogged tables; the next batch notices that.
             for name in own:
                 connection.execute(
                     verbatim(f"create unlogged table {self._qualified(name)} (like {name} including all)")
                 )
 
     def finish(self, projection: str, tables: Sequence[Table], *, bare: bool) -> None:
-        """Make the tables what the declared ones are; raises `RowsRefused` for what a rule forbids."""
+        """Give the loaded tables what the declared tables have; raises `RowsRefused` for rows that break a rule."""
         with self.live.begin() as connection:
             for table in tables if bare else ():
                 self._stripped[table.name].restore(connection, projection, self._qualified(table.name), table)
@@ -227,35 +232,38 @@ class PostgresWorkspace:
 
     @contextmanager
     def snapshot(self) -> Generator[Connection]:
-        """Begin a transaction, attached, that sees the live database at one moment, and lets others write there."""
+        """Begin a transaction on one snapshot of the live database, with the run's tables attached.
+
+        Other sessions may write to the live database meanwhile.
+        """
         with self.live.execution_options(isolation_level="REPEATABLE READ").begin() as connection:
             yield connection
 
     @contextmanager
     def swapping(self) -> Generator[Connection]:
-        """Begin a transaction for the swap; raises `NotNow`."""
+        """Begin the transaction of a swap; raises `NotNow` when locks are not available in time."""
         with self.live.begin() as connection, bounded(connection):
             yield connection
 
     def attach(self, connection: Connection) -> None:
-        """Let it see the run's tables: here it is the same database."""
+        """Let a connection to the live database see the run's tables; here they are in the same database."""
 
     def exchange(self, connection: Connection, resolved: AnyResolved, location: str) -> Exchange:
-        """Return the move of the live tables, which are in that location, for the run's."""
+        """Return the moves that replace the live tables, which are in the slot `location`, with the run's tables."""
         names = names_of(recorded(resolved))
         leaving = [Move(name, location, None) for name in names]
         return Exchange(connection, leaving, [Move(name, self.schema, location) for name in names])
 
     def carry_out(self, exchange: Exchange, resolved: AnyResolved, location: str) -> None:  # noqa: ARG002 - SQLite's
-        """Put the run's tables, or their rows, in the place of the live ones, which are locked."""
+        """Put the run's tables, or their rows, in the place of the live tables, which are locked."""
         exchange.carry_out()
 
     def strange_writes(self, connection: Connection) -> list[str]:
-        """Return the tables other than the run's that the open transaction of a handler has written to."""
+        """Return the tables outside the run to which the open transaction of a handler has written."""
         return list(map(str, connection.scalars(_STRANGE_WRITES, {"schema": self.schema})))
 
     def numbered(self, tables: Sequence[Table]) -> set[Column[Any]]:
-        """Return the columns filled by a sequence that takes no number back when a transaction is rolled back."""
+        """Return the columns filled by a sequence, which loses numbers when a transaction is rolled back."""
         with self.live.begin() as connection:
 
             def is_numbered(table: Table, column: Column[Any]) -> bool:
@@ -265,14 +273,15 @@ class PostgresWorkspace:
             return {column for table in tables for column in table.columns if is_numbered(table, column)}
 
     def interrupt(self) -> None:
-        """End what the run's connections are doing, from another thread. Never raises."""
+        """End the run's database sessions, from another thread. Never raises."""
         with suppress(SQLAlchemyError), self.database.sync_engine(PURPOSE).begin() as connection:
             self._end_sessions(connection)
 
     def drop(self) -> None:
-        """Remove what is there, or what it replaced, and forget the run. Never raises.
+        """Remove the run's tables, or the live tables that they replaced, and the run's row. Never raises.
 
-        What a reader still holds is left, with its lease ended, to the next run.
+        If a table cannot be dropped, because it is still read for example, the run's lease is ended and the next run
+        removes the table.
         """
         engine = self.database.sync_engine(PURPOSE)
         try:
@@ -285,9 +294,10 @@ class PostgresWorkspace:
                 runs.release(connection, self.run)
 
     def clear(self, connection: Connection) -> None:
-        """Drop what the run made, and neither what others have put there nor what they have made depend on it.
+        """Drop the tables that the run made, and the schema if it is empty then.
 
-        What its tasks are still writing would have to be waited for, so their sessions are ended.
+        Objects of others in the schema, or dependent on its tables, are not dropped; then the statement fails. The
+        run's own sessions are ended first, so that the drop does not wait for tasks that still write.
         """
         self._end_sessions(connection)
         made = set(json.loads(connection.scalar(_MADE, {"schema": self.schema}) or "[]"))
@@ -305,7 +315,7 @@ class PostgresWorkspace:
         connection.execute(text(query), {"purpose": self._purpose})
 
     def _first_in_path(self, *options: str) -> Database:
-        """Return the database with the run's schema first in the search path, and other options of the session."""
+        """Return the database with the run's schema first in the search path, and with other session options."""
         path = ",".join(qualified(None, schema) for schema in (self.schema, *self._search_path))
         option = f"-c search_path={path}".replace("\\", "\\\\").replace(" ", "\\ ").replace("-c\\ ", "-c ", 1)
         url = make_url(self.database.url)
@@ -321,12 +331,15 @@ class PostgresWorkspace:
 
 
 def _purpose(run: str) -> str:
-    """Return what PostgreSQL shows of a run's own sessions, which `clear` ends by it."""
+    """Return the application name of a run's own sessions, by which `clear` ends them."""
     return f"{PURPOSE} {run}"
 
 
 def _load_postgres(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
-    """Copy the rows in one transaction with the row in the ledger, which says whether another try has done it."""
+    """Copy the rows and insert the part's row in the ledger, in one transaction.
+
+    If the ledger has the part already, an earlier try has loaded it, and nothing is copied.
+    """
     schema = f"ej_{target.run}"
     ledger = sql.Identifier(schema, rebuilds.name)
     part = (target.run, number)
@@ -361,7 +374,7 @@ def _load_postgres(target: Target, number: int, rows: Iterable[Sequence[Any]]) -
 
 @dataclass(frozen=True, slots=True)
 class _Stripped:
-    """What a table was stripped of for the load."""
+    """The logging, constraints and indexes that were removed from a table for the load."""
 
     is_logged: bool
     rules: Sequence[tuple[str, str, str | None]]
@@ -369,7 +382,7 @@ class _Stripped:
     indexes: Sequence[str]
 
     def restore(self, connection: Connection, projection: str, name: str, table: Table) -> None:
-        """Give it back; raises `RowsRefused` for rows that break a rule."""
+        """Give a table its logging, constraints and indexes back; raises `RowsRefused` for rows that break them."""
         if self.is_logged:
             connection.execute(verbatim(f"alter table {name} set logged"))
         for rule, definition, check in self.rules:
@@ -382,7 +395,7 @@ class _Stripped:
 
 
 def _strip(connection: Connection, name: str) -> _Stripped:
-    """Take from an empty table what would slow a load."""
+    """Remove what would slow a load from an empty table: its logging, constraints and indexes."""
     is_logged = bool(connection.scalar(_IS_LOGGED, {"name": name}))
     rules = [(str(rule), str(made), check) for rule, made, check in connection.execute(_RULES, {"name": name})]
     for rule, _, _ in rules:
@@ -396,7 +409,7 @@ def _strip(connection: Connection, name: str) -> _Stripped:
 
 
 def _row_breaking(connection: Connection, table: Table, check: str | None) -> str:
-    """Name one row that breaks a check."""
+    """Return the key of one row that breaks a check, as text; empty if there is none."""
     if check is None:
         return ""
     keys = list(table.primary_key.columns)
@@ -407,19 +420,19 @@ def _row_breaking(connection: Connection, table: Table, check: str | None) -> st
 # SQLite.
 
 _STEPS = 100_000
-"""Steps of SQLite's machine between two looks: some milliseconds."""
+"""Steps of SQLite's virtual machine between two checks for an interruption: some milliseconds."""
 _CLAIM_TRIES = 750
 _CLAIM_S = 0.02
 
 
 class SqliteWorkspace:
-    """A file with the run's tables, and one beside it that is locked while the run's process lives.
+    """A file with the run's tables, and a lock file beside it that is locked while the run's process lives.
 
-    See `PostgresWorkspace` for what both promise.
+    `PostgresWorkspace` describes the methods of both classes.
     """
 
     suffixes = ("", "-wal", "-shm", "-journal", ".lock")
-    """Of the file, and of what SQLite and `claimed` keep beside it."""
+    """The suffixes of the file, and of the files that SQLite and `claimed` keep beside it."""
     copied_as = "table"
 
     def __init__(self, database: Database, run: str) -> None:
@@ -437,14 +450,17 @@ class SqliteWorkspace:
 
     @staticmethod
     def names(connection: Connection, database: Database) -> list[str]:  # noqa: ARG004 - as PostgreSQL's
-        """Return those of the files beside the database, without its own name."""
+        """Return the names of the runs' files beside the database file, without the database's own name."""
         live = _file(database)
         files = live.parent.glob(f"{glob.escape(live.name)}.ej_*")
         return [path.name.removeprefix(f"{live.name}.") for path in files]
 
     @contextmanager
     def claimed(self) -> Generator[None]:
-        """A lock on a file. Whoever clears away may hold it for a moment, or remove the file before it is locked."""
+        """Lock a file until the end of the `with` block; raises `RebuildOvertaken` when it stays locked by another.
+
+        A process that removes leftovers may hold the lock for a moment, or remove the file before it is locked here.
+        """
         for _ in range(_CLAIM_TRIES):
             with self._lock.open("wb") as file:
                 if try_lock(file) and self._lock.exists():
@@ -467,20 +483,23 @@ class SqliteWorkspace:
         return self.database.sync_engine(PURPOSE)
 
     def handlers_engine(self) -> AsyncEngine:
-        """Handlers are connected to the run's file alone, so they cannot reach anything else."""
+        """Return an engine for handlers, whose connections reach only the run's file."""
         engine = self.database.engine(PURPOSE, BULK)
         SQLITE.prepare_for_handlers(engine.sync_engine)
         return engine
 
     def create(self, tables: Sequence[Table], *, bare: bool) -> None:
-        """The live table has the indexes; in a bare one they would only be in the way."""
+        """Create the tables, empty; a bare table gets no indexes, because the live table has them."""
         with self.engine().begin() as connection:
             metadata.create_all(connection)
             for statement in map(CreateTable, tables) if bare else creation(tables):
                 connection.execute(statement)
 
     def finish(self, projection: str, tables: Sequence[Table], *, bare: bool) -> None:
-        """Find rows that a unique index forbids before the live database is locked; durability comes with the swap."""
+        """Create the unique indexes, so that duplicate rows are found before the live database is locked.
+
+        Nothing is made durable here: rows become durable when they are copied in the swap.
+        """
         with self.engine().begin() as connection:
             for index in [index for table in tables for index in table.indexes if index.unique and bare]:
                 duplicates = partial(_duplicates, connection, list(index.expressions))
@@ -489,14 +508,14 @@ class SqliteWorkspace:
 
     @contextmanager
     def snapshot(self) -> Generator[Connection]:
-        """Only the run's file is written to, so nobody waits."""
+        """Begin a transaction that reads the live database and writes only to the run's file, so nobody waits."""
         with self._interruptible().execution_options(**{READ_ONLY: True}) as connection, connection.begin():
             self.attach(connection)
             yield connection
 
     @contextmanager
     def swapping(self) -> Generator[Connection]:
-        """The live database is locked for writers, not for readers."""
+        """Begin a transaction that locks the live database for writers, not for readers; raises `NotNow`."""
         with self._interruptible() as connection:
             try:
                 transaction = connection.begin()
@@ -506,17 +525,18 @@ class SqliteWorkspace:
                 yield connection
 
     def attach(self, connection: Connection) -> None:
-        """From its first look at the file, the transaction sees nothing that others write there."""
+        """Attach the run's file; from its first read of the file, a transaction does not see later writes to it."""
         connection.exec_driver_sql(f"attach database ? as {self.schema}", (str(self.path),))
 
     def exchange(self, connection: Connection, resolved: AnyResolved, location: str) -> Exchange:
-        """No table comes: rows do."""
+        """Return an exchange in which no tables come: `carry_out` copies rows instead."""
         return Exchange(connection, [Move(name, location, location) for name in names_of(recorded(resolved))], [])
 
     def carry_out(self, exchange: Exchange, resolved: AnyResolved, location: str) -> None:
-        """Make the tables again as they are declared, with the run's rows; what refers to one does so by its name.
+        """Create the live tables again as they are declared, and copy the run's rows into them.
 
-        Foreign keys are not enforced on this connection, so the order of the tables does not matter.
+        References from other objects go by a table's name, so they stay valid. Foreign keys are not enforced on this
+        connection, so the order of the tables does not matter.
         """
         connection = exchange.connection
         live = located_tables(resolved, location, SQLITE)
@@ -531,11 +551,11 @@ class SqliteWorkspace:
             self._keep_numbers(connection, old)
 
     def strange_writes(self, connection: Connection) -> list[str]:  # noqa: ARG002 - as PostgreSQL's
-        """Handlers are connected to the run's file alone."""
+        """Return nothing, because the connections of handlers reach only the run's file."""
         return []
 
     def numbered(self, tables: Sequence[Table]) -> set[Column[Any]]:  # noqa: ARG002 - as PostgreSQL's
-        """SQLite takes numbers back."""
+        """Return nothing, because SQLite takes numbers back when a transaction is rolled back."""
         return set()
 
     def interrupt(self) -> None:
@@ -555,14 +575,14 @@ class SqliteWorkspace:
                 self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
 
     def _interruptible(self) -> Connection:
-        """Connect to the live database so that `interrupt` ends a statement: a copy of a large table takes seconds."""
+        """Connect to the live database so that `interrupt` can end a statement; copying a large table takes seconds."""
         connection = self.live.connect()
         driver: Any = connection.connection.driver_connection
         driver.set_progress_handler(lambda: int(self._stopped.is_set()), _STEPS)
         return connection
 
     def _keep_numbers(self, connection: Connection, table: Table) -> None:
-        """Go on counting where the shadow does, in a table that gives no number twice."""
+        """Copy the shadow's `sqlite_sequence` row, so that an autoincrement table goes on with the shadow's numbers."""
         counts = f"{self.schema}.sqlite_master where name = 'sqlite_sequence'"
         if connection.exec_driver_sql(f"select 1 from {counts}").fetchone():
             name = (table.name,)
@@ -579,10 +599,13 @@ def _file(database: Database) -> Path:
 
 
 def _load_sqlite(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> int:
-    """Insert the rows chunk by chunk. Only this process writes to the shadow's file, so the ledger's row comes last."""
+    """Insert the rows in chunks of `CHUNK`, then the part's row in the ledger.
+
+    Only this process writes to the shadow's file, so the ledger's row may come last, in a transaction of its own.
+    """
     connection = target.database.connect_sqlite()
     try:
-        # A shadow that does not survive a crash of the machine is made again.
+        # A shadow that is lost in a crash of the machine is made again, so nothing has to wait for the disk.
         connection.execute("pragma synchronous = off")
         columns = ", ".join(qualified(None, column) for column in target.columns)
         marks = ", ".join("?" * len(target.columns))
@@ -605,7 +628,7 @@ def _load_sqlite(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> 
 
 
 def _insert(connection: sqlite3.Connection, projection: str, statement: str, chunk: Sequence[Sequence[Any]]) -> None:
-    """Insert all rows or none; raises `RowsRefused` with the row at fault, which the driver does not name."""
+    """Insert all rows or none; raises `RowsRefused` with the row at fault, since the driver does not name it."""
     before = connection.total_changes
 
     def refused_row() -> str:
@@ -623,7 +646,7 @@ def _insert(connection: sqlite3.Connection, projection: str, statement: str, chu
 
 
 def _duplicates(connection: Connection, columns: Sequence[str | ColumnElement[Any]]) -> str:
-    """Name values of columns that several rows have, and should not."""
+    """Return values that several rows have in the columns of a unique index, as text; empty if there are none."""
     plain = [column for column in columns if isinstance(column, Column)]
     if len(plain) < len(columns):
         return ""

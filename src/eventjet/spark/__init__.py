@@ -1,8 +1,11 @@
-"""The home of Spark: a session that brings its own JVM, and the log as a data source and as DataFrames.
+"""Use Spark with eventjet: a session with a JVM of its own, and the log as a data source and as DataFrames.
 
-`spark_session` starts or reaches Spark; `events` shows the log, or one event type of it, as a DataFrame;
-`spark.read` and `readStream` with `format("jetstream")` read raw records; `AppRef` names an app for those that import
-it elsewhere. pyspark is not imported before one of them is used.
+* `spark_session` starts a Spark session, or uses a running one
+* `events` returns the log, or the events of one type, as a DataFrame
+* `spark.read` and `spark.readStream` with `format("jetstream")` read raw records
+* `AppRef` is a reference by which other processes import an app
+
+pyspark is imported when one of these names is first used.
 """
 
 from __future__ import annotations

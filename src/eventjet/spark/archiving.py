@@ -1,9 +1,8 @@
-"""An archive on Spark: its manifest, its checksums and its records, and how segments get there.
+"""Read and write archives on Spark, on any file system that the JVM knows.
 
-All of it is DataFrames, through the file systems that the JVM knows, so it works through Spark Connect too, where
-nothing reaches the JVM. A segment is written from the log, read back whole and compared, and only then named in the
-manifest: it is in the archive from the moment its line is there. Whatever ends a run before that leaves files that
-nothing names.
+Everything uses DataFrames, so it works through Spark Connect, too, where the JVM cannot be reached directly. A segment
+is written from the log, read back completely and compared, and only then named in the manifest: it belongs to the
+archive from the moment its line is written. A run that ends before that leaves files that no manifest names.
 """
 
 from __future__ import annotations
@@ -44,12 +43,14 @@ from eventjet.spark.source import log_frame
 
 _ROWS_OF_A_BATCH = "spark.sql.parquet.columnarReaderBatchSize"
 ROWS_OF_A_BATCH = 256
-"""Spark reads Parquet in batches of rows in the JVM's memory. A body may have a megabyte, and the default is 4,096."""
+"""The number of rows of Parquet that Spark reads into the JVM's memory at once. The default of 4,096 is too large,
+because an event's body may have a megabyte."""
 
 FILE_BYTES = 32_000_000
-"""Of headers and bodies, which a file should hold at most; Parquet makes less of them."""
+"""The desired maximum of headers and bodies in one file, before Parquet compresses them."""
 FILE_BYTES_MAX = 2 * FILE_BYTES
-"""Of a file: the JVM holds one in memory for its checksum. Where events differ much in size the cut is made finer."""
+"""The maximum size of a file, which the JVM keeps in memory for its checksum. If events differ so much in size that a
+file is larger, the segment is cut into more files."""
 
 _TRIES = 4
 _SHUFFLE = "spark.sql.shuffle.partitions"
@@ -65,7 +66,7 @@ class SparkFiles:
 
     def manifest_lines(self) -> list[str]:
         try:
-            # What a killed run left half-written begins with `_`, and Spark passes that over.
+            # Files that a killed run has not completed begin with `_`, and Spark ignores them.
             frame: Any = self._spark.read.option("recursiveFileLookup", "true").text(f"{self._base}/{MANIFEST}")
             return [row.value for row in frame.collect() if row.value]
         except Exception as error:
@@ -81,7 +82,7 @@ class SparkFiles:
             rows = frame.select("path", "length", F.sha2("content", 256).alias("sha256")).collect()
         except Exception as error:
             raise ArchiveBroken(self.url, f"its files cannot be read ({first_line(error)})") from error
-        # What comes before `events/` is written as the file system writes it.
+        # Each file system writes the part of a path before `events/` in its own way, so it is left out.
         by_path = {"/".join(row.path.rsplit("/", 3)[1:]): (row.length, row.sha256) for row in rows}
         for path in paths:
             if path not in by_path:
@@ -89,7 +90,7 @@ class SparkFiles:
         return by_path
 
     def batches(self, path: str, size: int) -> Iterator[Any]:
-        """One whole file is in this process's memory meanwhile."""
+        """Yield the records of a file in Arrow batches; the whole file is in this process's memory meanwhile."""
         try:
             with reading(self._spark):
                 frame: Any = self._spark.read.schema(SCHEMA).parquet(f"{self._base}/{path}")
@@ -100,13 +101,13 @@ class SparkFiles:
 
 
 def url_for_spark(url: str) -> str:
-    """The URL as Hadoop takes it, whatever its default file system is; without a `/` at the end."""
+    """Return an archive's URL as Hadoop takes it, whatever its default file system is, without a `/` at the end."""
     folder = folder_of(url)
     return url.rstrip("/") if folder is None else f"file://{folder}"
 
 
 def archived_frame(spark: SparkSession, archive: Archive, first: int, last: int) -> DataFrame:
-    """The records from `first` to `last`, as the source `jetstream` has them; to be used within `reading`."""
+    """Return the records from `first` to `last` as a frame in the source's `SCHEMA`; use it within `reading`."""
     base = url_for_spark(archive.url)
     paths = [f"{base}/{file.path}" for file in archive.files(first, last)]
     frame: Any = spark.read.schema(SCHEMA).parquet(*paths)
@@ -115,7 +116,10 @@ def archived_frame(spark: SparkSession, archive: Archive, first: int, last: int)
 
 @contextmanager
 def reading(spark: SparkSession, conf: Mapping[str, str] | None = None) -> Generator[None]:
-    """Read archives with the session's memory in mind; what the session had set is set again afterwards."""
+    """Set the session's configuration for reading archives in little memory, and restore it afterwards.
+
+    `conf` has more settings for the same time.
+    """
     wanted = {_ROWS_OF_A_BATCH: str(ROWS_OF_A_BATCH), **(conf or {})}
     before = {name: spark.conf.get(name) for name in wanted}
     for name, value in wanted.items():
@@ -129,7 +133,7 @@ def reading(spark: SparkSession, conf: Mapping[str, str] | None = None) -> Gener
 
 
 def seal_all(job: Job, files: ArchiveFiles, ranges: Sequence[tuple[int, int]], started: Started) -> list[Segment]:
-    """Archive ranges of positions, one segment each; raises `ArchiveBroken` when one reads back otherwise."""
+    """Archive ranges of positions, one segment each; raises `ArchiveBroken` when a segment reads back differently."""
     start, total = ranges[0][0], ranges[-1][1] - ranges[0][0] + 1
     with provisions(job, started) as provided, job.watch.phase("archive", total):
         sealer = _Sealer(started.spark, files.url, files, job.log, provided.options)
@@ -144,21 +148,21 @@ def seal_all(job: Job, files: ArchiveFiles, ranges: Sequence[tuple[int, int]], s
 
 @dataclass(frozen=True, slots=True)
 class _Sealer:
-    """A log and the archive that it goes to."""
+    """The writer of a log's segments to an archive."""
 
     spark: SparkSession
     url: str
     files: ArchiveFiles
     log: Log
     options: Mapping[str, str]
-    """Of the source `jetstream`, without positions."""
+    """The options of the source `jetstream`, without positions."""
 
     def seal(self, first: int, last: int) -> Segment:
-        """Archive the positions from `first` to `last`, which the manifest must not have yet."""
+        """Archive the positions from `first` to `last`; raises `ArchiveBroken` if another run has sealed them."""
         path, found = self._written(first, last)
         segment = self._segment(path, found)
         line = dump_segment(segment)
-        # What a reader would refuse is not sealed.
+        # A segment that a reader would refuse must not be sealed.
         load_archive(self.url, [line])
         if (segment.first, segment.last) != (first, last):
             raise ArchiveBroken(self.url, f"{path} holds positions {segment.first} to {segment.last}")
@@ -171,7 +175,10 @@ class _Sealer:
         return segment
 
     def _written(self, first: int, last: int) -> tuple[str, list[Any]]:
-        """(folder of the files, what `_read_back` says of each); cut finer where large events lie together."""
+        """Write a segment's files; return (their folder, the rows of `_read_back`).
+
+        If a file is too large because large events are next to each other, the segment is written again in more files.
+        """
         count = last - first + 1
         event_bytes = self.log.state.bytes / max(self.log.state.messages, 1)
         files = max(range_count(count), -(-int(count * event_bytes) // FILE_BYTES))
@@ -187,7 +194,7 @@ class _Sealer:
         return path, found
 
     def _write(self, path: str, first: int, last: int, files: int) -> tuple[int, int]:
-        """Write one file a task; returns (how many records went by, a checksum of all they hold)."""
+        """Write one file for each task; return (number of records written, checksum of the records)."""
         seen = Observation()
         frame: Any = log_frame(self.spark, self.options, split(first, last, files))
         frame = frame.observe(seen, F.count(F.lit(1)).alias("count"), _checksum().alias("checksum"))
@@ -195,7 +202,10 @@ class _Sealer:
         return seen.get["count"], seen.get["checksum"]
 
     def _read_back(self, path: str, seen: tuple[int, int]) -> list[Any]:
-        """What each file holds, by position; raises unless that is what was written, in order and unchanged."""
+        """Read the files back and return a row about each, ordered by position.
+
+        Raises `ArchiveBroken` unless the files have the records that were written, in order and unchanged.
+        """
         row = F.col("position") - F.col("_metadata.row_index")
         with reading(self.spark, {_SHUFFLE: "1"}):
             frame: Any = self.spark.read.schema(SCHEMA).parquet(f"{url_for_spark(self.url)}/{path}")
@@ -212,7 +222,7 @@ class _Sealer:
                 )
                 .collect()
             )
-        # As many rows as positions, each as far from the first as its row: unbroken, and sorted.
+        # If position minus row number is the same for all rows of a file, they are sorted and no position is missing.
         if any(one.first != one.same for one in found):
             raise ArchiveBroken(self.url, f"{path} was read back in another order than it was written")
         events = checksum = 0
@@ -224,7 +234,7 @@ class _Sealer:
 
     def _segment(self, path: str, found: list[Any]) -> Segment:
         names = [f"{path}/{one.file}" for one in found]
-        # Spark wrote the files, so Spark tells their sums, even in a folder of this machine.
+        # Spark wrote the files, so Spark computes their checksums, even in a folder of this machine.
         digests = SparkFiles(self.spark, self.url).digests(names)
         files = tuple(
             ArchivedFile(name, one.first, one.first + one.events - 1, *digests[name])
@@ -243,5 +253,5 @@ class _Sealer:
 
 
 def _checksum() -> Any:
-    """Of any number of records, in any order: a changed, missing or added one gives another."""
+    """Return a checksum of records that does not depend on their order; a changed, lost or added record changes it."""
     return F.bit_xor(F.xxhash64(*COLUMNS))

@@ -1,12 +1,12 @@
-"""The classes of Spark's JVM, kept between sessions in a folder that was asked for: the JVM starts in half the time.
+"""Keep the classes of Spark's JVM between sessions in a folder, so that the JVM starts in half the time.
 
-An archive of class data sharing is a file of some 160 MB that a JVM maps, instead of looking thousands of classes up in
-jars and linking them. The first session that finds none notes which classes it loads, and when it is over another JVM
-makes the archive of them. It is good for one Java, one Spark and the same options; its name says which, and ends with
-the sum of its bytes. Any file may be deleted at any time. Whatever is wrong with one is told once, and Spark starts
-without it.
+An archive of class data sharing is a file of some 160 MB that a JVM maps, instead of looking up thousands of classes in
+jars and linking them. A session that finds no archive records which classes it loads, and after its end another JVM
+makes an archive of these classes. An archive fits one Java, one Spark and one set of options; its name says which, and
+ends with a checksum of its bytes. Any file may be deleted at any time. A fault of an archive is reported once, and
+Spark starts without the archive.
 
-Whoever can write an archive decides what the JVM runs, so a folder that others may write to is not used.
+A user who can write an archive decides what the JVM runs, so a folder to which others may write is not used.
 """
 
 from __future__ import annotations
@@ -27,26 +27,27 @@ from typing import TypeAlias
 from eventjet.runtime import try_lock
 
 InterruptedBy: TypeAlias = Callable[[Callable[[], None]], AbstractContextManager[None]]
-"""Within its context the given function may be called, from any thread, to end what is being waited for."""
+"""A context within which the given function may be called, from any thread, to end a process that is waited for."""
 
 MADE_WITHIN_S = 300.0
-"""How long the making of an archive may take: 15 to 25 seconds on two cores that nobody else needs."""
+"""How long making an archive may take; it takes 15 to 25 seconds on two idle cores."""
 TRIED_WITHIN_S = 60.0
+"""How long trying a new archive may take."""
 KEPT = 3
-"""Archives that a folder keeps, the newest ones."""
+"""How many archives a folder keeps: the newest."""
 ABANDONED_S = 3_600.0
-"""How old a file is that somebody began to write and was killed."""
+"""The age from which an incomplete file counts as left by a killed process."""
 
 _ARCHIVE = re.compile(r"spark-.+-[0-9a-f]{16}-(?P<sum>[0-9a-f]{16})\.jsa")
 _MAKING = ".making"
 _OF_SHARING = re.compile(r"^.*\[(?:cds|aot)\b[^\]]*\]\s*(?P<why>.+)$", re.MULTILINE)
 _SHOWN = 200
-"""Characters of what a JVM said that are repeated."""
+"""The maximum number of characters of a JVM's message that are shown."""
 
 
 @dataclass(frozen=True, slots=True)
 class JvmCache:
-    """The folder that was asked for, and whom to tell what becomes of it."""
+    """The folder for class archives, and the function to which messages about it go."""
 
     folder: Path
     say: Callable[[str], object]
@@ -54,20 +55,20 @@ class JvmCache:
 
 @dataclass(frozen=True, slots=True)
 class Jvm:
-    """What an archive is good for."""
+    """The JVM for which an archive is made."""
 
     program: Path
     version: int
     spark: str
-    """Its version."""
+    """The version of Spark."""
     options: tuple[str, ...]
-    """The same for the JVM that makes an archive and for the one that uses it, as Java wants it."""
+    """The options of the JVM, which must be the same for making an archive and for using it."""
     class_path: str
     jars: Path
-    """The folder that the class path is made of."""
+    """The folder of Spark's jars."""
 
     def stem(self) -> str:
-        """The beginning of an archive's name. The JVM itself refuses one made by another JVM, or of other jars."""
+        """Return the beginning of the archive's name; a JVM itself refuses an archive of another JVM or other jars."""
         parts = [str(self.program), *self.options, self.class_path]
         for file in (self.program.resolve().parent.parent / "lib" / "modules", *sorted(self.jars.glob("*.jar"))):
             with suppress(OSError):
@@ -90,7 +91,10 @@ class ClassArchive:
         self._used: Path | None = None
 
     def options(self) -> list[str]:
-        """With what the JVM is to be started: to use the archive, or to note what belongs into it."""
+        """Return the options with which the JVM uses the archive, or records the classes for a new archive.
+
+        Returns none when the folder cannot be used.
+        """
         try:
             if fault := self._unusable():
                 self._tell(fault)
@@ -99,16 +103,16 @@ class ClassArchive:
         except OSError as error:
             self._tell(f"it cannot be used ({error.strerror or error})")
             return []
-        # What a JVM says of an archive would stand among what this program prints.
+        # The JVM's messages about an archive would mix with this program's output.
         quiet = ["-Xlog:disable", f'-Xlog:all=warning:file="{self._log}"']
         if self._used is not None:
             return [*quiet, f"-XX:SharedArchiveFile={self._used}"]
         return [*quiet, f"-XX:DumpLoadedClassList={self._classes}"]
 
     def check(self, pid: int) -> None:
-        """Once the JVM runs, as this process: remove an archive that it did not take, so that another is made.
+        """Remove an archive that the running JVM, process `pid`, did not take, so that the next session makes another.
 
-        Linux tells that; elsewhere such an archive stays where it is, and nothing is gained.
+        This can be seen only on Linux; elsewhere such an archive stays, and the JVM starts without its benefit.
         """
         if self._used is None or not self._used.exists():
             return
@@ -120,7 +124,7 @@ class ClassArchive:
                 self._used.unlink(missing_ok=True)
 
     def make(self, interrupted_by: InterruptedBy) -> None:
-        """After a session that found no archive: make it, unless another process does. Raises no `OSError`."""
+        """Make an archive after a session that had none, unless another process makes it. Raises no `OSError`."""
         if self._used is not None or not self._classes.exists() or not self._classes.stat().st_size:
             return
         try:
@@ -131,7 +135,7 @@ class ClassArchive:
             self._tell(f"no archive can be written ({error.strerror or error})")
 
     def _unusable(self) -> str | None:
-        """Why this folder is none for archives; it is made if it is not there."""
+        """Create the folder if it is missing; return why it cannot be used for archives, or None when it can."""
         if sys.platform == "win32":
             return "there are no archives on Windows"
         if self._jvm.class_path != str(self._jvm.jars / "*"):
@@ -143,7 +147,7 @@ class ClassArchive:
         return None
 
     def _whole(self) -> Path | None:
-        """The archive, when it is there with all its bytes; one that is not is removed."""
+        """Return the archive if it is there and undamaged; remove damaged archives and abandoned files."""
         for making in self._folder.glob(f"spark-*{_MAKING}"):
             with suppress(OSError):
                 if time.time() - making.stat().st_mtime > ABANDONED_S:
@@ -157,7 +161,7 @@ class ClassArchive:
         return None
 
     def _make(self, making: Path, interrupted_by: InterruptedBy) -> None:
-        """Under the lock."""
+        """Make and try an archive, and give it its name; the caller holds the lock."""
         self._tell("making an archive of Spark's classes, once; what was asked for is done")
         began = time.monotonic()
         share = [f"-XX:SharedArchiveFile={making}", "-cp", self._jvm.class_path]
@@ -180,7 +184,7 @@ class ClassArchive:
             other.unlink(missing_ok=True)
 
     def _run(self, arguments: Sequence[str], within_s: float, interrupted_by: InterruptedBy) -> str | None:
-        """Run the JVM with these; returns what went wrong."""
+        """Run the JVM with these arguments; return what went wrong, or None."""
         options = [*self._jvm.options, "-Xlog:disable", "-Xlog:all=error"]
         with self._log.open("wb") as log:
             process = subprocess.Popen(
@@ -208,7 +212,7 @@ class ClassArchive:
 
 
 def _archives(folder: Path, stem: str = "spark-") -> list[Path]:
-    """The newest first."""
+    """Return the archives in a folder, the newest first."""
 
     def found() -> Iterator[tuple[float, Path]]:
         for file in folder.glob(f"{stem}*.jsa"):
@@ -219,7 +223,7 @@ def _archives(folder: Path, stem: str = "spark-") -> list[Path]:
 
 
 def _sum_of(file: Path) -> str | None:
-    """Of its bytes, a tenth of a second of 160 MB; None when it is gone."""
+    """Return the checksum of a file's bytes, in a tenth of a second for 160 MB; None when the file is gone."""
     try:
         with file.open("rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()[:16]

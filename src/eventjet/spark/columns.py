@@ -1,4 +1,4 @@
-"""The columns of a record: what each is called, its type, and how a batch of it is made for Arrow."""
+"""The columns of a record, with names and types, and the conversion of records to and from Arrow batches."""
 
 from __future__ import annotations
 
@@ -13,23 +13,24 @@ from eventjet.codec.subjects import entity_of
 from eventjet.errors import UsageError
 
 STORED = ("position", "time_ns", "subject", "headers", "body")
-"""A record as it is stored; `time_ns` counts from 1970, `headers` is the raw block."""
+"""The columns of a record as it is stored; `time_ns` is in ns since 1970, `headers` is the raw header block."""
 
 _Fields: TypeAlias = tuple[Any, Any, Any, Any, Any]
-"""One sequence for each column in `STORED`."""
+"""One sequence of values for each column in `STORED`."""
 
 
 def schema_of(columns: Sequence[str]) -> str:
+    """Return the schema of columns in Spark's DDL."""
     return ", ".join(f"{name} {_COLUMNS[name][0]}" for name in columns)
 
 
 def parse_columns(text: str) -> tuple[str, ...]:
-    """Names separated by commas, in the order wanted; raises `UsageError`."""
+    """Return the column names in a comma-separated text, in its order; raises `UsageError`."""
     return _known([name.strip().lower() for name in text.split(",") if name.strip()])
 
 
 def columns_in(schema: Any) -> tuple[str, ...]:
-    """The columns of a Spark `StructType`, which may be the user's own; raises `UsageError`."""
+    """Return the column names of a Spark `StructType`, which may be the user's own; raises `UsageError`."""
     names = _known(schema.names)
     for field in schema.fields:
         if field.dataType.simpleString() != _COLUMNS[field.name][0]:
@@ -41,12 +42,12 @@ def columns_in(schema: Any) -> tuple[str, ...]:
 
 
 def pyarrow() -> Any:
-    """pyarrow, which has no types to check against."""
+    """Import and return pyarrow, which has no type annotations."""
     return import_module("pyarrow")
 
 
 def arrow_schema(columns: Mapping[str, str]) -> Any:
-    """Names and types in Spark's DDL as Arrow has them."""
+    """Return the Arrow schema for column names with types in Spark's DDL."""
     arrow = pyarrow()
     types = {
         "int": arrow.int32(),
@@ -59,7 +60,7 @@ def arrow_schema(columns: Mapping[str, str]) -> Any:
 
 
 def records_of(batch: Any) -> Iterator[RawRecord]:
-    """The records of a batch whose columns are the source's `SCHEMA`."""
+    """Iterate over the records of an Arrow batch whose columns are the source's `SCHEMA`."""
     position, time_ns, subject, headers, body = batch.columns
     return zip(
         position.to_pylist(),
@@ -72,14 +73,14 @@ def records_of(batch: Any) -> Iterator[RawRecord]:
 
 
 def arrow_batch(records: Sequence[RawRecord], columns: Sequence[str] = STORED) -> Any:
-    """Records as one Arrow batch: bytes stay bytes until a fold decodes them."""
+    """Return records as one Arrow batch; headers and body stay bytes, which a fold decodes later."""
     arrow = pyarrow()
     fields: Any = tuple(zip(*records, strict=True))
     schema = arrow_schema({name: _COLUMNS[name][0] for name in columns})
     try:
         arrays = [arrow.array(_COLUMNS[field.name][1](fields), field.type) for field in schema]
     except arrow.ArrowInvalid:
-        # A subject of another program that is not text: shown as JetStream's own API shows it.
+        # A subject that is not UTF-8 comes from another program; it is shown as JetStream's API shows it.
         readable = [subject.decode("utf-8", "replace").encode() for subject in fields[2]]
         fields = (*fields[:2], readable, *fields[3:])
         arrays = [arrow.array(_COLUMNS[field.name][1](fields), field.type) for field in schema]
@@ -87,7 +88,7 @@ def arrow_batch(records: Sequence[RawRecord], columns: Sequence[str] = STORED) -
 
 
 def pack_rows(rows: Sequence[Sequence[Any]]) -> bytes:
-    """Rows as SQLite's driver takes them (int, float, str, bytes, None) as one Arrow stream."""
+    """Pack rows of values for SQLite's driver (int, float, str, bytes, None) into one Arrow stream."""
     arrow = pyarrow()
     columns = [arrow.array(column) for column in zip(*rows, strict=True)]
     batch = arrow.RecordBatch.from_arrays(columns, names=[str(number) for number in range(len(columns))])
@@ -98,6 +99,7 @@ def pack_rows(rows: Sequence[Sequence[Any]]) -> bytes:
 
 
 def unpack_rows(payload: bytes) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows in an Arrow stream from `pack_rows`."""
     with pyarrow().ipc.open_stream(payload) as reader:
         for batch in reader:
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
@@ -114,7 +116,7 @@ def _known(names: Sequence[str]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=65_536)
 def _key_of(subject: bytes) -> tuple[str | None, str | None]:
-    """(aggregate, aggregate id); nulls for a subject that eventjet did not make."""
+    """Return (aggregate, aggregate id) of a subject; None twice for a subject that eventjet did not make."""
     try:
         return entity_of(subject)
     except ValueError:
@@ -127,14 +129,14 @@ _COLUMNS: Mapping[str, tuple[str, Callable[[_Fields], Sequence[Any]]]] = {
     "subject": ("string", itemgetter(2)),
     "headers": ("binary", itemgetter(3)),
     "body": ("binary", itemgetter(4)),
-    # As everywhere, the time a record tells itself comes before JetStream's: the log may be a restored one.
+    # As everywhere, the time in a record's header comes before JetStream's time, because the log may be a restored log.
     "time": ("timestamp", lambda fields: [recorded_at(record) for record in zip(*fields, strict=True)]),
     "aggregate": ("string", lambda fields: [_key_of(subject)[0] for subject in fields[2]]),
     "aggregate_id": ("string", lambda fields: [_key_of(subject)[1] for subject in fields[2]]),
     "type": ("string", lambda fields: [header(block, TYPE) for block in fields[3]]),
     "version": ("bigint", lambda fields: [number_of(block, VERSION) for block in fields[3]]),
 }
-"""Name → type in Spark's DDL, and the column's values."""
+"""Column name → (type in Spark's DDL, function from the stored fields to the column's values)."""
 
 SCHEMA = schema_of(STORED)
-"""What is read when nobody asks for other columns, and what an archive's files hold."""
+"""The default columns of the source `jetstream`, in Spark's DDL; the files of an archive have the same columns."""

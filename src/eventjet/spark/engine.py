@@ -1,6 +1,6 @@
-"""`SparkEngine`: the engine `spark` of `eventjet.rebuild`. Its session starts when something needs it, and only once.
+"""`SparkEngine` is the engine `spark` of `eventjet.rebuild`; its session starts once, when it is first needed.
 
-Importing this does not import pyspark, so that a machine without it is told what is missing.
+Importing this module does not import pyspark, so that a machine without pyspark gets an error that says so.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from eventjet.urls import shown_master
 
 @contextmanager
 def spark_engine(options: EngineOptions, watch: Watch) -> Generator[SparkEngine]:
-    """The engine until the end of a `with`, and its session with it."""
+    """Yield the engine; its session ends with the `with` block."""
     with ExitStack() as stack:
         yield SparkEngine(options, watch, stack)
 
 
 class SparkEngine:
-    """See `eventjet.rebuild.job.Engine`."""
+    """The engine that runs on Spark; see `eventjet.rebuild.job.Engine`."""
 
     name: Literal["spark"] = "spark"
 
@@ -46,7 +46,7 @@ class SparkEngine:
         return shown_master(self._options.master or os.environ.get("SPARK_REMOTE") or "local[*]")
 
     def obstacle(self) -> str | None:
-        # Whether a cluster can be reached shows only when it is tried.
+        # Only a connection would show whether a cluster can be reached, so that is not checked.
         if importlib.util.find_spec("pyspark") is None:
             return str(not_installed("pyspark"))
         try:
@@ -92,7 +92,10 @@ class SparkEngine:
         return seal_all(job, self.archive_files(url), ranges, started)
 
     def _session(self) -> Started:
-        """Raises `Unreachable` without pyspark, so what imports it comes after this."""
+        """Return the session, which the first call starts; raises `Unreachable` without pyspark.
+
+        Modules that import pyspark are imported after this call.
+        """
         if self._started is None:
             kept, watch = self._options.jvm_cache, self._watch
             session = spark_session(

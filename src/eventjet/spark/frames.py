@@ -1,8 +1,8 @@
-"""`events`: the log as a DataFrame, whole and as it is stored, or one event type with a column for each of its fields.
+"""`events` returns the whole log as a DataFrame, or one event type with a column for each of its fields.
 
-The frame is the log as it was when `events` was called: nothing is read before an action asks for it, and every action
-reads the same positions. Passwords and tokens stay out of the plan; they are kept in files that only this user can
-read, which go when this process ends.
+The frame has the positions of the log when `events` was called: nothing is read before an action needs it, and every
+action reads the same positions. Passwords and tokens are not in the plan, but in files that only this user can read,
+which are removed when this process ends.
 """
 
 from __future__ import annotations
@@ -52,14 +52,18 @@ def events(
     as_of: datetime | int | None = None,
     settings: Settings | None = None,
 ) -> DataFrame:
-    """The log as it is now, or as of a time (events recorded until then) or a position, both included.
+    """Return the log as a DataFrame: as it is now, or up to a time or a position.
 
-    With an `event` class: its events alone, upcast to its current schema, a column for each field; a field whose name
-    another column has is called `event_<name>`. Then an event that cannot be read as such, or has a value that its
-    column cannot hold, fails the query and is named. `settings` default to `EVENTJET_*`. Raises `UsageError` and
-    `Unreachable`.
+    `as_of` is a time with its zone (events recorded until then) or a position, both included. `settings` default to
+    `EVENTJET_*`.
+
+    With an `event` class, the frame has only its events, upcast to the current schema, with a column for each field; a
+    field whose name another column has is called `event_<name>`. An event that cannot be decoded, or that has a value
+    for which its column has no place, fails the query with an error that names the event.
+
+    Raises `UsageError` and `Unreachable`.
     """
-    # Imported by the driver alone: the tasks below load this module in every worker, and need nothing of it.
+    # Imported here because only the driver needs it: the tasks below load this module in every worker.
     from eventjet.spark.running import send_files, shipped
 
     wired = app.load() if isinstance(app, AppRef) else app
@@ -103,28 +107,28 @@ def _ends(settings: Settings, stream: str) -> tuple[int, int]:
 
 @lru_cache(maxsize=100)
 def _connection(settings: Settings) -> tuple[Mapping[str, str], Path]:
-    """(options of the source, the folder of the secrets that they name)."""
+    """Return (options of the source `jetstream`, the folder of the sealed secrets that they name)."""
     secrets = Path(mkdtemp(dir=_kept_folder()))
     return connection_options(settings, secrets), secrets
 
 
 @cache
 def _kept_folder() -> Path:
-    """A private folder for as long as this process lives: a frame may be asked at any time."""
+    """Return a private folder that is removed when this process ends, because a frame may be used until then."""
     stack = ExitStack()
     atexit.register(stack.close)
     return stack.enter_context(scratch_folder())
 
 
 def stored_columns() -> dict[str, Form]:
-    """Of the whole log. What a record lacks, or has in no readable form, is null."""
+    """Return the columns of the whole log; a value that a record lacks, or that cannot be read, is null."""
     return {name: leaf(kind) for name, kind in _STORED.items()}
 
 
 def recorded_columns(event_type: type) -> dict[str, Form]:
-    """Of one event type: what the log knows of it, then its fields; `event_` comes before a name that is taken."""
+    """Return the columns of one event type: the log's own columns, then the fields; `event_` precedes a name in use."""
     columns = {name: leaf(kind) for name, kind in _RECORDED.items()}
-    # Spark does not tell upper case from lower.
+    # Spark's column names are not case-sensitive.
     taken = set(columns)
     for name, form in forms_of(event_type).items():
         while name.lower() in taken:
@@ -140,7 +144,7 @@ def _ddl_of(columns: Mapping[str, Form]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StoredTask:
-    """Shows records as they are stored; needs no application, and raises for nothing that is in them."""
+    """A Spark task that makes rows of stored records; it needs no application, and no content of a record raises."""
 
     until: datetime | None
 
@@ -155,7 +159,7 @@ class StoredTask:
 
 @dataclass(frozen=True, slots=True)
 class RecordedTask:
-    """Shows the events of one type, decoded by the application's own code."""
+    """A Spark task that makes rows of the events of one type, which the application's own code decodes."""
 
     app: AppRef
     type_name: str
@@ -174,7 +178,7 @@ class RecordedTask:
         decode = Decoder(catalog, (event_type,))
         columns = recorded_columns(event_type)
         forms = forms_of(event_type)
-        # Other names are other events, declared or not; a newer schema of this one must not be passed over.
+        # Records are selected by name only: a newer schema of this event must fail the query, not be skipped.
         names = {info.name, *info.formerly}
         for batch in batches:
             named = (record for record in records_of(batch) if header(record[3], TYPE) in names)
@@ -226,7 +230,7 @@ def _number(block: bytes, name: str, below: int) -> int | None:
 
 
 def _recorded_at(record: RawRecord) -> datetime | None:
-    """As the decoder has it; None for a time that cannot be read."""
+    """Return the recorded time as the decoder does; None for a time that cannot be read."""
     try:
         return recorded_at(record)
     except UndecodableEvent:

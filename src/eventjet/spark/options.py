@@ -1,8 +1,8 @@
-"""The options of the data source `jetstream`, checked. They hold names and paths only, and no secret.
+"""Check the options of the data source `jetstream`, which contain names and paths only, and no secrets.
 
-Secrets travel to tasks in two halves: a sealed file that goes with the session, and its key. Executors keep a session's
-files in work folders, for days after it has ended, so what lies there must be worth nothing by itself. The key is part
-of the reference that tasks get by value; only a Connect server writes that down, in its log.
+A secret reaches tasks in two parts: a sealed file that is sent with the session, and its key. Executors keep a
+session's files in work folders, for days after it has ended, so a file must be worthless without the key. The key is
+part of the reference that tasks get by value; only a Connect server stores that, in its log.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from eventjet.settings import Settings, SettingsOverrides
 from eventjet.spark.columns import STORED, parse_columns
 
 POSITIONS_PER_TRIGGER = 1_000_000
-"""What one micro-batch reads at most unless told: the first one of a query would read the whole log."""
+"""The default maximum of positions in one micro-batch; without it, a query's first batch would be the whole log."""
 
 _PATHS = {"credentials": "credentials", "nkey": "nkey", "tlsCa": "tls_ca", "tlsCert": "tls_cert", "tlsKey": "tls_key"}
 _FILES = {"passwordFile": "password", "tokenFile": "token"}
@@ -44,14 +44,14 @@ _SEALED = re.compile(r"(?P<path>.+)#(?P<key>[0-9a-f]{64})", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """What to read; it can be pickled."""
+    """The options of one read, checked; they can be pickled."""
 
     stream: str
     connection: Mapping[str, str] = field(repr=False)
-    """Options that say where the server is and how to prove who we are."""
+    """The options that name the server and the credentials."""
     columns: tuple[str, ...] = STORED
     subject: str | None = None
-    """Only records of this subject, which may end in a wildcard."""
+    """The subject of the records, which may end in a wildcard; None for all records."""
     first: int | None = None
     last: int | None = None
     partitions: int | None = None
@@ -60,7 +60,7 @@ class LogOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> LogOptions:
-        """Names in any case, as Spark has it; raises `UsageError`."""
+        """Check options whose names may be in any case, as in Spark; raises `UsageError`."""
         names = {name.lower(): name for name in (*_PATHS, *_FILES, *_PLAIN, *_OTHER)}
         unknown = [name for name in options if name.lower() not in names and name.lower() != "path"]
         if unknown:
@@ -85,7 +85,7 @@ class LogOptions:
         )
 
     def endpoint(self) -> Endpoint:
-        """Where the server is, with the secrets that this machine has."""
+        """Return the server's endpoint, with the secrets read from this machine's files."""
         overrides: dict[str, Any] = {}
         for name, value in self.connection.items():
             if name in _PATHS:
@@ -97,12 +97,12 @@ class LogOptions:
         return Endpoint.of(Settings.load(cast("SettingsOverrides", overrides))).with_name("eventjet-spark")
 
     def earlier(self) -> PredecessorReader:
-        """Where a task looks up what an event follows, to be closed."""
+        """Return a reader with which a task looks up an event's predecessor; the caller closes it."""
         return PredecessorReader(self.endpoint(), self.stream)
 
 
 def connection_options(settings: Settings, secrets: Path) -> dict[str, str]:
-    """The options that reach the same server as `settings` do; a password or a token is sealed in `secrets`."""
+    """Return the options for the server of `settings`; a password or a token is sealed in the folder `secrets`."""
     endpoint = Endpoint.of(settings)
     check_picklable(endpoint)
     options = {
@@ -124,7 +124,7 @@ def connection_options(settings: Settings, secrets: Path) -> dict[str, str]:
 
 
 def seal(folder: Path, kind: str, secret: str) -> str:
-    """The reference to a new file of `folder`, under a name no other session has."""
+    """Encrypt a secret into a new file in `folder`, with a random name, and return the reference: path and key."""
     key = random(SecretBox.KEY_SIZE)
     path = folder / f"{kind}-{token_hex(8)}"
     path.touch(mode=0o600)
@@ -133,12 +133,12 @@ def seal(folder: Path, kind: str, secret: str) -> str:
 
 
 def is_sealed(reference: str) -> bool:
-    """Whether `seal` made it; otherwise it is a path."""
+    """Tell whether a reference comes from `seal`; otherwise it is a path."""
     return _SEALED.fullmatch(reference) is not None
 
 
 def unseal(reference: str) -> str:
-    """The secret: of `seal`, or from a plain file without its line end; raises `OSError`."""
+    """Return the secret of a reference from `seal`, or of a plain file without its line end; raises `OSError`."""
     match = _SEALED.fullmatch(reference)
     if match is None:
         return _file_of_session(reference).read_text().strip("\r\n")
@@ -146,7 +146,7 @@ def unseal(reference: str) -> str:
 
 
 def _file_of_session(name: str) -> Path:
-    """A file of the driver's where a task runs: itself, or the copy that the session brought here."""
+    """Return the path of a driver's file on this machine: the file itself, or the copy that came with the session."""
     path = Path(name)
     if path.exists():
         return path
@@ -162,12 +162,15 @@ def _secret(option: str, reference: str) -> str:
     try:
         return unseal(reference)
     except OSError as error:
-        # Without the path, which may be the secret itself.
+        # The message leaves the path out, because somebody may have given the secret instead of a path.
         raise UsageError(f"{option} names a file that cannot be read: {error.strerror}. Give a readable one.") from None
 
 
 def _subject(given: Mapping[str, str]) -> str | None:
-    """The subjects of one aggregate, or the one of one id, which is encoded as the store does it."""
+    """Return the subject of one aggregate, whose id is encoded as in the log, or the wildcard of an aggregate type.
+
+    None when the options name no aggregate.
+    """
     aggregate, aggregate_id = given.get("aggregate"), given.get("id")
     if aggregate is None:
         if aggregate_id is not None:

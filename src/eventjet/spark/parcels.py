@@ -1,9 +1,9 @@
-"""Records on their way to the task that folds them: read in pieces, packed in parcels by partition, and opened there.
+"""Read records in pieces, pack them into shuffle blocks (`parcels`) by partition, and unpack them in the folding task.
 
-A parcel holds records of one partition in the order of the log, as bytes that Spark carries and sorts without looking
-into them: a few rows of some hundred kilobytes instead of a row of five columns for every event. A parcel is filled
-from positions that were read one after the other without a gap, so parcels of a partition do not overlap, and sorted by
-their first position they are in the order of the log, in whatever order their files were read.
+A shuffle block has records of one partition in the order of the log, as bytes that Spark moves and sorts without
+reading them: a few rows of some hundred kilobytes instead of a row of five columns for every event. A block is filled
+from positions that were read one after the other without a gap, so the blocks of a partition do not overlap. Sorted by
+their first position, they are in the order of the log, in whatever order their files were read.
 """
 
 from __future__ import annotations
@@ -32,13 +32,14 @@ from eventjet.spark.options import LogOptions
 from eventjet.spark.source import BATCH
 
 PARCEL_BYTES = 1_000_000
-"""Of a parcel before it is compressed, unless a single record is larger."""
+"""The maximum size of a block before it is compressed, unless a single record is larger."""
 _HELD_BYTES = (1_000_000, 32_000_000)
-"""What a task holds before it hands all of it over, at least and at most; between them `_SHARE_BYTES` a partition."""
+"""The least and the most bytes that a task buffers before it sends all blocks; in between, `_SHARE_BYTES` for each
+partition."""
 _SHARE_BYTES = 500_000
 
 CONF = {"spark.sql.execution.arrow.maxBytesPerBatch": "4000000"}
-"""Of a session while it carries parcels: by default ten thousand rows may go to a Python worker at once."""
+"""Settings of a session that shuffles blocks: by default, up to ten thousand rows go to a Python worker at once."""
 
 _COLUMNS = {
     "partition": "int",
@@ -49,28 +50,29 @@ _COLUMNS = {
     "fault": "string",
 }
 _PARCELS = ", ".join(f"{name} {ddl}" for name, ddl in _COLUMNS.items())
-"""Of a parcel: where it goes, the position of its first record, how many events of the log it accounts for, and its
-records with their size before they were compressed. One without records tells what a task read, or why it could not."""
+"""The columns of a block, in Spark's DDL: its partition, the position of its first record, the number of the log's
+events that it accounts for, the size of its records before compression, and the records. A row without records says how
+many events a task has read, or why it failed."""
 
 _CODEC = "lz4"
 
 Reader: TypeAlias = Callable[[Iterator[Any]], Iterator[list[RawRecord]]]
-"""Makes records of what Spark hands to a task, some at a time; the positions of a list follow each other."""
+"""A function that makes lists of records of Spark's batches; the positions in each list follow one another."""
 
 
 class ToldError(Exception):
-    """A fault that an earlier task met and passed on."""
+    """A fault of an earlier task, which that task returned as a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadPieces:
-    """Reads the pieces whose numbers it is given; on every try the same records, or an error."""
+    """A function in a Spark task that reads the pieces whose numbers it gets; every try reads the same, or raises."""
 
     options: LogOptions
     pieces: tuple[Range, ...]
     archive: ArchiveReader | None = None
     archived: int = 0
-    """What begins at or before this position is read from the archive, and ends there."""
+    """The last position of the archive: a piece that begins at or before it is in the archive, and ends by then."""
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[list[RawRecord]]:
         for batch in batches:
@@ -86,7 +88,7 @@ class ReadPieces:
 
 
 def read_columns(batches: Iterator[Any]) -> Iterator[list[RawRecord]]:
-    """The records of a frame in the source's `SCHEMA`, whose files come in any order, several in one batch."""
+    """Yield the records of a frame in the source's `SCHEMA`, whose files come in any order, several in one batch."""
     for batch in batches:
         for start in range(0, batch.num_rows, BATCH):
             records = list(records_of(batch.slice(start, BATCH)))
@@ -99,18 +101,18 @@ def read_columns(batches: Iterator[Any]) -> Iterator[list[RawRecord]]:
 
 
 def numbers(spark: SparkSession, count: int) -> DataFrame:
-    """A row and a task for each piece of `ReadPieces`."""
+    """Return a frame with the number of each piece of `ReadPieces`, one row and one task for each."""
     return spark.range(0, count, 1, count)
 
 
 def shuffled(packed: DataFrame, partitions: int) -> DataFrame:
-    """Parcels where they belong, in the order of the log."""
+    """Return the blocks shuffled to their partitions, in the order of the log."""
     return packed.repartitionById(partitions, "partition").sortWithinPartitions("position")
 
 
 @dataclass(frozen=True, slots=True)
 class PackByAggregate:
-    """Packs records by the id of their aggregate, which the subject tells without decoding."""
+    """A Spark task that packs records by their aggregate id, which is in the subject and needs no decoding."""
 
     read: Reader
     partitions: int
@@ -127,7 +129,7 @@ class PackByAggregate:
                 held = packer.held
                 for record in records:
                     subject = record[2]
-                    # The id alone is the key, so the aggregates of one id have to meet.
+                    # The row's key is the id alone, so aggregates of different types with one id go together.
                     held[crc32(subject[subject.rfind(b".") + 1 :]) % partitions].append(record)
                 yield from packer.took(records)
             yield from packer.emptied()
@@ -135,7 +137,7 @@ class PackByAggregate:
 
 @dataclass(frozen=True, slots=True)
 class PackByKey:
-    """Packs each record with the tokens of the keys its event touches, once for each."""
+    """A Spark task that decodes events and packs each record once for each key of its event, with the key's token."""
 
     read: Reader
     partitions: int
@@ -171,16 +173,17 @@ class PackByKey:
                 event = decode(record)
                 for token in tokens_of(event) if event is not None else ():
                     packer.held[crc32(token.encode()) % self.partitions].append((token, record))
-                    # One event may touch thousands of keys, and go out in several parcels: the keys differ.
+                    # One event may have thousands of keys and be sent in several blocks; their keys differ.
                     yield from packer.took((record,))
         yield from packer.emptied()
         yield _batch([_told(events=seen)])
 
 
 def opened(batches: Iterator[Any]) -> Iterator[tuple[int, list[Any]]]:
-    """(how many events it accounts for, its records, with their tokens where they are packed by key) of each parcel.
+    """Unpack blocks; yield (number of events that the block accounts for, its records) of each.
 
-    Raises `ToldError`.
+    Blocks of `PackByKey` have (token, record) pairs instead of records. Raises `ToldError` for a fault that an earlier
+    task returned.
     """
     arrow = pyarrow()
     for batch in batches:
@@ -193,30 +196,31 @@ def opened(batches: Iterator[Any]) -> Iterator[tuple[int, list[Any]]]:
 
 
 class _Packer:
-    """Records by partition, until there are enough of them to send."""
+    """A buffer of records by partition, which is sent when it is full."""
 
     def __init__(self, partitions: int, *, accounts: bool = True) -> None:
         least, most = _HELD_BYTES
         self.held: list[list[Any]] = [[] for _ in range(partitions)]
-        """For each partition what it has coming; whoever adds to them says so by `took`."""
+        """The buffered records of each partition; callers append to these lists, then call `took`."""
         self._held_max = min(max(least, partitions * _SHARE_BYTES), most)
         self._held_bytes = 0
         self._accounts = accounts
         self._last = 0
 
     def begun(self, records: Sequence[RawRecord]) -> Iterator[Any]:
-        """Send what is held, unless these records follow it without a gap."""
+        """Send the buffer, unless these records, which come next, follow the last ones without a gap."""
         if records[0][0] != self._last + 1:
             yield from self.emptied()
         self._last = records[-1][0]
 
     def took(self, records: Sequence[RawRecord]) -> Iterator[Any]:
-        """Count what was added, and send all where that is enough."""
+        """Count the bytes of records that were appended, and send the buffer when it is full."""
         self._held_bytes += sum([len(subject) + len(headers) + len(body) for _, _, subject, headers, body in records])
         if self._held_bytes >= self._held_max:
             yield from self.emptied()
 
     def emptied(self) -> Iterator[Any]:
+        """Send the buffer: yield its records as an Arrow batch of blocks, unless it is empty."""
         rows = [row for partition, held in enumerate(self.held) if held for row in self._parcels(partition, held)]
         self.held = [[] for _ in self.held]
         self._held_bytes = 0
@@ -224,7 +228,7 @@ class _Packer:
             yield _batch(rows)
 
     def _parcels(self, partition: int, held: list[Any]) -> Iterator[dict[str, Any]]:
-        """One, or two halves' where it is too large."""
+        """Yield the records as one block, or as the blocks of two halves when they are too large for one."""
         packed = marshal.dumps(held, 2)
         if len(packed) > PARCEL_BYTES and len(held) > 1:
             middle = len(held) // 2
@@ -238,7 +242,7 @@ class _Packer:
 
 
 def _told(**told: int | str | bytes) -> dict[str, Any]:
-    """One row of `_PARCELS`."""
+    """Return one row of `_PARCELS`, with defaults for columns that are not given."""
     row: dict[str, Any] = {"partition": 0, "position": 0, "events": 0, "size": 0, "records": None, "fault": None}
     return {**row, **told}
 

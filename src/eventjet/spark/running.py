@@ -1,6 +1,6 @@
-"""One job on Spark: what its tasks need, sent to the machines that lack it, and its progress while it runs.
+"""Provide the tasks of one job on Spark with what they need, and report the job's progress.
 
-An application's top-level package, and sealed files, go to tasks on machines where its folder is not.
+The application's top-level package and sealed files are sent to tasks on machines without the application's folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from eventjet.spark.options import connection_options
 from eventjet.spark.session import Started, first_line, is_remote, scratch_folder
 
 SHIPPED_BYTES_MAX = 50_000_000
-"""A top-level package larger than this is data, and belongs into the executors' image."""
+"""The maximum size of a shipped package; a larger package contains data and belongs in the executors' image."""
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _POLL_S = 0.25
@@ -34,25 +34,25 @@ _RAISED = re.compile(r"^(?P<told>[A-Za-z_][\w.]*(?:Error|Exception|Failure)\b.*)
 
 @dataclass(frozen=True, slots=True)
 class Provisions:
-    """What the tasks of one job need: the application, and how to reach the log and the database."""
+    """The application, and the access to log and database, for the tasks of one job."""
 
     job: Job
     started: Started
     scratch: Path
     secrets: Path
-    """The folder of the sealed files that go with the session."""
+    """The folder of the sealed files that are sent to the session's tasks."""
     options: Mapping[str, str]
-    """Of the source `jetstream`, without positions."""
+    """The options of the source `jetstream`, without positions."""
 
     def app(self, *, ship: bool) -> AppRef:
-        """What tasks import the application by, after its package has been shipped if it has to be."""
+        """Return the reference by which tasks import the application; with `ship`, send its package first if needed."""
         reference = self.job.reference()
         return shipped(self.started, reference, self.scratch) if ship else reference
 
 
 @contextmanager
 def provisions(job: Job, started: Started) -> Generator[Provisions]:
-    """Until the end of a `with`; then nothing of it is left on this machine."""
+    """Yield the provisions of a job; their files are removed from this machine after the `with` block."""
     with scratch_folder() as scratch:
         secrets = scratch / "secrets"
         secrets.mkdir()
@@ -61,10 +61,10 @@ def provisions(job: Job, started: Started) -> Generator[Provisions]:
 
 
 def shipped(started: Started, app: AppRef, scratch: Path) -> AppRef:
-    """The reference to use in this session's tasks, after its package has been sent where it has to be.
+    """Send an application's package to the session's tasks if needed, and return the reference to use in the tasks.
 
-    Tasks on this machine read the folder itself. Anywhere else they get the top-level package (or module) unless it is
-    installed, in which case it must be installed there too.
+    Tasks on this machine read the application's folder. Tasks on other machines get the top-level package (or module),
+    unless it is installed here; then it must be installed there, too.
     """
     if started.local:
         return app
@@ -80,21 +80,21 @@ def shipped(started: Started, app: AppRef, scratch: Path) -> AppRef:
 
 
 def send_files(folder: Path, started: Started) -> None:
-    """Give the tasks of a cluster the files of a folder: in neither plan nor log, and gone with the session."""
+    """Send the files of a folder to the tasks of a cluster, through neither plan nor log, until the session ends."""
     spark: Any = started.spark
     for file in sorted(folder.iterdir()) if not started.local else ():
         spark.addArtifacts(str(file), file=True)
 
 
 def pack(top: Path) -> bytes:
-    """A module or a package as a zip that Python can import from; equal content gives equal bytes."""
+    """Return a module or package as a zip file from which Python can import; equal content gives equal bytes."""
     buffer = io.BytesIO()
     total = 0
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for path in _contents(top):
             name = path.relative_to(top.parent).as_posix()
             if path.is_dir():
-                # Python finds packages without `__init__.py` in a zip by the entry of their folder.
+                # In a zip, Python finds packages without `__init__.py` by the entry of their folder.
                 archive.writestr(zipfile.ZipInfo(f"{name}/", _EPOCH), b"")
                 continue
             data = path.read_bytes()
@@ -119,9 +119,9 @@ def _contents(top: Path) -> Iterator[Path]:
 
 @contextmanager
 def following(spark: Any, watch: Watch, phase: Phase, done: int, share: int, total: int) -> Generator[None]:
-    """Report progress from a thread, and interrupt the job soon after it is not wanted any more.
+    """Report the progress of a Spark job from a thread, and interrupt the job soon after it was cancelled.
 
-    The job is `share` of the phase's `total`, after what was `done`. What Spark raises becomes a `RebuildError`.
+    The job is `share` of the phase's `total`, after the part that was `done`. Spark's errors become `RebuildError`.
     """
     ended = threading.Event()
     seen = _Stages()
@@ -130,7 +130,7 @@ def following(spark: Any, watch: Watch, phase: Phase, done: int, share: int, tot
         while not ended.wait(_POLL_S):
             try:
                 watch.check()
-                # A job does not fail because its progress cannot be told.
+                # An error of the progress report must not fail the job.
                 with suppress(Exception):
                     watch.tell(phase, done + int(share * seen.fraction(spark)), total)
             except Stopped:
@@ -146,7 +146,7 @@ def following(spark: Any, watch: Watch, phase: Phase, done: int, share: int, tot
     except RebuildError:
         raise
     except Exception as error:
-        # After an interruption Spark's error says nothing: the work was stopped.
+        # If the job was interrupted, `check` raises `Stopped`, because Spark's error has no meaning then.
         watch.check()
         raise RebuildError(f"Spark could not finish: {_reason_of(error)}") from error
     finally:
@@ -155,7 +155,7 @@ def following(spark: Any, watch: Watch, phase: Phase, done: int, share: int, tot
 
 
 class _Stages:
-    """How much of the running jobs is done, in tasks: classic Spark is asked, a Spark Connect server tells."""
+    """The completed and total tasks of the running stages; classic Spark is polled, Spark Connect reports by itself."""
 
     def __init__(self) -> None:
         self._totals: dict[int, tuple[int, int]] = {}
@@ -163,6 +163,7 @@ class _Stages:
 
     @contextmanager
     def told_by(self, spark: Any) -> Generator[None]:
+        """Receive the progress reports of a Spark Connect session within the `with` block."""
         if not is_remote(spark):
             yield
             return
@@ -173,7 +174,7 @@ class _Stages:
             spark.removeProgressHandler(self._take)
 
     def fraction(self, spark: Any) -> float:
-        """0 while nothing is known; it never goes back when a job turns out to have more stages."""
+        """Return the completed fraction: 0 while nothing is known, and never smaller when more stages appear."""
         if not is_remote(spark):
             self._ask(spark.sparkContext.statusTracker())
         totals = list(self._totals.values())
@@ -196,6 +197,6 @@ class _Stages:
 
 
 def _reason_of(error: Exception) -> str:
-    """The innermost sentence of what a task raised, out of Spark's many lines."""
+    """Return the innermost error message of a task from the many lines of Spark's error."""
     sentences = _OURS.findall(str(error)) or _RAISED.findall(str(error))
     return sentences[-1] if sentences else first_line(error)

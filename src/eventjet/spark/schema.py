@@ -1,8 +1,8 @@
-"""Which Spark type each field of an event has, and how its values get there with nothing lost.
+"""Map the fields of an event to Spark types, and convert their values without loss.
 
-Read from the schema that pydantic made of the class, as the wire's codec does. What Spark has no type for (unions,
-tuples of mixed types, recursive classes, anything else) becomes JSON text, as it stands in the stored body. A value
-that does not fit its type raises `ValueError`: it is never rounded, cut or wrapped around.
+The types are read from pydantic's schema of the class, which the codec of stored bodies uses, too. A field for which
+Spark has no type (unions, tuples of mixed types, recursive classes, anything else) becomes JSON text, as in the stored
+body. A value that does not fit its type raises `ValueError`; it is never rounded, truncated or wrapped around.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Node: TypeAlias = Mapping[str, Any]
 """A node of pydantic's core schema."""
 
 DIGITS_MAX = 38
-"""Of Spark's decimals."""
+"""The maximum number of digits of Spark's decimals."""
 PLACES = 18
-"""Decimal places of a `Decimal` that declares none, as Spark itself takes for Python's."""
+"""The decimal places of a `Decimal` field that declares none; Spark itself uses 18 for Python's decimals."""
 
 _WRAPPERS = frozenset({"default", "function-after", "function-before", "function-wrap", "nullable"})
 _LISTS = frozenset({"list", "set", "frozenset"})
@@ -32,17 +32,18 @@ _LISTS = frozenset({"list", "set", "frozenset"})
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """A Spark type with the way into it."""
+    """A Spark type, and the conversion of values to it."""
 
     ddl: str
+    """The type in Spark's DDL."""
     arrow: Any
-    """The same as Arrow has it."""
+    """The same type in Arrow."""
     convert: Callable[[Any], Any]
-    """A value that is not None as pyarrow takes it; raises `ValueError` for one that does not fit."""
+    """Converts a value other than None for pyarrow; raises `ValueError` for a value that does not fit."""
 
 
 def forms_of(event_type: type) -> dict[str, Form]:
-    """The forms of an event's fields, in their order."""
+    """Return the forms of an event's fields, in their order."""
     made: Any = event_type
     node: dict[str, Any] = made.__pydantic_core_schema__
     definitions: dict[str, Node] = {}
@@ -53,19 +54,19 @@ def forms_of(event_type: type) -> dict[str, Form]:
 
 
 def leaf(kind: str) -> Form:
-    """The form of one of pydantic's simple types, or of a `map` of texts."""
+    """Return the form of one of pydantic's simple types, or of a `map` from text to text."""
     return _map(leaf("str")) if kind == "map" else _LEAVES[kind](pyarrow())
 
 
 class _Forms:
-    """Forms of one class's nodes, of which some are named and shared."""
+    """The forms of the nodes in one class's schema; `definitions` has the nodes that are shared by reference."""
 
     def __init__(self, definitions: Mapping[str, Node]) -> None:
         self._definitions = definitions
         self._open: list[str] = []
 
     def of_fields(self, node: Node) -> dict[str, Form] | None:
-        """The fields of a dataclass or a model; None when it is neither."""
+        """Return the forms of the fields of a dataclass or a model; None when the node is neither."""
         node = self._bare(node)
         inner = node.get("schema")
         if node["type"] == "dataclass":
@@ -78,7 +79,7 @@ class _Forms:
 
     def of(self, node: Node) -> Form:
         bare = self._bare(node)
-        # A class within itself has no end as a struct.
+        # A recursive class cannot be a struct, because its type would be infinite.
         name = bare.get("ref")
         if name in self._open:
             raise _EndlessError(name)
@@ -93,7 +94,7 @@ class _Forms:
             self._open.pop()
 
     def _bare(self, node: Any) -> Node:
-        """Without what only checks or fills in: the type that the field declares."""
+        """Return the node of the declared type, without validators, defaults, nullability and references."""
         while True:
             if node["type"] in _WRAPPERS:
                 node = node["schema"]
@@ -127,14 +128,14 @@ class _Forms:
         return _struct(fields) if fields else None
 
     def _text(self, node: Node) -> Form:
-        """JSON, for want of a type."""
+        """Return the form of a node for which Spark has no type: JSON text."""
         schema: Any = {"type": "definitions", "schema": node, "definitions": list(self._definitions.values())}
         codec = BodyCodec(object, schema if self._definitions else cast("Any", node))
         return Form("string", pyarrow().string(), codec.text)
 
 
 class _EndlessError(Exception):
-    """A class holds itself."""
+    """A class contains itself, directly or through its fields."""
 
 
 def _decimal(digits: int | None, places: int | None) -> Form:
@@ -160,7 +161,7 @@ def _integer(value: Any) -> int:
 
 
 def _one_of(values: Sequence[Any], value_of: Callable[[Any], Any]) -> Form | None:
-    """The form that all values of an enumeration have; None when they differ."""
+    """Return the common form of all values of an enumeration; None when their types differ or are not simple."""
     kinds: set[type] = {type(value) for value in values if value is not None}
     kind = next((kind for one, kind in ((str, "str"), (int, "int"), (bool, "bool")) if kinds == {one}), None)
     if kind is None:
@@ -170,7 +171,7 @@ def _one_of(values: Sequence[Any], value_of: Callable[[Any], Any]) -> Form | Non
 
 
 def _array(item: Form, *, in_order: bool) -> Form:
-    """A list; a set comes in an order that is the same for equal sets."""
+    """Return the form of an array; sets are sorted, so that equal sets give equal arrays."""
 
     def convert(value: Any) -> list[Any]:
         return [_unless_none(item, one) for one in (value if in_order else sorted(value, key=repr))]
@@ -202,12 +203,12 @@ def _unless_none(form: Form, value: Any) -> Any:
 
 
 def quoted(name: str) -> str:
-    """A name as Spark's SQL takes any."""
+    """Quote a name for Spark's SQL."""
     return "`" + name.replace("`", "``") + "`"
 
 
 def _checked(kind: type, value: Any) -> Any:
-    """The value, unless a validator of the application made something else of it than the field declares."""
+    """Return the value; raises `ValueError` if a validator of the application has changed its declared type."""
     if not isinstance(value, kind):
         raise ValueError(f"{value!r} is not a {kind.__name__}, as the field declares")
     return value

@@ -1,8 +1,8 @@
-"""A Spark session for the length of a `with`: the one asked for, the one that runs already, or one of its own.
+"""`spark_session` yields a Spark session for the length of a `with` block, and starts one if none is running.
 
-`master` (a URL of a cluster, `local[2]`, or `sc://…` for Spark Connect) comes first, then a session this process has
-already, then `SPARK_REMOTE`, then all cores of this machine. A session started here is quiet, retries its tasks, and
-leaves neither a process nor a file behind.
+A session that runs in this process already is used as it is. Otherwise a session is started on `master` (the URL of a
+cluster, `local[2]`, or `sc://…` for Spark Connect), else on `SPARK_REMOTE`, else on all cores of this machine. A
+session that is started here prints little, retries its tasks, and leaves neither a process nor a file behind.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TASK_TRIES = 4
-"""What clusters give a task by default; `local[…]` gives one unless told."""
+"""How often a task is tried: the default of clusters; `local[…]` would try it once."""
 
 _BULK = {"spark.sql.extensions.test.loadFromCp": "false"}
-"""Of a session on this machine that runs nothing but our own bulk work: without it Spark loads what the class path
-offers to extend its SQL, and that is MLlib, whose few functions take a fifth of the JVM's start."""
+"""Settings of a session on this machine that runs only eventjet's bulk jobs. Without them Spark loads the SQL
+extensions on the class path, and those of MLlib, a few functions, take a fifth of the JVM's start."""
 
 _SCRATCH = "eventjet-spark-"
 _ALIVE = "alive"
-"""A file that is locked for as long as the process of its scratch folder lives."""
+"""A file in a scratch folder that is locked as long as the folder's process lives."""
 _UNLOCKED_S = 3_600.0
-"""How old a folder without that file is when whoever made it was killed before there was one."""
+"""The age from which a folder without that file counts as left by a process that was killed before it made the file."""
 _Gateway: TypeAlias = Callable[[Mapping[str, str], Mapping[str, str]], AbstractContextManager[dict[str, str]]]
-"""Of a configuration and an environment: a JVM, as the variables that make pyspark use it."""
+"""Starts a JVM from a configuration and environment variables; yields the variables that make pyspark use the JVM."""
 
 _LOCAL = re.compile(r"local(?:\[([^,\]]+)(?:,[^\]]*)?\])?")
 _MARKS = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
 _LEFT_SET = (*_MARKS, "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE")
-"""Variables that pyspark sets with a session, and never takes back."""
+"""Environment variables that pyspark sets with a session and never removes."""
 _LOG4J2 = """\
 rootLogger.level = error
 rootLogger.appenderRef.stderr.ref = stderr
@@ -71,11 +71,11 @@ logger.taskset.level = off
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """A session in use."""
+    """A running Spark session."""
 
     spark: SparkSession
     local: bool
-    """Whether tasks run on this machine, as this user: files given by path are theirs too."""
+    """Whether tasks run on this machine as this user, so that they can read files by the same paths."""
 
 
 @contextmanager
@@ -87,10 +87,15 @@ def spark_session(
     interrupted_by: InterruptedBy = lambda _: nullcontext(),
     jvm_cache: JvmCache | None = None,
 ) -> Generator[Started]:
-    """Raises `Unreachable` when pyspark, a Java or the master is not there.
+    """Yield a Spark session: the one that runs in this process, or a new one that ends with the `with` block.
 
-    `bulk_only` leaves out what only other queries than ours would use. `interrupted_by` gets a function that ends the
-    JVM of a local session at once, and with it whatever runs there. `jvm_cache` keeps the classes of such a JVM.
+    `master` is the URL of a cluster, `local[2]`, or `sc://…` for Spark Connect; the default is `SPARK_REMOTE`, else all
+    cores of this machine. `conf` is added to the settings of a new session. `bulk_only` leaves out parts of Spark that
+    only other queries than eventjet's would use. `interrupted_by` gets a function that ends the JVM of a local session
+    at once, with everything that runs there. `jvm_cache` keeps the classes of such a JVM between sessions.
+
+    Raises `Unreachable` when pyspark, Java or the master is missing, and `UsageError` for a `master` while a session
+    runs already.
     """
     existing = None
     with suppress(RuntimeError):
@@ -111,15 +116,17 @@ def spark_session(
 
 
 def found_session(spark: SparkSession) -> Started:
+    """Return a session that runs already, with whether its tasks run on this machine."""
     return Started(spark, _is_local(str(spark.conf.get("spark.master", ""))))
 
 
 def is_remote(spark: Any) -> bool:
+    """Tell whether a session is one of Spark Connect."""
     return "connect" in type(spark).__module__
 
 
 def first_line(error: Exception) -> str:
-    """What Spark says first."""
+    """Return the first line of an error's message, up to 300 characters."""
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - py4j asks the JVM for the text, which may be gone
@@ -129,14 +136,14 @@ def first_line(error: Exception) -> str:
 
 @contextmanager
 def scratch_folder() -> Generator[Path]:
-    """A private temporary folder, which may hold secrets; those of killed processes are removed by the next one."""
+    """Yield a private temporary folder, which may hold secrets, and first remove the folders of killed processes."""
     _remove_abandoned_folders()
     folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
     try:
         made = folder / "new"
         with made.open("wb") as file:
             try_lock(file)
-            # Nobody sees it by its name before it is locked.
+            # The file gets its name when it is locked, so no other process finds it unlocked.
             made.rename(folder / _ALIVE)
             yield folder
     finally:
@@ -145,7 +152,7 @@ def scratch_folder() -> Generator[Path]:
 
 def _remove_abandoned_folders() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
-        # What is not ours, or has just been made and is not locked yet, is left alone.
+        # Folders of other users, and new folders that are not locked yet, are left alone.
         with suppress(OSError):
             made = folder.stat()
             if made.st_uid != os.getuid():
@@ -160,7 +167,7 @@ def _remove_abandoned_folders() -> None:
 
 
 def _remove(folder: Path) -> None:
-    """The lock last: what a JVM that is about to end writes meanwhile is left to the next one."""
+    """Remove a folder, its lock last: if a JVM that is about to end writes meanwhile, the next process removes that."""
     for part in folder.iterdir():
         if part.is_dir():
             shutil.rmtree(part, ignore_errors=True)
@@ -171,7 +178,7 @@ def _remove(folder: Path) -> None:
 
 
 def _where(master: str | None) -> tuple[str, bool]:
-    """(URL, whether it is a Spark Connect one)."""
+    """Return (URL of the master, whether it is a Spark Connect URL)."""
     remote = os.environ.get("SPARK_REMOTE")
     if master is None and remote:
         return remote, True
@@ -180,7 +187,7 @@ def _where(master: str | None) -> tuple[str, bool]:
 
 
 def with_retries(master: str) -> str:
-    """`local`, `local[2]` and `local[*]` with a bounded number of tries for a task; any other URL as it is."""
+    """Return the URL with `TASK_TRIES` tries for each task if it is `local` or `local[…]`; any other URL as it is."""
     match = _LOCAL.fullmatch(master)
     return master if match is None else f"local[{match[1] or 1},{TASK_TRIES}]"
 
@@ -198,7 +205,7 @@ def _session_type() -> type[SparkSession]:
 
 
 def not_installed(package: str) -> Unreachable:
-    """The error for a machine without Spark."""
+    """Return the error for a machine on which a package that Spark needs is not installed."""
     remedy = 'Install it with `pip install "eventjet[spark]"`, or use `--engine local`.'
     return Unreachable("Spark", f"the package {package} is not installed", remedy)
 
@@ -207,7 +214,7 @@ def not_installed(package: str) -> Unreachable:
 def _running(
     url: str, remote: bool, scratch: Path, conf: Mapping[str, str], gateway: _Gateway
 ) -> Generator[SparkSession]:
-    """A session with its JVM: by `gateway` on this machine, started as its operator has it for a cluster."""
+    """Yield a new session; on this machine its JVM is started by `gateway`, for a cluster by pyspark's own scripts."""
     builder: Any = _session_type().builder
     settings = {"spark.app.name": "eventjet", **_settings(url, scratch), **conf}
     for name, value in settings.items():
@@ -239,20 +246,20 @@ def _running(
 def _created(builder: Any, url: str) -> SparkSession:
     try:
         spark: SparkSession = builder.getOrCreate()
-        # Spark Connect has sent nothing before it is asked something.
+        # Spark Connect makes no request before the first question, so ask for the version.
         _ = spark.version
     except Exception as error:
         _forget_gateway()
         shown, remedy = shown_master(url), "Check --master and SPARK_REMOTE."
         if shown != url:
-            # Spark repeats a URL that it cannot use, token and all.
+            # Spark's message repeats a URL that it cannot use, with its token.
             raise Unreachable("Spark", f"no session at {shown} ({type(error).__name__})", remedy) from None
         raise Unreachable("Spark", f"no session at {url} ({first_line(error)})", remedy) from error
     return spark
 
 
 def _settings(url: str, scratch: Path) -> dict[str, str]:
-    """What a session of our own gets; on a cluster only what shows here, the rest is its operator's."""
+    """Return the settings of a new session; on a cluster only those for the terminal, the rest is its operator's."""
     if not _is_local(url):
         return {} if url.startswith("sc://") else {"spark.ui.showConsoleProgress": "false"}
     return {
@@ -268,10 +275,10 @@ def _settings(url: str, scratch: Path) -> dict[str, str]:
 
 
 def _variables(url: str, scratch: Path) -> dict[str, str]:
-    """The environment of a JVM that runs on this machine."""
+    """Return the environment variables of a JVM that runs on this machine."""
     if url.startswith("sc://"):
         return {}
-    # Otherwise the data source is looked up, and local workers run, with whatever `python3` the PATH holds.
+    # Without these, the data source is looked up, and local workers run, with the `python3` on the PATH.
     wanted = {"PYSPARK_DRIVER_PYTHON": sys.executable}
     if _is_local(url):
         wanted |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
@@ -285,7 +292,7 @@ def _variables(url: str, scratch: Path) -> dict[str, str]:
 
 @contextmanager
 def _environment(variables: Mapping[str, str | None]) -> Generator[None]:
-    """Set variables while the JVM starts; it and its workers keep them, this process does not."""
+    """Set environment variables while the JVM starts; the JVM and its workers keep them, this process does not."""
     before = {name: os.environ.get(name) for name in variables}
     try:
         _set_environment(variables)
@@ -304,7 +311,7 @@ def _set_environment(variables: Mapping[str, str | None]) -> None:
 
 @contextmanager
 def _hushed() -> Generator[None]:
-    """Keep Spark's remarks about this machine away from the terminal."""
+    """Suppress Spark's warnings about this machine."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -312,7 +319,7 @@ def _hushed() -> Generator[None]:
 
 @contextmanager
 def _quiet_loggers() -> Generator[None]:
-    """Keep what Spark's loggers say of a session of our own away from the terminal; they are as before afterwards."""
+    """Silence the loggers of py4j and pyspark below CRITICAL, and restore their levels afterwards."""
     levels = {logger: logger.level for logger in map(logging.getLogger, ("py4j", "pyspark"))}
     try:
         for logger in levels:
@@ -325,7 +332,7 @@ def _quiet_loggers() -> Generator[None]:
 
 @contextmanager
 def _silent_about_an_ended_jvm() -> Generator[None]:
-    """py4j tells it with a traceback, through the root logger; the call that met it raises as well."""
+    """Drop the log records of py4j, which logs a traceback when the JVM ends; the call in progress raises anyway."""
 
     def is_not_of_py4j(record: logging.LogRecord) -> bool:
         return Path(record.pathname).parent.name != "py4j"
@@ -339,7 +346,7 @@ def _silent_about_an_ended_jvm() -> Generator[None]:
 
 
 def _hush_accumulators(spark: SparkSession) -> None:
-    """Their server prints a traceback when the JVM ends before it; whoever waits for the JVM is told in his turn."""
+    """Keep the accumulator server from printing a traceback when the JVM ends first; the waiting call raises anyway."""
 
     def ignore(*_: object) -> None: ...
 
@@ -349,7 +356,7 @@ def _hush_accumulators(spark: SparkSession) -> None:
 
 
 def _forget_gateway() -> None:
-    """End the JVM: pyspark keeps it until the interpreter exits. It goes by itself when its input closes."""
+    """End the JVM, which pyspark would keep until the interpreter exits; it ends by itself when its input closes."""
     from pyspark import SparkContext
 
     context: Any = SparkContext

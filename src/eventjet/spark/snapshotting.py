@@ -1,8 +1,8 @@
-"""Snapshots on Spark: read ranges, shuffle by subject, sort by subject and position, fold one aggregate at a time.
+"""Fold snapshots on Spark: read ranges, shuffle by subject, sort by subject and position, fold one aggregate at a time.
 
-What is shuffled has a row for each event: only Spark's own sort puts the events of an aggregate together without
-holding the state of any other. Tasks are pickled for Spark's Python workers: they hold values, names and references
-only.
+The shuffle has a row for each event, because Spark's own sort brings the events of an aggregate together, so that a
+task keeps the state of only one aggregate. Tasks are pickled for Spark's Python workers, so they have only values,
+names and references.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from eventjet.spark.session import Started
 from eventjet.spark.source import log_frame
 
 _TALLY = "tally string"
-"""What a task that folds snapshots tells: its `SnapshotTally` as JSON."""
+"""The result of a task that folds snapshots: its `SnapshotTally` as JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotTask:
-    """Folds records that are sorted by subject and position."""
+    """A Spark task that folds records sorted by subject and position, and writes the snapshots."""
 
     app: AppRef
     aggregate: str
     least: int
     last: int
     options: Mapping[str, str]
-    """Of the source: how to reach the server."""
+    """The options of the source `jetstream` that say how to reach the server."""
     voids: Mapping[int, str]
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -54,7 +54,7 @@ class SnapshotTask:
 
 
 def fold_on_spark(job: Job, plan: Plan, aggregate: str, least: int, started: Started, *, ship: bool) -> SnapshotTally:
-    """Write the snapshots of one aggregate type; raises `RebuildError`."""
+    """Write the snapshots of the aggregates of one type that have `least` events or more; raises `RebuildError`."""
     with provisions(job, started) as provided:
         task = SnapshotTask(provided.app(ship=ship), aggregate, least, plan.last, provided.options, job.catalog.voids)
         send_files(provided.secrets, started)

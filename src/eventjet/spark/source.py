@@ -1,9 +1,9 @@
-"""The data source `jetstream`: the log, or a range of it, as a DataFrame of records, batch or stream.
+"""The Spark data source `jetstream` reads the log, or a range of it, as records, in a batch or as a stream.
 
-`spark.read.format("jetstream")` and `spark.readStream` find it without registration, through `pyspark_eventjet`. What
-each task reads is fixed when the query is planned, so a task that is tried again reads the same events; a position that
-is missing fails the query. `docs/how-to/spark-source.md` explains the options, and `LogOptions` checks them. What no
-option names is taken from `EVENTJET_*` where the task runs.
+`spark.read.format("jetstream")` and `spark.readStream` find the source without registration, through
+`pyspark_eventjet`. The range of each task is fixed when the query is planned, so a task that is tried again reads the
+same events; a missing position fails the query. `docs/how-to/spark-source.md` explains the options, and `LogOptions`
+checks them. Settings without an option come from `EVENTJET_*` on the machine where the task runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from eventjet.spark.columns import SCHEMA, arrow_batch, columns_in, schema_of
 from eventjet.spark.options import LogOptions
 
 BATCH = 1_000
-"""Records an Arrow batch; a record may be nearly a megabyte."""
+"""The maximum number of records in an Arrow batch; a record may have nearly a megabyte."""
 
 _PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
 _LITERAL = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*")
@@ -38,14 +38,14 @@ _END = 2**63 - 1
 
 @dataclass
 class RangePartition(InputPartition):
-    """Positions `start` <= position < `end`."""
+    """The part of a query that one task reads: the positions `start` <= position < `end`."""
 
     start: int
     end: int
 
 
 class JetStreamSource(DataSource):
-    """See the module."""
+    """The Spark data source `jetstream`; the module's docstring describes it."""
 
     @classmethod
     def name(cls) -> str:
@@ -64,12 +64,12 @@ class JetStreamSource(DataSource):
 
 
 class JetStreamReader(DataSourceReader):
-    """Plans ranges once, reads each through a consumer of its own."""
+    """The reader of a batch query, which plans the ranges once and reads each range through its own consumer."""
 
     def __init__(self, options: LogOptions, columns: Sequence[str]) -> None:
         self.options = options
         self.at_least = 1
-        """With `at_most`, what the query's filters leave of the positions."""
+        """The first position that the query's filters select; `at_most` is the last."""
         self.at_most = _END
         self._columns = columns
 
@@ -85,10 +85,10 @@ class JetStreamReader(DataSourceReader):
 
 
 class FilteringReader(JetStreamReader):
-    """A reader that takes the query's filters: limits of the position become the range, one subject the consumer's.
+    """A batch reader that applies filters itself: on the position in its range, on one subject in its consumer.
 
-    Spark keeps every filter that is not taken, and refuses a reader that could take some where the session does not
-    push any; so there are two readers.
+    Spark applies all other filters. It refuses a reader with `pushFilters` in a session that does not push filters, so
+    there are two classes of readers.
     """
 
     def pushFilters(self, filters: Any) -> Iterator[Any]:  # noqa: N802 - Spark names it
@@ -126,7 +126,7 @@ class FilteringReader(JetStreamReader):
         return True
 
     def _selects(self, subject: str) -> bool:
-        """Only where no other subject is selected already, and never what the server would read as a wildcard."""
+        """Select one subject; return False if another is selected already or the server would take it as a wildcard."""
         if self.options.subject is not None or not _LITERAL.fullmatch(subject):
             return False
         self.options = replace(self.options, subject=subject)
@@ -134,11 +134,11 @@ class FilteringReader(JetStreamReader):
 
 
 class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The log as a stream: an offset is the position up to which a query has read, with the log's identity.
+    """The reader of a streaming query; an offset is the last position that the query has read and the log's identity.
 
-    Micro-batches are ranges of positions, so one that is tried again, or replayed after a crash, reads the same events.
-    A checkpoint that is not of this log is refused, whichever way the log was changed under it. Lives in a process
-    beside the driver as long as the query, with one connection; tasks have copies without it.
+    Micro-batches are ranges of positions, so a batch that is tried again, or replayed after a crash, reads the same
+    events. A checkpoint of another log is refused, however the log was changed. The reader lives as long as the query,
+    in a process beside the driver, with one connection; the copies in tasks have no connection.
     """
 
     def __init__(self, options: LogOptions, columns: Sequence[str]) -> None:
@@ -180,7 +180,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[RangePartition]:
         if start["position"] >= end["position"]:
             return []
-        # A batch that is replayed after a restart comes before anything asked for the log.
+        # After a restart, a replayed batch is planned before any other method has asked for the log's state.
         state = self._state
         if state is None or state.last < end["position"]:
             state = self._checked_state(end)
@@ -195,7 +195,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
             self._connection.close()
 
     def _checked_state(self, offset: dict[str, Any]) -> StreamState:
-        """The log as it is now; raises `HistoryBroken` unless it is the one that `offset` was read from."""
+        """Return the log's state now; raises `HistoryBroken` unless it is the log from which `offset` was read."""
         state = self._current_state()
         name, position = self._options.stream, offset["position"]
         was, now = offset.get("log"), state.metadata.get(IDENTITY)
@@ -208,7 +208,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         return state
 
     def _current_state(self) -> StreamState:
-        """Ask, and connect again once: the server drops a connection that was idle for long."""
+        """Ask for the log's state, and connect again once, because the server drops a connection that was long idle."""
         if self._connection is not None:
             with suppress(StoreUnavailable):
                 return _log_state(self._options, self._connection)
@@ -219,7 +219,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
 @dataclass(frozen=True, slots=True)
 class ReadTask:
-    """Reads the ranges whose numbers it is given; on every try the same records, or an error."""
+    """A Spark task that reads the ranges whose numbers it gets; every try reads the same records, or raises."""
 
     options: LogOptions
     ranges: tuple[Range, ...]
@@ -231,19 +231,19 @@ class ReadTask:
 
 
 def log_frame(spark: SparkSession, options: Mapping[str, str], ranges: Sequence[Range]) -> DataFrame:
-    """The records of the ranges in the source's `SCHEMA`, a partition for each range, in order within it.
+    """Return the records of the ranges as a frame in the source's `SCHEMA`, with one ordered partition for each range.
 
-    `options` are the source's, and name no positions. A position that is missing fails the query. The source gives the
-    same rows, but Spark starts three Python processes, one after the other, to ask which sources there are, how to make
-    this one and how to cut it. A plan that has cut the log already needs none of them, and its reading and its folding
-    share their Python workers.
+    `options` are those of the source, without positions. A missing position fails the query. The source `jetstream`
+    would give the same rows, but Spark starts three Python processes for it, one after the other: to list the sources,
+    to create this one, and to plan its partitions. A plan already has its ranges and needs none of these processes; its
+    reading and folding share their Python workers.
     """
     numbers: Any = spark.range(0, len(ranges), 1, len(ranges))
     return numbers.mapInArrow(ReadTask(LogOptions.parse(options), tuple(ranges)), SCHEMA)
 
 
 def _log_state(options: LogOptions, connection: NatsConnection) -> StreamState:
-    """The stream as its leader sees it; raises `Unreachable` when there is none."""
+    """Return the stream's state as its leader sees it; raises `Unreachable` when the stream does not exist."""
     try:
         return connection.ask(stream_info(options.stream))
     except StreamMissing:
@@ -255,7 +255,7 @@ def _log_state(options: LogOptions, connection: NatsConnection) -> StreamState:
 
 
 def _asked_for(options: LogOptions, state: StreamState) -> tuple[int, int]:
-    """(first, last) position of the read; raises `HistoryBroken` when the log does not have what was named."""
+    """Return (first, last) position to read; raises `HistoryBroken` when the options name positions not in the log."""
     begins = max(state.first, 1)
     first = begins if options.first is None else max(options.first, 1)
     last = state.last if options.last is None else options.last
@@ -270,7 +270,10 @@ def _asked_for(options: LogOptions, state: StreamState) -> tuple[int, int]:
 def _ranges(
     options: LogOptions, state: StreamState, connection: NatsConnection, first: int, last: int, at_least: int
 ) -> list[RangePartition]:
-    """Cut `first` to `last` into what tasks read; raises `HistoryBroken` for what a filtered read would not notice."""
+    """Cut the positions `first` to `last` into one range for each task.
+
+    Raises `HistoryBroken` for a missing position that a read of one subject would not notice.
+    """
     events = last - first + 1
     if options.subject is not None and events > 0:
         if state.deleted:
@@ -278,23 +281,23 @@ def _ranges(
                 if first <= hole <= last:
                     raise HistoryBroken(options.stream, hole, "it is missing")
         if not options.subject.endswith("*"):
-            # One aggregate is a few events in a log of many: not worth a task for every range of the log.
+            # One aggregate has few of the log's events, so it is not worth a task for every range of the log.
             events, at_least = min(events, connection.ask(messages_of(options.stream, options.subject))), 1
     count = options.partitions or range_count(events, at_least)
     return [RangePartition(part.start, part.end) for part in split(first, last, count)]
 
 
 def _read_records(options: LogOptions, partition: Any, columns: Sequence[str]) -> Iterator[Any]:
-    """A range in Arrow batches, the same on every try; raises `HistoryBroken` for a position that is missing."""
+    """Read a range as Arrow batches, the same on every try; raises `HistoryBroken` for a missing position."""
     start, end, subject = partition.start, partition.end, options.subject
     for records in read_range(options.endpoint(), options.stream, start, end, batch=BATCH, filter_subject=subject):
         yield arrow_batch(records, columns)
 
 
 def _filters_are_pushed() -> bool:
-    """Whether this process is the one in which Spark pushes filters, which it starts where the session's conf says so.
+    """Tell whether this is the process in which Spark pushes filters, which it starts if the session is configured so.
 
-    Where that cannot be told, Spark filters what was read, and the rows are the same.
+    If this cannot be determined, Spark filters the records itself, and the rows are the same.
     """
     program = sys.modules["__main__"].__spec__
     return _PUSHDOWN in sys.modules or (program is not None and program.name == _PUSHDOWN)
