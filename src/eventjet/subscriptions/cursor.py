@@ -74,8 +74,8 @@ class Cursor:
 
         Empty `waking` and `began` are left out, so that releases without these fields can read the value.
         """
-        told = {name: value for name, value in asdict(self).items() if value or name not in ("waking", "began")}
-        return orjson.dumps(told)
+        values = {name: value for name, value in asdict(self).items() if value or name not in ("waking", "began")}
+        return orjson.dumps(values)
 
     @classmethod
     def decoded(cls, body: bytes) -> Cursor:
@@ -84,12 +84,12 @@ class Cursor:
         Raises `CursorDamaged` for a value that is not a cursor.
         """
         try:
-            told = cast("dict[str, Any]", orjson.loads(body))
-            told["done"] = tuple((int(first), int(last)) for first, last in told["done"])
-            if told.get("waking") is not None:
-                after, until = told["waking"]
-                told["waking"] = int(after), int(until)
-            return cls(**known_fields(cls, told))
+            values = cast("dict[str, Any]", orjson.loads(body))
+            values["done"] = tuple((int(first), int(last)) for first, last in values["done"])
+            if values.get("waking") is not None:
+                after, until = values["waking"]
+                values["waking"] = int(after), int(until)
+            return cls(**known_fields(cls, values))
         except (ValueError, TypeError, KeyError) as error:
             raise CursorDamaged(body, str(error)) from None
 
@@ -190,4 +190,4 @@ class Cursor:
 
 def known_fields(cls: Any, told: Mapping[str, Any]) -> dict[str, Any]:
     """Return the stored values that the dataclass has fields for; a later release may have stored more."""
-    return {one.name: told[one.name] for one in fields(cls) if one.name in told}
+    return {field.name: told[field.name] for field in fields(cls) if field.name in told}

@@ -62,8 +62,10 @@ async def first_listed(cursors: Cursors, name: str, limit: int) -> tuple[list[Li
     """Return what `listed` returns, of at most `limit` entries, and whether there may be more entries."""
     stored = await cursors.read(name)
     entries = await cursors.parked(name, resolved=True, limit=limit)
-    still = [entry for entry in entries if entry.is_open]
-    heads = [_listed(stored.cursor, entry, still) for entry in still if entry.parked.resolution != BLOCKED]
+    open_entries = [entry for entry in entries if entry.is_open]
+    heads = [
+        _listed(stored.cursor, entry, open_entries) for entry in open_entries if entry.parked.resolution != BLOCKED
+    ]
     return heads, len(entries) >= limit
 
 
@@ -71,7 +73,7 @@ async def shown(cursors: Cursors, name: str, position: int) -> Shown | None:
     """Return one event of a quarantine, without its body, which is in the log; None when it is not there."""
     stored = await cursors.read(name)
     entries = await cursors.parked(name, resolved=True)
-    entry = next((one for one in entries if one.position == position), None)
+    entry = next((candidate for candidate in entries if candidate.position == position), None)
     if entry is None:
         return None
     blocked_by = _head(entry, entries) if entry.parked.resolution == BLOCKED else None
@@ -81,8 +83,8 @@ async def shown(cursors: Cursors, name: str, position: int) -> Shown | None:
 async def waiting(cursors: Cursors, head: Listed) -> list[Listed]:
     """Return the events that are blocked behind a quarantined event, in order."""
     stored, entries = await cursors.read(head.projection), await cursors.parked(head.projection)
-    behind = [one for one in entries if one.key == (head.aggregate, head.aggregate_id)]
-    return [_listed(stored.cursor, one, entries) for one in behind if one.parked.resolution == BLOCKED]
+    behind = [entry for entry in entries if entry.key == (head.aggregate, head.aggregate_id)]
+    return [_listed(stored.cursor, entry, entries) for entry in behind if entry.parked.resolution == BLOCKED]
 
 
 async def retry(cursors: Cursors, name: str, positions: Sequence[int] | None) -> list[int]:
@@ -108,24 +110,27 @@ async def outcomes(cursors: Cursors, name: str, positions: Sequence[int]) -> lis
     """
     entries = await cursors.parked(name, resolved=True)
     by_position = {entry.position: entry for entry in entries}
-    found: list[VerdictOutcome] = []
+    results: list[VerdictOutcome] = []
     for position in positions:
         entry = by_position.get(position)
         if entry is None:
             continue
-        mismatch = (None, None, "")
+        blocker = (None, None, "")
         if (head := _blocking(entry, entries)) is not None:
             resolution = head.parked.resolution
             # With no quarantined event before it, a worker is to try the blocked event.
-            mismatch = (head.position, RETRY if resolution == BLOCKED else resolution, head.parked.reason)
-        found.append(VerdictOutcome(position, entry.parked.resolution, entry.parked.reason, *mismatch))
-    return found
+            blocker = (head.position, RETRY if resolution == BLOCKED else resolution, head.parked.reason)
+        results.append(VerdictOutcome(position, entry.parked.resolution, entry.parked.reason, *blocker))
+    return results
 
 
 def _blocking(entry: ParkedEntry, entries: Sequence[ParkedEntry]) -> ParkedEntry | None:
     """Return the entry that blocks the aggregate of this entry now, perhaps the entry itself; None when none does."""
-    same = [one for one in entries if one.key == entry.key and one.is_open]
-    return next((one for one in same if one.parked.resolution != BLOCKED), same[0] if same else None)
+    open_entries = [other for other in entries if other.key == entry.key and other.is_open]
+    return next(
+        (other for other in open_entries if other.parked.resolution != BLOCKED),
+        open_entries[0] if open_entries else None,
+    )
 
 
 async def pause(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
@@ -154,19 +159,19 @@ async def give_up_lost(cursors: Cursors, name: str, log: str, record_at: RecordA
 
     async def give_up() -> list[int]:
         lost = [
-            one
-            for one in await cursors.parked(name)
-            if one.log != log or not is_of(one.parked.event_id, await record_at(one.position))
+            entry
+            for entry in await cursors.parked(name)
+            if entry.log != log or not is_of(entry.parked.event_id, await record_at(entry.position))
         ]
-        await _decided(cursors, name, [one.resolved(DROPPED) for one in lost])
-        return [one.position for one in lost]
+        await _decided(cursors, name, [entry.resolved(DROPPED) for entry in lost])
+        return [entry.position for entry in lost]
 
     return await _unfenced(give_up)
 
 
 async def set_position(cursors: Cursors, cursor: Cursor) -> None:
     """Move the stored cursor of this name to the log and position of `cursor`; its owner is fenced."""
-    await _written(cursors, cursor.name, lambda found: found.set_to(cursor.log, cursor.position, cursor.event_id))
+    await _written(cursors, cursor.name, lambda current: current.set_to(cursor.log, cursor.position, cursor.event_id))
 
 
 async def _changed(cursors: Cursors, name: str, change: _Change) -> PausedCursor:
@@ -188,21 +193,21 @@ async def _decide(cursors: Cursors, name: str, positions: Sequence[int] | None, 
     await cursors.read(name)  # raises where `init` has not created the cursor
 
     async def decide() -> list[int]:
-        heads = [one for one in await cursors.parked(name) if one.parked.resolution in (PARKED, RETRY)]
+        heads = [head for head in await cursors.parked(name) if head.parked.resolution in (PARKED, RETRY)]
         chosen = _chosen(name, heads, positions)
-        await _decided(cursors, name, [one.resolved(resolution) for one in chosen])
-        return [one.position for one in chosen]
+        await _decided(cursors, name, [entry.resolved(resolution) for entry in chosen])
+        return [entry.position for entry in chosen]
 
     return await _unfenced(decide)
 
 
 async def _unfenced(write: Callable[[], Awaitable[T]]) -> T:
     """Run a read and write again while the owner writes first; raises `CursorFenced` after `_TRIES` tries."""
-    for left in reversed(range(_TRIES)):
+    for tries_left in reversed(range(_TRIES)):
         try:
             return await write()
         except CursorFenced:
-            if not left:
+            if not tries_left:
                 raise
     raise AssertionError
 
@@ -222,23 +227,23 @@ async def _decided(cursors: Cursors, name: str, entries: Sequence[ParkedEntry]) 
 def _chosen(name: str, heads: Sequence[ParkedEntry], positions: Sequence[int] | None) -> list[ParkedEntry]:
     if positions is None:
         return list(heads)
-    known = {one.position: one for one in heads}
+    by_position = {head.position: head for head in heads}
     for position in positions:
-        if position not in known:
+        if position not in by_position:
             raise UsageError(
                 f"The event at position {position} is not parked by {name!r}: it may wait behind another one. "
                 f"Look at `eventjet quarantine list {name}`."
             )
-    return [known[position] for position in dict.fromkeys(positions)]
+    return [by_position[position] for position in dict.fromkeys(positions)]
 
 
 def _head(entry: ParkedEntry, entries: Sequence[ParkedEntry]) -> int | None:
-    return next((one.position for one in entries if one.key == entry.key and one.is_open), None)
+    return next((other.position for other in entries if other.key == entry.key and other.is_open), None)
 
 
 def _listed(cursor: Cursor, entry: ParkedEntry, entries: Sequence[ParkedEntry]) -> Listed:
     parked = entry.parked
-    behind = [one for one in entries if one.key == entry.key and one.parked.resolution == BLOCKED]
+    behind = [other for other in entries if other.key == entry.key and other.parked.resolution == BLOCKED]
     is_head = entry.is_open and _head(entry, entries) == entry.position
     return Listed(
         projection=cursor.name,
@@ -273,19 +278,21 @@ async def begin(
     cursors cannot be divided anew; the cursors of all other declarations exist by then.
     """
     wanted: defaultdict[str, list[Declaration]] = defaultdict(list)
-    for one in declared:
-        wanted[one.declared_as].append(one)
-    made: list[tuple[str, int]] = []
+    for declaration in declared:
+        wanted[declaration.declared_as].append(declaration)
+    created: list[tuple[str, int]] = []
     unusable: list[LogUnusable] = []
-    refused: UsageError | None = None
+    first_error: UsageError | None = None
     for name, parts in wanted.items():
-        had = await cursors.of(name)
-        if {found.name for found in had} == {one.name for one in parts}:
+        existing = await cursors.of(name)
+        if {cursor_entry.name for cursor_entry in existing} == {part.name for part in parts}:
             continue
         try:
-            if had:
-                at = _where_they_stand(parts, [(await cursors.read(found.name)).cursor for found in had])
-                fresh = await _divide_anew(cursors, client, had, parts, at)
+            if existing:
+                at = _where_they_stand(
+                    parts, [(await cursors.read(cursor_entry.name)).cursor for cursor_entry in existing]
+                )
+                new_cursors = await _divide_anew(cursors, client, existing, parts, at)
             else:
                 try:
                     at = await cursor_at(store, client, parts[0], parts[0].start)
@@ -294,14 +301,14 @@ async def begin(
                         raise
                     unusable.append(error)
                     continue
-                fresh = await _make(cursors, parts, at)
+                new_cursors = await _make(cursors, parts, at)
         except UsageError as error:
-            refused = refused or error
+            first_error = first_error or error
         else:
-            made += [(one.name, one.position) for one in fresh]
-    if refused is not None:
-        raise refused
-    return made, unusable
+            created += [(cursor.name, cursor.position) for cursor in new_cursors]
+    if first_error is not None:
+        raise first_error
+    return created, unusable
 
 
 async def cursor_at(store: EventStore, client: Client, one: Declaration, start: Start) -> Cursor:
@@ -312,10 +319,10 @@ async def cursor_at(store: EventStore, client: Client, one: Declaration, start: 
     """
     if one.stream:
         try:
-            foreign = await client.ask(stream_info(one.stream))
+            stream_state = await client.ask(stream_info(one.stream))
         except StreamMissing:
             raise missing_stream(one.name, one.stream) from None
-        log, last, record = foreign.created, foreign.last, None
+        log, last, record = stream_state.created, stream_state.last, None
         position = _position(start, last)
     else:
         state = await store.state()
@@ -332,10 +339,12 @@ async def cursor_at(store: EventStore, client: Client, one: Declaration, start: 
 
 async def where(cursors: Cursors, parts: Sequence[Declaration]) -> tuple[int, int] | None:
     """Return the lowest and the highest position among the cursors of these partitions; None without any cursor."""
-    names = {one.name for one in parts}
-    had = await cursors.of(parts[0].declared_as)
-    own = [found.cursor for found in had if found.name in names] or [found.cursor for found in had]
-    positions = [cursor.position for cursor in own if cursor is not None]
+    names = {part.name for part in parts}
+    existing = await cursors.of(parts[0].declared_as)
+    selected = [cursor_entry.cursor for cursor_entry in existing if cursor_entry.name in names] or [
+        cursor_entry.cursor for cursor_entry in existing
+    ]
+    positions = [cursor.position for cursor in selected if cursor is not None]
     return (min(positions), max(positions)) if positions else None
 
 
@@ -348,23 +357,25 @@ async def put(
     restored; returns their positions. Raises `UsageError` when cursors are missing or unreadable and `parts` are not
     all partitions, and when the cursors have to be divided anew while a worker has one of them.
     """
-    name, names = parts[0].declared_as, {one.name for one in parts}
-    had = await cursors.of(name)
-    intact = {found.name for found in had if found.cursor is not None}
+    name, names = parts[0].declared_as, {part.name for part in parts}
+    existing = await cursors.of(name)
+    intact = {cursor_entry.name for cursor_entry in existing if cursor_entry.cursor is not None}
     if names <= intact:
-        lost = [position for one in names for position in await give_up_lost(cursors, one, at.log, record_at)]
-        for one in names:
-            await set_position(cursors, replace(at, name=one))
+        lost = [
+            position for part_name in names for position in await give_up_lost(cursors, part_name, at.log, record_at)
+        ]
+        for part_name in names:
+            await set_position(cursors, replace(at, name=part_name))
         return sorted(lost)
     if len(parts) < parts[0].partitions:
         raise UsageError(
             f"Some cursors of {name!r} are not there, or cannot be read. Run `eventjet init`, or put all of them "
             f"somewhere (`eventjet cursor set {name} POSITION`)."
         )
-    if not had:
+    if not existing:
         await _make(cursors, parts, at)
         return []
-    return await _divide_at(cursors, client, had, parts, at, record_at)
+    return await _divide_at(cursors, client, existing, parts, at, record_at)
 
 
 def records_of(store: EventStore, client: Client, one: Declaration) -> RecordAt:
@@ -378,12 +389,12 @@ def records_of(store: EventStore, client: Client, one: Declaration) -> RecordAt:
 
 async def _make(cursors: Cursors, parts: Sequence[Declaration], at: Cursor) -> list[Cursor]:
     """Create the cursors of all partitions or none; returns an empty list when somebody else created one first."""
-    fresh = [replace(at, name=one.name) for one in parts]
+    new_cursors = [replace(at, name=part.name) for part in parts]
     try:
-        await cursors.divide((), fresh, ())
+        await cursors.divide((), new_cursors, ())
     except CursorFenced:
         return []
-    return fresh
+    return new_cursors
 
 
 async def _divide_at(
@@ -403,7 +414,11 @@ async def _divide_at(
         lost.append(entry.position)
         return entry.resolved(DROPPED)
 
-    parked = [(found.name, await judged(one)) for found in had for one in await cursors.parked(found.name)]
+    parked = [
+        (cursor_entry.name, await judged(entry))
+        for cursor_entry in had
+        for entry in await cursors.parked(cursor_entry.name)
+    ]
     await _divide_anew(cursors, client, had, parts, at, parked)
     return sorted(lost)
 
@@ -420,28 +435,30 @@ async def _divide_anew(
     mismatch = _mismatch(parts, len(had))
     await _check_silent(cursors, mismatch, had)
     if parked is None:
-        parked = [(found.name, entry) for found in had for entry in await cursors.parked(found.name)]
+        parked = [
+            (cursor_entry.name, entry) for cursor_entry in had for entry in await cursors.parked(cursor_entry.name)
+        ]
     if len(parked) > _MOVES_MAX:
         raise UsageError(
             f"{mismatch} With them {len(parked)} parked events would move, and {_MOVES_MAX} can at once. Have them "
             "tried again, or drop them, with the release before, then try again."
         )
-    moved = [(old, _partition_for(entry, parts), entry) for old, entry in parked]
-    before = [found.cursor for found in had if found.cursor is not None]
-    paused = any(one.state == PAUSED for one in before)
-    revision = max((one.revision for one in before), default=0)
-    fresh = [at.divided(one.name, revision, paused=paused) for one in parts]
+    moved = [(old_name, _partition_for(entry, parts), entry) for old_name, entry in parked]
+    previous = [cursor_entry.cursor for cursor_entry in had if cursor_entry.cursor is not None]
+    paused = any(cursor.state == PAUSED for cursor in previous)
+    revision = max((cursor.revision for cursor in previous), default=0)
+    new_cursors = [at.divided(part.name, revision, paused=paused) for part in parts]
     try:
-        await cursors.divide(had, fresh, moved)
+        await cursors.divide(had, new_cursors, moved)
     except CursorFenced:
         raise UsageError(
             f"{mismatch} Somebody wrote one of them just now: a worker, which has to be ended, or another `eventjet`. "
             "Look at `eventjet status`, then try again."
         ) from None
-    for found in had:
+    for cursor_entry in had:
         with suppress(EventjetError):  # a durable that is left behind costs next to nothing
-            await client.ask(delete_consumer(parts[0].stream or cursors.app, found.name))
-    return fresh
+            await client.ask(delete_consumer(parts[0].stream or cursors.app, cursor_entry.name))
+    return new_cursors
 
 
 def _partition_for(entry: ParkedEntry, parts: Sequence[Declaration]) -> str:
@@ -454,17 +471,17 @@ def _mismatch(parts: Sequence[Declaration], had: int) -> str:
 
 async def _check_silent(cursors: Cursors, mismatch: str, had: Sequence[CursorEntry]) -> None:
     """Raise `UsageError` when a live worker writes one of the cursors; a killed worker only left its name there."""
-    if all(found.cursor is None or found.cursor.owner is None for found in had):
+    if all(cursor_entry.cursor is None or cursor_entry.cursor.owner is None for cursor_entry in had):
         return
     await asyncio.sleep(_SILENT_S)
-    for found in had:
-        if await cursors.sequence(found.name) != found.sequence:
+    for cursor_entry in had:
+        if await cursors.sequence(cursor_entry.name) != cursor_entry.sequence:
             raise UsageError(f"{mismatch} A worker is at it: stop those of the release before, then try again.")
 
 
 def _where_they_stand(parts: Sequence[Declaration], before: Sequence[Cursor]) -> Cursor:
-    positions = sorted({one.position for one in before})
-    if len(positions) > 1 or any(one.done for one in before):
+    positions = sorted({cursor.position for cursor in before})
+    if len(positions) > 1 or any(cursor.done for cursor in before):
         raise UsageError(
             f"{_mismatch(parts, len(before))} They stand at {', '.join(map(str, positions))}, and have to stand at one "
             "position to be divided anew. Let the workers of the release before come to the end of the log, then try "

@@ -81,9 +81,9 @@ class ParkedEntry:
         Raises `CursorDamaged` for a value that is not an entry.
         """
         try:
-            told = cast("dict[str, Any]", orjson.loads(body))
-            told |= {"parked": Parked(**known_fields(Parked, told["parked"])), "sequence": sequence}
-            return cls(**known_fields(cls, told))
+            values = cast("dict[str, Any]", orjson.loads(body))
+            values |= {"parked": Parked(**known_fields(Parked, values["parked"])), "sequence": sequence}
+            return cls(**known_fields(cls, values))
         except (ValueError, TypeError, KeyError) as error:
             raise CursorDamaged(body, str(error)) from None
 
@@ -125,10 +125,10 @@ class Cursors:
 
     async def read(self, name: str) -> StoredCursor:
         """Return the cursor of a name as the leader has it; raises `CursorMissing` where `init` has not created it."""
-        found = await self.find(name)
-        if found is None:
+        stored = await self.find(name)
+        if stored is None:
             raise CursorMissing(self.app, name)
-        return found
+        return stored
 
     async def find(self, name: str) -> StoredCursor | None:
         """Return what `read` does, or None where there is no cursor."""
@@ -173,7 +173,7 @@ class Cursors:
             cursor,
             [
                 (f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(stored.sequence))]),
-                *((_key(cursor.name, one), one.encoded(), [(EXPECTED, str(one.sequence))]) for one in entries),
+                *((_key(cursor.name, entry), entry.encoded(), [(EXPECTED, str(entry.sequence))]) for entry in entries),
             ],
         )
 
@@ -184,15 +184,15 @@ class Cursors:
 
     async def of(self, name: str) -> list[CursorEntry]:
         """Return all cursors of a declared name, however many partitions it was divided into."""
-        found: list[CursorEntry] = []
+        entries: list[CursorEntry] = []
         for sequence, _, subject, _, body in await self._client.values(self._bucket, "c.*"):
-            own = subject.decode().removeprefix(f"{self._prefix}c.")
-            if declared_name(own) == name:
+            cursor_name = subject.decode().removeprefix(f"{self._prefix}c.")
+            if declared_name(cursor_name) == name:
                 with suppress(CursorDamaged):
-                    found.append(CursorEntry(own, sequence, Cursor.decoded(body)))
+                    entries.append(CursorEntry(cursor_name, sequence, Cursor.decoded(body)))
                     continue
-                found.append(CursorEntry(own, sequence, None))
-        return found
+                entries.append(CursorEntry(cursor_name, sequence, None))
+        return entries
 
     async def divide(
         self, had: Sequence[CursorEntry], cursors: Sequence[Cursor], moved: Sequence[tuple[str, str, ParkedEntry]]
@@ -202,16 +202,16 @@ class Cursors:
         `moved` are quarantined events, each with the name of the cursor that had it and of the cursor that gets it.
         Cursors and events may be `CHANGES_MAX` messages together; an event that gets another cursor takes two messages.
         """
-        known = {found.name: found.sequence for found in had}
+        sequences = {cursor_entry.name: cursor_entry.sequence for cursor_entry in had}
         messages: list[_Message] = []
         for cursor in cursors:
-            expected = known.pop(cursor.name) if cursor.name in known else await self._vacant(cursor.name)
+            expected = sequences.pop(cursor.name) if cursor.name in sequences else await self._vacant(cursor.name)
             messages.append((f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(expected))]))
-        messages += [(f"c.{name}", b"", [(EXPECTED, str(seen)), *_GONE]) for name, seen in known.items()]
-        for before, after, entry in moved:
-            messages.append((_key(after, entry), entry.encoded(), []))
-            if before != after:
-                messages.append((_key(before, entry), b"", list(_GONE)))
+        messages += [(f"c.{name}", b"", [(EXPECTED, str(sequence)), *_GONE]) for name, sequence in sequences.items()]
+        for old_name, new_name, entry in moved:
+            messages.append((_key(new_name, entry), entry.encoded(), []))
+            if old_name != new_name:
+                messages.append((_key(old_name, entry), b"", list(_GONE)))
         await self._send(cursors[0].name, messages)
 
     async def _vacant(self, name: str) -> int:
@@ -290,7 +290,7 @@ class Cursors:
         """
         records = await self._client.values(self._bucket, f"q.{name}.*", limit)
         entries = [ParkedEntry.decoded(record[4], record[0]) for record in records]
-        return sorted((one for one in entries if resolved or one.is_open), key=lambda one: one.position)
+        return sorted((entry for entry in entries if resolved or entry.is_open), key=lambda entry: entry.position)
 
 
 def _key(name: str, entry: ParkedEntry) -> str:

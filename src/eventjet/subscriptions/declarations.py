@@ -70,16 +70,19 @@ class Declaration:
 
 def declarations_of(app: Application) -> dict[str, Declaration]:
     """Return all declarations of an app, by name of the cursor."""
-    found = [
-        *(part for one in app.reactors.values() for part in _partitions(one)),
-        *(Declaration(one.name, PROCESS, one.revision, "new", heard_by(one)) for one in app.processes.values()),
-        *(Declaration(one.name, PUBLICATION, 1, one.start, one.events) for one in app.publications.values()),
+    declarations = [
+        *(part for reactor in app.reactors.values() for part in _partitions(reactor)),
+        *(Declaration(info.name, PROCESS, info.revision, "new", heard_by(info)) for info in app.processes.values()),
         *(
-            Declaration(one.name, INBOX, one.revision, one.start, (), one.stream, one.subject)
-            for one in app.inboxes.values()
+            Declaration(publication.name, PUBLICATION, 1, publication.start, publication.events)
+            for publication in app.publications.values()
+        ),
+        *(
+            Declaration(inbox.name, INBOX, inbox.revision, inbox.start, (), inbox.stream, inbox.subject)
+            for inbox in app.inboxes.values()
         ),
     ]
-    return {one.name: one for one in found}
+    return {declaration.name: declaration for declaration in declarations}
 
 
 def has_timers(app: Application) -> bool:
@@ -93,7 +96,7 @@ def probes_of(app: Application) -> list[tuple[str, str]]:
     They are used to check which other streams or responders answer on these subjects.
     """
     types = [info.name for info in (*app.aggregates.values(), *app.processes.values())]
-    published = [(one.stream, one.name) for one in app.publications.values()]
+    published = [(publication.stream, publication.name) for publication in app.publications.values()]
     needs = {"cursors": bool(declarations_of(app)), "timers": has_timers(app)}
     return probes(app.name, dict.fromkeys([*types, CLAIMS]), published, **needs)
 
@@ -119,12 +122,12 @@ async def opened_deps(app: Application) -> AsyncGenerator[Any]:
 
     Raises `DepsUnusable` when `deps` returns something other than an async context manager.
     """
-    made: Any = nullcontext() if app.deps is None else app.deps()
-    if not isinstance(made, AbstractAsyncContextManager):
-        raise DepsUnusable(app.name, type(made).__name__)
+    deps: Any = nullcontext() if app.deps is None else app.deps()
+    if not isinstance(deps, AbstractAsyncContextManager):
+        raise DepsUnusable(app.name, type(deps).__name__)
     with exceptions_only(f"The deps of the app {app.name!r}"):
-        async with cast("AbstractAsyncContextManager[Any]", made) as opened:
-            yield opened
+        async with cast("AbstractAsyncContextManager[Any]", deps) as value:
+            yield value
 
 
 def missing_stream(inbox: str, stream: str) -> LogUnusable:
@@ -136,7 +139,7 @@ def missing_stream(inbox: str, stream: str) -> LogUnusable:
 
 def heard_by(info: ProcessInfo) -> tuple[type, ...]:
     """Return a process's own events and those it listens to."""
-    return tuple(dict.fromkeys([*info.events, *(event for one in info.listeners for event in one.events)]))
+    return tuple(dict.fromkeys([*info.events, *(event for listener in info.listeners for event in listener.events)]))
 
 
 def filters_of(app: Application, events: Sequence[type]) -> list[str]:
@@ -151,97 +154,97 @@ _ARGUMENTS = 2
 
 def resolved_processes(declared: Sequence[Any], catalog: Catalog, faults: list[str]) -> dict[Any, ProcessInfo]:
     """Return the processes by class; mistakes in their definitions are appended to `faults`."""
-    found: dict[Any, ProcessInfo] = {}
+    processes: dict[Any, ProcessInfo] = {}
     for cls in declared:
         if not is_process(cls):
             faults.append(f"{shown_name(cls)} is not a process: decorate it with @process(…)")
             continue
         try:
             info = aggregate_info(cls)
-            own = folded_events(cls)
+            own_events = folded_events(cls)
         except (DefinitionError, AttributeError, TypeError):
             continue  # reported as a fault of an aggregate
-        faults += [f"process {info.name!r}: {fault}" for fault in _function_faults(cls, own)]
-        listeners = tuple(_listeners(cls, info.name, own, catalog, faults))
+        faults += [f"process {info.name!r}: {fault}" for fault in _function_faults(cls, own_events)]
+        listeners = tuple(_listeners(cls, info.name, own_events, catalog, faults))
         has_deadlines = callable(getattr(cls, "deadline", None))
-        found[cls] = ProcessInfo(info.name, info.revision, own, listeners, has_deadlines)
-    return found
+        processes[cls] = ProcessInfo(info.name, info.revision, own_events, listeners, has_deadlines)
+    return processes
 
 
 def checked_reactors(
     declared: Sequence[Reactor[Any, Any]], catalog: Catalog, faults: list[str]
 ) -> dict[str, Reactor[Any, Any]]:
     """Return the reactors by name; mistakes in their definitions are appended to `faults`."""
-    found: dict[str, Reactor[Any, Any]] = {}
-    for one in declared:
-        if not isinstance(one, Reactor):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
-            faults.append(f'{shown_name(one)} is not a reactor: decorate it with `@reactor("name")`')
+    reactors: dict[str, Reactor[Any, Any]] = {}
+    for reactor in declared:
+        if not isinstance(reactor, Reactor):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
+            faults.append(f'{shown_name(reactor)} is not a reactor: decorate it with `@reactor("name")`')
             continue
-        if not is_name(one.name):
-            faults.append(f"the reactor's name {one.name!r} is not [a-z][a-z0-9_]*")
-        if one.name in found:
-            faults.append(f"two reactors are called {one.name!r}")
-        faults += [f"reactor {one.name!r}: {fault}" for fault in one.faults(catalog.__contains__)]
-        found[one.name] = one
-    return found
+        if not is_name(reactor.name):
+            faults.append(f"the reactor's name {reactor.name!r} is not [a-z][a-z0-9_]*")
+        if reactor.name in reactors:
+            faults.append(f"two reactors are called {reactor.name!r}")
+        faults += [f"reactor {reactor.name!r}: {fault}" for fault in reactor.faults(catalog.__contains__)]
+        reactors[reactor.name] = reactor
+    return reactors
 
 
 def checked_inboxes(declared: Sequence[Inbox[Any, Any]], faults: list[str]) -> dict[str, Inbox[Any, Any]]:
     """Return the inboxes by name; mistakes in their definitions are appended to `faults`."""
-    found: dict[str, Inbox[Any, Any]] = {}
-    for one in declared:
-        if not is_name(one.name):
-            faults.append(f"the inbox's name {one.name!r} is not [a-z][a-z0-9_]*")
-        if one.name in found:
-            faults.append(f"two inboxes are called {one.name!r}")
-        wrong = one.faults()
-        if not wrong:
+    inboxes: dict[str, Inbox[Any, Any]] = {}
+    for inbox in declared:
+        if not is_name(inbox.name):
+            faults.append(f"the inbox's name {inbox.name!r} is not [a-z][a-z0-9_]*")
+        if inbox.name in inboxes:
+            faults.append(f"two inboxes are called {inbox.name!r}")
+        inbox_faults = inbox.faults()
+        if not inbox_faults:
             try:
-                IncomingDecoder(one.type, "")
+                IncomingDecoder(inbox.type, "")
             except DefinitionError as error:
-                wrong = list(error.faults)
-        faults += [f"inbox {one.name!r}: {fault}" for fault in wrong]
-        found[one.name] = one
-    return found
+                inbox_faults = list(error.faults)
+        faults += [f"inbox {inbox.name!r}: {fault}" for fault in inbox_faults]
+        inboxes[inbox.name] = inbox
+    return inboxes
 
 
 def checked_publications(
     declared: Sequence[Publication[Any]], catalog: Catalog, faults: list[str]
 ) -> dict[str, Publication[Any]]:
     """Return the publications by name; mistakes in their definitions are appended to `faults`."""
-    found: dict[str, Publication[Any]] = {}
-    for one in declared:
-        if not isinstance(one, Publication):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
-            faults.append(f"{shown_name(one)} is not a publication: decorate it with `@publication(…)`")
+    publications: dict[str, Publication[Any]] = {}
+    for publication in declared:
+        if not isinstance(publication, Publication):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
+            faults.append(f"{shown_name(publication)} is not a publication: decorate it with `@publication(…)`")
             continue
-        if not is_name(one.name):
-            faults.append(f"the publication's name {one.name!r} is not [a-z][a-z0-9_]*")
-        if one.name in found:
-            faults.append(f"two publications are called {one.name!r}")
-        wrong = one.faults(catalog.__contains__)
-        wrong = wrong or Catalog(one.public).faults()
-        faults += [f"publication {one.name!r}: {fault}" for fault in wrong]
-        found[one.name] = one
-    return found
+        if not is_name(publication.name):
+            faults.append(f"the publication's name {publication.name!r} is not [a-z][a-z0-9_]*")
+        if publication.name in publications:
+            faults.append(f"two publications are called {publication.name!r}")
+        publication_faults = publication.faults(catalog.__contains__)
+        publication_faults = publication_faults or Catalog(publication.public).faults()
+        faults += [f"publication {publication.name!r}: {fault}" for fault in publication_faults]
+        publications[publication.name] = publication
+    return publications
 
 
 def checked_served(declared: Sequence[Served], aggregates: Mapping[Any, Any], faults: list[str]) -> tuple[Served, ...]:
     """Return the served commands; mistakes in their definitions are appended to `faults`."""
     known: set[tuple[Any, str]] = set()
-    for one in declared:
-        if not isinstance(one, Served):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
-            faults.append(f"{shown_name(one)} is not `served(…)`")
+    for command in declared:
+        if not isinstance(command, Served):  # pyright: ignore[reportUnnecessaryIsInstance]  who has no checker
+            faults.append(f"{shown_name(command)} is not `served(…)`")
             continue
-        where = f"served {shown_name(one.decide)}"
-        if one.aggregate not in aggregates:
-            faults.append(f"{where}: {shown_name(one.aggregate)} is not an aggregate of the app")
-        elif not is_name(one.name):
-            faults.append(f"{where}: its name {one.name!r} is not [a-z][a-z0-9_]*")
-        elif (one.aggregate, one.name) in known:
-            faults.append(f"{where}: {aggregates[one.aggregate].name} serves two commands called {one.name!r}")
-        known.add((one.aggregate, one.name))
+        where = f"served {shown_name(command.decide)}"
+        if command.aggregate not in aggregates:
+            faults.append(f"{where}: {shown_name(command.aggregate)} is not an aggregate of the app")
+        elif not is_name(command.name):
+            faults.append(f"{where}: its name {command.name!r} is not [a-z][a-z0-9_]*")
+        elif (command.aggregate, command.name) in known:
+            faults.append(f"{where}: {aggregates[command.aggregate].name} serves two commands called {command.name!r}")
+        known.add((command.aggregate, command.name))
         try:
-            arguments_of(one.decide)
+            arguments_of(command.decide)
         except DefinitionError as error:
             faults += error.faults
     return tuple(declared)
@@ -250,8 +253,8 @@ def checked_served(declared: Sequence[Served], aggregates: Mapping[Any, Any], fa
 def shared_names(names: Mapping[str, Sequence[str]]) -> Iterator[str]:
     """Yield a fault for each name that two kinds share, since the CLI's commands take a name of any kind."""
     owners: dict[str, str] = {}
-    for kind, each in names.items():
-        for name in each:
+    for kind, kind_names in names.items():
+        for name in kind_names:
             if owners.setdefault(name, kind) != kind:
                 yield f"a {owners[name]} and a {kind} are both called {name!r}; commands would not know which is meant"
 
@@ -288,13 +291,13 @@ def _return_faults(cls: Any, name: str, hint: Any, kind: type, own: tuple[type, 
     state, events = arguments
     if shown_name(state) != cls.__qualname__:
         yield f"`{name}` returns what is of {shown_name(state)}; write {kind.__name__}[{cls.__name__}, …]"
-    strange = [shown_name(one) for one in union_members(events) if one not in own]
-    if strange:
-        yield f"`{name}` may record {', '.join(strange)}, which its `evolve` does not take"
+    unknown = [shown_name(event) for event in union_members(events) if event not in own]
+    if unknown:
+        yield f"`{name}` may record {', '.join(unknown)}, which its `evolve` does not take"
 
 
 def _listeners(cls: Any, name: str, own: tuple[type, ...], catalog: Catalog, faults: list[str]) -> Iterator[Listener]:
-    heard: dict[type, str] = {}
+    method_by_event: dict[type, str] = {}
     for method, handler in listeners_of(cls):
         where = f"process {name!r}: {cls.__name__}.{method}"
         parameters = list(inspect.signature(handler).parameters)
@@ -316,6 +319,6 @@ def _listeners(cls: Any, name: str, own: tuple[type, ...], catalog: Catalog, fau
                 faults.append(f"{hears}, which no aggregate of the app folds")
             elif event in own:
                 faults.append(f"{hears}, which is its own; let `step` follow from it")
-            if (other := heard.setdefault(event, method)) != method:
-                faults.append(f"{hears}, and so does {other}; one listener hears an event")
+            if (other_method := method_by_event.setdefault(event, method)) != method:
+                faults.append(f"{hears}, and so does {other_method}; one listener hears an event")
         yield Listener(handler, by, events)

@@ -74,8 +74,8 @@ class LogSource:
         return await pause_of(self._client, self.stream, durable)
 
     def reader(self, earlier: PredecessorReader) -> Reader:
-        whole = Offering(self._repositories.catalog, self._declaration.events, (), earlier)
-        return whole if self._declaration.partitions == 1 else _OfPartition(whole, self._declaration)
+        offering = Offering(self._repositories.catalog, self._declaration.events, (), earlier)
+        return offering if self._declaration.partitions == 1 else _OfPartition(offering, self._declaration)
 
     def decode(self, record: RawRecord) -> Offered | None:
         return Offering(self._repositories.catalog, self._declaration.events)(record)

@@ -191,9 +191,9 @@ class EventReaction:
         command = repository.command(f"{self.key}/{self._count}", metadata=self._cause.metadata)
         plan = replace(command.decide(aggregate_id, decide, *args, **kwargs), since=self._cause.since)
         failpoints.reach("reaction.before")
-        done = await repository.run(plan)
+        committed = await repository.run(plan)
         failpoints.reach("reaction.stored")
-        return done
+        return committed
 
 
 class CommandsOnce(Generic[S, E]):
@@ -254,10 +254,10 @@ class EventHandler:
         """Return the span of one try, in the trace of the event's command."""
         labels = {"eventjet.name": self.declaration.name, "eventjet.kind": self.declaration.kind}
         parent = None if event is None else event.metadata.traceparent
-        more: dict[str, Any] = {"eventjet.attempt": attempt}
+        attributes: dict[str, Any] = {"eventjet.attempt": attempt}
         if event is not None:
-            more["eventjet.position"] = event.position
-        return tracing.span(spans.HANDLE, self.declaration.name, labels, more, parent=parent)
+            attributes["eventjet.position"] = event.position
+        return tracing.span(spans.HANDLE, self.declaration.name, labels, attributes, parent=parent)
 
     async def instances(self, after: int, until: int) -> tuple[dict[str, int], int]:
         """Return some process instances with events after `after`, and the position up to which they are complete.
@@ -356,18 +356,18 @@ class ProcessHandler(EventHandler):
 
     async def instances(self, after: int, until: int) -> tuple[dict[str, int], int]:
         name, store = self._runner.name, self._runner.store
-        found: dict[str, int] = {}
+        positions: dict[str, int] = {}
         reached = after
         async for page in store.pages_of(name, after=after):
             for record in page:
                 if record[0] > until:
-                    return found, until
+                    return positions, until
                 reached = record[0]
                 with suppress(ValueError):  # a subject that names no instance
-                    found[entity_of(record[2])[1]] = reached
-            if len(found) >= _INSTANCES:
-                return found, reached
-        return found, until if reached >= min(until, (await store.ends(name))[1]) else reached
+                    positions[entity_of(record[2])[1]] = reached
+            if len(positions) >= _INSTANCES:
+                return positions, reached
+        return positions, until if reached >= min(until, (await store.ends(name))[1]) else reached
 
     async def look_at(self, process_id: str, position: int) -> None:
         newest = await self._runner.store.tail(self._runner.name, process_id)
@@ -429,10 +429,10 @@ class InboxHandler(EventHandler):
     def work(self, event: Incoming[Any]) -> tuple[AggregateKey, Try]:
         async def handle(attempt: int) -> None:
             cause = Cause.of_message(self._inbox.name, event)
-            own = replace(event, data=own_copy(event.data))
+            message = replace(event, data=own_copy(event.data))
             deps = await self._deps.opened()
             with self.handling(attempt):
-                await self._inbox.handle(own, EventReaction(self._repositories, deps, cause, attempt))
+                await self._inbox.handle(message, EventReaction(self._repositories, deps, cause, attempt))
 
         return aggregate_key_of(event.subject.encode()), handle
 
@@ -456,7 +456,7 @@ class PublicationHandler(EventHandler):
         await self._stream.check()
 
     def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try]:
-        one = self._publication
+        publication = self._publication
 
         async def tell(attempt: int) -> None:
             with self.handling(attempt, event):
@@ -465,16 +465,20 @@ class PublicationHandler(EventHandler):
         async def told() -> None:
             if await self._stream.published_until() >= event.position:
                 return
-            encoded = [self._public.encode(each) for each in recorded_events(one.translate(own_event(event)))]
+            encoded = [
+                self._public.encode(public_event)
+                for public_event in recorded_events(publication.translate(own_event(event)))
+            ]
             messages = [
-                message_of(self._stream.prefix, one.source, event, index, each) for index, each in enumerate(encoded)
+                message_of(self._stream.prefix, publication.source, event, index, encoded_event)
+                for index, encoded_event in enumerate(encoded)
             ]
             if messages:
                 failpoints.reach("publication.before")
                 await self._stream.publish(messages, event.position)
                 failpoints.reach("publication.told")
 
-        return (one.name, ""), tell
+        return (publication.name, ""), tell
 
 
 async def wake(
@@ -487,9 +491,9 @@ async def wake(
     folded = await runner.advance(process_id, position=position)
     if not runner.info.has_deadlines:
         return folded.position
-    found = await runner.next_deadline(process_id, folded)
-    if found is None:
+    next_deadline = await runner.next_deadline(process_id, folded)
+    if next_deadline is None:
         await timers.cancel(runner.name, process_id, folded.version)
     else:
-        await timers.set(runner.name, process_id, folded.version, found.at, fired)
+        await timers.set(runner.name, process_id, folded.version, next_deadline.at, fired)
     return folded.position

@@ -72,10 +72,10 @@ class HealthState:
         seen: dict[tuple[str, int], _Seen] = {}
         for status in statuses:
             key = status.name, status.revision
-            last = self.seen.get(key)
-            stands = last is not None and last.status.position == status.position
+            previous = self.seen.get(key)
+            stands = previous is not None and previous.status.position == status.position
             stands = stands and (status.lag_events > 0 or bool(status.reason)) and self._is_ours(status)
-            seen[key] = _Seen(status, last.moved_at if last is not None and stands else now)
+            seen[key] = _Seen(status, previous.moved_at if previous is not None and stands else now)
         return replace(self, looked_at=now, fault=None, seen=seen)
 
     def without(self, fault: str) -> HealthState:
@@ -144,15 +144,15 @@ def _gauges(status: WorkStatus, owner: str) -> list[Sample]:
             (metrics.FOLLOWER_PARKED, follower, status.parked),
             (metrics.FOLLOWER_HELD, follower, int(status.owner == owner)),
         ]
-    own = (status.name, str(status.revision))
+    labels = (status.name, str(status.revision))
     gauges: list[Sample] = [
-        (metrics.POSITION, own, status.position),
-        (metrics.LAG_EVENTS, own, status.lag_events),
-        (metrics.PARKED, own, status.parked),
-        (metrics.HELD, own, int(status.owner == owner)),
-        *((metrics.STATE, (*own, state), int(status.state == state)) for state in STATES),
+        (metrics.POSITION, labels, status.position),
+        (metrics.LAG_EVENTS, labels, status.lag_events),
+        (metrics.PARKED, labels, status.parked),
+        (metrics.HELD, labels, int(status.owner == owner)),
+        *((metrics.STATE, (*labels, state), int(status.state == state)) for state in STATES),
     ]
-    return gauges if status.lag_s is None else [*gauges, (metrics.LAG_SECONDS, own, status.lag_s)]
+    return gauges if status.lag_s is None else [*gauges, (metrics.LAG_SECONDS, labels, status.lag_s)]
 
 
 class HealthMonitor:
@@ -188,7 +188,7 @@ class HealthMonitor:
 
     def metrics(self) -> str:
         """Return all metrics in the format of `/metrics`; may be called by any thread."""
-        meters = [meter for each in self._meters for meter in list(each.values())]
+        meters = [meter for group in self._meters for meter in list(group.values())]
         return exposition(self._state.samples(time.monotonic()), meters)
 
     async def keep(self, stop: asyncio.Event) -> None:
@@ -198,9 +198,9 @@ class HealthMonitor:
                 try:
                     async with asyncio.timeout(_LOOK_MAX_S):
                         snapshot = await called(self._reader.read(), "A look")
-                    own = [self._with_reason(one) for one in snapshot.projections if one.declared]
-                    own = [one for one in own if one.name in self._chosen]
-                    self._state = self._state.after(time.monotonic(), own)
+                    statuses = [self._with_reason(status) for status in snapshot.projections if status.declared]
+                    statuses = [status for status in statuses if status.name in self._chosen]
+                    self._state = self._state.after(time.monotonic(), statuses)
                 except Exception as error:  # noqa: BLE001 - health tells of it, whatever it is
                     self._state = self._state.without(
                         str(error) if isinstance(error, EventjetError) else type(error).__name__
@@ -233,8 +233,8 @@ async def serving(address: tuple[str, int], monitor: HealthMonitor) -> AsyncGene
     thread.start()
     try:
         host, port = server.server_address[:2]
-        shown = f"[{host!s}]" if server.address_family == socket.AF_INET6 else str(host)
-        logs.HTTP.tell(_log, address=f"{shown}:{port}")
+        display_host = f"[{host!s}]" if server.address_family == socket.AF_INET6 else str(host)
+        logs.HTTP.tell(_log, address=f"{display_host}:{port}")
         yield str(host), port
     finally:
         await asyncio.to_thread(server.shutdown)

@@ -96,12 +96,12 @@ class KeyedExecutor:
         """
         ranges: list[tuple[int, int]] = []
         joined = False
-        for position, (left, _) in self._open.items():
-            if left == 0 and joined:
+        for position, (remaining, _) in self._open.items():
+            if remaining == 0 and joined:
                 ranges[-1] = (ranges[-1][0], position)
-            elif left == 0:
+            elif remaining == 0:
                 ranges.append((position, position))
-            joined = left == 0
+            joined = remaining == 0
         ranges += [(max(first, self._added + 1), last) for first, last in self._done if last > self._added]
         return tuple(ranges)
 
@@ -151,15 +151,15 @@ class KeyedExecutor:
                 return
             queue.popleft()
             if position:
-                left, event_id = self._open[position]
-                self._open[position] = (left - 1, event_id)
+                remaining, event_id = self._open[position]
+                self._open[position] = (remaining - 1, event_id)
                 self._advance()
         del self._queues[key]
 
     def _advance(self) -> None:
         while self._open:
-            position, (left, event_id) = next(iter(self._open.items()))
-            if left:
+            position, (remaining, event_id) = next(iter(self._open.items()))
+            if remaining:
                 break
             del self._open[position]
             self.position, self.event_id = position, event_id

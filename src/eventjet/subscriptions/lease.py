@@ -137,10 +137,10 @@ class Lease:
         """
 
         def check(connection: Connection) -> None:
-            now = checkpoints.read(connection, self.checkpoint.name, self.checkpoint.revision)
-            if now is None or now.epoch != self.checkpoint.epoch:
+            current = checkpoints.read(connection, self.checkpoint.name, self.checkpoint.revision)
+            if current is None or current.epoch != self.checkpoint.epoch:
                 raise self._fenced()
-            locations.check_identity(connection, now)
+            locations.check_identity(connection, current)
 
         await self._session.read(check)
 
@@ -156,8 +156,8 @@ class Lease:
         """Note in the checkpoint the app, the identity of its log, and which tables are made from the log."""
 
         def change(connection: Connection, checkpoint: Checkpoint) -> bool:
-            known = locations.identities(connection, checkpoint.tables, checkpoint.location)
-            return checkpoints.adopt(connection, checkpoint, self._resolved.app, log, known)
+            identities = locations.identities(connection, checkpoint.tables, checkpoint.location)
+            return checkpoints.adopt(connection, checkpoint, self._resolved.app, log, identities)
 
         await self._change(change)
 
@@ -223,9 +223,9 @@ class Promotion:
             return False
         await self._lease.renew()
         try:
-            done = await self._exchange(step)
-        except NotNow as later:
-            logs.TAKE_OVER_WAITS.tell(_log, name=self._shown, reason=later)
+            promoted = await self._exchange(step)
+        except NotNow as reason:
+            logs.TAKE_OVER_WAITS.tell(_log, name=self._shown, reason=reason)
             self._later(self._pause_s)
             self._pause_s = min(2 * self._pause_s, _PAUSE_S[1])
             return False
@@ -235,8 +235,8 @@ class Promotion:
             self._later(_REFUSED_S)
             return False
         failpoints.reach("takeover.committed")
-        left = ", ".join(map(str, done.left)) if done else ""
-        logs.TOOK_OVER.tell(_log, name=self._shown, before=left or "none")
+        previous = ", ".join(map(str, promoted.left)) if promoted else ""
+        logs.TOOK_OVER.tell(_log, name=self._shown, before=previous or "none")
         return True
 
     async def _exchange(self, step: Callable[[float], Awaitable[object]]) -> Promoted | None:
@@ -245,16 +245,19 @@ class Promotion:
             # The database's single writer lock excludes other writers, and our own batch was just committed.
             return await self._session.write(attempt, resolved, epoch=epoch)
         # The freeze needs its own transaction, beside the session that writes the remaining events.
-        async with Session.open(self._context, f"takeover {resolved.durable}") as own, own.transaction() as frozen:
-            await frozen.run_sync(freeze, resolved)
+        async with (
+            Session.open(self._context, f"takeover {resolved.durable}") as session,
+            session.transaction() as connection,
+        ):
+            await connection.run_sync(freeze, resolved)
             deadline = time.monotonic() + TAIL_S
             while await self._session.read(lag, resolved) and time.monotonic() < deadline:
                 await step(_TAIL_WAIT_S)
-            return await frozen.run_sync(attempt, resolved, epoch=epoch)
+            return await connection.run_sync(attempt, resolved, epoch=epoch)
 
     def _later(self, seconds: float) -> None:
         self._not_before = time.monotonic() + seconds
 
     def _has_successor(self, connection: Connection) -> bool:
-        known = holders(revisions(connection, self._resolved.name), self._resolved)
-        return any(holder.revision > self._resolved.revision for holder in known)
+        other_holders = holders(revisions(connection, self._resolved.name), self._resolved)
+        return any(holder.revision > self._resolved.revision for holder in other_holders)

@@ -107,14 +107,14 @@ class ProcessRunner:
         Nothing is due when the state has moved meanwhile: the newer event sets its own timer.
         """
         folded = await self._own.reaching(process_id, version=version)
-        found = await self.next_deadline(process_id, folded)
-        if found is None or found.at > now:
+        next_deadline = await self.next_deadline(process_id, folded)
+        if next_deadline is None or next_deadline.at > now:
             return
 
         def decide(state: Any) -> Any:
-            events = found.deadline.call.on(state)
+            events = next_deadline.deadline.call.on(state)
             if not events:
-                raise self._records_nothing(process_id, f"The deadline {found.deadline.call}")
+                raise self._records_nothing(process_id, f"The deadline {next_deadline.deadline.call}")
             return events
 
         failpoints.reach("due.before")
@@ -128,7 +128,7 @@ class ProcessRunner:
                 command_id,
                 metadata,
                 since=folded.position,
-                called=found.deadline.call.decide,
+                called=next_deadline.deadline.call.decide,
                 only_at=folded.position,
             )
         )
@@ -146,41 +146,44 @@ class ProcessRunner:
         if newest is None or newest[0] != folded.position:
             return None
         last = recorded_at(newest)
-        return min((NextDeadline(one.due_at(last), one) for one in deadlines), key=lambda one: one.at)
+        return min(
+            (NextDeadline(deadline.due_at(last), deadline) for deadline in deadlines),
+            key=lambda candidate: candidate.at,
+        )
 
     async def _take(self, process_id: str, folded: FoldedState[Any], step: Step[Any, Any]) -> int:
         """Take one step unless the instance has moved; return the position that the next state must contain."""
-        asked = step.asked
-        target = self._repositories.of(asked.aggregate).executor
+        request = step.asked
+        target = self._repositories.of(request.aggregate).executor
         places = [
             (executor.subject(aggregate_id), executor.cache, aggregate_id)
-            for executor, aggregate_id in ((self._own, process_id), (target, asked.aggregate_id))
+            for executor, aggregate_id in ((self._own, process_id), (target, request.aggregate_id))
         ]
         if places[0][0] == places[1][0]:
             raise UsageError(
-                f"{self._shown(process_id)} asks itself for {asked.call}. Put both into one decision of its own."
+                f"{self._shown(process_id)} asks itself for {request.call}. Put both into one decision of its own."
             )
         labels = {"eventjet.name": self.name}
-        with tracing.span(spans.STEP, self.name, labels, {"eventjet.decision": asked.call.name}) as told:
+        with tracing.span(spans.STEP, self.name, labels, {"eventjet.decision": request.call.name}) as attributes:
             try:
-                return await retry(lambda lost: self._attempt(process_id, folded, step, lost, told), places)
+                return await retry(lambda lost: self._attempt(process_id, folded, step, lost, attributes), places)
             except _Moved:
                 return folded.position
 
     async def _attempt(
         self, process_id: str, folded: FoldedState[Any], step: Step[Any, Any], lost: int, told: dict[str, Any]
     ) -> int | Conflict:
-        known = await self._own.load(process_id, lost > 0)
-        if (known.position, known.event_id) != (folded.position, folded.event_id):
+        current = await self._own.load(process_id, lost > 0)
+        if (current.position, current.event_id) != (folded.position, folded.event_id):
             raise _Moved
-        asked = step.asked
-        target = self._repositories.of(asked.aggregate).executor
+        request = step.asked
+        target = self._repositories.of(request.aggregate).executor
         metadata = self._metadata(process_id, folded.event_id)
         command_id = self._step_id(process_id, folded)
-        other = Planned(target, asked.aggregate_id, asked.call.on, command_id, metadata)
-        decided: list[Decision[Any, Any]] = []
+        target_plan = Planned(target, request.aggregate_id, request.call.on, command_id, metadata)
+        decisions: list[Decision[Any, Any]] = []
         try:
-            taken = await target.decide(other, await target.load(asked.aggregate_id, lost > 0))
+            decision = await target.decide(target_plan, await target.load(request.aggregate_id, lost > 0))
         except EventjetError:
             raise
         except Exception as error:
@@ -188,26 +191,26 @@ class ProcessRunner:
             refusal = step.after_refusal(error)
             if refusal is None:
                 raise
-            own = self._planned(process_id, command_id, metadata, refusal, error)
+            own_plan = self._planned(process_id, command_id, metadata, refusal, error)
         else:
-            if isinstance(taken, Conflict):
-                return taken
-            if taken.append is not None:
-                decided.append(taken)
-            own = self._planned(process_id, command_id, metadata, step.done, *_told(step, taken))
+            if isinstance(decision, Conflict):
+                return decision
+            if decision.append is not None:
+                decisions.append(decision)
+            own_plan = self._planned(process_id, command_id, metadata, step.done, *_told(step, decision))
         try:
-            saved = await self._recorded(decided, own, known, f"The step {asked}", told)
+            result = await self._recorded(decisions, own_plan, current, f"The step {request}", told)
         except NotUnique as error:
             refusal = step.after_refusal(error)
             if refusal is None:
                 raise
-            own = self._planned(process_id, command_id, metadata, refusal, error)
-            saved = await self._recorded([], own, known, f"The step {asked}", told)
-        if isinstance(saved, Conflict):
-            return saved
+            own_plan = self._planned(process_id, command_id, metadata, refusal, error)
+            result = await self._recorded([], own_plan, current, f"The step {request}", told)
+        if isinstance(result, Conflict):
+            return result
         failpoints.reach("step.stored")
         self.steps += 1
-        return saved.position
+        return result.position
 
     async def _recorded(
         self,
@@ -218,14 +221,14 @@ class ProcessRunner:
         told: dict[str, Any] | None = None,
     ) -> Committed[Any, Any] | Conflict:
         """Record the process's own decision together with the decisions of others; return what was committed."""
-        mine = await self._own.decide(own, known)
-        if isinstance(mine, Conflict):
-            return mine
-        if mine.append is None:
+        decision = await self._own.decide(own, known)
+        if isinstance(decision, Conflict):
+            return decision
+        if decision.append is None:
             raise self._records_nothing(own.aggregate_id, what)
         failpoints.reach("step.decided")
-        saved = await append(self._store, [*others, mine], told)
-        return saved if isinstance(saved, Conflict) else saved[-1]
+        result = await append(self._store, [*others, decision], told)
+        return result if isinstance(result, Conflict) else result[-1]
 
     def _planned(
         self, process_id: str, command_id: str, metadata: Metadata, call: Call, *first: Any
@@ -239,14 +242,16 @@ class ProcessRunner:
         """Return the position of the last event that the instance heard and recorded something for; 0 for none."""
         prefix = self._heard
         if folded.commands.complete:
-            ids = [one for one in folded.commands.as_mapping(folded.version) if one.startswith(prefix)]
+            ids = [
+                command_id for command_id in folded.commands.as_mapping(folded.version) if command_id.startswith(prefix)
+            ]
         else:
             # An instance records its answer to an event after that event.
             since = await self._own.histories.commands_since(
-                process_id, folded, position, lambda told: unquote(told).startswith(prefix)
+                process_id, folded, position, lambda quoted_id: unquote(quoted_id).startswith(prefix)
             )
-            ids = [unquote(told) for told in since]
-        return max((int(one[len(prefix) :]) for one in ids), default=0)
+            ids = [unquote(quoted_id) for quoted_id in since]
+        return max((int(command_id[len(prefix) :]) for command_id in ids), default=0)
 
     @property
     def _heard(self) -> str:

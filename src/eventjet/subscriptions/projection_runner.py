@@ -208,8 +208,10 @@ class BatchPipeline:
 def _traces(part: Batch) -> list[str]:
     """Return the trace headers of the commands that recorded the events."""
     events: Any = part.events
-    recorded = [one.event if isinstance(one, Offered) else one for one in events]
-    return [one.metadata.traceparent for one in recorded if one is not None and one.metadata.traceparent is not None]
+    recorded = [event.event if isinstance(event, Offered) else event for event in events]
+    return [
+        event.metadata.traceparent for event in recorded if event is not None and event.metadata.traceparent is not None
+    ]
 
 
 _LOOK_S = 2.0
@@ -337,7 +339,7 @@ class ProjectionRunner:
         decoder = partial(reader_of, context.catalog, self.resolved, ())
         opening = EventReader.open(source, checkpoint.position, decoder, context.options.batch_max)
         reader = await self._renewing(lease, opening)
-        beside: list[asyncio.Task[Any]] = [asyncio.create_task(_wake_at(stop, reader))]
+        side_tasks: list[asyncio.Task[Any]] = [asyncio.create_task(_wake_at(stop, reader))]
         try:
             if not checkpoint.log:
                 await lease.check_unused()
@@ -351,10 +353,10 @@ class ProjectionRunner:
             self._on_ready()
             self._pause = None
             looking = asyncio.create_task(self._look(lease, log))
-            beside.append(looking)
+            side_tasks.append(looking)
             await self._project(session, lease, reader, pipeline, stop, looking)
         finally:
-            await end(beside)
+            await end(side_tasks)
             await reader.close()
 
     async def _renewing(self, lease: Lease, work: Awaitable[T]) -> T:
@@ -406,20 +408,20 @@ class ProjectionRunner:
                 looked_at = time.monotonic()
             if looking.done():
                 looking.result()
-            before, pause = pause, self._pause
-            if pause is not None and before is None:
+            previous_pause, pause = pause, self._pause
+            if pause is not None and previous_pause is None:
                 await self._tell_pause(lease, waiting_since(now_told(), pause))
             wrote = await pipeline.step(context.options.lease_s / 3)
-            left = reader.left_after(pipeline.position)  # no batch in time does not mean the end of the log
+            remaining = reader.left_after(pipeline.position)  # no batch in time does not mean the end of the log
             if not wrote:
                 await lease.renew()
-            if pause is None and (self._tells_waiting if wrote else not left):
+            if pause is None and (self._tells_waiting if wrote else not remaining):
                 await self._goes_on(lease)
             if not wrote:
                 failpoints.reach("worker.lease_renewed")
-            if promotion.is_due(left) and await promotion.attempt(pipeline.step):
+            if promotion.is_due(remaining) and await promotion.attempt(pipeline.step):
                 return
-            if building and not left and pause is None:
+            if building and not remaining and pause is None:
                 failpoints.reach("worker.before_settle")
                 await lease.settle(ACTIVE)
                 failpoints.reach("worker.after_settle")

@@ -85,12 +85,12 @@ class _Retries:
             offers = await renewing(reading, self._lease.renew, self._context.options.lease_s / 3)
             parts = Parts(self._resolved.name, self._unmoved(offers), private=self._resolved.is_private)
             for part in parts:
-                tried = cast("Sequence[Any]", part.events)
+                events = cast("Sequence[Any]", part.events)
                 try:
-                    await self._try(waiting, tried)
+                    await self._try(waiting, events)
                 except DBAPIError as error:
                     parts.refused(part, error)
-                    self._size = max(1, len(tried) // 2)
+                    self._size = max(1, len(events) // 2)
                 else:
                     self._size = min(2 * self._size, self._size_max)
                     break  # other events wait now
@@ -140,8 +140,8 @@ def _read(
 ) -> Iterator[tuple[WaitingEvent, RawRecord | None]]:
     """Yield each event with its record; records are requested some at once, which saves round trips to the server."""
     for start in range(0, len(waiting), _AT_ONCE):
-        some = waiting[start : start + _AT_ONCE]
-        yield from zip(some, connection.ask_all([message_at(stream, one.position) for one in some]), strict=True)
+        chunk = waiting[start : start + _AT_ONCE]
+        yield from zip(chunk, connection.ask_all([message_at(stream, event.position) for event in chunk]), strict=True)
 
 
 def _sorting(waiting: Sequence[WaitingEvent], tried: int, failed: Mapping[AggregateKey, Parked]) -> QuarantineChanges:
@@ -151,18 +151,18 @@ def _sorting(waiting: Sequence[WaitingEvent], tried: int, failed: Mapping[Aggreg
     first event of each aggregate that failed; the rest of that aggregate stays blocked. When an aggregate has more
     events than were tried, its next event is marked for retry.
     """
-    taken = [
+    handled = [
         event
         for event in waiting[:tried]
         if event.aggregate_key not in failed or event.position < failed[event.aggregate_key].position
     ]
-    resolved = [(event.position, RETRIED) for event in taken if event.has_failed]
-    last = waiting[tried - 1].aggregate_key
-    if len(waiting) > tried and waiting[tried].aggregate_key == last and last not in failed:
+    resolved = [(event.position, RETRIED) for event in handled if event.has_failed]
+    last_key = waiting[tried - 1].aggregate_key
+    if len(waiting) > tried and waiting[tried].aggregate_key == last_key and last_key not in failed:
         resolved.append((waiting[tried].position, RETRY))
     return QuarantineChanges(
         parked=list(failed.values()),
-        freed=[event.position for event in taken if not event.has_failed],
+        freed=[event.position for event in handled if not event.has_failed],
         resolved=resolved,
     )
 
@@ -171,6 +171,6 @@ def log_parked(name: str, quarantine: QuarantineChanges | None, how: str = "is p
     """Log the events that were just quarantined, one line for each batch."""
     heads = [event for event in quarantine.parked if event.resolution == PARKED] if quarantine is not None else []
     if heads:
-        more = f", and {len(heads) - 1} more" if len(heads) > 1 else ""
+        suffix = f", and {len(heads) - 1} more" if len(heads) > 1 else ""
         reason = next(iter(heads[0].reason.splitlines()), "")
-        logs.PARKED.tell(_log, name=name, position=heads[0].position, how=how, more=more, reason=reason)
+        logs.PARKED.tell(_log, name=name, position=heads[0].position, how=how, more=suffix, reason=reason)

@@ -113,10 +113,10 @@ class CursorSession:
         self._meter = meter
         self._before = stored.cursor
         self._waking = stored.cursor.waking
-        own = [entry for entry in parked if entry.log == stored.cursor.log]
-        self._known = {entry.position: entry for entry in own}
-        self._waiting: dict[AggregateKey, int] = {entry.key: entry.position for entry in reversed(own)}
-        self._parked = own
+        entries = [entry for entry in parked if entry.log == stored.cursor.log]
+        self._known = {entry.position: entry for entry in entries}
+        self._waiting: dict[AggregateKey, int] = {entry.key: entry.position for entry in reversed(entries)}
+        self._parked = entries
         self._kept: list[ParkedEntry] = []
         self._gone: list[ParkedEntry] = []
         self._writing = asyncio.Lock()
@@ -186,14 +186,14 @@ class CursorSession:
         places = asyncio.Semaphore(_LOOKS_AT_ONCE)
 
         def note(reached: int) -> None:
-            for done in [each for each in looking if each.done()]:
-                del looking[done]
+            for finished in [future for future in looking if future.done()]:
+                del looking[finished]
             self._waking = min([reached, *(position - 1 for position in looking.values())]), until
             self._lanes.changed.set()
 
         while after < until:
-            found, reached = await self._handler.instances(after, until)
-            for process_id, position in sorted(found.items(), key=itemgetter(1)):
+            positions, reached = await self._handler.instances(after, until)
+            for process_id, position in sorted(positions.items(), key=itemgetter(1)):
                 await places.acquire()
                 note(position - 1)
                 while len(looking) >= _LOOKS_MAX:
@@ -285,20 +285,22 @@ class CursorSession:
 
     async def _write_with_changes(self, cursor: Cursor) -> None:
         """Write the cursor with the next changes of the quarantine, which stay queued until a write succeeds."""
-        kept = self._kept[:CHANGES_MAX]
-        gone = self._gone[: CHANGES_MAX - len(kept)]
-        await self._context.cursors.write(self._stored, cursor, kept, gone)
-        for one in (each.parked for each in kept if each.parked.resolution == PARKED):
-            logs.PARKED.tell(_log, name=cursor.name, position=one.position, how="is parked", more="", reason=one.reason)
-        del self._kept[: len(kept)], self._gone[: len(gone)]
+        to_write = self._kept[:CHANGES_MAX]
+        to_delete = self._gone[: CHANGES_MAX - len(to_write)]
+        await self._context.cursors.write(self._stored, cursor, to_write, to_delete)
+        for parked in (entry.parked for entry in to_write if entry.parked.resolution == PARKED):
+            logs.PARKED.tell(
+                _log, name=cursor.name, position=parked.position, how="is parked", more="", reason=parked.reason
+            )
+        del self._kept[: len(to_write)], self._gone[: len(to_delete)]
 
     def _add(self, offered: Offered) -> None:
         position, event_id = offered.position, offered.event_id
         imported = not self._handler.takes_imported and is_imported(offered.record[3])
-        known = self._known.get(position)
-        if known is not None and not is_of(known.parked.event_id, offered.record):
+        entry = self._known.get(position)
+        if entry is not None and not is_of(entry.parked.event_id, offered.record):
             raise LogRolledBack(self._handler.declaration.name, position, "the event parked there is another")
-        if imported or self._before.is_done(position) or known is not None:
+        if imported or self._before.is_done(position) or entry is not None:
             self._lanes.add(position, event_id, [])
             return
         if offered.event is None:
@@ -321,9 +323,11 @@ class CursorSession:
 
     async def _deal_with(self, offered: Offered, key: AggregateKey, attempt: Try) -> None:
         """Try an event until it is done or quarantined; behind an earlier event of its key it is blocked untried."""
-        ahead = next((one for one in (offered.aggregate_key, key) if self._is_behind(offered, one)), None)
-        if ahead is not None:
-            self._park(_of(blocked_by(offered), ahead))
+        blocking_key = next(
+            (candidate for candidate in (offered.aggregate_key, key) if self._is_behind(offered, candidate)), None
+        )
+        if blocking_key is not None:
+            self._park(_of(blocked_by(offered), blocking_key))
             return
         tries, error = await self._tried(attempt, key, offered.position)
         if error is not None:
@@ -461,11 +465,11 @@ class CursorSession:
                 if record is None and self._handler.source.forgets:
                     self._forget(entry)
                     continue
-                error = await self._try_again(entry, record)
-                if error is not None:
-                    assert error.error is not None
+                failed = await self._try_again(entry, record)
+                if failed is not None:
+                    assert failed.error is not None
                     self._waiting[key] = entry.position
-                    parked = parked_for(error, error.error, private=self._is_private)
+                    parked = parked_for(failed, failed.error, private=self._is_private)
                     self._park(_of(parked, key), self._handler.retry.tries)
                     return
                 if entry.parked.resolution == BLOCKED:
@@ -543,8 +547,8 @@ class ReactionContext:
     open_reader: OpenReader = EventReader.open
 
     def meter(self, handler: EventHandler) -> FollowerMeter:
-        one = handler.declaration
-        return self.meters.setdefault(one.name, FollowerMeter(one.name, one.kind))
+        declaration = handler.declaration
+        return self.meters.setdefault(declaration.name, FollowerMeter(declaration.name, declaration.kind))
 
 
 class ReactionRunner:
@@ -574,25 +578,25 @@ class ReactionRunner:
     async def _term(self, stop: asyncio.Event) -> None:
         """Wait until the cursor is free, take it, and run one session."""
         lease_s, clock = self._context.options.lease_s, self._context.clock
-        watch, left = OwnerWatch(clock), OwnerWatch(clock)
+        watch, free_watch = OwnerWatch(clock), OwnerWatch(clock)
         while not stop.is_set():
-            free = await self._look_at(watch)  # also without room, to see how long the cursor is not written
-            if free is None or not (self._share.has_room() or left.is_silent(free.sequence, _LEFT * lease_s)):
+            stored = await self._look_at(watch)  # also without room, to see how long the cursor is not written
+            if stored is None or not (self._share.has_room() or free_watch.is_silent(stored.sequence, _LEFT * lease_s)):
                 self._on_ready()
                 await pause(stop, self._context.options.poll_s)
                 continue
             with self._share.holding() as let_go:
-                if await self._take(free):
+                if await self._take(stored):
                     failpoints.reach("cursor.taken")
-                    await self._hold(free, stop, let_go)
+                    await self._hold(stored, stop, let_go)
                     return
 
     async def _look_at(self, watch: OwnerWatch) -> StoredCursor | None:
         """Return the cursor if it is free or its owner is silent, else None."""
-        one, context = self._handler.declaration, self._context
+        declaration, context = self._handler.declaration, self._context
         stored = await context.cursors.read(self.name)
         silent = watch.is_silent(stored.sequence, context.options.lease_s)
-        is_free = stored.cursor.is_free(one.revision, context.owner, silent=silent, failed_at=self._failed_at)
+        is_free = stored.cursor.is_free(declaration.revision, context.owner, silent=silent, failed_at=self._failed_at)
         return stored if is_free else None
 
     async def _take(self, stored: StoredCursor) -> bool:
@@ -647,7 +651,7 @@ class ReactionRunner:
             reader.start()
             self._on_ready()
             keeping = (term.keep(), self._look(stored, term), term.wake(), term.look_again(), _raised(lanes))
-            tasks = [asyncio.ensure_future(one) for one in (term.take(reader), *keeping)]
+            tasks = [asyncio.ensure_future(coroutine) for coroutine in (term.take(reader), *keeping)]
             try:
                 await self._until_ended(term, lanes, tasks, stop, let_go)
             finally:
@@ -667,9 +671,9 @@ class ReactionRunner:
         let_go: asyncio.Event,
     ) -> None:
         """Run the tasks until the end, then finish events in progress and release; raises what ends the session."""
-        stopped, going = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(let_go.wait())
+        stopped, released = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(let_go.wait())
         taking, *keeping = working
-        tasks: list[asyncio.Future[Any]] = [stopped, going, *working]
+        tasks: list[asyncio.Future[Any]] = [stopped, released, *working]
         try:
             await _first_of(tasks)
             raise_ended(working)

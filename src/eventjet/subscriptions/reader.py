@@ -128,18 +128,18 @@ class EventBuffer:
                 if self._failure is not None:
                     raise self._failure
                 return None
-            taken = [self._chunks.popleft()]
-            count = taken[0].count
+            chunks = [self._chunks.popleft()]
+            count = chunks[0].count
             while self._chunks and count + self._chunks[0].count <= self.batch_max:
-                taken.append(self._chunks.popleft())
-                count += taken[-1].count
+                chunks.append(self._chunks.popleft())
+                count += chunks[-1].count
             self._count -= count
-            self._size -= sum(chunk.size for chunk in taken)
+            self._size -= sum(chunk.size for chunk in chunks)
             self._changed.notify_all()
-        if len(taken) == 1:
-            return taken[0]
-        events = [event for chunk in taken for event in chunk.events]
-        return Batch(taken[0].after, taken[-1].last, taken[-1].event_id, events)
+        if len(chunks) == 1:
+            return chunks[0]
+        events = [event for chunk in chunks for event in chunk.events]
+        return Batch(chunks[0].after, chunks[-1].last, chunks[-1].event_id, events)
 
     def _is_whole(self) -> bool:
         return self._count >= self.batch_max or self._is_full()
@@ -297,8 +297,8 @@ class EventReader:
         if done:
             last = records[done - 1]
             size = sum([len(record[4]) for record in records[:done]])
-            event_id, left = header(last[3], MSG_ID) or "", self._pull.pending
-            chunk = Chunk(self._position, last[0], event_id, events, done, size, left)
+            event_id, pending = header(last[3], MSG_ID) or "", self._pull.pending
+            chunk = Chunk(self._position, last[0], event_id, events, done, size, pending)
             self._position = last[0]
             if not self._buffer.put(chunk):
                 return False

@@ -59,8 +59,8 @@ class Backoff:
         """Note that a session ended in a fault; return whether it differs from the fault of the session before."""
         self._since = self._since if self.faults else now_told()
         self.faults += 1
-        before, self.waits = self.waits, waiting_since(self._since, reason)
-        return self.waits != before
+        previous, self.waits = self.waits, waiting_since(self._since, reason)
+        return self.waits != previous
 
     @property
     def is_lasting(self) -> bool:

@@ -128,8 +128,8 @@ def _cursor_records(connection: NatsConnection, app: Application) -> list[RawRec
         return connection.values(cursor_bucket(app.name), "c.*")
     except NoResponders:
         bucket = cursor_bucket(app.name)
-        asked = [last_message(f"KV_{bucket}", f"$KV.{bucket}.c.{name}") for name in sorted(declarations_of(app))]
-        return [record for record in connection.ask_all(asked) if record is not None and record[4]]
+        requests = [last_message(f"KV_{bucket}", f"$KV.{bucket}.c.{name}") for name in sorted(declarations_of(app))]
+        return [record for record in connection.ask_all(requests) if record is not None and record[4]]
     except Forbidden:
         if declarations_of(app):
             raise
@@ -160,7 +160,7 @@ def look_at_cursors(connection: NatsConnection, app: Application) -> list[Cursor
     of_timers = _standstill(connection, timer_config(app.name, 1)) if has_timers(app) else None
     for seen in cursors_seen(connection, app):
         cursor = seen.cursor
-        own = declared.get(cursor.name)
+        declaration = declared.get(cursor.name)
         standstill = of_cursors or (of_timers if cursor.kind == PROCESS else None)
         try:
             records = connection.values(cursor_bucket(app.name), f"q.{cursor.name}.*")
@@ -171,11 +171,11 @@ def look_at_cursors(connection: NatsConnection, app: Application) -> list[Cursor
         except NoResponders as error:
             # Where the settings may not be read, the failed listing is all that is known.
             standstill, entries = standstill or error, []
-        if own is not None and own.stream:
-            look = _inbox(connection, own, seen, entries)
+        if declaration is not None and declaration.stream:
+            look = _inbox(connection, declaration, seen, entries)
             looks.append(look if standstill is None else replace(look, fault=str(standstill)))
             continue
-        filters = [] if own is None else filters_of(app, own.events)
+        filters = [] if declaration is None else filters_of(app, declaration.events)
         lag, age_s = _lag(connection, app.name, cursor, filters, last)
         parked = sum(entry.parked.resolution in (PARKED, RETRY) for entry in entries)
         fault = standstill or cursor_fault(connection, identity, state, cursor)
@@ -204,13 +204,13 @@ def _public_fault(connection: NatsConnection, app: Application, name: str) -> Lo
     if publication is None:
         return None
     try:
-        found = connection.ask(stream_info(publication.stream))
+        state = connection.ask(stream_info(publication.stream))
     except StreamMissing:
-        found = None
+        state = None
     except Forbidden:
         return None
     try:
-        check_public(found, publication.stream, name)
+        check_public(state, publication.stream, name)
     except LogUnusable as error:
         return error
     return None
@@ -351,9 +351,9 @@ async def watched(
 
 def paced(before: StatusSnapshot, after: StatusSnapshot) -> list[WorkStatus]:
     """Return the later snapshot's statuses, with the pace and time left computed from the earlier snapshot."""
-    known = {(status.name, status.revision, status.generation): status for status in before.projections}
+    previous = {(status.name, status.revision, status.generation): status for status in before.projections}
     return [
-        _paced(status, known.get((status.name, status.revision, status.generation)), after.at - before.at)
+        _paced(status, previous.get((status.name, status.revision, status.generation)), after.at - before.at)
         for status in after.projections
     ]
 
@@ -379,8 +379,12 @@ class StatusReader:
         self._database = Database(settings.database)
         self._endpoint = Endpoint.of(settings)
         wanted = [*app.projections, *declarations_of(app)] if names is None else names
-        self._declared = {(one.name, one.revision) for one in app.projections.values() if one.name in wanted}
-        self._followers = {name: one for name, one in declarations_of(app).items() if name in wanted}
+        self._declared = {
+            (projection.name, projection.revision)
+            for projection in app.projections.values()
+            if projection.name in wanted
+        }
+        self._followers = {name: declaration for name, declaration in declarations_of(app).items() if name in wanted}
         self._app = app
         self._engine: AsyncEngine | None = None
         self._connection: NatsConnection | None = None
@@ -447,15 +451,17 @@ def see_checkpoints(connection: Connection, app: str, declared: Collection[tuple
     Tables that these credentials may not read count as the checkpoint describes them. Checkpoints of another app are
     left out; a `declared` projection whose name belongs to another app is returned as failed.
     """
-    found = read_all(connection)
-    owners = {one.name: one.app for one, _ in found if one.app not in ("", app)}
-    checkpoint = [(_judged(connection, one), left_s) for one, left_s in found if one.name not in owners]
+    stored_rows = read_all(connection)
+    owners = {checkpoint.name: checkpoint.app for checkpoint, _ in stored_rows if checkpoint.app not in ("", app)}
+    rows = [
+        (_judged(connection, checkpoint), left_s) for checkpoint, left_s in stored_rows if checkpoint.name not in owners
+    ]
     for name, revision in sorted(declared):
         if name in owners:
             reason = f"in this database its name belongs to the app {owners[name]!r}"
-            checkpoint.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, FAILED, reason), 0.0))
+            rows.append((Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, FAILED, reason), 0.0))
     parked = {key: count for key, count in parked_counts(connection).items() if key[0] not in owners}
-    return SeenCheckpoints(checkpoint, parked, dialect_of(connection).refuses_writes(connection))
+    return SeenCheckpoints(rows, parked, dialect_of(connection).refuses_writes(connection))
 
 
 def look_at_projections(
@@ -483,10 +489,10 @@ class SeenLog:
 
 def checkpoints_of(seen: SeenCheckpoints, declared: Collection[tuple[str, int]]) -> list[Checkpoint]:
     """Return all checkpoints by name and revision, with a new one for each declared revision that has none."""
-    found = [checkpoint for checkpoint, _ in seen.rows]
-    for name, revision in set(declared) - {(checkpoint.name, checkpoint.revision) for checkpoint in found}:
-        found.append(Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, NEW, None))
-    return sorted(found, key=lambda checkpoint: (checkpoint.name, checkpoint.revision))
+    checkpoints = [checkpoint for checkpoint, _ in seen.rows]
+    for name, revision in set(declared) - {(checkpoint.name, checkpoint.revision) for checkpoint in checkpoints}:
+        checkpoints.append(Checkpoint(name, revision, 1, 0, "", "", 0, None, 0.0, 0.0, NEW, None))
+    return sorted(checkpoints, key=lambda checkpoint: (checkpoint.name, checkpoint.revision))
 
 
 def statuses_of(seen: SeenCheckpoints, declared: Collection[tuple[str, int]], log: SeenLog) -> list[WorkStatus]:
@@ -535,7 +541,7 @@ def look_at_followers(
 
     `last` is the last position of the log. Blocks.
     """
-    looks = {checkpoint.name: checkpoint for checkpoint in look_at_cursors(connection, app)}
+    looks = {look.name: look for look in look_at_cursors(connection, app)}
     names = sorted({*declared, *looks})
     return [_follower(name, declared.get(name), looks.get(name), last) for name in names]
 

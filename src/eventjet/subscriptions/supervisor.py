@@ -63,7 +63,7 @@ class Chosen:
 
     @property
     def names(self) -> list[str]:
-        return [one.name for one in (*self.projections, *self.followers)]
+        return [subscription.name for subscription in (*self.projections, *self.followers)]
 
 
 def chosen_of(app: Application, names: Sequence[str]) -> Chosen:
@@ -73,16 +73,16 @@ def chosen_of(app: Application, names: Sequence[str]) -> Chosen:
     not have.
     """
     declared = declarations_of(app).values()
-    known = list(dict.fromkeys([*app.projections, *(one.declared_as for one in declared)]))
+    known = list(dict.fromkeys([*app.projections, *(declaration.declared_as for declaration in declared)]))
     for name in names:
-        if name not in known and not any(one.name == name for one in declared):
+        if name not in known and not any(declaration.name == name for declaration in declared):
             raise UsageError(
                 f"The app {app.name!r} has no {name!r} to work on. {meant(name, known)}It has {listed(known)}."
             )
     wanted = set(names) or set(known)
-    own = [name for name in app.projections if name in wanted]
-    followers = [one for one in declared if {one.name, one.declared_as} & wanted]
-    return Chosen(projections_of(app, own) if own else [], followers)
+    projection_names = [name for name in app.projections if name in wanted]
+    followers = [declaration for declaration in declared if {declaration.name, declaration.declared_as} & wanted]
+    return Chosen(projections_of(app, projection_names) if projection_names else [], followers)
 
 
 async def run_workers(
@@ -164,10 +164,10 @@ class Workers:
         )
         self.faults |= await _table_faults(database, chosen, log)
         self.meters.append(context.meters)
-        for one in chosen:
-            runner = ProjectionRunner(one, context, partial(self._ready, one.name))
-            self.paces[one.name] = runner.pace
-            self._tasks[one.durable] = runner.run
+        for resolved in chosen:
+            runner = ProjectionRunner(resolved, context, partial(self._ready, resolved.name))
+            self.paces[resolved.name] = runner.pace
+            self._tasks[resolved.durable] = runner.run
 
     async def begin_followers(
         self, chosen: Sequence[Declaration], repositories: Repositories, client: Client, ending: AsyncExitStack
@@ -175,23 +175,25 @@ class Workers:
         """Prepare a runner for each other subscription, and note the faults that keep some from work."""
         app = self._app
         cursors = Cursors(client, app.name)
-        faults = await asyncio.gather(*(_cursor_fault(cursors, one.name) for one in chosen))
-        self.faults |= {one.name: fault for one, fault in zip(chosen, faults, strict=True) if fault is not None}
+        faults = await asyncio.gather(*(_cursor_fault(cursors, declaration.name) for declaration in chosen))
+        self.faults |= {
+            declaration.name: fault for declaration, fault in zip(chosen, faults, strict=True) if fault is not None
+        }
         handlers = {*app.reactors, *app.inboxes}
-        if any(one.declared_as in handlers for one in chosen):
+        if any(declaration.declared_as in handlers for declaration in chosen):
             self._deps = Deps(app, self.options, private=repositories.catalog.is_private)
             ending.push_async_callback(self._deps.close)
         context = ReactionContext(repositories, cursors, self.endpoint, self.owner, self.options)
         self.meters.append(context.meters)
         shares: dict[str, PartitionAssignment] = {}
-        for one in chosen:
-            handler = self._handler(one, context, client)
-            share = shares.setdefault(one.declared_as, PartitionAssignment(one.partitions))
-            runner = ReactionRunner(handler, context, share, partial(self._ready, one.name))
-            self.paces[one.name] = runner.pace
-            self._tasks[one.name] = runner.run
-            if one.partitions > 1:
-                name = one.declared_as
+        for declaration in chosen:
+            handler = self._handler(declaration, context, client)
+            share = shares.setdefault(declaration.declared_as, PartitionAssignment(declaration.partitions))
+            runner = ReactionRunner(handler, context, share, partial(self._ready, declaration.name))
+            self.paces[declaration.name] = runner.pace
+            self._tasks[declaration.name] = runner.run
+            if declaration.partitions > 1:
+                name = declaration.declared_as
                 self._tasks[f"{name} share"] = partial(share.keep, cursors, name, self.owner, self.options.lease_s)
 
     def _handler(self, one: Declaration, context: ReactionContext, client: Client) -> EventHandler:
@@ -277,13 +279,13 @@ async def _table_faults(database: Database, chosen: Sequence[AnyResolved], log: 
         await asyncio.to_thread(database.check_sessions)
         async with database.reaching(), engine.connect() as connection:
             await connection.run_sync(locations.check_tables, ())
-            for one in chosen:
+            for resolved in chosen:
                 try:
-                    await connection.run_sync(locations.check_tables, [one], log)
+                    await connection.run_sync(locations.check_tables, [resolved], log)
                 except EventjetError as error:
-                    faults[one.name] = error
+                    faults[resolved.name] = error
     except Unreachable as error:
-        return {one.name: error for one in chosen}
+        return {resolved.name: error for resolved in chosen}
     finally:
         await engine.dispose()
     return faults
@@ -298,11 +300,11 @@ def _check_stream(endpoint: Endpoint, app: Application) -> str:
         identity, state = state_of_log(connection, app.name)
         for drift in drifts_of(state):
             logs.LOG_DRIFTED.tell(_log, drift=drift)
-        known = app.catalog.aggregates
+        aggregates = app.catalog.aggregates
         if state.subjects <= LISTED_MAX:
-            unknown = connection.run(unknown_aggregates(app.name, known), LIST_S)
+            unknown = connection.run(unknown_aggregates(app.name, aggregates), LIST_S)
         else:
-            unknown = connection.run(noted_unknown(state, known))
+            unknown = connection.run(noted_unknown(state, aggregates))
         for error in (*unknown, *unknown_events(connection, state, app.catalog)):
             logs.LOG_UNREADABLE.tell(_log, reason=error)
     return identity
