@@ -54,15 +54,15 @@ async def head_of(store: EventStore, aggregate: str, aggregate_id: str) -> Head 
     first_records = await store.history(aggregate, aggregate_id, most=1)
     if newest is None or not first_records:
         return None
-    last, back = newest, 1
+    last, distance = newest, 1
     while version_in(last) is None:
         # Another program wrote behind the last event: go back to a record with a version, in steps that double.
-        after = max(first_records[0][0] - 1, newest[0] - 1 - back)
-        near = await store.history(aggregate, aggregate_id, after=after, most=_UNVERSIONED_MAX)
-        last = next((record for record in reversed(near) if version_in(record) is not None), newest)
+        after = max(first_records[0][0] - 1, newest[0] - 1 - distance)
+        records = await store.history(aggregate, aggregate_id, after=after, most=_UNVERSIONED_MAX)
+        last = next((record for record in reversed(records) if version_in(record) is not None), newest)
         if after < first_records[0][0]:
             break
-        back *= 2
+        distance *= 2
     return Head(first_records[0], last, version_in(last) or 0, newest[0])
 
 
