@@ -38,8 +38,8 @@ def include_object(app: Application, connection: Connection | None = None) -> In
     assert not mine(balances_table, "balances", "table", False, None)
     ```
     """
-    own = {(table.schema, table.name) for resolved in app.projections.values() for table in resolved.tables}
-    kept = own if connection is None else own | _recorded(connection)
+    app_tables = {(table.schema, table.name) for resolved in app.projections.values() for table in resolved.tables}
+    ignored_tables = app_tables if connection is None else app_tables | _recorded(connection)
 
     def include(
         object: SchemaItem,  # noqa: A002 - Alembic's name for it
@@ -52,21 +52,21 @@ def include_object(app: Application, connection: Connection | None = None) -> In
             return True
         if name.startswith(OWN_TABLES) or (object.schema or "").startswith(OWN_SCHEMAS):
             return False
-        if (object.schema, name) in own:
+        if (object.schema, name) in app_tables:
             return False
         # A table that exists, and is not declared by the application, may be a read model in any location.
-        return not (reflected and any((object.schema, declared) in kept for declared in declared_names(name)))
+        return not (reflected and any((object.schema, declared) in ignored_tables for declared in declared_names(name)))
 
     return include
 
 
 def _recorded(connection: Connection) -> set[tuple[str | None, str]]:
     """Return the tables of all recorded revisions. A transaction begun here is ended, since Alembic begins its own."""
-    begun = connection.in_transaction()
+    in_transaction = connection.in_transaction()
     try:
         if migrations.version(connection) is None:
             return set()
-        return {one for recorded in connection.scalars(select(projections.c.tables)) for one in names_of(recorded)}
+        return {name for recorded in connection.scalars(select(projections.c.tables)) for name in names_of(recorded)}
     finally:
-        if not begun:
+        if not in_transaction:
             connection.rollback()

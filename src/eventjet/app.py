@@ -123,9 +123,9 @@ class App:
         self.deps = deps
         """Function that returns an async context manager of what reactors and inboxes need; None for nothing."""
         faults += [
-            f"{shown_name(one)} is a process: list it in App(processes=[…]), and not among the aggregates"
-            for one in aggregates
-            if is_process(one)
+            f"{shown_name(aggregate)} is a process: list it in App(processes=[…]), and not among the aggregates"
+            for aggregate in aggregates
+            if is_process(aggregate)
         ]
         self.aggregates: Mapping[Any, AggregateInfo] = _aggregates([*aggregates, *processes], faults)
         self.catalog = _catalog(self.aggregates, upcasters, (retired_events, retired_aggregates), faults)
@@ -135,23 +135,23 @@ class App:
         if not faults:
             faults += _quarantine_faults(self.aggregates, self.projections)
         self.processes: Mapping[Any, ProcessInfo] = resolved_processes(processes, self.catalog, faults)
-        inboxes = [one for one in reactors if isinstance(one, Inbox)]
-        others = [one for one in reactors if not isinstance(one, Inbox)]
-        self.reactors: Mapping[str, Reactor[Any, Any]] = checked_reactors(others, self.catalog, faults)
+        inboxes = [reactor for reactor in reactors if isinstance(reactor, Inbox)]
+        log_reactors = [reactor for reactor in reactors if not isinstance(reactor, Inbox)]
+        self.reactors: Mapping[str, Reactor[Any, Any]] = checked_reactors(log_reactors, self.catalog, faults)
         self.inboxes: Mapping[str, Inbox[Any, Any]] = checked_inboxes(inboxes, faults)
         self.publications: Mapping[str, Publication[Any]] = checked_publications(publications, self.catalog, faults)
         self.served: Sequence[Served] = checked_served(served, self.aggregates, faults)
-        following = {
+        subscription_names = {
             "process": [info.name for info in self.processes.values()],
             "reactor": list(self.reactors),
             "publication": list(self.publications),
             "inbox": list(self.inboxes),
         }
-        faults += shared_names({"projection": list(self.projections), **following})
+        faults += shared_names({"projection": list(self.projections), **subscription_names})
         if faults:
             raise DefinitionError(faults)
-        kinds = [*self.aggregates, *(one.type for one in self.inboxes.values())]
-        self.catalog.is_private |= any(map(is_private, kinds)) or any(map(decisions_are_private, self.aggregates))
+        types = [*self.aggregates, *(inbox.type for inbox in self.inboxes.values())]
+        self.catalog.is_private |= any(map(is_private, types)) or any(map(decisions_are_private, self.aggregates))
 
     def connect(
         self,
@@ -255,8 +255,8 @@ def _settings(settings: object, overrides: SettingsOverrides, client: object = N
             raise UsageError(
                 f"client= is given as {type(client).__name__}. Give what `await nats.connect(…)` returned."
             )
-        if beside := sorted(name for name in overrides if name in _OF_A_CLIENT):
-            raise UsageError(f"client= has its own {beside[0]}. Leave {beside[0]}= out, or client=.")
+        if duplicates := sorted(name for name in overrides if name in _OF_A_CLIENT):
+            raise UsageError(f"client= has its own {duplicates[0]}. Leave {duplicates[0]}= out, or client=.")
     if settings is None:
         return Settings.load(overrides)
     if not isinstance(settings, Settings):
@@ -286,26 +286,32 @@ def _check_lists(projections: object, **given: object) -> None:
     faults: list[str] = []
     for name, value in {"projections": projections, **given}.items():
         if isinstance(value, str | type) or not isinstance(value, Collection):
-            what = shown_name(value if isinstance(value, type) else type(value))
-            faults.append(f"`{name}` is given as {what} and not as a list; write {name}=[…]")
+            description = shown_name(value if isinstance(value, type) else type(value))
+            faults.append(f"`{name}` is given as {description} and not as a list; write {name}=[…]")
             continue
-        for one in cast("Collection[Any]", value):
-            what = getattr(one, "__qualname__", None) or f"a {type(one).__name__}"
-            if name == "projections" and not isinstance(one, Projection | Entries | SqlProjection):
-                faults.append(f"{what} is not a projection: decorate it with @projection or @entries, with its table")
+        for element in cast("Collection[Any]", value):
+            description = getattr(element, "__qualname__", None) or f"a {type(element).__name__}"
+            if name == "projections" and not isinstance(element, Projection | Entries | SqlProjection):
+                faults.append(
+                    f"{description} is not a projection: decorate it with @projection or @entries, with its table"
+                )
             elif (
                 name == "projections"
-                and isinstance(one, Projection | Entries)
-                and not isinstance(cast("Any", one.table), Table)
+                and isinstance(element, Projection | Entries)
+                and not isinstance(cast("Any", element.table), Table)
             ):
-                faults.append(f"projection {one.name!r}: its table is {shown(one.table, 60)}; give SQLAlchemy's Table")
-            elif name == "upcasters" and not isinstance(one, Upcaster):
-                faults.append(f'{what} is not an upcaster: decorate it with @upcaster("account.opened", schema=1)')
-            elif name == "retired_events" and not isinstance(one, str):
-                faults.append(f"{what} is not the name of an event; list what stood in its @event(…), as text")
-            elif name == "retired_aggregates" and not (isinstance(one, str) and is_name(one)):
-                said = repr(one) if isinstance(one, str) else what
-                faults.append(f"{said} is not the name of an aggregate; list what stood in its @aggregate(…), as text")
+                faults.append(
+                    f"projection {element.name!r}: its table is {shown(element.table, 60)}; give SQLAlchemy's Table"
+                )
+            elif name == "upcasters" and not isinstance(element, Upcaster):
+                faults.append(
+                    f'{description} is not an upcaster: decorate it with @upcaster("account.opened", schema=1)'
+                )
+            elif name == "retired_events" and not isinstance(element, str):
+                faults.append(f"{description} is not the name of an event; list what stood in its @event(…), as text")
+            elif name == "retired_aggregates" and not (isinstance(element, str) and is_name(element)):
+                text = repr(element) if isinstance(element, str) else description
+                faults.append(f"{text} is not the name of an aggregate; list what stood in its @aggregate(…), as text")
     if faults:
         raise DefinitionError(faults)
 
@@ -403,9 +409,9 @@ def _projections(app: str, declared: Sequence[Declared], catalog: Catalog, fault
             faults.append(f"two projections are called {name!r}")
         names.add(name)
         try:
-            by_hand = isinstance(projection, SqlProjection)
-            found = resolve_sql(projection, catalog) if by_hand else resolve(projection, catalog)
-            resolved[name] = replace(found, app=app)
+            is_sql = isinstance(projection, SqlProjection)
+            resolved_projection = resolve_sql(projection, catalog) if is_sql else resolve(projection, catalog)
+            resolved[name] = replace(resolved_projection, app=app)
             for table in resolved[name].tables:
                 make_readable(table)
         except DefinitionError as error:
@@ -422,22 +428,24 @@ def _quarantine_faults(
     A row of several aggregates could get another value if events of one of them were applied later.
     """
     for name, resolved in projections.items():
-        of = sorted({info.name for cls, info in aggregates.items() if set(folded_events(cls)) & set(resolved.events)})
-        if resolved.quarantines and len(of) > 1:
+        aggregate_names = sorted(
+            {info.name for cls, info in aggregates.items() if set(folded_events(cls)) & set(resolved.events)}
+        )
+        if resolved.quarantines and len(aggregate_names) > 1:
             yield (
                 f'projection {name!r}: on_error="quarantine" takes events of one aggregate, and it takes those of '
-                f"{', '.join(of)}: order behind a parked event can only be kept by aggregate"
+                f"{', '.join(aggregate_names)}: order behind a parked event can only be kept by aggregate"
             )
 
 
 def _shared_tables(projections: Mapping[str, AnyResolved]) -> Iterator[str]:
     """Yield faults for tables that two projections share; names are compared in lower case, as SQLite does."""
     for first, second in combinations(projections.values(), 2):
-        of_second = {_table_name(table) for table in second.tables}
+        second_names = {_table_name(table) for table in second.tables}
         for table in first.tables:
-            if _table_name(table) in of_second:
-                both = f"the projections {first.name!r} and {second.name!r}"
-                yield f"the table {table.fullname!r} belongs to {both}; give each its own"
+            if _table_name(table) in second_names:
+                projection_names = f"the projections {first.name!r} and {second.name!r}"
+                yield f"the table {table.fullname!r} belongs to {projection_names}; give each its own"
 
 
 def _table_name(table: Table) -> tuple[str, str]:

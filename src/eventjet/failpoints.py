@@ -36,7 +36,7 @@ _REACHED = {
 """Each in the order in which it is reached: by the lease session of a projection's worker, by that of a reactor or a
 process, by a revision that takes over from another revision, by a rebuild, by a verification, by a Spark task of
 either, which loads its parts itself, by the writing of an archive, and by a restore."""
-NAMES = tuple(f"{where}.{step}" for where, steps in _REACHED.items() for step in steps.split())
+NAMES = tuple(f"{group}.{step}" for group, steps in _REACHED.items() for step in steps.split())
 ACTIONS = ("kill", "stop", "interrupt", "raise", "tell")
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "interrupt": signal.SIGINT}

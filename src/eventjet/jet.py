@@ -231,26 +231,26 @@ class Jet:
         self._guard.check()
         if self.client is None:
             raise UsageError("This log is not on a server, so there is nothing to create.")
-        follows = declarations_of(self._app)
+        declarations = declarations_of(self._app)
         unusable: list[LogUnusable] = []
-        for one in self._app.publications.values():
+        for publication in self._app.publications.values():
             try:
-                await check_public_stream(self.client, one.stream, one.name)
+                await check_public_stream(self.client, publication.stream, publication.name)
             except LogUnusable as error:
                 unusable.append(error)
-        own, replicas = {*self._catalog.aggregates, CLAIMS}, self.settings.replicas
-        needs = {"cursors": bool(follows), "timers": has_timers(self._app)}
-        topology = await declare(self.client, self.name, replicas, **needs, aggregates=own)
-        others = await others_answering(self.client, probes_of(self._app))
-        unknown = await self.client.run(unknown_aggregates(self.name, self._catalog.aggregates), LIST_S)
-        if not unknown:
-            not_noted = await note_aggregates(self.client, self.name, own)
-            unusable += [] if not_noted is None else [not_noted]
-        topology = replace(topology, others=others, unknown=tuple(unknown), unusable=tuple(unusable))
-        if unknown or not follows:
+        aggregate_names, replicas = {*self._catalog.aggregates, CLAIMS}, self.settings.replicas
+        needs = {"cursors": bool(declarations), "timers": has_timers(self._app)}
+        topology = await declare(self.client, self.name, replicas, **needs, aggregates=aggregate_names)
+        other_responders = await others_answering(self.client, probes_of(self._app))
+        unknown_names = await self.client.run(unknown_aggregates(self.name, self._catalog.aggregates), LIST_S)
+        if not unknown_names:
+            note_error = await note_aggregates(self.client, self.name, aggregate_names)
+            unusable += [] if note_error is None else [note_error]
+        topology = replace(topology, others=other_responders, unknown=tuple(unknown_names), unusable=tuple(unusable))
+        if unknown_names or not declarations:
             return topology
-        made, missing = await begin(Cursors(self.client, self.name), self.store, self.client, follows.values())
-        return replace(topology, cursors=tuple(made), unusable=(*unusable, *missing))
+        cursors, errors = await begin(Cursors(self.client, self.name), self.store, self.client, declarations.values())
+        return replace(topology, cursors=tuple(cursors), unusable=(*unusable, *errors))
 
     async def append_many(
         self,
@@ -295,22 +295,22 @@ class Jet:
         (resolved,) = projections_of(self._app, [name])
         if (position is None) == (token is None):
             raise UsageError("`caught_up` waits for a position or for a token. Give one of them.")
-        wanted, log = position_in(token, self.name) if token is not None else (position, "")
-        if not isinstance(wanted, int) or wanted < 0:  # refused here, since all waiting calls share one task
-            what = shown(wanted, 60) if isinstance(wanted, int | str) else f"A {type(wanted).__name__}"
-            raise UsageError(f"{what} is not a position. Hand on `Committed.position`, or its `token` as text.")
+        target, log = position_in(token, self.name) if token is not None else (position, "")
+        if not isinstance(target, int) or target < 0:  # refused here, since all waiting calls share one task
+            description = shown(target, 60) if isinstance(target, int | str) else f"A {type(target).__name__}"
+            raise UsageError(f"{description} is not a position. Hand on `Committed.position`, or its `token` as text.")
         if self.client is None:
             if self._read_models is None:
                 raise UsageError("This log is in memory, and nothing keeps read models of it. Take `App.in_memory`.")
             reached = await self._read_models.catch_up(resolved)
             if log not in ("", self.store.identity):
-                raise NotCaughtUp(name, wanted, reached, timeout_s, ANOTHER_LOG)
-            if reached < wanted:  # no other process writes to this log
-                raise NotCaughtUp(name, wanted, reached, timeout_s)
+                raise NotCaughtUp(name, target, reached, timeout_s, ANOTHER_LOG)
+            if reached < target:  # no other process writes to this log
+                raise NotCaughtUp(name, target, reached, timeout_s)
             return
         if not log and await self.store.confirm():
             log = self.store.identity
-        await self._waiting.caught_up(resolved, wanted, timeout_s, log)
+        await self._waiting.caught_up(resolved, target, timeout_s, log)
 
     def service(self) -> AbstractAsyncContextManager[None]:
         """Return a context manager that serves the app's decisions over this connection, as `eventjet serve` does.
@@ -363,8 +363,8 @@ class Jet:
         Raises `UnknownEvent` and `UndecodableEvent`, and `UsageError` for a time without a zone, and for an invalid
         position or limit.
         """
-        wanted = LogTail(deliver, position, since, until, limit, follow)
-        return GuardedIterator(self._tail(wanted), self._guard)
+        log_tail = LogTail(deliver, position, since, until, limit, follow)
+        return GuardedIterator(self._tail(log_tail), self._guard)
 
     async def _tail(self, wanted: LogTail) -> AsyncGenerator[Recorded[Any]]:
         wanted.check()

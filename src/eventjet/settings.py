@@ -112,14 +112,14 @@ class Settings:
         An override that is None changes nothing. `environ` replaces the environment of the process.
         """
         environ = os.environ if environ is None else environ
-        _check_names([one.name for one in fields(cls) if one.name not in _IN_CODE], environ)
-        named = [one.name for one in fields(cls) if one.name not in _IN_CODE]
-        environment = {name: environ.get(_PREFIX + name.upper()) or None for name in named}
-        given = {name: value for name, value in (overrides or {}).items() if value is not None}
-        for name, other in (_EITHER, _EITHER[::-1]):
-            if name in given:
-                environment[other] = None  # the two settings exclude each other
-        return _laid_over(cls(), environment | given)
+        _check_names([setting.name for setting in fields(cls) if setting.name not in _IN_CODE], environ)
+        names = [setting.name for setting in fields(cls) if setting.name not in _IN_CODE]
+        environment = {name: environ.get(_PREFIX + name.upper()) or None for name in names}
+        changes = {name: value for name, value in (overrides or {}).items() if value is not None}
+        for name, alternative in (_EITHER, _EITHER[::-1]):
+            if name in changes:
+                environment[alternative] = None  # the two settings exclude each other
+        return _laid_over(cls(), environment | changes)
 
     def with_overrides(self, overrides: SettingsOverrides) -> Settings:
         """Return a copy of the settings with the overrides that are not None; raises `UsageError`."""
@@ -134,17 +134,20 @@ class Settings:
 def _check_names(known: Sequence[str], environ: Mapping[str, str]) -> None:
     """Raise `UsageError` for a variable whose name is nearly that of a setting; others may be of another program."""
     names = [_PREFIX + name.upper() for name in known]
-    for given in sorted(environ):
-        if given.startswith(_PREFIX) and given not in names:
-            near = get_close_matches(given[len(_PREFIX) :], [name[len(_PREFIX) :] for name in names], n=1, cutoff=0.85)
-            if near:
+    for variable in sorted(environ):
+        if variable.startswith(_PREFIX) and variable not in names:
+            matches = get_close_matches(
+                variable[len(_PREFIX) :], [name[len(_PREFIX) :] for name in names], n=1, cutoff=0.85
+            )
+            if matches:
                 raise UsageError(
-                    f"{given} is set, and no setting is called so. Did you mean {_PREFIX}{near[0]}? Rename or unset it."
+                    f"{variable} is set, and no setting is called so. Did you mean {_PREFIX}{matches[0]}? "
+                    "Rename or unset it."
                 )
 
 
 def _laid_over(settings: Settings, overrides: Mapping[str, object]) -> Settings:
-    kinds = {one.name: str(one.type) for one in fields(settings)}
+    kinds = {setting.name: str(setting.type) for setting in fields(settings)}
     values: dict[str, Any] = {}
     for name, value in overrides.items():
         if name not in kinds:
@@ -156,9 +159,9 @@ def _laid_over(settings: Settings, overrides: Mapping[str, object]) -> Settings:
     for name in ("servers", "caller_inboxes"):
         if isinstance(values.get(name), list):
             values[name] = tuple(cast("list[str]", values[name]))
-    for name, other in (_EITHER, _EITHER[::-1]):
+    for name, alternative in (_EITHER, _EITHER[::-1]):
         if name in values:
-            values.setdefault(other, None)
+            values.setdefault(alternative, None)
     return _checked(replace(settings, **values))
 
 

@@ -39,10 +39,10 @@ def cut_values(value: Any, most: int = VALUE_MAX) -> Any:
     if isinstance(value, str):
         return cut(value, most)
     if isinstance(value, list):
-        return [cut_values(each, most) for each in cast("list[Any]", value)]
+        return [cut_values(item, most) for item in cast("list[Any]", value)]
     if isinstance(value, dict):
-        named = cast("dict[str, Any]", value)
-        return {cut(name, most): cut_values(each, most) for name, each in named.items()}
+        members = cast("dict[str, Any]", value)
+        return {cut(name, most): cut_values(item, most) for name, item in members.items()}
     return value
 
 
@@ -72,7 +72,7 @@ def duration(seconds: float | None) -> str:
         return f"{seconds}s"
     if seconds >= _YEAR_S:
         return f"{seconds / _YEAR_S:,.0f}y"
-    size, unit, part, part_unit = next(one for one in _UNITS if seconds >= one[0])
+    size, unit, part, part_unit = next(units for units in _UNITS if seconds >= units[0])
     return f"{int(seconds // size):,}{unit}{int(seconds % size) // part:02d}{part_unit}"
 
 
@@ -82,12 +82,12 @@ NAMED_MAX = 10
 
 def listed(names: Iterable[str]) -> str:
     """Return names as a list without repetitions: `balances, postings and 3 more`; `none` if there are none."""
-    found = list(dict.fromkeys(names))
-    more = len(found) - NAMED_MAX
-    return (", ".join(found[:NAMED_MAX]) or "none") + (f" and {more:,} more" if more > 0 else "")
+    distinct = list(dict.fromkeys(names))
+    remaining = len(distinct) - NAMED_MAX
+    return (", ".join(distinct[:NAMED_MAX]) or "none") + (f" and {remaining:,} more" if remaining > 0 else "")
 
 
 def meant(name: str, known: Iterable[str]) -> str:
     """Return `Did you mean 'balances'? `, with a blank at its end; empty if no known name is similar."""
-    near = get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
-    return f"Did you mean {near[0]!r}? " if near else ""
+    matches = get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
+    return f"Did you mean {matches[0]!r}? " if matches else ""

@@ -51,9 +51,9 @@ class Url:
     @property
     def shown(self) -> str:
         """The URL without secrets, for logs, errors and `repr`."""
-        told = "&".join(f"{name}={value}" for name, value in self.options if name in _SHOWN_OPTIONS)
+        query = "&".join(f"{name}={value}" for name, value in self.options if name in _SHOWN_OPTIONS)
         port = "" if self.port is None else f":{self.port}"
-        return f"{self.scheme}://{self.host}{port}{self.path}{'?' if told else ''}{told}"
+        return f"{self.scheme}://{self.host}{port}{self.path}{'?' if query else ''}{query}"
 
     @property
     def is_server(self) -> bool:
@@ -88,13 +88,13 @@ def parse(text: str) -> Url | None:
 
 def server_url(text: str, which: str = "What is given") -> Url:
     """Parse the URL of a NATS server; raises `UsageError`, whose message begins with `which` and hides the text."""
-    found = parse(text)
-    if found is None or not found.is_server:
+    url = parse(text)
+    if url is None or not url.is_server:
         raise UsageError(
             f"{which} is not a NATS server. Write it as nats://host:4222, tls://host:4222 or wss://host. {_ESCAPES} "
             "It is not shown here, for it may hold a password."
         )
-    return found
+    return url
 
 
 def database_url(text: str) -> Url:
@@ -102,13 +102,13 @@ def database_url(text: str) -> Url:
     file = _FILE.fullmatch(text)
     if file is not None and file["scheme"] in _SQLITE:
         return Url(file["scheme"], "", None, file["path"])
-    found = parse(text)
-    if found is None or found.scheme not in _POSTGRES or "/" in found.path[1:]:
+    url = parse(text)
+    if url is None or url.scheme not in _POSTGRES or "/" in url.path[1:]:
         raise UsageError(
             "The database's URL cannot be used. Write postgresql://user@host/name or sqlite:///path/to/file.db. "
             f"{_ESCAPES} It is not shown here, for it may hold a password."
         )
-    return found
+    return url
 
 
 def shown_database(text: str) -> str:

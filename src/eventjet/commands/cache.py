@@ -80,10 +80,10 @@ class Cache(Generic[S]):
 
     def put(self, aggregate_id: str, state: FoldedState[S], freshness: str = GUESS) -> None:
         """Cache a state unless a newer one is cached; evict the states written longest ago if there are too many."""
-        known = self._entries.get(aggregate_id)
-        if known is not None and known.state.position > state.position:
+        previous = self._entries.get(aggregate_id)
+        if previous is not None and previous.state.position > state.position:
             return
-        if known is not None:
+        if previous is not None:
             self.drop(aggregate_id)
         self._entries[aggregate_id] = entry = _Entry(state, freshness)
         self._marks_bytes += entry.marks_bytes

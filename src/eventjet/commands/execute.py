@@ -161,7 +161,7 @@ async def execute(
     if span is None:
         return await retry(attempt, targets)
     try:
-        done = await retry(attempt, targets)
+        results = await retry(attempt, targets)
     except BaseException as error:
         if not is_transaction:
             span.attributes["eventjet.aggregate_id"] = first.aggregate_id
@@ -169,9 +169,9 @@ async def execute(
         raise
     if not is_transaction:
         span.attributes["eventjet.aggregate_id"] = first.aggregate_id
-    span.attributes["eventjet.position"] = done[-1].position
-    span.ended(sum([len(committed.events) for committed in done]))
-    return done
+    span.attributes["eventjet.position"] = results[-1].position
+    span.ended(sum([len(result.events) for result in results]))
+    return results
 
 
 async def transact(store: EventStore, plans: Sequence[Planned[Any, Any]]) -> tuple[Committed[Any, Any], ...]:
@@ -227,28 +227,30 @@ async def retry(attempt: Callable[[int], Awaitable[T | Conflict]], targets: Sequ
         contended = _contention(targets)
         if contended and (pause_s := max([contention.delay_s(now()) for contention in contended])):
             await asyncio.sleep(pause_s)
-        lost = unseen = 0
+        lost_races = unseen = 0
         untargeted = None
         while True:
             began = now()
-            outcome = await attempt(lost)
+            outcome = await attempt(lost_races)
             if not isinstance(outcome, Conflict):
-                if lost or contended:
+                if lost_races or contended:
                     ended = now()
                     for contention in _contention(targets):
                         contention.record_success(ended - began, ended, random.random())  # noqa: S311  no secret
                 return outcome
-            lost += 1
+            lost_races += 1
             unseen = unseen + 1 if outcome.is_unseen else 0
-            if lost == CONFLICTS_MAX or unseen == UNSEEN_MAX:
-                raise ConcurrencyConflict(outcome.subject, outcome.expected, races=lost, is_unseen=unseen == UNSEEN_MAX)
+            if lost_races == CONFLICTS_MAX or unseen == UNSEEN_MAX:
+                raise ConcurrencyConflict(
+                    outcome.subject, outcome.expected, races=lost_races, is_unseen=unseen == UNSEEN_MAX
+                )
             for subject, cache, aggregate_id in targets:
                 if subject == outcome.subject:
                     contention = cache.contention(aggregate_id)
                     break
             else:
                 contention = untargeted = untargeted or ContentionBackoff()
-            if pause_s := contention.record_conflict(lost - 1, random.random()):  # noqa: S311  no secret
+            if pause_s := contention.record_conflict(lost_races - 1, random.random()):  # noqa: S311  no secret
                 await asyncio.sleep(pause_s)
     finally:
         for lock in locked:
@@ -361,27 +363,29 @@ class Executor(Generic[S, E]):
         if not events:
             # Nothing is appended, so the log cannot check the expected position: ask the leader if it is the newest.
             return await self.outdated(plan.aggregate_id, before) or Decision(plan, before, None, before.state)
-        if before.version == 0 and (gone := self.store.missing_range):
-            raise LogIncomplete(f"The log {self.app!r}", f"{gone}, and {self.subject(plan.aggregate_id)} has no events")
+        if before.version == 0 and (missing_range := self.store.missing_range):
+            raise LogIncomplete(
+                f"The log {self.app!r}", f"{missing_range}, and {self.subject(plan.aggregate_id)} has no events"
+            )
         append = self._append_of(plan, before, events)
         state = own_copy(before.state)
-        for new in append.events:
+        for new_event in append.events:
             # The event is folded as a reader will decode it, so that an event which `evolve` refuses is not stored.
-            state = evolved(state, own_copy(new.encoded.event))
+            state = evolved(state, own_copy(new_event.encoded.event))
         return Decision(plan, before, append, state)
 
     def _append_of(self, plan: Planned[S, E], before: FoldedState[S], events: Sequence[E]) -> Append:
         """Encode the events; raises `UsageError` and `UnencodableEvent`."""
         for event in events:
             if type(event) not in self._events:
-                what = f"a {type(event).__qualname__}"
+                description = f"a {type(event).__qualname__}"
                 if isinstance(event, type):
-                    what = f"the class {event.__qualname__} itself"
-                named = "A decision" if plan.called is None else f"The decision {shown_name(plan.called)}"
-                known = listed(sorted(map(shown_name, self._events)))
+                    description = f"the class {event.__qualname__} itself"
+                decision_text = "A decision" if plan.called is None else f"The decision {shown_name(plan.called)}"
+                event_names = listed(sorted(map(shown_name, self._events)))
                 raise UsageError(
-                    f"{named} of {self.info.name!r} returned {what}, which is not one of its events. Return events "
-                    f"that its `evolve` is annotated with: {known}."
+                    f"{decision_text} of {self.info.name!r} returned {description}, which is not one of its events. "
+                    f"Return events that its `evolve` is annotated with: {event_names}."
                 )
         metadata = merge(current_metadata(), plan.metadata)
         # The current span is the command's own, which continues the trace of the metadata.
@@ -392,8 +396,8 @@ class Executor(Generic[S, E]):
             if traceparent != metadata.traceparent:
                 metadata = replace(metadata, traceparent=traceparent)
             context = tuple(context_headers(plan.command_id, metadata, plan.request))
-        new = tuple([NewEvent(new_event_id(), self.catalog.encode(event), context) for event in events])
-        return Append(self.info.name, plan.aggregate_id, before.position, before.version, new)
+        new_events = tuple([NewEvent(new_event_id(), self.catalog.encode(event), context) for event in events])
+        return Append(self.info.name, plan.aggregate_id, before.position, before.version, new_events)
 
     def committed(self, decision: Decision[S, E], append: Append, position: int, was_assumed: bool) -> Committed[S, E]:
         """Cache the state after a save, queue a snapshot if due, and return what came of the decision.
@@ -403,7 +407,7 @@ class Executor(Generic[S, E]):
         aggregate_id, before, command_id = decision.plan.aggregate_id, decision.before, decision.plan.command_id
         if was_assumed:
             self.cache.observe(aggregate_id, is_stale=False)
-        events = tuple([cast("E", new.encoded.event) for new in append.events])
+        events = tuple([cast("E", new_event.encoded.event) for new_event in append.events])
         version = before.version + len(events)
         after = FoldedState(decision.state, version, position, append.events[-1].event_id, before.commands)
         if command_id is not None:
@@ -440,19 +444,19 @@ async def append(
     The duration of a successful append, in seconds, is put into `attributes`. A conflict is returned and not raised.
     Raises what else `EventStore.append` raises, `NotUnique` and `UniqueNotBuilt`.
     """
-    claims = 0
+    claim_count = 0
     if any(decision.plan.executor.claims is not None for decision in decisions):
-        claimed = await _claimed(decisions)
-        if isinstance(claimed, Conflict):
-            return claimed
+        claim_decisions = await _claimed(decisions)
+        if isinstance(claim_decisions, Conflict):
+            return claim_decisions
         # Claims go first: the claims that a torn batch leaves block a value, but never let two aggregates have it.
-        claims, decisions = len(claimed), [*claimed, *decisions]
+        claim_count, decisions = len(claim_decisions), [*claim_decisions, *decisions]
     appends = [decision.append for decision in decisions if decision.append is not None]
     assert len(appends) == len(decisions), "what records nothing is not appended"
     were_assumed = [decision.plan.executor.cache.drop(decision.plan.aggregate_id) for decision in decisions]
     began = time.perf_counter()
     try:
-        position = await store.append(appends) - sum([len(one.events) for one in appends])
+        position = await store.append(appends) - sum([len(write.events) for write in appends])
     except ConcurrencyConflict as error:
         conflict = Conflict(error.subject, error.expected, error.rival, error.is_unseen)
         for decision, was_assumed in zip(decisions, were_assumed, strict=True):
@@ -464,7 +468,7 @@ async def append(
     for decision, stored, was_assumed in zip(decisions, appends, were_assumed, strict=True):
         position += len(stored.events)
         committed.append(decision.plan.executor.committed(decision, stored, position, was_assumed))
-    return tuple(committed[claims:])
+    return tuple(committed[claim_count:])
 
 
 async def _claimed(decisions: Sequence[Decision[Any, Any]]) -> list[Decision[Any, Any]] | Conflict:
@@ -472,23 +476,23 @@ async def _claimed(decisions: Sequence[Decision[Any, Any]]) -> list[Decision[Any
 
     Raises `NotUnique` and `UniqueNotBuilt`, once the states of the decisions are confirmed as the newest.
     """
-    claimed: list[Decision[Any, Any]] = []
+    claim_decisions: list[Decision[Any, Any]] = []
     by_executor: dict[Executor[Any, Any], list[Decision[Any, Any]]] = {}
     for decision in decisions:
         by_executor.setdefault(decision.plan.executor, []).append(decision)
     try:
-        for executor, of_type in by_executor.items():
-            moved = await executor.claims(of_type) if executor.claims is not None else []
-            if isinstance(moved, Conflict):
-                return moved
-            claimed += moved
+        for executor, decisions_of_type in by_executor.items():
+            claims = await executor.claims(decisions_of_type) if executor.claims is not None else []
+            if isinstance(claims, Conflict):
+                return claims
+            claim_decisions += claims
     except (NotUnique, UniqueNotBuilt):
         # The error holds for these states, and nothing has confirmed yet that they are the newest.
         for decision in decisions:
             if conflict := await decision.plan.executor.outdated(decision.plan.aggregate_id, decision.before):
                 return conflict
         raise
-    return claimed
+    return claim_decisions
 
 
 @dataclass(frozen=True, slots=True)
@@ -558,22 +562,24 @@ def _of_one_save(
     def shown(plan: Planned[Any, Any], recorded: _Earlier[Any, Any]) -> str:
         return f"{_shown(plan)} recorded its command {plan.command_id!r} at position {recorded.position}"
 
-    known = [(plan, recorded) for plan, recorded in zip(plans, earlier, strict=True) if recorded is not None]
-    plan, first = known[0]
-    for other, recorded in zip(plans, earlier, strict=True):
+    pairs = [(plan, recorded) for plan, recorded in zip(plans, earlier, strict=True) if recorded is not None]
+    plan, first = pairs[0]
+    for other_plan, recorded in zip(plans, earlier, strict=True):
         if recorded is None:
-            reason = f"{shown(plan, first)}, and {_shown(other)} never recorded its command {other.command_id!r}"
+            reason = (
+                f"{shown(plan, first)}, and {_shown(other_plan)} never recorded its command {other_plan.command_id!r}"
+            )
         else:
             is_near = abs(recorded.position - first.position) < BATCH_MAX
             if recorded is first or (recorded.batch is not None and recorded.batch == first.batch and is_near):
                 continue
-            reason = f"{shown(plan, first)}, and {shown(other, recorded)}, in another save"
+            reason = f"{shown(plan, first)}, and {shown(other_plan, recorded)}, in another save"
         raise Refused(
             "A transaction",
             reason,
             "Nothing was stored now. Repeat a transaction with all of its members, or give it ids that are new.",
         )
-    return tuple([recorded.answer for _, recorded in known])
+    return tuple([recorded.answer for _, recorded in pairs])
 
 
 def _shown(plan: Planned[Any, Any]) -> str:

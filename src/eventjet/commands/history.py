@@ -51,19 +51,19 @@ def version_in(record: RawRecord) -> int | None:
 async def head_of(store: EventStore, aggregate: str, aggregate_id: str) -> Head | None:
     """Return both ends of a history; None if it is empty. Raises as `EventStore`, and `Refused` for an invalid id."""
     newest = await store.newest(aggregate, aggregate_id)
-    first = await store.history(aggregate, aggregate_id, most=1)
-    if newest is None or not first:
+    first_records = await store.history(aggregate, aggregate_id, most=1)
+    if newest is None or not first_records:
         return None
-    last, back = newest, 1
+    last, distance = newest, 1
     while version_in(last) is None:
         # Another program wrote behind the last event: go back to a record with a version, in steps that double.
-        after = max(first[0][0] - 1, newest[0] - 1 - back)
-        near = await store.history(aggregate, aggregate_id, after=after, most=_UNVERSIONED_MAX)
-        last = next((one for one in reversed(near) if version_in(one) is not None), newest)
-        if after < first[0][0]:
+        after = max(first_records[0][0] - 1, newest[0] - 1 - distance)
+        records = await store.history(aggregate, aggregate_id, after=after, most=_UNVERSIONED_MAX)
+        last = next((record for record in reversed(records) if version_in(record) is not None), newest)
+        if after < first_records[0][0]:
             break
-        back *= 2
-    return Head(first[0], last, version_in(last) or 0, newest[0])
+        distance *= 2
+    return Head(first_records[0], last, version_in(last) or 0, newest[0])
 
 
 async def record_of(store: EventStore, aggregate: str, aggregate_id: str, version: int, head: Head) -> RawRecord | None:
@@ -76,31 +76,31 @@ async def record_of(store: EventStore, aggregate: str, aggregate_id: str, versio
     if version == head.version:
         return head.last
     low, high = head.first[0], head.last[0]
-    low_version, high_version, found = 1, head.version, head.last
-    for look in range(_LOOKS_MAX):
+    low_version, high_version, high_record = 1, head.version, head.last
+    for step in range(_LOOKS_MAX):
         if low >= high:
             break
-        share = (version - low_version) / max(high_version - low_version, 1) if look % 2 == 0 else 0.5
+        share = (version - low_version) / max(high_version - low_version, 1) if step % 2 == 0 else 0.5
         middle = min(max(low + int((high - low) * min(max(share, 0.0), 1.0)), low), high - 1)
         record = await _next_told(store, aggregate, aggregate_id, middle)
-        told = None if record is None else version_in(record)
-        if record is None or told is None:
+        record_version = None if record is None else version_in(record)
+        if record is None or record_version is None:
             high = middle
-        elif told == version:
+        elif record_version == version:
             return record
-        elif told > version:
-            high, high_version, found = middle, told, record
+        elif record_version > version:
+            high, high_version, high_record = middle, record_version, record
         else:
-            low, low_version = record[0] + 1, told
-    return found
+            low, low_version = record[0] + 1, record_version
+    return high_record
 
 
 async def _next_told(store: EventStore, aggregate: str, aggregate_id: str, start: int) -> RawRecord | None:
     """Return the first record at or after a position that has a version."""
-    found = await store.history(aggregate, aggregate_id, after=start - 1, most=1)
-    if found and version_in(found[0]) is None:
-        found = await store.history(aggregate, aggregate_id, after=start - 1, most=_UNVERSIONED_MAX)
-    return next((one for one in found if version_in(one) is not None), None)
+    records = await store.history(aggregate, aggregate_id, after=start - 1, most=1)
+    if records and version_in(records[0]) is None:
+        records = await store.history(aggregate, aggregate_id, after=start - 1, most=_UNVERSIONED_MAX)
+    return next((record for record in records if version_in(record) is not None), None)
 
 
 async def page_of(store: EventStore, aggregate: str, aggregate_id: str, upto: int, head: Head) -> Sequence[RawRecord]:
@@ -109,22 +109,22 @@ async def page_of(store: EventStore, aggregate: str, aggregate_id: str, upto: in
     Records that other programs wrote between and behind them are included.
     """
     lowest = max(upto - PAGE_MAX + 1, 1)
-    begin = head.first if lowest == 1 else await record_of(store, aggregate, aggregate_id, lowest, head)
-    if begin is None:
+    first_record = head.first if lowest == 1 else await record_of(store, aggregate, aggregate_id, lowest, head)
+    if first_record is None:
         return ()
-    kept: list[RawRecord] = []
-    after, told = begin[0] - 1, 0
-    for most in (PAGE_MAX, _UNVERSIONED_MAX):  # the second request if some records of the first have no version
-        found = await store.history(aggregate, aggregate_id, after=after, most=most)
-        for record in found:
-            told = max(version_in(record) or 0, told)
-            if told > upto:
+    records: list[RawRecord] = []
+    after, highest = first_record[0] - 1, 0
+    for limit in (PAGE_MAX, _UNVERSIONED_MAX):  # the second request if some records of the first have no version
+        page = await store.history(aggregate, aggregate_id, after=after, most=limit)
+        for record in page:
+            highest = max(version_in(record) or 0, highest)
+            if highest > upto:
                 break
-            kept.append(record)
-        if told >= upto or len(found) < most:
+            records.append(record)
+        if highest >= upto or len(page) < limit:
             break
-        after = found[-1][0]
-    return kept[::-1]
+        after = page[-1][0]
+    return records[::-1]
 
 
 async def part_of(
@@ -136,13 +136,15 @@ async def part_of(
     if head is not None and newest_first and limit is not None:
         lowest = max(lowest, head.version - limit + 1)
     if head is None or lowest <= 1:
-        begin = None if head is None else head.first
+        first_record = None if head is None else head.first
     else:
-        begin = await record_of(store, aggregate, aggregate_id, lowest, head)
-    if begin is None:
+        first_record = await record_of(store, aggregate, aggregate_id, lowest, head)
+    if first_record is None:
         return ()
-    found = await store.history(aggregate, aggregate_id, after=begin[0] - 1, most=None if newest_first else limit)
-    return found[::-1][:limit] if newest_first else found
+    records = await store.history(
+        aggregate, aggregate_id, after=first_record[0] - 1, most=None if newest_first else limit
+    )
+    return records[::-1][:limit] if newest_first else records
 
 
 _PAGE = 1_000
@@ -166,13 +168,13 @@ class Excerpt:
     def check(self) -> None:
         """Raise `UsageError` for a bound that is not a whole number of 0 or more."""
         for name in ("after", "version", "position", "limit"):
-            given: object = getattr(self, name)
-            if given is None and name != "after":
+            bound: object = getattr(self, name)
+            if bound is None and name != "after":
                 continue
-            if not isinstance(given, int):
-                raise UsageError(f"`{name}` of a history is given as {shown(given, 60)}. Give a whole number.")
-            if given < 0:
-                raise UsageError(f"`{name}` of a history is {given}. Give 0 or more.")
+            if not isinstance(bound, int):
+                raise UsageError(f"`{name}` of a history is given as {shown(bound, 60)}. Give a whole number.")
+            if bound < 0:
+                raise UsageError(f"`{name}` of a history is {bound}. Give 0 or more.")
 
     @property
     def is_everything(self) -> bool:
@@ -180,14 +182,14 @@ class Excerpt:
 
     def cut(self, events: list[Recorded[Any]]) -> list[Recorded[Any]]:
         """Return those events of a whole history that are within the bounds."""
-        found = [
-            one
-            for one in events
-            if one.version > self.after
-            and (self.version is None or one.version <= self.version)
-            and (self.position is None or one.position <= self.position)
+        part = [
+            event
+            for event in events
+            if event.version > self.after
+            and (self.version is None or event.version <= self.version)
+            and (self.position is None or event.position <= self.position)
         ]
-        return (found[::-1] if self.newest_first else found)[: self.limit]
+        return (part[::-1] if self.newest_first else part)[: self.limit]
 
 
 class Excerpts:
@@ -206,25 +208,25 @@ class Excerpts:
         """
         if wanted.limit == 0 or (wanted.version is not None and wanted.version <= wanted.after):
             return []
-        found: list[Recorded[Any]] | None = None
+        events: list[Recorded[Any]] | None = None
         if not wanted.is_everything:
             read = self._backwards if wanted.newest_first and wanted.limit is not None else self._forwards
-            found = await read(aggregate_id, wanted)
-        if found is not None:
-            return found
+            events = await read(aggregate_id, wanted)
+        if events is not None:
+            return events
         return wanted.cut(await self._whole(aggregate_id))
 
     async def _whole(self, aggregate_id: str) -> list[Recorded[Any]]:
         records = await self._store.history(self._aggregate, aggregate_id)
-        line, follows = _ChainCheck(self._voids), True
+        chain, follows = _ChainCheck(self._voids), True
         decoded: list[Recorded[Any] | None] = []
         for record in records:
             decoded.append(self._decoder(record))
-            if follows and not (follows := line.takes(record)):
+            if follows and not (follows := chain.takes(record)):
                 # The fold raises the error that loading the aggregate raises.
-                links = (self._decoder.link(one)._replace(data=None) for one in records)
+                links = (self._decoder.link(raw)._replace(data=None) for raw in records)
                 fold_history(FoldedState(None, 0, 0), links, record[2].decode("utf-8", "replace"), "")
-        return [one for one in decoded if one is not None]
+        return [event for event in decoded if event is not None]
 
     async def _forwards(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]] | None:
         """Return the events, read from the oldest on; None if only the whole history can answer.
@@ -243,8 +245,8 @@ class Excerpts:
             )
             if first is None or first[0] in self._voids:
                 return None  # the event of that version may be before this record
-        found = await self._from(aggregate_id, first, wanted)
-        return found[::-1] if found is not None and wanted.newest_first else found
+        events = await self._from(aggregate_id, first, wanted)
+        return events[::-1] if events is not None and wanted.newest_first else events
 
     async def _from(
         self, aggregate_id: str, first: RawRecord | None, wanted: Excerpt, *, end: int | None = None
@@ -254,36 +256,36 @@ class Excerpts:
         None if records do not follow one another, if `first` is of a later version than the first requested event or
         does not follow the record before it, or if `end` is given and the last event is not at that position.
         """
-        line = _ChainCheck(self._voids)
-        if first is not None and not line.begins_before(first, wanted.after + 1):
+        chain = _ChainCheck(self._voids)
+        if first is not None and not chain.begins_before(first, wanted.after + 1):
             return None
-        found, begin = list[Recorded[Any]](), max(line.position - 1, 0)
+        events, after = list[Recorded[Any]](), max(chain.position - 1, 0)
         limit = wanted.limit if not wanted.newest_first else None
         while True:
-            most = min(
+            page_limit = min(
                 _PAGE,
-                _PAGE if limit is None else limit - len(found) + max(wanted.after - line.version, 0),
-                _PAGE if wanted.version is None else wanted.version - line.version,
+                _PAGE if limit is None else limit - len(events) + max(wanted.after - chain.version, 0),
+                _PAGE if wanted.version is None else wanted.version - chain.version,
             )
-            page = await self._store.history(self._aggregate, aggregate_id, after=begin, most=most)
+            page = await self._store.history(self._aggregate, aggregate_id, after=after, most=page_limit)
             for record in page:
                 is_beyond = wanted.position is not None and record[0] > wanted.position
                 if is_beyond and (first is None or record[0] > first[0]):
-                    return found
-                told = line.version
-                if not line.takes(record):
+                    return events
+                previous_version = chain.version
+                if not chain.takes(record):
                     return None
-                is_wanted = line.version > max(told, wanted.after) and not is_beyond
+                is_wanted = chain.version > max(previous_version, wanted.after) and not is_beyond
                 event = self._decoder(record) if is_wanted else None
                 if event is not None:
-                    found.append(event)
-                if line.version == wanted.version and end not in (None, record[0]):
+                    events.append(event)
+                if chain.version == wanted.version and end not in (None, record[0]):
                     return None
-                if line.version == wanted.version or len(found) == limit:
-                    return found
-            if len(page) < most:
-                return found if end is None else None
-            begin = page[-1][0]
+                if chain.version == wanted.version or len(events) == limit:
+                    return events
+            if len(page) < page_limit:
+                return events if end is None else None
+            after = page[-1][0]
 
     async def _backwards(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]] | None:
         """Return the events, newest first, read in as many windows of versions as it takes; None as in `_forwards`."""
@@ -291,19 +293,19 @@ class Excerpts:
             newest = await self._store.newest(self._aggregate, aggregate_id)
             if newest is None:
                 return []
-            event = await self._alone(aggregate_id, newest)
-            if event is None or event:
-                return event and [one for one in event if one.version > wanted.after]
+            newest_events = await self._alone(aggregate_id, newest)
+            if newest_events is None or newest_events:
+                return newest_events and [event for event in newest_events if event.version > wanted.after]
         head = await head_of(self._store, self._aggregate, aggregate_id)
         last = head and await self._last(aggregate_id, wanted, head)
         if head is None or last is None or wanted.limit is None:
             return None
-        upto, found, window = version_in(last) or 0, list[Recorded[Any]](), 0
+        upto, result, window = version_in(last) or 0, list[Recorded[Any]](), 0
         if upto <= wanted.after:
             return None if await self._alone(aggregate_id, last) is None else []
-        while upto > wanted.after and len(found) < wanted.limit:
+        while upto > wanted.after and len(result) < wanted.limit:
             # Retired events do not count, so a window with few events is followed by a wider window.
-            window = min(max(wanted.limit - len(found), 2 * window), _PAGE)
+            window = min(max(wanted.limit - len(result), 2 * window), _PAGE)
             lowest = max(upto - window, wanted.after)
             first = await record_of(self._store, self._aggregate, aggregate_id, lowest + 1, head)
             part = Excerpt(after=lowest, version=upto)
@@ -312,13 +314,13 @@ class Excerpts:
             events = await self._from(aggregate_id, first, part, end=last[0])
             if events is None:
                 return None
-            found += events[::-1][: wanted.limit - len(found)]
+            result += events[::-1][: wanted.limit - len(result)]
             upto = lowest
-            if upto > wanted.after and len(found) < wanted.limit:
+            if upto > wanted.after and len(result) < wanted.limit:
                 last = await self._before(aggregate_id, first, upto, head)
                 if last is None:
                     return None
-        return found
+        return result
 
     async def _alone(self, aggregate_id: str, record: RawRecord) -> list[Recorded[Any]] | None:
         """Return the event of one record, nothing if it is retired; None if it does not follow the record before it."""
@@ -350,11 +352,11 @@ class Excerpts:
 
     async def _before(self, aggregate_id: str, record: RawRecord, version: int, head: Head) -> RawRecord | None:
         """Return the record of a version if `record` follows it directly; None if not."""
-        found = await record_of(self._store, self._aggregate, aggregate_id, version, head)
-        if found is None or version_in(found) != version:
+        previous = await record_of(self._store, self._aggregate, aggregate_id, version, head)
+        if previous is None or version_in(previous) != version:
             return None
-        following = await self._store.history(self._aggregate, aggregate_id, after=found[0], most=1)
-        return found if following and following[0][0] == record[0] else None
+        following = await self._store.history(self._aggregate, aggregate_id, after=previous[0], most=1)
+        return previous if following and following[0][0] == record[0] else None
 
 
 class _ChainCheck:
@@ -416,10 +418,10 @@ class LogTail:
         """Raise `UsageError` for an invalid start position, end or limit."""
         if self.deliver not in _DELIVER:
             raise UsageError(f"`tail` cannot deliver {shown(self.deliver, 60)}. Give one of {', '.join(_DELIVER)}.")
-        for given in (self.position, self.until):
-            if given is not None and not isinstance(given, int):  # pyright: ignore[reportUnnecessaryIsInstance]
+        for position in (self.position, self.until):
+            if position is not None and not isinstance(position, int):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise UsageError(
-                    f"{shown(given, 60)} is not a position. Give a whole number, such as `Recorded.position`."
+                    f"{shown(position, 60)} is not a position. Give a whole number, such as `Recorded.position`."
                 )
         if self.limit is not None and (not isinstance(self.limit, int) or self.limit < 0):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise UsageError(f"{shown(self.limit, 60)} is no limit of events. Give a whole number, 0 or more.")
@@ -430,19 +432,19 @@ class LogTail:
         """Yield the events; raises as `Jet.tail`."""
         state = await store.state()
         start = await self._start(store, state)
-        left = self.limit
+        remaining = self.limit
         # With a limit the log is read in windows, because skipped and retired events do not count.
-        window = _WINDOW_MAX if left is None else min(left, _WINDOW_MAX)
-        while left != 0:
-            end = self.until if left is None else start + window - 1
+        window = _WINDOW_MAX if remaining is None else min(remaining, _WINDOW_MAX)
+        while remaining != 0:
+            end = self.until if remaining is None else start + window - 1
             if end is not None and self.until is not None:
                 end = min(end, self.until)
             async for record in store.records(start=start, until=end, follow=self.follow):
                 recorded = decoder(record)
                 if recorded is not None:
                     yield recorded
-                    left = None if left is None else left - 1
-                    if left == 0:
+                    remaining = None if remaining is None else remaining - 1
+                    if remaining == 0:
                         return
             if end is None or end == self.until or (not self.follow and end >= state.last):
                 return

@@ -116,9 +116,11 @@ class Importer:
         self._store = repositories.store
         self._catalog = repositories.catalog
         self._source = source
-        self._events = {one: frozenset(folded_events(one)) for one in repositories.app.aggregates}
+        self._events = {aggregate: frozenset(folded_events(aggregate)) for aggregate in repositories.app.aggregates}
         self._unclaimed = {
-            info.name: repositories.of(one) for one, info in repositories.app.aggregates.items() if info.unique
+            info.name: repositories.of(aggregate)
+            for aggregate, info in repositories.app.aggregates.items()
+            if info.unique
         }
         """Aggregate types with unique values whose registers do not say yet that an import adds unclaimed values."""
         self._places = Places()
@@ -145,30 +147,30 @@ class Importer:
     ) -> ImportReport:
         chunk: list[_Item] = []
         size = 0
-        async for one in _each(events):
-            self._check(one)
-            key = (aggregate_info(one.aggregate).name, one.aggregate_id)
-            encoded = self._catalog.encode(one.event)
+        async for imported in _each(events):
+            self._check(imported)
+            key = (aggregate_info(imported.aggregate).name, imported.aggregate_id)
+            encoded = self._catalog.encode(imported.event)
             ordinal = self._places.next_ordinal(key)
-            context = self._context(one, ordinal)
-            chunk.append((key, ordinal, encoded, one.at, context))
+            context = self._context(imported, ordinal)
+            chunk.append((key, ordinal, encoded, imported.at, context))
             size += len(encoded.body) + sum(len(value) for _, value in context)
             if len(chunk) == BATCH_MAX or size > _BYTES_MAX:
                 await self._store_chunk(chunk, progress)
                 chunk, size = [], 0
         await self._store_chunk(chunk, progress)
-        told = tuple([await self._difference(*example) for example in self._examples])
-        return ImportReport(self._stored, self._skipped, self._position, self._log, self._different, told)
+        differences = tuple([await self._difference(*example) for example in self._examples])
+        return ImportReport(self._stored, self._skipped, self._position, self._log, self._different, differences)
 
     async def _difference(self, item: _Item, position: int) -> str:
         """Describe how a stored event differs; only differing events are read a second time."""
         (name, aggregate_id), ordinal, encoded, at, context = item
-        what = f"event {ordinal} of {name} {aggregate_id!r}"
+        label = f"event {ordinal} of {name} {aggregate_id!r}"
         record = await self._store.at(position) if position else None
         if record is None:
-            return f"{what}: it is not in the log any more"
+            return f"{label}: it is not in the log any more"
         body = as_written_now(self._catalog, self._decoder, record)
-        return f"{what} at position {position}: {fields_that_differ(record, body, encoded, at, context)}"
+        return f"{label} at position {position}: {fields_that_differ(record, body, encoded, at, context)}"
 
     def _check(self, one: Imported) -> None:
         """Raise `UsageError` for anything that cannot be imported into this app."""
@@ -178,10 +180,10 @@ class Importer:
                 "whose event it is."
             )
         if not isinstance(one.aggregate, type) or one.aggregate not in self._events:  # pyright: ignore[reportUnnecessaryIsInstance]
-            known = listed(shown_name(each) for each in self._events)
+            names = listed(shown_name(aggregate) for aggregate in self._events)
             raise UsageError(
                 f"The import names the aggregate {shown_name(one.aggregate)}, which this app does not have. Give its "
-                f"class, one of {known}; others are listed in App(aggregates=[…]) first."
+                f"class, one of {names}; others are listed in App(aggregates=[…]) first."
             )
         if type(one.event) not in self._events[one.aggregate]:
             name = aggregate_info(one.aggregate).name
@@ -192,12 +194,12 @@ class Importer:
 
     def _context(self, one: Imported, ordinal: int) -> _Context:
         """Return the headers of an event; raises `UsageError` for a time that is not in the past, and `Refused`."""
-        told = (*context_headers(f"{self._source}/{ordinal}", one.metadata), (IMPORTED, "1"))
+        headers = (*context_headers(f"{self._source}/{ordinal}", one.metadata), (IMPORTED, "1"))
         if one.at is None:
-            return told
+            return headers
         where = f"{aggregate_info(one.aggregate).name} {one.aggregate_id!r}"
         check_moment(f"Event {ordinal} of {where} in the import is of", one.at)
-        return (*told, (RECORDED_AT, in_utc(one.at).isoformat().replace("+00:00", "Z")))
+        return (*headers, (RECORDED_AT, in_utc(one.at).isoformat().replace("+00:00", "Z")))
 
     async def _store_chunk(self, chunk: Sequence[_Item], progress: Callable[[int], object] | None) -> None:
         await self._check_log()
@@ -275,15 +277,15 @@ class Importer:
         times: dict[Key, datetime] = {}
         now = datetime.now(UTC)
         for key, ordinal, encoded, at, context in missing:
-            before = times.get(key) or self._places.of(key).at
-            if at is not None and at < before:
+            previous_at = times.get(key) or self._places.of(key).at
+            if at is not None and at < previous_at:
                 raise Refused(
                     f"Event {ordinal} of {key[0]} {key[1]!r} in the import {self._source!r}",
-                    f"it is of {at.isoformat()}, and the event before it of {before.isoformat()}",
+                    f"it is of {at.isoformat()}, and the event before it of {previous_at.isoformat()}",
                     "Import the events of an aggregate in the order of their times, before it records others. What is "
                     "stored stays stored.",
                 )
-            times[key] = at or max(now, before)
+            times[key] = at or max(now, previous_at)
             grouped.setdefault(key, []).append(NewEvent(new_event_id(), encoded, context))
         self._times = times
         placed = ((key, self._places.of(key), events) for key, events in grouped.items())
@@ -294,8 +296,8 @@ class Importer:
         for write in writes:
             count, key = len(write.events), (write.aggregate, write.aggregate_id)
             position += count
-            known = self._places.of(key)
-            place = Place(position, known.version + count, known.imported + count, self._times[key])
+            previous = self._places.of(key)
+            place = Place(position, previous.version + count, previous.imported + count, self._times[key])
             self._places.put(key, place)
             self._stored += count
         self._position = last
@@ -324,11 +326,11 @@ class Importer:
 async def _each(events: Iterable[Imported] | AsyncIterable[Imported]) -> AsyncIterable[Imported]:
     with exceptions_only("What gives the events of an import"):
         if isinstance(events, AsyncIterable):
-            async for one in events:
-                yield one
+            async for imported in events:
+                yield imported
         else:
-            for one in events:
-                yield one
+            for imported in events:
+                yield imported
 
 
 class Place(NamedTuple):
@@ -388,10 +390,10 @@ class Places:
 
     def stored_earlier(self, key: Key, ordinal: int) -> EarlierRun | None:
         """Return the record of what an earlier run stored of an aggregate, and drop it with the last ordinal in it."""
-        found = self._earlier.get(key)
-        if found is not None and ordinal >= found.last:
+        earlier_run = self._earlier.get(key)
+        if earlier_run is not None and ordinal >= earlier_run.last:
             del self._earlier[key]
-        return found
+        return earlier_run
 
     def _row(self, key: Key) -> int:
         aggregate, aggregate_id = key
@@ -445,8 +447,8 @@ def as_written_now(catalog: Catalog, decoder: Decoder, record: RawRecord) -> byt
     A body that cannot be decoded or is of a retired event is returned as it is.
     """
     try:
-        found = decoder(record)
-        return record[4] if found is None else catalog.encode(found.data).body
+        event = decoder(record)
+        return record[4] if event is None else catalog.encode(event.data).body
     except (CodecError, KeyError):
         return record[4]
 
@@ -458,34 +460,36 @@ def fields_that_differ(
     kind = header(record[3], TYPE) or ""
     if kind != event.type_name:
         return f"it is {kind}, and the import has {event.type_name}"
-    found = _fields(body, event.body)
+    differences = _fields(body, event.body)
     if at is not None and at != recorded_at(record):
-        found.append("its time")
+        differences.append("its time")
     if _metadata_in(record[3]) != _metadata_of(context):
-        found.append("its metadata")
-    return ", ".join(found)
+        differences.append("its metadata")
+    return ", ".join(differences)
 
 
 def _fields(stored: bytes, given: bytes) -> list[str]:
     try:
-        one, other = read_json(stored), read_json(given)
+        stored_value, given_value = read_json(stored), read_json(given)
     except ValueError:
         return ["its body"]
-    if not isinstance(one, dict) or not isinstance(other, dict):
-        return [] if dump_json(one) == dump_json(other) else ["its body"]
-    before, now = cast("dict[str, Any]", one), cast("dict[str, Any]", other)
+    if not isinstance(stored_value, dict) or not isinstance(given_value, dict):
+        return [] if dump_json(stored_value) == dump_json(given_value) else ["its body"]
+    stored_fields, given_fields = cast("dict[str, Any]", stored_value), cast("dict[str, Any]", given_value)
     # Values are compared as JSON, in which 1, 1.0 and true differ.
     return sorted(
         name
-        for name in {*before, *now}
-        if name not in before or name not in now or dump_json(before[name]) != dump_json(now[name])
+        for name in {*stored_fields, *given_fields}
+        if name not in stored_fields
+        or name not in given_fields
+        or dump_json(stored_fields[name]) != dump_json(given_fields[name])
     )
 
 
 def _digest(type_name: str, body: bytes, context: Sequence[bytes]) -> int:
-    made = blake2b(body, digest_size=8, key=b"import")
-    made.update(b"\0".join((b"", type_name.encode(), *context)))
-    return int.from_bytes(made.digest())
+    hasher = blake2b(body, digest_size=8, key=b"import")
+    hasher.update(b"\0".join((b"", type_name.encode(), *context)))
+    return int.from_bytes(hasher.digest())
 
 
 def _metadata_in(block: bytes) -> list[bytes]:

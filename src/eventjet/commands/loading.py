@@ -132,13 +132,13 @@ class Histories(Generic[S]):
         if version is not None:
             records = (await self._reaching(aggregate_id, version))[:version]
         elif position is not None:
-            known = await self._read_until(aggregate_id, lambda record: record[0] >= position)
-            records = [record for record in known if record[0] <= position]
+            history = await self._read_until(aggregate_id, lambda record: record[0] >= position)
+            records = [record for record in history if record[0] <= position]
         else:
-            resolved = cast("datetime", at)
-            known = await self._read_until(aggregate_id, lambda record: recorded_at(record) > resolved)
+            moment = cast("datetime", at)
+            history = await self._read_until(aggregate_id, lambda record: recorded_at(record) > moment)
             # Stop at the first later event: events that other programs wrote behind it may have any time.
-            records = list(takewhile(lambda record: recorded_at(record) <= resolved, known))
+            records = list(takewhile(lambda record: recorded_at(record) <= moment, history))
         return self._fold_page(self._start(), records)
 
     async def outcome(self, aggregate_id: str, first: int, last: int, command_id: str) -> FirstOutcome[S] | None:
@@ -150,13 +150,13 @@ class Histories(Generic[S]):
         return await self._obeying(lambda: self._outcome(aggregate_id, first, last, command_id))
 
     async def _outcome(self, aggregate_id: str, first: int, last: int, command_id: str) -> FirstOutcome[S] | None:
-        known = await self._read_until(aggregate_id, lambda record: (number_of(record[3], VERSION) or 0) >= last)
-        records = known[:last]
+        history = await self._read_until(aggregate_id, lambda record: (number_of(record[3], VERSION) or 0) >= last)
+        records = history[:last]
         if len(records) < last or header(records[first - 1][3], COMMAND) != _header_of(command_id):
             return None
         await self._check_ended(records[first - 1 :])
         decoded = map(self._decoder, records[first - 1 :])
-        events = [one for one in decoded if one is not None]
+        events = [event for event in decoded if event is not None]
         position, _, _, block, _ = records[first - 1]
         after = self._fold_page(self._start(), records)
         batch = save_of(block) if header(block, RECORDED_AT) is None else ""
@@ -186,13 +186,13 @@ class Histories(Generic[S]):
         for an id that has a mark, and never with a snapshot policy, where a state may lack older marks. `since` is a
         position before which the command cannot have been recorded: then only later events are searched.
         """
-        found = folded.commands.find(command_id)
-        if found is not None or not folded.commands.may_have(command_id):
-            return found
+        version_range = folded.commands.find(command_id)
+        if version_range is not None or not folded.commands.may_have(command_id):
+            return version_range
         if since is not None:
-            named = {_header_of(command_id)}
+            escaped_ids = {_header_of(command_id)}
             return next(
-                iter((await self.commands_since(aggregate_id, folded, since, named.__contains__)).values()), None
+                iter((await self.commands_since(aggregate_id, folded, since, escaped_ids.__contains__)).values()), None
             )
         if self._snapshots is not None:
             return None
@@ -268,12 +268,12 @@ class Histories(Generic[S]):
         if self._snapshots is None:
             return await self._after(aggregate_id, self._start())
         # The last record is requested together with the snapshot: it shows whether the snapshot is the newest state.
-        travelling = asyncio.create_task(self._snapshots.store.get(self.info.name, aggregate_id))
+        snapshot_task = asyncio.create_task(self._snapshots.store.get(self.info.name, aggregate_id))
         try:
             newest = await self.store.newest(self.info.name, aggregate_id)
-            value = await travelling
+            value = await snapshot_task
         finally:
-            travelling.cancel()
+            snapshot_task.cancel()
         folded = None if value is None else self._snapshots.codec.decode(value)
         if folded is None or newest is None or newest[0] < folded.position:
             # There is no snapshot, it cannot be decoded, or it is beyond the end of the log: replay.
@@ -334,14 +334,14 @@ class Histories(Generic[S]):
 
     def _versions(self, records: Sequence[RawRecord]) -> list[RawRecord]:
         """Return one record for each version; raises `HistoryBroken`."""
-        kept: list[RawRecord] = []
+        valid_records: list[RawRecord] = []
         for record in records:
-            if number_of(record[3], VERSION) == len(kept) + 1:
-                kept.append(record)
+            if number_of(record[3], VERSION) == len(valid_records) + 1:
+                valid_records.append(record)
             elif record[0] not in self._voids:
                 subject = record[2].decode("utf-8", "replace")
-                raise HistoryBroken(subject, record[0], f"version {len(kept) + 1} is missing")
-        return kept
+                raise HistoryBroken(subject, record[0], f"version {len(valid_records) + 1} is missing")
+        return valid_records
 
     async def _obeying(self, read: Callable[[], Awaitable[T]]) -> T:
         """Run `read`, and run it again if the history was broken or an error came with new skip markers in the log.
@@ -357,15 +357,15 @@ class Histories(Generic[S]):
 
     async def _learn_voids(self) -> bool:
         """Read the skip markers; return whether there are new ones."""
-        known = len(self._voids)
+        count_before = len(self._voids)
         self._voids.update(await self.store.skip_markers())
-        return len(self._voids) > known
+        return len(self._voids) > count_before
 
     def _fold_page(self, folded: FoldedState[S], records: Sequence[RawRecord]) -> FoldedState[S]:
         return fold_records(folded, records, self._decoder)
 
     async def _check_bound(self, version: int | None, position: int | None, at: datetime | None) -> None:
-        if sum(resolved is not None for resolved in (version, position, at)) != 1:
+        if sum(bound is not None for bound in (version, position, at)) != 1:
             raise UsageError("Give one of version, position and at.")
         for name, number in (("version", version), ("position", position)):
             if number is not None and not isinstance(number, int):  # pyright: ignore[reportUnnecessaryIsInstance]

@@ -85,8 +85,8 @@ class LogCheck:
     @property
     def told(self) -> str:
         """How much of the log was read, in words."""
-        what = "all of its events" if self.whole else "its beginning, its end and places evenly between"
-        return f"{self.looked:,} events up to position {self.last:,} ({what}), and {self.histories:,} histories"
+        extent = "all of its events" if self.whole else "its beginning, its end and places evenly between"
+        return f"{self.looked:,} events up to position {self.last:,} ({extent}), and {self.histories:,} histories"
 
 
 async def check_log(app: Application, store: EventStore, histories: int) -> LogCheck:
@@ -107,7 +107,7 @@ async def check_log(app: Application, store: EventStore, histories: int) -> LogC
         looked=check.looked,
         whole=whole,
         histories=check.histories,
-        kinds=tuple(sorted(check.kinds.values(), key=lambda one: (one.type, one.schema))),
+        kinds=tuple(sorted(check.kinds.values(), key=lambda kind: (kind.type, kind.schema))),
         faults=tuple(check.faults.values()),
     )
 
@@ -125,9 +125,9 @@ async def _some(store: EventStore, first: int, last: int) -> AsyncIterator[RawRe
     async for record in _all(store, first, first + ENDS - 1):
         yield record
     start, end = first + ENDS, last - ENDS
-    wanted = [start + (end - start) * number // (PLACES - 1) for number in range(PLACES)]
-    for at in range(0, PLACES, _AT_ONCE):
-        for record in await asyncio.gather(*map(store.at, wanted[at : at + _AT_ONCE])):
+    positions = [start + (end - start) * number // (PLACES - 1) for number in range(PLACES)]
+    for offset in range(0, PLACES, _AT_ONCE):
+        for record in await asyncio.gather(*map(store.at, positions[offset : offset + _AT_ONCE])):
             if record is not None:
                 yield record
     async for record in _all(store, last - ENDS + 1, last):
@@ -157,19 +157,19 @@ class _Check:
         key = _kind_of(record)
         if key not in self.kinds and len(self.kinds) >= KINDS_MAX:
             key = ("…", 0)
-        seen = self.kinds.setdefault(key, KindSeen(*key, position, position))
-        seen.seen += 1
-        seen.first, seen.last = min(seen.first, position), max(seen.last, position)
+        kind = self.kinds.setdefault(key, KindSeen(*key, position, position))
+        kind.seen += 1
+        kind.first, kind.last = min(kind.first, position), max(kind.last, position)
         try:
             event = self._decoder(record)
         except CodecError as error:
             self._fault(record, _reason_of(error))
             return
-        if event is not None and seen.folded < self._wanted:
-            wanted = self._subjects.setdefault(subject, {})
-            if key not in wanted:
-                wanted[key] = None
-                seen.folded += 1
+        if event is not None and kind.folded < self._wanted:
+            keys = self._subjects.setdefault(subject, {})
+            if key not in keys:
+                keys[key] = None
+                kind.folded += 1
 
     async def fold(self) -> None:
         """Fold the selected histories, at most `HISTORIES_MAX`."""
@@ -184,12 +184,12 @@ class _Check:
                 await self._fold(cls, aggregate, aggregate_id)
 
     async def _fold(self, cls: Any, aggregate: str, aggregate_id: str) -> None:
-        held: FoldedState[Any] = FoldedState(cls(), 0, 0)
+        folded: FoldedState[Any] = FoldedState(cls(), 0, 0)
         count = 0
         async for page in self._store.pages(aggregate, aggregate_id):
             for record in page[: EVENTS_MAX - count]:
                 try:
-                    held = fold_history(held, [self._decoder.link(record)], record[2].decode(), "")
+                    folded = fold_history(folded, [self._decoder.link(record)], record[2].decode(), "")
                 except StoreUnavailable:
                     raise
                 except Exception as error:  # noqa: BLE001 - whatever stands in the way of reading it is to be told
@@ -201,12 +201,12 @@ class _Check:
 
     def _fault(self, record: RawRecord, reason: str) -> None:
         kind = _kind_of(record)
-        known = self.faults.get((*kind, reason))
-        if known is None and len(self.faults) < FAULTS_MAX:
+        fault = self.faults.get((*kind, reason))
+        if fault is None and len(self.faults) < FAULTS_MAX:
             subject = record[2].decode("utf-8", "replace")
             self.faults[*kind, reason] = LogFault(*kind, subject, record[0], reason)
-        elif known is not None and known.position != record[0]:
-            known.count += 1
+        elif fault is not None and fault.position != record[0]:
+            fault.count += 1
 
 
 def _kind_of(record: RawRecord) -> tuple[str, int]:

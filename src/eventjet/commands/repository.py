@@ -99,8 +99,8 @@ class Repository(Generic[S, E]):
         executor.subject(aggregate_id)
         if version is None and position is None and at is None:
             return own_copy((await executor.newest(aggregate_id)).state)
-        past = await executor.histories.load_until(aggregate_id, version=version, position=position, at=at)
-        return own_copy(past.state)
+        folded = await executor.histories.load_until(aggregate_id, version=version, position=position, at=at)
+        return own_copy(folded.state)
 
     async def history(
         self,
@@ -128,8 +128,8 @@ class Repository(Generic[S, E]):
         """
         self._guard.check()
         self.executor.subject(aggregate_id)
-        wanted = Excerpt(after, version, position, newest_first, limit)
-        return await self.executor.histories.events(aggregate_id, wanted)
+        excerpt = Excerpt(after, version, position, newest_first, limit)
+        return await self.executor.histories.events(aggregate_id, excerpt)
 
     async def execute(
         self,
@@ -244,9 +244,10 @@ class Repositories:
         if aggregate not in self._repositories:
             info = self.app.aggregates.get(aggregate)
             if info is None:
-                where = "processes" if is_process(aggregate) else "aggregates"
+                parameter = "processes" if is_process(aggregate) else "aggregates"
                 raise UsageError(
-                    f"{shown_name(aggregate)} is not listed in the app {self.app.name!r}. List it in App({where}=[…])."
+                    f"{shown_name(aggregate)} is not listed in the app {self.app.name!r}. "
+                    f"List it in App({parameter}=[…])."
                 )
             snapshots: Snapshots[Any] | None = None
             if info.snapshot_every is not None and self._snapshots is not None:
@@ -272,18 +273,18 @@ async def open_repositories(
     Raises `Unreachable` and `UsageError`.
     """
     client = await connect(settings, nats)
-    known = app.catalog.aggregates
-    store = JetStreamStore(app.name, client, save_timeout_s=settings.save_timeout_s, aggregates=known)
+    aggregates = app.catalog.aggregates
+    store = JetStreamStore(app.name, client, save_timeout_s=settings.save_timeout_s, aggregates=aggregates)
     snapshots = KeyValueSnapshots(snapshot_bucket(app.name), client)
     repositories = Repositories(app, store, snapshots)
     repositories.guard.check()  # from here on the connection belongs to this loop
     store.stream.on_changed.append(repositories.forget)
-    async with AsyncExitStack() as ending:
+    async with AsyncExitStack() as stack:
         # The stack closes in reverse order, and each part even if the one before it was cancelled.
-        ending.enter_context(tracing.connected())
-        ending.push_async_callback(client.close)
-        ending.push_async_callback(snapshots.close)
-        ending.push_async_callback(store.settle)
+        stack.enter_context(tracing.connected())
+        stack.push_async_callback(client.close)
+        stack.push_async_callback(snapshots.close)
+        stack.push_async_callback(store.settle)
         with suppress(StoreError, Unreachable):
             await store.stream.look()  # logs what has drifted
             if store.unknown:

@@ -45,9 +45,9 @@ class UniqueValues:
     """The claims of one aggregate type on one connection."""
 
     def __init__(self, aggregates: Executor[Any, Any]) -> None:
-        own = Catalog(dict.fromkeys(CLAIM_EVENTS, CLAIMS))
-        own.voids = aggregates.catalog.voids  # both executors share the skip markers that either reads
-        self.claims: Executor[Claim, ClaimEvent] = Executor(aggregates.app, aggregates.store, own, Claim)
+        catalog = Catalog(dict.fromkeys(CLAIM_EVENTS, CLAIMS))
+        catalog.voids = aggregates.catalog.voids  # both executors share the skip markers that either reads
+        self.claims: Executor[Claim, ClaimEvent] = Executor(aggregates.app, aggregates.store, catalog, Claim)
         self.aggregates = aggregates
         self.aggregate = aggregates.info.name
         self.constraints = {constraint.name: constraint for constraint in aggregates.info.unique}
@@ -62,8 +62,8 @@ class UniqueValues:
     def constraint(self, name: str) -> Unique[Any]:
         """Return the constraint with this name; raises `UsageError` if there is none."""
         if name not in self.constraints:
-            known = ", ".join(map(repr, self.constraints))
-            raise UsageError(f"{self.aggregate!r} has no constraint {name!r}. It has {known}.")
+            names = ", ".join(map(repr, self.constraints))
+            raise UsageError(f"{self.aggregate!r} has no constraint {name!r}. It has {names}.")
         return self.constraints[name]
 
     async def is_built(self, constraint: str) -> bool:
@@ -122,10 +122,10 @@ class UniqueValues:
             if isinstance(register, Conflict):
                 return register
             recorded += [register] if register is not None else []
-        for moved in await asyncio.gather(*(self._moved(claim, move) for claim, move in moves.items())):
-            if isinstance(moved, Conflict):
-                return moved
-            recorded.append(moved)
+        for outcome in await asyncio.gather(*(self._moved(claim, move) for claim, move in moves.items())):
+            if isinstance(outcome, Conflict):
+                return outcome
+            recorded.append(outcome)
         return recorded
 
     async def _first_of_type(self, constraint: str, *, is_gain: bool) -> Decision[Claim, ClaimEvent] | Conflict | None:
@@ -152,9 +152,9 @@ class UniqueValues:
         plan = Planned(self.claims, claim, move.decide, metadata=move.decision.plan.metadata)
         try:
             return await self.claims.decide(plan, await self.claims.newest(claim))
-        except Held as held:
+        except Held as error:
             # `Executor.decide` has confirmed that this is the newest state of the claim.
-            raise NotUnique(self.aggregate, move.constraint, move.takers[-1], held.holder) from None
+            raise NotUnique(self.aggregate, move.constraint, move.takers[-1], error.holder) from None
 
     async def _has_none(self) -> bool:
         return await self.claims.store.ends(self.aggregate) == (0, 0)
@@ -319,8 +319,8 @@ class _Check:
     async def _check_claim(self, claim: str) -> None:
         """Check that the holders of a claim have the value."""
         try:
-            claimed = await _confirmed(self._claims, claim)
-            for holder in claimed.state.holders:
+            folded_claim = await _confirmed(self._claims, claim)
+            for holder in folded_claim.state.holders:
                 if not await self._has(holder, claim):
                     await self._mismatch(claim, holder, has=False)
         except (HistoryBroken, CodecError) as error:
@@ -334,10 +334,10 @@ class _Check:
             state = (await _confirmed(self._aggregates, aggregate_id)).state
             for claim in sorted(claims_of(self._name, self._constraint, state)):
                 report.values += 1
-                claimed = await self._claims.newest(claim)
-                if aggregate_id not in claimed.state.holders:
-                    claimed = await self._mismatch(claim, aggregate_id, has=True)
-                holders = claimed.state.holders | {aggregate_id}
+                folded_claim = await self._claims.newest(claim)
+                if aggregate_id not in folded_claim.state.holders:
+                    folded_claim = await self._mismatch(claim, aggregate_id, has=True)
+                holders = folded_claim.state.holders | {aggregate_id}
                 if len(holders) > 1 and claim not in self._shared:
                     self._shared.add(claim)
                     report.shared.add(", ".join(sorted(holders)[:5]) + (", …" if len(holders) > 5 else ""))
@@ -360,21 +360,21 @@ class _Check:
 
         async def attempt(_lost: int) -> tuple[bool, FoldedState[Claim]] | Conflict:
             """Return whether claim and state differ, with a claim that did not change while the state was read."""
-            claimed = await _confirmed(claims, claim)
-            if (aggregate_id in claimed.state.holders) == has or await self._has(aggregate_id, claim) != has:
-                return False, claimed
+            folded_claim = await _confirmed(claims, claim)
+            if (aggregate_id in folded_claim.state.holders) == has or await self._has(aggregate_id, claim) != has:
+                return False, folded_claim
             if not self._repairs:
-                return await claims.outdated(claim, claimed) or (True, claimed)
-            decision = await claims.decide(Planned(claims, claim, repair), claimed)
+                return await claims.outdated(claim, folded_claim) or (True, folded_claim)
+            decision = await claims.decide(Planned(claims, claim, repair), folded_claim)
             if isinstance(decision, Conflict):
                 return decision
             saved = await append(self._store, [decision])
             return saved if isinstance(saved, Conflict) else (True, await claims.newest(claim))
 
-        differ, claimed = await retry(attempt)
+        differ, folded_claim = await retry(attempt)
         if differ:
             (self._report.missing if has else self._report.stale).add(f"{self._name} {aggregate_id!r}")
-        return claimed
+        return folded_claim
 
 
 async def _confirmed(executor: Executor[Any, Any], aggregate_id: str) -> FoldedState[Any]:

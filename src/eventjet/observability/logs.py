@@ -35,8 +35,14 @@ class LogEvent:
     def tell(self, logger: logging.Logger, **fields: Any) -> None:
         """Log a line of this kind with these fields."""
         if logger.isEnabledFor(self.level):
-            told = {name: _bounded(name, value) for name, value in fields.items()}
-            logger.log(self.level, self.text, told, extra={"event": self.name, "fields": told}, stacklevel=2)
+            bounded_fields = {name: _bounded(name, value) for name, value in fields.items()}
+            logger.log(
+                self.level,
+                self.text,
+                bounded_fields,
+                extra={"event": self.name, "fields": bounded_fields},
+                stacklevel=2,
+            )
 
 
 _D, _I, _W, _E = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
@@ -237,7 +243,7 @@ UNPROVEN_PEER = LogEvent(
 )
 NOTE = LogEvent("eventjet.note", _I, "%(text)s", "Whatever else the command line says: it is ready, it ends, and why.")
 
-LOG_EVENTS = tuple(one for one in tuple(globals().values()) if isinstance(one, LogEvent))
+LOG_EVENTS = tuple(event for event in tuple(globals().values()) if isinstance(event, LogEvent))
 """All log events, in the order of their declarations."""
 
 
@@ -246,7 +252,7 @@ class JsonLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         fields: Mapping[str, Any] = getattr(record, "fields", {})
-        told: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "at": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -255,9 +261,9 @@ class JsonLines(logging.Formatter):
             **{name: value for name, value in fields.items() if value not in ("", None)},
         }
         if record.exc_info and record.exc_info[0] is not None:
-            told["error"] = record.exc_info[0].__qualname__
-            told["trace"] = self.formatException(record.exc_info)[-TRACE_MAX:]
-        return json.dumps(told, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace").decode()
+            entry["error"] = record.exc_info[0].__qualname__
+            entry["trace"] = self.formatException(record.exc_info)[-TRACE_MAX:]
+        return json.dumps(entry, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace").decode()
 
 
 def _bounded(name: str, value: Any) -> Any:

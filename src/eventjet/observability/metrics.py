@@ -117,21 +117,21 @@ class Meter:
 
     def lines(self) -> list[tuple[Metric, str]]:
         """Return the lines of the exposition format, each with its metric."""
-        own = (self.projection, str(self.revision))
-        found = [
-            (EVENTS, line(EVENTS, own, self.events)),
-            (BATCHES, line(BATCHES, own, self.batches)),
-            *((TERMS, line(TERMS, (*own, reason), count)) for reason, count in self.terms.items()),
+        label_values = (self.projection, str(self.revision))
+        lines = [
+            (EVENTS, line(EVENTS, label_values, self.events)),
+            (BATCHES, line(BATCHES, label_values, self.batches)),
+            *((TERMS, line(TERMS, (*label_values, reason), count)) for reason, count in self.terms.items()),
         ]
         total = 0
         name = COMMIT_SECONDS.name
-        labels = _labels(COMMIT_SECONDS.labels, own)
-        for resolved, count in zip((*COMMIT_SECONDS.buckets, "+Inf"), list(self.buckets), strict=True):
+        labels = _labels(COMMIT_SECONDS.labels, label_values)
+        for bound, count in zip((*COMMIT_SECONDS.buckets, "+Inf"), list(self.buckets), strict=True):
             total += count
-            found.append((COMMIT_SECONDS, f'{name}_bucket{{{labels},le="{resolved}"}} {total}'))
-        found.append((COMMIT_SECONDS, f"{name}_sum{{{labels}}} {self.seconds!r}"))
-        found.append((COMMIT_SECONDS, f"{name}_count{{{labels}}} {total}"))
-        return found
+            lines.append((COMMIT_SECONDS, f'{name}_bucket{{{labels},le="{bound}"}} {total}'))
+        lines.append((COMMIT_SECONDS, f"{name}_sum{{{labels}}} {self.seconds!r}"))
+        lines.append((COMMIT_SECONDS, f"{name}_count{{{labels}}} {total}"))
+        return lines
 
 
 @dataclass(slots=True)
@@ -146,11 +146,14 @@ class FollowerMeter:
 
     def lines(self) -> list[tuple[Metric, str]]:
         """Return the lines of the exposition format, each with its metric."""
-        own = (self.name, self.kind)
+        label_values = (self.name, self.kind)
         return [
-            (HANDLED, line(HANDLED, own, self.handled)),
-            *((TRIES, line(TRIES, (*own, outcome), count)) for outcome, count in self.tries.items()),
-            *((FOLLOWER_TERMS, line(FOLLOWER_TERMS, (*own, reason), count)) for reason, count in self.terms.items()),
+            (HANDLED, line(HANDLED, label_values, self.handled)),
+            *((TRIES, line(TRIES, (*label_values, outcome), count)) for outcome, count in self.tries.items()),
+            *(
+                (FOLLOWER_TERMS, line(FOLLOWER_TERMS, (*label_values, reason), count))
+                for reason, count in self.terms.items()
+            ),
         ]
 
 
@@ -170,8 +173,8 @@ def exposition(samples: Iterable[Sample], meters: Iterable[Meter | FollowerMeter
 
 def line(metric: Metric, labels: Labels, value: float) -> str:
     """Return one line of the exposition format."""
-    shown = f"{{{_labels(metric.labels, labels)}}}" if labels else ""
-    return f"{metric.name}{shown} {value!r}"
+    label_text = f"{{{_labels(metric.labels, labels)}}}" if labels else ""
+    return f"{metric.name}{label_text} {value!r}"
 
 
 def _labels(names: Labels, values: Labels) -> str:

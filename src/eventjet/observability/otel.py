@@ -71,9 +71,9 @@ class Told(threading.local):
     def now(self) -> None:
         """Report all commands that have ended."""
         waiting, self._waiting = self._waiting, []
-        for one in waiting:
+        for command in waiting:
             try:
-                one.tell()
+                command.tell()
             except BaseException as raised:  # noqa: BLE001 - of the application's processors or readers; the others go on
                 assert self._loop is not None
                 error = UnexpectedExit.instead_of(raised)
@@ -134,24 +134,24 @@ class CommandSpan:
 
     def tell(self) -> None:
         """Complete the span and record the metrics. The span's name says aggregate and decision already."""
-        made, attributes, outcome = self._made, self.attributes, self._outcome
-        if made is not None:
+        span, attributes, outcome = self._made, self.attributes, self._outcome
+        if span is not None:
             if outcome != "done":
                 attributes[OUTCOME] = outcome
             if self.conflicts:
                 attributes[LOST] = self.conflicts
-            made.set_attributes(attributes)
+            span.set_attributes(attributes)
             if outcome == "failed":
-                made.set_status(_FAULT)
-            made.end(self._ended_ns)
+                span.set_status(_FAULT)
+            span.end(self._ended_ns)
         if self._labels is not None:
             aggregate, decision = self._labels
             labels = {"eventjet.aggregate": aggregate, "eventjet.decision": decision, OUTCOME: outcome}
             # Exemplars take the span from the context: it must be the command's, and not the current span.
-            within = _NOWHERE if made is None else set_span_in_context(made, _NOWHERE)
-            self._told.durations.record(self._seconds, labels, within)
+            exemplar_context = _NOWHERE if span is None else set_span_in_context(span, _NOWHERE)
+            self._told.durations.record(self._seconds, labels, exemplar_context)
             if self.conflicts:
-                self._told.conflicts.add(self.conflicts, {"eventjet.aggregate": aggregate}, within)
+                self._told.conflicts.add(self.conflicts, {"eventjet.aggregate": aggregate}, exemplar_context)
 
 
 _SCOPE = "eventjet"
@@ -163,7 +163,7 @@ _DROPS_UNSAMPLED = re.compile(
 )
 """Description of a `ParentBased` sampler that drops spans of unsampled traces (OpenTelemetry's SDK specification)."""
 _TRACEPARENT = re.compile(r"00-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
-_KINDS = {each.name: SpanKind[each.kind.upper()] for each in SPANS}
+_KINDS = {span_type.name: SpanKind[span_type.kind.upper()] for span_type in SPANS}
 
 
 def found() -> Telemetry | None:
@@ -186,10 +186,10 @@ class Telemetry:
         self._drops_unsampled = sampler is not None and bool(_DROPS_UNSAMPLED.fullmatch(sampler.get_description()))
         self._is_measured, self._looked_at = is_measured, 0.0
         self._durations = {
-            each.name: meter.create_histogram(
-                each.metric, unit="s", description=each.help, explicit_bucket_boundaries_advisory=BUCKETS
+            span_type.name: meter.create_histogram(
+                span_type.metric, unit="s", description=span_type.help, explicit_bucket_boundaries_advisory=BUCKETS
             )
-            for each in SPANS
+            for span_type in SPANS
         }
         conflicts = meter.create_counter(spans.CONFLICTS, unit="{conflict}", description=spans.CONFLICTS_HELP)
         self._told = Told(self._durations[COMMAND.name], conflicts)
@@ -197,17 +197,21 @@ class Telemetry:
     @classmethod
     def of(cls, tracers: trace.TracerProvider | None, meters: metrics.MeterProvider | None) -> Telemetry:
         """Return a `Telemetry` for these providers; None stands for the application's, which may be set later."""
-        own = version("eventjet")
+        release = version("eventjet")
         return cls(
-            trace.get_tracer(_SCOPE, own, tracers),
-            metrics.get_meter(_SCOPE, own, meters),
+            trace.get_tracer(_SCOPE, release, tracers),
+            metrics.get_meter(_SCOPE, release, meters),
             is_measured=_has_meter(meters),
         )
 
     def traceparent(self) -> str | None:
         """Return the `traceparent` header of the current span; None if there is none."""
-        known = trace.get_current_span().get_span_context()
-        return f"00-{known.trace_id:032x}-{known.span_id:016x}-{known.trace_flags:02x}" if known.is_valid else None
+        span_context = trace.get_current_span().get_span_context()
+        return (
+            f"00-{span_context.trace_id:032x}-{span_context.span_id:016x}-{span_context.trace_flags:02x}"
+            if span_context.is_valid
+            else None
+        )
 
     @contextmanager
     def span(
@@ -222,30 +226,30 @@ class Telemetry:
     ) -> Generator[dict[str, Any]]:
         more = {} if more is None else more
         began = time.perf_counter()
-        linked = [Link(one) for one in map(_parsed, links) if one is not None]
-        made, within = self._begun(f"{kind.name} {name}".rstrip(), parent, _KINDS[kind.name], linked)
-        token = None if within is None else context.attach(within)
+        linked = [Link(link_context) for link_context in map(_parsed, links) if link_context is not None]
+        span, active_context = self._begun(f"{kind.name} {name}".rstrip(), parent, _KINDS[kind.name], linked)
+        token = None if active_context is None else context.attach(active_context)
         try:
             yield more
         except BaseException as error:
             more[ERROR] = type(error).__qualname__
-            if made is not None:
-                made.set_status(_FAULT)
+            if span is not None:
+                span.set_status(_FAULT)
             raise
         finally:
             if token is not None:
                 context.detach(token)
-            if made is not None:
-                made.set_attributes({**labels, **more})
-                made.end()
+            if span is not None:
+                span.set_attributes({**labels, **more})
+                span.end()
             labels = {**labels, **{key: more[key] for key in kind.labels if key in more}}
             self._durations[kind.name].record(time.perf_counter() - began, labels)
 
     def batch(self, name: str, labels: Mapping[str, Any], parents: Iterable[str], more: dict[str, Any]) -> Any:
         """Return a span linked to the traces of these `traceparent` headers; if they are of one trace, a part of it."""
         links = list(dict.fromkeys(parents))
-        of_one = len({one[3:35] for one in links}) == 1
-        return self.span(spans.BATCH, name, labels, links[0] if of_one else None, links[:LINKS_MAX], more=more)
+        is_one_trace = len({traceparent[3:35] for traceparent in links}) == 1
+        return self.span(spans.BATCH, name, labels, links[0] if is_one_trace else None, links[:LINKS_MAX], more=more)
 
     def tell(self) -> None:
         """Report the commands of this thread that have ended."""
@@ -255,29 +259,29 @@ class Telemetry:
         """Start a command's span, which is current until `ended` is called; None if nothing would be recorded."""
         if parent is None and self._drops(trace.get_current_span()) and not self._measures():
             return None  # the same result as below, in a tenth of the time
-        made, within = self._begun(name or f"{aggregate}.{decision}", parent)
+        span, active_context = self._begun(name or f"{aggregate}.{decision}", parent)
         is_measured = self._measures()
-        if made is None and within is None and not is_measured:
+        if span is None and active_context is None and not is_measured:
             return None
-        token = None if within is None else context.attach(within)
-        return CommandSpan(self._told, made, token, (aggregate, decision) if is_measured else None)
+        token = None if active_context is None else context.attach(active_context)
+        return CommandSpan(self._told, span, token, (aggregate, decision) if is_measured else None)
 
     def _drops(self, parent: trace.Span) -> bool:
         """Return whether the sampler would drop every span beneath this parent."""
         if not self._drops_unsampled:
             return False
-        above = parent.get_span_context()
-        return above.is_valid and not above.trace_flags & TraceFlags.SAMPLED
+        span_context = parent.get_span_context()
+        return span_context.is_valid and not span_context.trace_flags & TraceFlags.SAMPLED
 
     def _begun(
         self, name: str, parent: str | None, kind: SpanKind = SpanKind.INTERNAL, links: Sequence[Link] = ()
     ) -> tuple[trace.Span | None, context.Context | None]:
         """Start a span and return it with its context; None for a span not recorded, None for the current context."""
-        beneath = _beneath(parent)
-        if self._drops(trace.get_current_span(beneath)):
-            return None, beneath
-        made = self._tracer.start_span(name, beneath, kind=kind, links=links)
-        return made if made.is_recording() else None, trace.set_span_in_context(made)
+        parent_context = _beneath(parent)
+        if self._drops(trace.get_current_span(parent_context)):
+            return None, parent_context
+        span = self._tracer.start_span(name, parent_context, kind=kind, links=links)
+        return span if span.is_recording() else None, trace.set_span_in_context(span)
 
     def _measures(self) -> bool:
         """Return whether there is a `MeterProvider`; an application may set it at any time."""
@@ -288,16 +292,16 @@ class Telemetry:
 
 def _beneath(parent: str | None) -> context.Context | None:
     """Return the context of `parent`; None, for the current context, without one or if its trace is the current one."""
-    told = None if parent is None else _parsed(parent)
-    if told is None or trace.get_current_span().get_span_context().trace_id == told.trace_id:
+    span_context = None if parent is None else _parsed(parent)
+    if span_context is None or trace.get_current_span().get_span_context().trace_id == span_context.trace_id:
         return None
-    return trace.set_span_in_context(NonRecordingSpan(told))
+    return trace.set_span_in_context(NonRecordingSpan(span_context))
 
 
 def _parsed(traceparent: str) -> SpanContext | None:
     match = _TRACEPARENT.fullmatch(traceparent)
     if match is None:
         return None
-    trace_id, span_id, flags = (int(one, 16) for one in match.groups())
-    told = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
-    return told if told.is_valid else None
+    trace_id, span_id, flags = (int(group, 16) for group in match.groups())
+    span_context = SpanContext(trace_id, span_id, is_remote=True, trace_flags=TraceFlags(flags))
+    return span_context if span_context.is_valid else None

@@ -51,11 +51,11 @@ def connected() -> Generator[None]:
 def telling(telemetry: Telemetry) -> Generator[None]:
     """Use this `Telemetry` within the block, instead of the application's."""
     global _active  # noqa: PLW0603 - as above
-    before, _active = _active, telemetry
+    previous, _active = _active, telemetry
     try:
         yield
     finally:
-        _active = before
+        _active = previous
 
 
 def span(
@@ -88,8 +88,8 @@ def batch(
     if telemetry is None:
         return nullcontext()
     labels = {"eventjet.projection": projection, "eventjet.revision": revision}
-    more = {"eventjet.events": events, "eventjet.position": position}
-    return telemetry.batch(projection, labels, parents(), more)
+    attributes = {"eventjet.events": events, "eventjet.position": position}
+    return telemetry.batch(projection, labels, parents(), attributes)
 
 
 def current_traceparent() -> str | None:

@@ -101,27 +101,31 @@ class Remote(Generic[S, E]):
         """
         self._client.check_open()
         check_decision(self._aggregate, decide, aggregate_id)
-        one = next((one for one in self._served if (one.aggregate, one.decide) == (self._aggregate, decide)), None)
-        if one is None:
+        served = next(
+            (served for served in self._served if (served.aggregate, served.decide) == (self._aggregate, decide)), None
+        )
+        if served is None:
             raise UsageError(f"{shown_name(decide)} is not served. List it in App(served=[…]).")
         try:
-            body = arguments_of(one.decide).encode(args, kwargs)
+            body = arguments_of(served.decide).encode(args, kwargs)
         except (TypeError, ValueError) as error:
-            raise UsageError(f"{one.name} cannot be asked for so: {faults_of(error)}") from None
-        name = aggregate_info(one.aggregate).name
-        subject = command_subject(self._app, name, one.name, encode_id(aggregate_id))
+            raise UsageError(f"{served.name} cannot be asked for so: {faults_of(error)}") from None
+        name = aggregate_info(served.aggregate).name
+        subject = command_subject(self._app, name, served.name, encode_id(aggregate_id))
         try:
-            labels = {"eventjet.aggregate": name, "eventjet.decision": one.name}
-            with tracing.span(spans.REQUEST, f"{name}.{one.name}", labels):
+            labels = {"eventjet.aggregate": name, "eventjet.decision": served.name}
+            with tracing.span(spans.REQUEST, f"{name}.{served.name}", labels):
                 status, kind, answer = await self._asked(subject, body)
         except NoResponders:
-            raise NobodyServes(subject, self._app, f"{name}.{one.name}") from None
+            raise NobodyServes(subject, self._app, f"{name}.{served.name}") from None
         if not status:
             return Done(answer["position"], answer["version"], answer["token"], answer["events"])
         detail = str(answer.get("detail", ""))
-        known = next((error for error in one.errors if status == DOMAIN and error.__name__ == kind), None)
-        if known is not None:
-            raise known(detail)
+        error_type = next(
+            (error_type for error_type in served.errors if status == DOMAIN and error_type.__name__ == kind), None
+        )
+        if error_type is not None:
+            raise error_type(detail)
         if kind == NotUnique.__name__ and answer.keys() >= set(TAKEN):
             raise NotUnique(**{fact: answer[fact] for fact in TAKEN}, holder=None)
         if kind == CommandReused.__name__ and answer.keys() >= set(REUSED):
@@ -131,19 +135,19 @@ class Remote(Generic[S, E]):
     async def _asked(self, subject: str, body: bytes) -> tuple[int, str, dict[str, Any]]:
         """Send a request, up to `_TRIES` times if it has a command id; return status, type of the error and answer."""
         tries = _TRIES if self._headers else 1
-        told, traceparent = list(self._headers), current_traceparent()
+        pairs, traceparent = list(self._headers), current_traceparent()
         if traceparent is not None:
-            told = [*(one for one in told if one[0] != TRACEPARENT), (TRACEPARENT, traceparent)]
-        headers = header_block(told) if told else b""
-        for left in reversed(range(tries)):
+            pairs = [*(pair for pair in pairs if pair[0] != TRACEPARENT), (TRACEPARENT, traceparent)]
+        headers = header_block(pairs) if pairs else b""
+        for remaining in reversed(range(tries)):
             try:
                 frame = await self._client.request(subject, body, headers)
             except StoreUnavailable:
-                if not left:
+                if not remaining:
                     raise
             else:
                 status, kind = int(header(frame[3], ERROR_CODE) or 0), header(frame[3], ERROR) or ""
-                if not left or status not in (UNAVAILABLE, UNKNOWN):
+                if not remaining or status not in (UNAVAILABLE, UNKNOWN):
                     return status, kind, cast("dict[str, Any]", orjson.loads(frame[4]))
             await asyncio.sleep(_PAUSE_S)
         raise AssertionError

@@ -162,7 +162,8 @@ class Service:
         self._repositories = repositories
         self._client = client
         self._endpoints = [
-            ServedEndpoint(one, aggregate_info(one.aggregate).name, arguments_of(one.decide)) for one in served
+            ServedEndpoint(decision, aggregate_info(decision.aggregate).name, arguments_of(decision.decide))
+            for decision in served
         ]
         self._id = uuid4().hex[:22]
         self._room = asyncio.Semaphore(IN_FLIGHT)
@@ -218,9 +219,9 @@ class Service:
             parent = header(frame[3], TRACEPARENT)
             with tracing.span(
                 spans.SERVE, f"{endpoint.aggregate}.{endpoint.served.name}", labels, parent=parent
-            ) as told:
+            ) as attributes:
                 answer = await self._executed(endpoint, frame)
-                told["eventjet.status"] = answer.status if isinstance(answer, Problem) else 200
+                attributes["eventjet.status"] = answer.status if isinstance(answer, Problem) else 200
             endpoint.requests += 1
             endpoint.nanoseconds += time.perf_counter_ns() - began
             if isinstance(answer, Problem):
@@ -243,7 +244,7 @@ class Service:
         repository = self._repositories.of(endpoint.served.aggregate)
         try:
             command = repository.command(command_id, metadata=metadata)
-            done = await command.execute(aggregate_id, endpoint.served.decide, **arguments)
+            committed = await command.execute(aggregate_id, endpoint.served.decide, **arguments)
         except BaseException as raised:  # noqa: BLE001 - a caller is told what it may know, whatever it is
             if is_cancelled(raised):
                 return problem(
@@ -251,18 +252,23 @@ class Service:
                 )  # the process ends, and so does this task once it has answered
             whose = f"{endpoint.name} of {aggregate_id!r} (command {command_id or 'without an id'})"
             return self._failed(endpoint, whose, raised)
-        return {"position": done.position, "version": done.version, "token": done.token, "events": len(done.events)}
+        return {
+            "position": committed.position,
+            "version": committed.version,
+            "token": committed.token,
+            "events": len(committed.events),
+        }
 
     def _failed(self, endpoint: ServedEndpoint, whose: str, raised: BaseException) -> Problem:
         """Return the answer for an error, and log an error whose details the caller does not get."""
         error = UnexpectedExit.instead_of(raised)
-        told = problem(error, endpoint.served.errors)
-        if told.status == INTERNAL:
+        answer = problem(error, endpoint.served.errors)
+        if answer.status == INTERNAL:
             private = self._repositories.catalog.is_private
-            foreseen = isinstance(error, EventjetError) and not isinstance(error, UnexpectedExit)
-            trace = "" if foreseen else f"\n{traceback_of(error, private=private)}"
+            is_foreseen = isinstance(error, EventjetError) and not isinstance(error, UnexpectedExit)
+            trace = "" if is_foreseen else f"\n{traceback_of(error, private=private)}"
             logs.COMMAND_FAILED.tell(_log, name=whose, reason=reason_of(error, private=private), trace=trace)
-        return told
+        return answer
 
     def _answer(self, frame: Frame, answer: dict[str, Any] | Problem) -> None:
         if isinstance(answer, Problem):
@@ -274,10 +280,10 @@ class Service:
 
     def _refuse_reply(self, name: str, frame: Frame) -> None:
         reply = frame[2].decode("utf-8", "replace")
-        named = f"names the reply {cut(reply, 100)!r}" if reply else "names no reply"
+        clause = f"names the reply {cut(reply, 100)!r}" if reply else "names no reply"
         inboxes = ", ".join(self._client.endpoint.caller_inboxes)
         self._warn(
-            f"a request {named}, and answers go to inboxes of callers alone ({inboxes}). Have the caller hear its "
+            f"a request {clause}, and answers go to inboxes of callers alone ({inboxes}). Have the caller hear its "
             "answers there, or name the prefix of its inboxes in EVENTJET_CALLER_INBOXES.",
             name,
         )
@@ -299,14 +305,14 @@ class Service:
             return
         kind = f"io.nats.micro.v1.{verb.lower()}_response"
         log = self._repositories.store.identity
-        told: dict[str, Any] = {"type": kind, "name": self._app, "id": self._id, "version": version("eventjet")}
-        told["metadata"] = {"eventjet.log": log}
+        answer: dict[str, Any] = {"type": kind, "name": self._app, "id": self._id, "version": version("eventjet")}
+        answer["metadata"] = {"eventjet.log": log}
         if verb == "INFO":
-            told["description"] = f"Commands of {self._app}."
-            told["endpoints"] = [endpoint.info(self._app) for endpoint in self._endpoints]
+            answer["description"] = f"Commands of {self._app}."
+            answer["endpoints"] = [endpoint.info(self._app) for endpoint in self._endpoints]
         elif verb == "STATS":
             began = min((endpoint.began for endpoint in self._endpoints), default=time.time())
             # nats-py reads no time without a fraction of a second.
-            told["started"] = datetime.fromtimestamp(began, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
-            told["endpoints"] = [endpoint.stats(self._app) for endpoint in self._endpoints]
-        self._client.publish(frame[2].decode(), orjson.dumps(told))
+            answer["started"] = datetime.fromtimestamp(began, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
+            answer["endpoints"] = [endpoint.stats(self._app) for endpoint in self._endpoints]
+        self._client.publish(frame[2].decode(), orjson.dumps(answer))
