@@ -83,10 +83,10 @@ class _Document:
     def publication(self, name: str, contract: Contract) -> None:
         """Add a publication, whose messages are CloudEvents."""
         publication = self._app.publications[name]
-        wanted = {event_info(kind).name for kind in publication.public}
+        public_names = {event_info(kind).name for kind in publication.public}
         keys: list[str] = []
         for event in contract.public:
-            if event.name not in wanted:
+            if event.name not in public_names:
                 continue
             key = f"{name}.{_key(event.name)}"
             data = self._schema(f"public.{_key(event.name)}.{event.schema}", event.body)

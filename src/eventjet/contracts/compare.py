@@ -267,9 +267,9 @@ def kind_of(schema: Any) -> str:
         return f"a {node['format']}" if "format" in node else LEAVES["str"].title
     if isinstance(kind, list):
         return LEAVES["int"].title
-    named = {"object": str(node.get("title") or "an object"), "array": "a list"}
+    titles = {"object": str(node.get("title") or "an object"), "array": "a list"}
     scalars = {"integer": "int", "number": "float", "boolean": "bool", "null": "none"}
-    return LEAVES[scalars[str(kind)]].title if kind in scalars else named.get(str(kind), "anything")
+    return LEAVES[scalars[str(kind)]].title if kind in scalars else titles.get(str(kind), "anything")
 
 
 def _reference(node: Any) -> str:

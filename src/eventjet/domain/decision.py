@@ -65,7 +65,7 @@ def check_decision(aggregate: Any, decide: Any, aggregate_id: object = "") -> No
     if callable(decide) and not is_bound and not is_event(decide):
         return
     owner, members = shown_name(aggregate), cast("dict[str, Any]", vars(aggregate))
-    known = [
+    decisions = [
         f"{owner}.{name}"
         for name, value in members.items()
         if isinstance(value, types.FunctionType) and not name.startswith("_") and name not in _NO_DECISIONS
@@ -73,7 +73,7 @@ def check_decision(aggregate: Any, decide: Any, aggregate_id: object = "") -> No
     what = shown(decide, 60) if isinstance(decide, str) else shown_name(decide if is_event(decide) else type(decide))
     raise UsageError(
         f"{what} is no decision of {owner}. Hand over the function itself, uncalled and bound to no state, and its "
-        f"arguments after it: {listed(known)}."
+        f"arguments after it: {listed(decisions)}."
     )
 
 

@@ -110,7 +110,7 @@ def parameter_hint(function: Any, name: str) -> Any:
 def argument_hints(function: Any, args: tuple[Any, ...], kwargs: Iterable[str]) -> tuple[list[Any], dict[str, Any]]:
     """Return the annotations of a decision's arguments after the state: positional as a list, the rest by name."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
-    named = {parameter.name for parameter in parameters}
+    names = {parameter.name for parameter in parameters}
     rest = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD), "")
     by_place = [
         parameter.name
@@ -121,7 +121,7 @@ def argument_hints(function: Any, args: tuple[Any, ...], kwargs: Iterable[str]) 
     placed = [by_place[min(index, len(by_place) - 1)] if by_place else "" for index in range(len(args))]
     return (
         [parameter_hint(function, name) for name in placed],
-        {name: parameter_hint(function, name if name in named else rest) for name in kwargs},
+        {name: parameter_hint(function, name if name in names else rest) for name in kwargs},
     )
 
 
