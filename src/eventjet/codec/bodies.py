@@ -54,15 +54,15 @@ class BodyCodec:
 
     def __init__(self, event_type: type, core: core_schema.CoreSchema | None = None) -> None:
         """Build the codec; raises `DefinitionError` for a class with an annotation that cannot be resolved."""
-        self.schema = told = readable(event_type, core)
+        self.schema = readable_schema = readable(event_type, core)
         """pydantic's core schema of the class, without the leaves of the wire."""
-        schema = _wired(told)
+        schema = _wired(readable_schema)
         self.validate: Callable[[bytes], Any] = SchemaValidator(schema, _use_prebuilt=False).validate_json
         """Decodes as `decode`, by pydantic alone."""
-        self.decode: Callable[[bytes], Any] = struct_decoder(told, self.validate)
+        self.decode: Callable[[bytes], Any] = struct_decoder(readable_schema, self.validate)
         """Returns the object of a body; raises `ValueError` (pydantic's `ValidationError` is one)."""
         self._serializer = SchemaSerializer(schema, _use_prebuilt=False)
-        self._is_proven = _quick_proof(told, {})
+        self._is_proven = _quick_proof(readable_schema, {})
 
     def read_back(self, value: Any, *, exact: bool = False) -> tuple[bytes, Any]:
         """Return the body of a value, and the object read from the body, with the same values of the same types.
@@ -72,19 +72,22 @@ class BodyCodec:
         """
         try:
             body = self._serializer.to_json(value, warnings=False)
-            again = self.decode(body)
-            fault = None if not exact and self._is_proven(value, again) else _difference(value, again, exact)
+            read_value = self.decode(body)
+            fault = None if not exact and self._is_proven(value, read_value) else _difference(value, read_value, exact)
         except (PydanticSerializationError, ValidationError, UnicodeEncodeError, ValueError, RecursionError) as error:
             reason = cut(faults_of(error)) or type(error).__name__
             if isinstance(error, PydanticSerializationError):
                 reason = f"{self._field_without_json(value)}{_WRAPPED.sub('', reason)}"
             raise UnencodableEvent(value, reason) from None
         if fault is not None:
-            path, reason, other = fault
+            path, reason, read_part = fault
             hidden = is_private(cast("type[Any]", type(value)))
-            told = reason or f"it would be read back as {f'another {type(other).__name__}' if hidden else shown(other)}"
-            raise UnencodableEvent(value, f"{path.removeprefix('.')}: {told}" if path else told)
-        return body, again
+            message = (
+                reason
+                or f"it would be read back as {f'another {type(read_part).__name__}' if hidden else shown(read_part)}"
+            )
+            raise UnencodableEvent(value, f"{path.removeprefix('.')}: {message}" if path else message)
+        return body, read_value
 
     def _field_without_json(self, value: Any) -> str:
         """Return the first field that cannot be written, as `amount: `; empty if it is not known."""
@@ -106,9 +109,9 @@ def readable(cls: Any, core: core_schema.CoreSchema | None = None) -> Any:
     The constructor of an event still refuses them, and so does a class that is not an event and forbids them itself.
     Raises `DefinitionError` for a class with an annotation that cannot be resolved.
     """
-    told = core or _core_of(cls)
-    own: Mapping[str, Any] = getattr(cls, "__pydantic_config__", {})
-    return told if own.get("extra") == "forbid" and not is_event(cls) else _opened(told)
+    schema = core or _core_of(cls)
+    config: Mapping[str, Any] = getattr(cls, "__pydantic_config__", {})
+    return schema if config.get("extra") == "forbid" and not is_event(cls) else _opened(schema)
 
 
 def _opened(node: Any, forbids: bool = False) -> Any:
@@ -117,7 +120,7 @@ def _opened(node: Any, forbids: bool = False) -> Any:
     `forbids` says that an enclosing class forbids them itself; a class without options takes those of the enclosing.
     """
     if isinstance(node, list):
-        return [_opened(one, forbids) for one in cast("list[Any]", node)]
+        return [_opened(item, forbids) for item in cast("list[Any]", node)]
     if not isinstance(node, dict):
         return node
     schema = cast("dict[str, Any]", node)
@@ -172,22 +175,23 @@ def _quick_proof(node: Any, refs: Mapping[str, Any]) -> _Proof:
     """Return a quick check whether two values of a part are certainly the same; if False, `_difference` decides."""
     kind = node["type"]
     if kind == "definitions":
-        return _quick_proof(node["schema"], {one["ref"]: one for one in node["definitions"]})
+        return _quick_proof(node["schema"], {definition["ref"]: definition for definition in node["definitions"]})
     if kind == "definition-ref" and node["schema_ref"] in refs:
-        left = {ref: one for ref, one in refs.items() if ref != node["schema_ref"]}  # a class that contains itself
-        return _quick_proof(refs[node["schema_ref"]], left)
+        # A class may contain itself.
+        remaining = {ref: schema for ref, schema in refs.items() if ref != node["schema_ref"]}
+        return _quick_proof(refs[node["schema_ref"]], remaining)
     if kind == "default":
         return _quick_proof(node["schema"], refs)
     if kind == "nullable":
-        some = _quick_proof(node["schema"], refs)
-        return lambda one, other: one is other if one is None or other is None else some(one, other)
+        inner = _quick_proof(node["schema"], refs)
+        return lambda left, right: left is right if left is None or right is None else inner(left, right)
     if kind in _PROVEN:
-        return lambda one, other: type(one) is type(other) and one == other
+        return lambda left, right: type(left) is type(right) and left == right
     if kind == "dataclass":
         return _proof_of_fields(node, refs)
     if kind == "dict" and _is_plain(node.get("keys_schema")) and _is_plain(node.get("values_schema")):
-        return lambda one, other: (
-            _are_alike(one, other) and [*one] == [*other] and _are_alike([*one.values()], [*other.values()])
+        return lambda left, right: (
+            _are_alike(left, right) and [*left] == [*right] and _are_alike([*left.values()], [*right.values()])
         )
     items = node.get("items_schema")
     if kind == "tuple" and node.get("variadic_item_index") == 0 and len(items) == 1:
@@ -196,21 +200,23 @@ def _quick_proof(node: Any, refs: Mapping[str, Any]) -> _Proof:
         return _unproven
     if _is_plain(items):
         return _are_alike
-    each: _Proof = _quick_proof(items, refs) if kind in ("list", "tuple") else _unproven
-    return lambda one, other: type(one) is type(other) and len(one) == len(other) and all(map(each, one, other))
+    item_proof: _Proof = _quick_proof(items, refs) if kind in ("list", "tuple") else _unproven
+    return lambda left, right: (
+        type(left) is type(right) and len(left) == len(right) and all(map(item_proof, left, right))
+    )
 
 
 def _proof_of_fields(node: Any, refs: Mapping[str, Any]) -> _Proof:
-    cls, told = node["cls"], {each["name"]: each["schema"] for each in node["schema"].get("fields", ())}
+    cls, schemas = node["cls"], {field["name"]: field["schema"] for field in node["schema"].get("fields", ())}
     names = _names(cls) if is_dataclass(cls) else ()
-    if not names or names != tuple(name for name in names if name in told) or len(told) != len(names):
+    if not names or names != tuple(name for name in names if name in schemas) or len(schemas) != len(names):
         return _unproven
-    nodes = [told[name] for name in names]  # pydantic's order of fields may differ
+    nodes = [schemas[name] for name in names]  # pydantic's order of fields may differ
     values = attrgetter(*names)
     if len(names) == 1:
-        each = _quick_proof(nodes[0], refs)
-        return lambda one, other: type(one) is type(other) and each(values(one), values(other))
-    proofs = [_quick_proof(each, refs) for each in nodes]
+        field_proof = _quick_proof(nodes[0], refs)
+        return lambda left, right: type(left) is type(right) and field_proof(values(left), values(right))
+    proofs = [_quick_proof(part, refs) for part in nodes]
     are_plain = all(map(_is_plain, nodes))
 
     def is_proven(one: Any, other: Any) -> bool:
@@ -219,7 +225,9 @@ def _proof_of_fields(node: Any, refs: Mapping[str, Any]) -> _Proof:
         left, right = values(one), values(other)
         if are_plain:
             return left == right and [*map(type, left)] == [*map(type, right)]
-        return all(proof(one, other) for proof, one, other in zip(proofs, left, right, strict=True))
+        return all(
+            proof(left_value, right_value) for proof, left_value, right_value in zip(proofs, left, right, strict=True)
+        )
 
     return is_proven
 
@@ -256,7 +264,7 @@ def _comparison(kind: type[Any]) -> Callable[[Any, Any, bool], _Fault | None]:
     if issubclass(kind, _TIME_KINDS):
         return _difference_of_times
     if kind in (float, Decimal):  # 0.0 equals -0.0, and 1.0 equals 1.00
-        return lambda one, other, _: None if one == other and str(one) == str(other) else ("", "", other)
+        return lambda left, right, _: None if left == right and str(left) == str(right) else ("", "", right)
     if issubclass(kind, dict):
         return _difference_of_mappings
     if issubclass(kind, list | tuple | deque):
@@ -265,16 +273,16 @@ def _comparison(kind: type[Any]) -> Callable[[Any, Any, bool], _Fault | None]:
         return _difference_of_sets
     if is_dataclass(kind) or issubclass(kind, BaseModel):
         return _difference_of_fields
-    return lambda one, other, _: None if one == other else ("", "", other)
+    return lambda left, right, _: None if left == right else ("", "", right)
 
 
 def _first_difference(left: Iterable[Any], right: Iterable[Any], exact: bool) -> tuple[int, _Fault] | None:
     """Return the index of the first pair that differs, and its fault; both sides have the same length."""
-    for index, (one, other) in enumerate(zip(left, right, strict=True)):
-        kind = type(one)  # pyright: ignore[reportUnknownVariableType]
-        if one is other or (kind in _ATOMS and kind is type(other) and one == other):
+    for index, (left_item, right_item) in enumerate(zip(left, right, strict=True)):
+        kind = type(left_item)  # pyright: ignore[reportUnknownVariableType]
+        if left_item is right_item or (kind in _ATOMS and kind is type(right_item) and left_item == right_item):
             continue
-        if fault := _difference(one, other, exact):
+        if fault := _difference(left_item, right_item, exact):
             return index, fault
     return None
 
@@ -283,38 +291,38 @@ def _difference_of_mappings(one: dict[Any, Any], other: dict[Any, Any], exact: b
     """Compare two mappings with their order, since a state's methods may depend on it."""
     if len(one) != len(other):
         return "", "", other
-    found = _first_difference(one, other, exact) or _first_difference(one.values(), other.values(), exact)
-    return found and (f"[…]{found[1][0]}", *found[1][1:])  # a key may be personal
+    difference = _first_difference(one, other, exact) or _first_difference(one.values(), other.values(), exact)
+    return difference and (f"[…]{difference[1][0]}", *difference[1][1:])  # a key may be personal
 
 
 def _difference_of_items(one: Sequence[Any], other: Sequence[Any], exact: bool) -> _Fault | None:
     if len(one) != len(other):
         return "", "", other
-    found = _first_difference(one, other, exact)
-    return found and (f"[{found[0]}]{found[1][0]}", *found[1][1:])
+    difference = _first_difference(one, other, exact)
+    return difference and (f"[{difference[0]}]{difference[1][0]}", *difference[1][1:])
 
 
 def _difference_of_sets(one: AbstractSet[Any], other: AbstractSet[Any], exact: bool) -> _Fault | None:
-    rest = {each: each for each in other}
-    pairs = [(each, rest.pop(each)) for each in one if each in rest]
-    for each in one - other if len(pairs) < len(one) else ():
+    rest = {item: item for item in other}
+    pairs = [(item, rest.pop(item)) for item in one if item in rest]
+    for item in one - other if len(pairs) < len(one) else ():
         # A time in a zone's gap or repeated hour equals no time in another zone (PEP 495): compare such times in UTC.
-        match = next((again for again in rest if _difference(each, again, exact) is None), None)
+        match = next((candidate for candidate in rest if _difference(item, candidate, exact) is None), None)
         if match is None:
             return "[…]", "", other
-        pairs.append((each, rest.pop(match)))
+        pairs.append((item, rest.pop(match)))
     if rest:
         return "", "", other
-    found = _first_difference([one for one, _ in pairs], [other for _, other in pairs], exact)
-    return found and (f"[…]{found[1][0]}", *found[1][1:])
+    difference = _first_difference([left for left, _ in pairs], [right for _, right in pairs], exact)
+    return difference and (f"[…]{difference[1][0]}", *difference[1][1:])
 
 
 def _difference_of_fields(one: Any, other: Any, exact: bool) -> _Fault | None:
     names = _names(cast("Any", type(one)))
-    found = _first_difference(
+    difference = _first_difference(
         [getattr(one, name, None) for name in names], [getattr(other, name, None) for name in names], exact
     )
-    return found and (f".{names[found[0]]}{found[1][0]}", *found[1][1:])
+    return difference and (f".{names[difference[0]]}{difference[1][0]}", *difference[1][1:])
 
 
 @lru_cache(maxsize=10_000)
@@ -322,7 +330,7 @@ def _names(cls: Any) -> tuple[str, ...]:
     """Return the fields of a dataclass or a model."""
     if issubclass(cls, BaseModel):
         return (*cls.model_fields, "__pydantic_extra__", "__pydantic_private__")
-    return tuple(one.name for one in fields(cls))
+    return tuple(field.name for field in fields(cls))
 
 
 def _other_type(one: Any, other: Any) -> str:
@@ -387,7 +395,9 @@ def _wired(node: Any) -> Any:
     if not isinstance(kind, str):
         return copied
     if kind == "union":
-        is_text = any(cast("Any", each).get("type") == "str" for each in schema["choices"] if isinstance(each, dict))
+        is_text = any(
+            cast("Any", choice).get("type") == "str" for choice in schema["choices"] if isinstance(choice, dict)
+        )
         copied["choices"] = list(map(_wired_choice if is_text else _wired, schema["choices"]))
     for inner in _INNER.get(kind, ()):
         copied.setdefault(inner, _wired(core_schema.any_schema()))

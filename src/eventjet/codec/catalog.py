@@ -109,8 +109,8 @@ class Catalog:
         """Position → reason of the skipped records of one log, known from their skip markers: see `of_log`."""
         owners = event_types if isinstance(event_types, Mapping) else dict[type, str]()
         self._types = {
-            each: EventType(each, event_info(each), BodyCodec(each), owners.get(each))
-            for each in dict.fromkeys(event_types)
+            event_type: EventType(event_type, event_info(event_type), BodyCodec(event_type), owners.get(event_type))
+            for event_type in dict.fromkeys(event_types)
         }
         self.is_private = any(map(is_private, self._types))
         """Whether an event of the app contains personal data; the app sets it, too, for its other private classes."""
@@ -135,9 +135,9 @@ class Catalog:
 
     def of_log(self, voids: Mapping[int, str] = MappingProxyType({})) -> Catalog:
         """Return a copy for the readers of one log, which share what they learn of its skip markers."""
-        same = copy(self)
-        same.voids = dict(voids)
-        return same
+        catalog = copy(self)
+        catalog.voids = dict(voids)
+        return catalog
 
     def named(self, type_name: str) -> EventType | None:
         """Return the declared event with a current or former wire name, at any schema; None if there is none."""
@@ -145,8 +145,8 @@ class Catalog:
 
     def aggregates_of(self, event_types: Collection[type]) -> frozenset[str] | None:
         """Return the aggregates whose subjects may carry these events; None if the aggregate of one is not known."""
-        found = {kind.aggregate if (kind := self._types.get(each)) else None for each in event_types}
-        return None if None in found else frozenset(filter(None, found))
+        aggregates = {kind.aggregate if (kind := self._types.get(event_type)) else None for event_type in event_types}
+        return None if None in aggregates else frozenset(filter(None, aggregates))
 
     def kinds(self) -> Sequence[EventType]:
         """Return every declared event."""
@@ -187,34 +187,36 @@ class Catalog:
 
     def faults(self) -> list[str]:
         """Return the faults of names, schemas and chains of upcasters, each as a sentence."""
-        found: list[str] = []
-        owner: dict[str, type] = {}
+        faults: list[str] = []
+        owners: dict[str, type] = {}
         for cls, kind in self._types.items():
-            found += [*field_faults(cls), *union_faults(kind.codec.schema, cls.__qualname__)]
+            faults += [*field_faults(cls), *union_faults(kind.codec.schema, cls.__qualname__)]
             if not _NAME.fullmatch(kind.info.name):
-                found.append(f"the wire name {kind.info.name!r} of {cls.__qualname__} is not {_NAME.pattern}")
+                faults.append(f"the wire name {kind.info.name!r} of {cls.__qualname__} is not {_NAME.pattern}")
             if kind.info.schema < 1:
-                found.append(f"the event {kind.info.name!r} has schema {kind.info.schema}; schemas start at 1")
-            found += [
+                faults.append(f"the event {kind.info.name!r} has schema {kind.info.schema}; schemas start at 1")
+            faults += [
                 f"the former name {name!r} of {cls.__qualname__} is not {_NAME.pattern}"
                 for name in kind.info.formerly
                 if not (isinstance(name, str) and _NAME.fullmatch(name))  # pyright: ignore[reportUnnecessaryIsInstance]
             ]
             for name in (kind.info.name, *kind.info.formerly):
-                if owner.setdefault(name, cls) is not cls:
-                    found.append(f"{owner[name].__qualname__} and {cls.__qualname__} both have the wire name {name!r}")
+                if owners.setdefault(name, cls) is not cls:
+                    faults.append(
+                        f"{owners[name].__qualname__} and {cls.__qualname__} both have the wire name {name!r}"
+                    )
                 if name in self._retired:
-                    found.append(f"the event {name!r} is both declared and retired")
-        found += [
+                    faults.append(f"the event {name!r} is both declared and retired")
+        faults += [
             f"the retired event {name!r} is not {_NAME.pattern}, so no event was ever called so"
             for name in sorted(self._retired)
             if not _NAME.fullmatch(name)
         ]
-        return found + self._upcasting_faults()
+        return faults + self._upcasting_faults()
 
     def _upcasting_faults(self) -> list[str]:
         current = {kind.info.name: kind.info.schema for kind in self._types.values()}
-        found = [
+        faults = [
             f"the event {name!r} is at schema {schema} and no @upcaster({name!r}, schema={number}) leads on from "
             f"schema {number}"
             for name, schema in current.items()
@@ -223,9 +225,9 @@ class Catalog:
         ]
         for (name, schema), count in Counter((step.name, step.schema) for step in self._upcasters).items():
             if count > 1:
-                found.append(f"two upcasters are declared for {name!r} schema {schema}")
+                faults.append(f"two upcasters are declared for {name!r} schema {schema}")
             if name not in current:
-                found.append(f"an upcaster is declared for {name!r}, which no aggregate folds")
+                faults.append(f"an upcaster is declared for {name!r}, which no aggregate folds")
             elif not 1 <= schema < current[name]:
-                found.append(f"the upcaster for {name!r} schema {schema} leads beyond schema {current[name]}")
-        return found
+                faults.append(f"the upcaster for {name!r} schema {schema} leads beyond schema {current[name]}")
+        return faults

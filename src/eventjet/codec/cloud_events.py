@@ -91,13 +91,13 @@ class IncomingDecoder:
         """Return the decoded message; raises `UndecodableMessage` for a message that the inbox does not take."""
         position, time_ns, subject, _, body = record
         try:
-            told: Any = read_json(body)
+            message: Any = read_json(body)
             name, source, data = f"{self._created}/{position}", "", body
             if (
-                isinstance(told, dict)
-                and {"specversion", "id", "source", "type"} <= cast("dict[str, Any]", told).keys()
+                isinstance(message, dict)
+                and {"specversion", "id", "source", "type"} <= cast("dict[str, Any]", message).keys()
             ):
-                event = cast("dict[str, Any]", told)
+                event = cast("dict[str, Any]", message)
                 name, source, data = str(event["id"]), str(event["source"]), dump_json(event.get("data"))
             at = datetime.fromtimestamp(time_ns // 1_000_000_000, UTC) + timedelta(microseconds=time_ns // 1000 % 10**6)
             return Incoming(self._read(data), name, source, subject.decode("utf-8", "replace"), position, at)

@@ -52,17 +52,17 @@ class Arguments:
         self._signature = inspect.signature(decide)
         _, *parameters = self._signature.parameters.values()
         bare: dict[str, Any] = {"__annotations__": {}, "__module__": decide.__module__}
-        for one in parameters:
-            if one.kind in _VARIADIC:
-                raise DefinitionError([f"{shown_name(decide)} takes *{one.name}, which cannot be served"])
-            bare["__annotations__"][one.name] = resolved_hint(decide, one.name)
-            if one.default is not one.empty:
-                bare[one.name] = one.default
-        made = pydantic_dataclass(
+        for parameter in parameters:
+            if parameter.kind in _VARIADIC:
+                raise DefinitionError([f"{shown_name(decide)} takes *{parameter.name}, which cannot be served"])
+            bare["__annotations__"][parameter.name] = resolved_hint(decide, parameter.name)
+            if parameter.default is not parameter.empty:
+                bare[parameter.name] = parameter.default
+        decorate = pydantic_dataclass(
             frozen=True, kw_only=True, config={"strict": True, "extra": "forbid", "hide_input_in_errors": True}
         )
         try:
-            self._type: Any = made(type(str(getattr(decide, "__name__", "arguments")), (), bare))
+            self._type: Any = decorate(type(str(getattr(decide, "__name__", "arguments")), (), bare))
             self._codec = BodyCodec(self._type)
         except (PydanticUserError, TypeError, ValueError) as error:
             reason = str(error).partition("\n")[0]
@@ -73,14 +73,14 @@ class Arguments:
     def encode(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
         """Encode a call's arguments; raises `TypeError`, `ValueError` or `UnencodableEvent` if they do not fit."""
         bound = self._signature.bind(None, *args, **kwargs).arguments
-        named = dict(list(bound.items())[1:])
-        return self._codec.read_back(self._type(**named))[0]
+        by_name = dict(list(bound.items())[1:])
+        return self._codec.read_back(self._type(**by_name))[0]
 
     def decode(self, body: bytes) -> dict[str, Any]:
         """Return the arguments by name; raises `ValueError` for a body that does not fit, or repeats a name."""
         json.loads(body or b"{}", object_pairs_hook=_check_names)
-        told = self._codec.decode(body or b"{}")
-        return {one.name: getattr(told, one.name) for one in fields(told)}
+        arguments = self._codec.decode(body or b"{}")
+        return {field.name: getattr(arguments, field.name) for field in fields(arguments)}
 
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the arguments, with the profile's leaves: a Decimal is a string."""
@@ -114,17 +114,17 @@ def request_of(decide: Callable[..., Any], args: tuple[Any, ...], kwargs: Mappin
         decide, args, kwargs = decide.func, (*decide.args, *args), {**decide.keywords, **kwargs}
     name = str(getattr(decide, "__name__", type(decide).__name__))
     try:
-        told = json.dumps(_arguments(decide, args, kwargs), sort_keys=True, separators=(",", ":"))
+        text = json.dumps(_arguments(decide, args, kwargs), sort_keys=True, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError):
         return name
-    digest = hashlib.blake2b(f"{whose}{told}".encode("utf-8", "surrogatepass"), digest_size=8)
+    digest = hashlib.blake2b(f"{whose}{text}".encode("utf-8", "surrogatepass"), digest_size=8)
     return f"{name}:{digest.hexdigest()}"
 
 
 def request_in(block: bytes) -> str | None:
     """Return the request of the command that recorded an event, from its headers; None if it was not recorded."""
-    told = header(block, REQUEST)
-    return None if told is None else unquote(told)
+    quoted = header(block, REQUEST)
+    return None if quoted is None else unquote(quoted)
 
 
 def is_same_request(one: str, other: str) -> bool:
@@ -136,29 +136,29 @@ def is_same_request(one: str, other: str) -> bool:
 def _arguments(decide: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments by the names of their parameters, in canonical form."""
     bound = _signature(decide).bind(None, *args, **kwargs)
-    named: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for index, (name, value) in enumerate(bound.arguments.items()):
         parameter = bound.signature.parameters[name]
         default = parameter.default
         if parameter.kind is parameter.VAR_KEYWORD:
-            named |= {each: canonical(given) for each, given in cast("dict[str, Any]", value).items()}
+            by_name |= {key: canonical(item) for key, item in cast("dict[str, Any]", value).items()}
         elif parameter.kind is parameter.VAR_POSITIONAL:
-            named[name] = canonical(value if index else value[1:])
+            by_name[name] = canonical(value if index else value[1:])
         elif index and value is not default:  # the first is the state
-            told = canonical(value)
-            if type(value) is not type(default) or told != canonical(default):
-                named[name] = told
-    return named
+            form = canonical(value)
+            if type(value) is not type(default) or form != canonical(default):
+                by_name[name] = form
+    return by_name
 
 
 def _signature(decide: Callable[..., Any]) -> inspect.Signature:
     try:
-        known = _signatures.get(decide)
-        if known is None:
-            known = _signatures[decide] = inspect.signature(decide)
+        signature = _signatures.get(decide)
+        if signature is None:
+            signature = _signatures[decide] = inspect.signature(decide)
     except TypeError:  # the function has no hash, or no weak references
         return inspect.signature(decide)
-    return known
+    return signature
 
 
 def canonical(value: Any) -> Any:
@@ -184,12 +184,12 @@ def canonical(value: Any) -> Any:
             return b64encode(value).decode()
         case Mapping():
             return _in_order(
-                [canonical(key), canonical(each)] for key, each in cast("Mapping[Any, Any]", value).items()
+                [canonical(key), canonical(item)] for key, item in cast("Mapping[Any, Any]", value).items()
             )
         case AbstractSet():
             return _in_order(map(canonical, cast("AbstractSet[Any]", value)))
         case list() | tuple():
-            return [canonical(each) for each in cast("list[Any]", value)]
+            return [canonical(item) for item in cast("list[Any]", value)]
         case _:
             return _fields(value)
 
@@ -197,7 +197,7 @@ def canonical(value: Any) -> Any:
 def _fields(value: Any) -> Any:
     kind = cast("Any", type(value))
     if is_dataclass(value) and not isinstance(value, type):
-        names = [one.name for one in fields(value)]
+        names = [field.name for field in fields(value)]
     elif isinstance(getattr(kind, "model_fields", None), dict):
         names = list(cast("dict[str, Any]", kind.model_fields))
     else:
@@ -206,4 +206,4 @@ def _fields(value: Any) -> Any:
 
 
 def _in_order(values: Iterable[Any]) -> list[Any]:
-    return sorted(values, key=lambda told: json.dumps(told, sort_keys=True))
+    return sorted(values, key=lambda value: json.dumps(value, sort_keys=True))

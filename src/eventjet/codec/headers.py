@@ -113,8 +113,8 @@ def mark_saves(saves: Sequence[Sequence[list[tuple[str, str]]]]) -> None:
     """Make the messages of several saves one atomic batch whose headers show where each save ends."""
     if len(saves) > 1:
         for number, blocks in enumerate(saves, 1):
-            for left, block in enumerate(reversed(blocks)):
-                block.append((SAVE, f"{number}/{left}"))
+            for remaining, block in enumerate(reversed(blocks)):
+                block.append((SAVE, f"{number}/{remaining}"))
     mark_batch([block for blocks in saves for block in blocks])
 
 
@@ -143,8 +143,8 @@ def number_of(block: bytes, name: str) -> int | None:
 
 def command_of(block: bytes) -> str | None:
     """Return the id of the command that recorded an event; None if the command had no id."""
-    told = header(block, COMMAND)
-    return told and unquote(told)
+    value = header(block, COMMAND)
+    return value and unquote(value)
 
 
 def metadata_of(block: bytes) -> tuple[str | None, Metadata]:
@@ -152,15 +152,15 @@ def metadata_of(block: bytes) -> tuple[str | None, Metadata]:
     command_id = command_of(block)
     if not _METADATA.search(block):
         return command_id, NO_METADATA
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in block.split(b"\r\n"):
         name, _, value = line.partition(b": ")
-        found[name.decode("utf-8", "replace")] = _unescaped(value)
-    told = (found.get(CORRELATION), found.get(CAUSATION), found.get(ACTOR), found.get(TRACEPARENT))
-    extra = {name[len(META) :]: value for name, value in found.items() if name.startswith(META) and name != ACTOR}
-    if not extra and told == (None, None, None, None):
+        values[name.decode("utf-8", "replace")] = _unescaped(value)
+    fields = (values.get(CORRELATION), values.get(CAUSATION), values.get(ACTOR), values.get(TRACEPARENT))
+    extra = {name[len(META) :]: value for name, value in values.items() if name.startswith(META) and name != ACTOR}
+    if not extra and fields == (None, None, None, None):
         return command_id, NO_METADATA
-    return command_id, Metadata(*told, extra)
+    return command_id, Metadata(*fields, extra)
 
 
 def recorded_at(record: RawRecord) -> datetime:
@@ -200,8 +200,8 @@ def told_time(record: RawRecord, name: str, default: datetime) -> datetime:
     if text is None:
         return default
     try:
-        told = datetime.fromisoformat(text)
-        return told.astimezone(UTC) if told.tzinfo else default
+        moment = datetime.fromisoformat(text)
+        return moment.astimezone(UTC) if moment.tzinfo else default
     except (ValueError, OverflowError):
         raise undecodable(record, f"{name} is {brief(text)!r}") from None
 

@@ -41,9 +41,9 @@ def dump_json(value: Any, option: int = 0) -> bytes:
 def check_numbers(value: Any) -> Any:
     """Return the value with its long integers as JSON fragments; raises `ValueError` for NaN and infinities."""
     if isinstance(value, dict):
-        return {key: check_numbers(each) for key, each in cast("dict[Any, Any]", value).items()}
+        return {key: check_numbers(item) for key, item in cast("dict[Any, Any]", value).items()}
     if isinstance(value, list | tuple):
-        return [check_numbers(each) for each in cast("Sequence[Any]", value)]
+        return [check_numbers(item) for item in cast("Sequence[Any]", value)]
     if type(value) is int and not -(2**63) <= value < 2**64:
         return orjson.Fragment(str(value))
     if isinstance(value, float) and not math.isfinite(value):

@@ -49,20 +49,20 @@ def traceback_of(error: BaseException, *, private: bool = False) -> str:
     """Return the last frames of an error and of its causes; without the messages of the errors if `private`."""
     if not private:
         return "".join(traceback.TracebackException.from_exception(error, limit=-20).format())[-TRACEBACK_MAX:]
-    told = [
-        "".join(traceback.format_tb(each.__traceback__, limit=-20)) + f"{reason_of(each, private=True)}\n"
-        for each in reversed(list(_chain(error)))
+    parts = [
+        "".join(traceback.format_tb(cause.__traceback__, limit=-20)) + f"{reason_of(cause, private=True)}\n"
+        for cause in reversed(list(_chain(error)))
     ]
-    return "\n".join(told)[-TRACEBACK_MAX:]
+    return "\n".join(parts)[-TRACEBACK_MAX:]
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    one: BaseException | None = error
+    current: BaseException | None = error
     seen: set[int] = set()
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        yield one
-        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        yield current
+        current = current.__cause__ or (None if current.__suppress_context__ else current.__context__)
 
 
 def _without_message(error: BaseException) -> str:
@@ -85,11 +85,11 @@ def faults_of(error: BaseException) -> str:
         return "; ".join(error.faults)
     if not isinstance(error, ValidationError):
         return next(iter(str(error).splitlines()), "")
-    found = error.errors(include_url=False, include_input=False, include_context=False)
-    told = [f"{_path(one['loc'])}: {_said(one['type'], one['msg'])}" for one in found]
-    lines = list(dict.fromkeys(told))
-    more = f"; and {len(lines) - FIELDS_MAX} more" if len(lines) > FIELDS_MAX else ""
-    return "; ".join(lines[:FIELDS_MAX]) + more
+    details = error.errors(include_url=False, include_input=False, include_context=False)
+    faults = [f"{_path(detail['loc'])}: {_said(detail['type'], detail['msg'])}" for detail in details]
+    lines = list(dict.fromkeys(faults))
+    suffix = f"; and {len(lines) - FIELDS_MAX} more" if len(lines) > FIELDS_MAX else ""
+    return "; ".join(lines[:FIELDS_MAX]) + suffix
 
 
 def _path(loc: tuple[int | str, ...]) -> str:

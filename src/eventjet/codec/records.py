@@ -197,14 +197,14 @@ class Chain:
         versionless: list[tuple[int, int | None]] = []
         last, version = 0, 0
         while (record := self._earlier.before(subject, position)) is not None:
-            position, told = record[0], number_of(record[3], VERSION)
+            position, stated = record[0], number_of(record[3], VERSION)
             is_void = position in self._voids
-            if told is not None and not is_void:
-                last, version = position, told
+            if stated is not None and not is_void:
+                last, version = position, stated
                 break
-            versionless.append((position, told if is_void else None))
-        for at, told in reversed(versionless):
-            last, version = at, _after(version, told)
+            versionless.append((position, stated if is_void else None))
+        for at, stated in reversed(versionless):
+            last, version = at, _after(version, stated)
         return last, version
 
     def _at(self, position: int, record: RawRecord) -> RawRecord | None:
@@ -216,14 +216,14 @@ class Chain:
     def _needed(self, record: RawRecord) -> list[int]:
         """Return the positions of the predecessors that announced records after `record` will need as well."""
         needed: list[int] = []
-        met: set[int] = set()
+        seen: set[int] = set()
         for position, _, subject, block, _ in self._coming:
             if position <= record[0]:
                 continue
             key = hash(subject)
-            if key in met or key in self._lasts or key in self._older or not self._concerns(subject):
+            if key in seen or key in self._lasts or key in self._older or not self._concerns(subject):
                 continue
-            met.add(key)
+            seen.add(key)
             expected = number_of(block, EXPECTED)
             before = position - 1 if expected is None else expected
             if before and before not in self._asked:
@@ -266,7 +266,7 @@ class Decoder:
     def __call__(self, record: RawRecord) -> Recorded[Any] | None:
         position, time_ns, subject, block, body = record
         chain = self._chain
-        follows = is_told = True
+        follows = has_other_time = True
         try:
             if position in self._voids:
                 return self._pass_over(record)
@@ -298,8 +298,8 @@ class Decoder:
             if chain is not None:
                 follows = chain.follows(subject, position, version, expected)
             data = decode(body)
-            is_told = (not is_plain and _TOLD_TIME in block) or not 0 <= time_ns < _TIMES_END_NS
-            at = recorded_at(record) if is_told else _EPOCH
+            has_other_time = (not is_plain and _TOLD_TIME in block) or not 0 <= time_ns < _TIMES_END_NS
+            at = recorded_at(record) if has_other_time else _EPOCH
         except BaseException as raised:
             self._pass_over(record)
             if self._told_void(record):
@@ -311,7 +311,7 @@ class Decoder:
             raise undecodable(record, reason_of(error, private=self._catalog.is_private)) from error
         if chain is not None and not follows and (fault := chain.fault(record, version, expected)):
             raise undecodable(record, fault)
-        if is_told:
+        if has_other_time:
             _, event_id, command_id, metadata = _read_rest(0, block)
             return Recorded(data, aggregate_id, version, position, at, event_id, aggregate, command_id, metadata)
         return recorded(data, aggregate_id, version, position, aggregate, _read_rest, time_ns, block)
@@ -352,19 +352,19 @@ class Decoder:
         position, _, _, block, _ = record
         head, _, kind = block.partition(_TYPE_LINE)
         is_plain = True
-        known = self._kinds.get(kind)
-        if known is None:
+        contents = self._kinds.get(kind)
+        if contents is None:
             end = kind.find(b"\r\n", kind.find(_VERSION_LINE) + 14)
-            front, more = kind[:end], kind[end:]
-            known = self._fronts.get(front) or self._learn(front)
-            is_plain = b"E" not in more  # neither `Ej-…` nor `Nats-Expected-…`
-            if known is None or not more.endswith(_BLOCK_END):
+            front, tail = kind[:end], kind[end:]
+            contents = self._fronts.get(front) or self._learn(front)
+            is_plain = b"E" not in tail  # neither `Ej-…` nor `Nats-Expected-…`
+            if contents is None or not tail.endswith(_BLOCK_END):
                 return None
-            if not is_plain and (_ENCODING_LINE in more or _EXPECTED_LINE in more):
+            if not is_plain and (_ENCODING_LINE in tail or _EXPECTED_LINE in tail):
                 return None
-            if more == _BLOCK_END and len(self._kinds) < _KINDS_MAX:
-                self._kinds[kind] = known
-        decode, owner, version = known
+            if tail == _BLOCK_END and len(self._kinds) < _KINDS_MAX:
+                self._kinds[kind] = contents
+        decode, owner, version = contents
         count = head.count(b"\r")
         if not (0 < count < 3 and head.startswith(_ID_START) and head.isascii()):
             return None
@@ -378,17 +378,17 @@ class Decoder:
 
     def _learn(self, front: bytes) -> _Kind | None:
         """Return the kind for the bytes of type, schema and version; None if they are malformed or not yet resolved."""
-        named, _, digits = front.partition(_VERSION_LINE)
-        type_name, _, schema = named.partition(b"\r\n")
+        type_and_schema, _, digits = front.partition(_VERSION_LINE)
+        type_name, _, schema = type_and_schema.partition(b"\r\n")
         key = _TYPE + type_name, schema
         if key not in self._known or not digits.isdigit() or len(digits) > 18:
             return None
         resolved = self._known[key]
         decode, owner = (None, None) if resolved is None else (resolved.decode, resolved.aggregate)
-        found = decode, owner, int(digits)
+        kind = decode, owner, int(digits)
         if len(self._fronts) < _KINDS_MAX:
-            self._fronts[front] = found
-        return found
+            self._fronts[front] = kind
+        return kind
 
     def _told(self, record: RawRecord, *, always: bool = False) -> _Told:
         """Return the contents of headers in any order; for an event that is passed over, only if `always`."""
@@ -453,8 +453,8 @@ class Decoder:
 
 def chained(catalog: Catalog, only: Collection[type] | None, earlier: Earlier | None) -> Decoder:
     """Return a decoder of the events in `only`, with the predecessor check if `earlier` gives access to the log."""
-    own = None if only is None else catalog.aggregates_of(only)
-    return Decoder(catalog, only, None if earlier is None else Chain(earlier, catalog.voids, own))
+    aggregates = None if only is None else catalog.aggregates_of(only)
+    return Decoder(catalog, only, None if earlier is None else Chain(earlier, catalog.voids, aggregates))
 
 
 def packed(position: int, version: int) -> int:
@@ -486,13 +486,13 @@ def _bare(record: RawRecord | None) -> RawRecord | None:
 
 def _in_order(lines: Sequence[bytes]) -> list[bytes]:
     """Return header lines in the usual order, with empty lines for a missing id, type, schema or version."""
-    named: dict[bytes, bytes] = {}
+    by_name: dict[bytes, bytes] = {}
     for line in lines[1:]:
         name, colon, _ = line.partition(b": ")
-        named.setdefault(name + colon, line)
-    first = [named.pop(_MSG_ID, b""), *([named.pop(_EXPECTED)] if _EXPECTED in named else ())]
-    kind = [named.pop(start, b"") for start in (_TYPE, _SCHEMA, _VERSION)]
-    return [lines[0], *first, *kind, *filter(None, named.values()), b"", b""]
+        by_name.setdefault(name + colon, line)
+    first = [by_name.pop(_MSG_ID, b""), *([by_name.pop(_EXPECTED)] if _EXPECTED in by_name else ())]
+    kind = [by_name.pop(start, b"") for start in (_TYPE, _SCHEMA, _VERSION)]
+    return [lines[0], *first, *kind, *filter(None, by_name.values()), b"", b""]
 
 
 def _strange(record: RawRecord, kind: Sequence[bytes], type_name: str, schema: str) -> CodecError:

@@ -32,8 +32,8 @@ Json = dict[str, Any]
 
 def shape_of(cls: Any, core: core_schema.CoreSchema | None = None) -> Json:
     """Return the JSON Schema of a class's body: of an event, or of another class with a given core schema."""
-    made = _Shapes(by_alias=True).generate(readable(cls, core), mode="validation")
-    return _without_docs_of(made, cls)
+    shape = _Shapes(by_alias=True).generate(readable(cls, core), mode="validation")
+    return _without_docs_of(shape, cls)
 
 
 def wire_value(value: Any) -> Any:
@@ -47,14 +47,14 @@ def wire_value(value: Any) -> Any:
     if isinstance(value, datetime):
         return datetime_to_json(value) if value.tzinfo else value.isoformat()
     if isinstance(value, Mapping):
-        named = cast("Mapping[Any, Any]", value)
-        return {str(wire_value(key)): wire_value(one) for key, one in named.items()}
+        mapping = cast("Mapping[Any, Any]", value)
+        return {str(wire_value(key)): wire_value(item) for key, item in mapping.items()}
     if isinstance(value, Set):
         return sorted(map(wire_value, cast("Set[Any]", value)), key=dump_json)
     if isinstance(value, list | tuple):
-        return [wire_value(one) for one in cast("Sequence[Any]", value)]
+        return [wire_value(item) for item in cast("Sequence[Any]", value)]
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: wire_value(getattr(value, one.name)) for one in fields(value)}
+        return {field.name: wire_value(getattr(value, field.name)) for field in fields(value)}
     return to_jsonable_python(value, bytes_mode="base64")
 
 
@@ -65,20 +65,20 @@ class _Shapes(GenerateJsonSchema):
         return False
 
     def decimal_schema(self, schema: core_schema.DecimalSchema) -> Json:
-        found = _leaf(schema)
+        shape = _leaf(schema)
         if schema.get("allow_inf_nan"):
-            del found["pattern"]
-        return found
+            del shape["pattern"]
+        return shape
 
     def int_schema(self, schema: core_schema.IntSchema) -> Json:
-        found = super().int_schema(schema)
+        shape = super().int_schema(schema)
         low, high = (_bound(schema, *names) for names in (("ge", "gt"), ("le", "lt")))
         is_high = high is None or high > SAFE_INTEGER
         is_low = low is None or low < -SAFE_INTEGER
         if not (is_high or is_low):
-            return found
+            return shape
         sign = ("-?" if is_low else "") if is_high else "-"
-        return {**found, "type": ["integer", "string"], "pattern": f"^{sign}[1-9][0-9]{{15,}}$"}
+        return {**shape, "type": ["integer", "string"], "pattern": f"^{sign}[1-9][0-9]{{15,}}$"}
 
     def bytes_schema(self, schema: core_schema.BytesSchema) -> Json:
         return _leaf(schema)
@@ -103,18 +103,18 @@ class _Shapes(GenerateJsonSchema):
         return {**super().dict_schema({**schema, "keys_schema": text}), "propertyNames": {"pattern": leaf.key_pattern}}
 
     def tagged_union_schema(self, schema: core_schema.TaggedUnionSchema) -> Json:
-        found = super().tagged_union_schema(schema)
-        found.pop("discriminator", None)  # a word of OpenAPI, which adds nothing to the branches
-        return found
+        shape = super().tagged_union_schema(schema)
+        shape.pop("discriminator", None)  # a word of OpenAPI, which adds nothing to the branches
+        return shape
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> Json:
-        found = super().default_schema(schema)
+        shape = super().default_schema(schema)
         factory = schema.get("default_factory")
-        if factory is None or "default" in found:
-            return found
+        if factory is None or "default" in shape:
+            return shape
         if factory in (list, tuple, set, frozenset, dict):
-            return {**found, "default": wire_value(cast("Any", factory)())}
-        return {**found, DEFAULT: _name_of(factory)}
+            return {**shape, "default": wire_value(cast("Any", factory)())}
+        return {**shape, DEFAULT: _name_of(factory)}
 
     def encode_default(self, dft: Any) -> Any:
         return wire_value(dft)
@@ -129,10 +129,10 @@ class _Shapes(GenerateJsonSchema):
         return {**super().function_wrap_schema(schema), VALIDATOR: _name_of(schema["function"]["function"])}
 
     def dataclass_schema(self, schema: core_schema.DataclassSchema) -> Json:
-        found = super().dataclass_schema(schema)
+        shape = super().dataclass_schema(schema)
         if is_event(schema["cls"]):
-            found.pop("additionalProperties", None)  # only the constructor refuses them, readers ignore them
-        return found
+            shape.pop("additionalProperties", None)  # only the constructor refuses them, readers ignore them
+        return shape
 
     def handle_invalid_for_json_schema(self, schema: Any, error_info: str) -> Json:  # noqa: ARG002 - with an address in it
         function = cast("Json", schema.get("function") or {}).get("function")
@@ -141,9 +141,9 @@ class _Shapes(GenerateJsonSchema):
 
 def _leaf(schema: Any) -> Json:
     """Return the JSON Schema of a leaf that travels as text, with its bounds in the same form as its values."""
-    given = cast("Mapping[str, Any]", schema)
-    limits = {name: _limit(given[name]) for name in _LIMITS if given.get(name) is not None}
-    return {**LEAVES[given["type"]].schema, **({LIMITS: limits} if limits else {})}
+    options = cast("Mapping[str, Any]", schema)
+    limits = {name: _limit(options[name]) for name in _LIMITS if options.get(name) is not None}
+    return {**LEAVES[options["type"]].schema, **({LIMITS: limits} if limits else {})}
 
 
 def _limit(value: Any) -> Any:
@@ -151,8 +151,8 @@ def _limit(value: Any) -> Any:
 
 
 def _bound(schema: Any, *names: str) -> int | None:
-    given = cast("Mapping[str, Any]", schema)
-    return next((int(given[name]) for name in names if given.get(name) is not None), None)
+    options = cast("Mapping[str, Any]", schema)
+    return next((int(options[name]) for name in names if options.get(name) is not None), None)
 
 
 def _name_of(function: Any) -> str:
@@ -161,7 +161,7 @@ def _name_of(function: Any) -> str:
 
 def _without_docs_of(made: Json, cls: Any) -> Json:
     """Remove the description that Python generated for a dataclass, since it says nothing."""
-    told = made.get("description")
-    if isinstance(told, str) and told.startswith(f"{getattr(cls, '__name__', '')}("):
+    description = made.get("description")
+    if isinstance(description, str) and description.startswith(f"{getattr(cls, '__name__', '')}("):
         del made["description"]
     return made

@@ -56,9 +56,9 @@ def struct_decoder(schema: Any, read: Callable[[bytes], Any]) -> Callable[[bytes
         try:
             return make(parse(body))
         except Exception:  # noqa: BLE001 - pydantic says what is wrong
-            made = read(body)
+            decoded = read(body)
             rest = RESTS
-            return made
+            return decoded
 
     return decode
 
@@ -67,7 +67,7 @@ class _Parts:
     """Builds the decoders of the parts of one class's schema."""
 
     def __init__(self, schema: Node) -> None:
-        self._definitions: Node = {each["ref"]: each for each in schema.get("definitions", ())}
+        self._definitions: Node = {definition["ref"]: definition for definition in schema.get("definitions", ())}
         self._open: list[str] = []
         """References of the classes being built."""
         self._count = 0
@@ -99,11 +99,11 @@ class _Parts:
         cls = _checked_class(node)
         fields: list[Any] = []
         conversions: list[tuple[str, _Read]] = []
-        for each in node["schema"]["fields"]:
-            _only(each, "name", "schema", "kw_only", "init", "init_only", "frozen")
-            if not each.get("init", True) or each.get("init_only"):
+        for declared in node["schema"]["fields"]:
+            _only(declared, "name", "schema", "kw_only", "init", "init_only", "frozen")
+            if not declared.get("init", True) or declared.get("init_only"):
                 raise _Unproven
-            field, convert = self._field(each["name"], each["schema"])
+            field, convert = self._field(declared["name"], declared["schema"])
             fields.append(field)
             if convert is not None:
                 conversions.append((field[0], convert))
@@ -141,11 +141,11 @@ def _maker(cls: type, names: list[str], conversions: list[tuple[str, _Read]]) ->
     values_of = msgspec.structs.astuple
 
     def make(struct: Any) -> Any:
-        made = open_class(*values_of(struct))
+        instance = open_class(*values_of(struct))
         for name, convert in conversions:
-            setattr(made, name, convert(getattr(made, name)))
-        made.__class__ = cls
-        return made
+            setattr(instance, name, convert(getattr(instance, name)))
+        instance.__class__ = cls
+        return instance
 
     return make
 
@@ -164,7 +164,7 @@ def _checked_class(node: Node) -> type:
         or type(cls) is not type
         or not is_dataclass(cls)
         or cls.__new__ is not object.__new__
-        or node["fields"] != [each["name"] for each in node["schema"]["fields"]]
+        or node["fields"] != [field["name"] for field in node["schema"]["fields"]]
     ):
         raise _Unproven
     return cast("type", cls)
@@ -177,8 +177,8 @@ def _only(node: Mapping[str, Any], *names: str) -> None:
 
 
 def _bounded(kind: Any, node: Node, names: Iterable[str]) -> Any:
-    told = {name: node[name] for name in names if node.get(name) is not None}
-    return Annotated[kind, msgspec.Meta(**told)] if told else kind
+    limits = {name: node[name] for name in names if node.get(name) is not None}
+    return Annotated[kind, msgspec.Meta(**limits)] if limits else kind
 
 
 def _leaf(node: Node) -> _Part:

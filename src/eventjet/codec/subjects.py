@@ -68,11 +68,11 @@ def _entity_of(subject: bytes) -> tuple[str, str]:
     _, aggregate, token = subject.decode().split(".")
     if not is_name(aggregate):
         raise ValueError(f"{aggregate[:60]!r} is not the name of an aggregate")
-    found = aggregate, decode_id(token)
+    entity = aggregate, decode_id(token)
     if len(_entities) >= _ENTITIES_MAX:
         _entities.clear()
-    _entities[subject] = found
-    return found
+    _entities[subject] = entity
+    return entity
 
 
 def entity_shown(subject: bytes) -> tuple[str | None, str | None]:
@@ -131,11 +131,11 @@ def probes(
     app has any.
     """
     name = "_probe"
-    found = [(app, f"{app}.{each}.{name}") for each in types]
+    pairs = [(app, f"{app}.{aggregate}.{name}") for aggregate in types]
     buckets = [snapshot_bucket(app), *([cursor_bucket(app)] if cursors else [])]
-    found += [(f"KV_{bucket}", f"$KV.{bucket}.{name}.{name}") for bucket in buckets]
-    found += [(timer_stream(app), timer_subject(app, name, name))] if timers else []
-    return [*found, *((stream, f"{stream}.{each}.{name}") for stream, each in published)]
+    pairs += [(f"KV_{bucket}", f"$KV.{bucket}.{name}.{name}") for bucket in buckets]
+    pairs += [(timer_stream(app), timer_subject(app, name, name))] if timers else []
+    return [*pairs, *((stream, f"{stream}.{publication}.{name}") for stream, publication in published)]
 
 
 def notice_subject(app: str, projection: str) -> str:

@@ -25,7 +25,9 @@ def union_faults(schema: Any, name: str) -> list[str]:
 
 class _Unions:
     def __init__(self, schema: Any) -> None:
-        self._definitions: Mapping[str, Node] = {each["ref"]: each for each in schema.get("definitions", ())}
+        self._definitions: Mapping[str, Node] = {
+            definition["ref"]: definition for definition in schema.get("definitions", ())
+        }
         self._seen: set[str] = set()
         self._above: set[tuple[int, int]] = set()
         self._is_lax = False
@@ -34,8 +36,8 @@ class _Unions:
     def faults(self, part: Any, path: str) -> Iterator[str]:
         """Yield the faulty unions of a part of the schema, each as a sentence."""
         if isinstance(part, list):
-            for each in cast("list[Any]", part):
-                yield from self.faults(_unlabelled(each), path)
+            for item in cast("list[Any]", part):
+                yield from self.faults(_unlabelled(item), path)
         if not isinstance(part, dict) or "type" not in part:
             return
         node = cast("Node", part)
@@ -48,8 +50,8 @@ class _Unions:
                 yield from self.faults(field["schema"], f"{path}.{name}")
         elif kind in ("union", "nullable"):
             members = list(map(_unlabelled, node.get("choices") or ({"type": "none"}, node["schema"])))
-            for one, other in combinations(members, 2):
-                for left, right in product(self._forms(one), self._forms(other)):
+            for first, second in combinations(members, 2):
+                for left, right in product(self._forms(first), self._forms(second)):
                     if self._of_forms(left, right, is_choice=node.get("mode", "smart") == "smart") == _CONFUSED:
                         yield f"{path} holds {_name(left)} | {_name(right)}, {_REASON}{_way_of(left, right)}"
             yield from self.faults(members, path)
@@ -68,7 +70,7 @@ class _Unions:
             return [{"type": "none"}] * (kind == "nullable") + self._forms(node["schema"])
         if kind in ("union", "tagged-union"):
             choices = node["choices"] if kind == "union" else node["choices"].values()
-            return [form for each in choices for form in self._forms(_unlabelled(each))]
+            return [form for choice in choices for form in self._forms(_unlabelled(choice))]
         return [node]
 
     def _relation(self, one: Node, other: Node) -> int:
@@ -77,10 +79,10 @@ class _Unions:
             return _ALIKE
         self._above.add(pair)
         try:
-            told = {self._of_inner(*each) for each in product(self._forms(one), self._forms(other))}
+            relations = {self._of_inner(*forms) for forms in product(self._forms(one), self._forms(other))}
         finally:
             self._above.discard(pair)
-        return _CONFUSED if _CONFUSED in told else _APART if told == {_APART} else _ALIKE
+        return _CONFUSED if _CONFUSED in relations else _APART if relations == {_APART} else _ALIKE
 
     def _of_inner(self, one: Node, other: Node) -> int:
         # In an item or a field, pydantic reads an integer as a float if it tries the float first.
@@ -92,9 +94,9 @@ class _Unions:
 
     def _of_forms(self, one: Node, other: Node, *, is_choice: bool = False) -> int:
         if "none" in (one["type"], other["type"]):
-            some = other if one["type"] == "none" else one
-            is_none = some["type"] == "enum" and any(each.value is None for each in some["members"])
-            return _CONFUSED if is_none else _APART if _group(some) else _ALIKE
+            non_null = other if one["type"] == "none" else one
+            is_none = non_null["type"] == "enum" and any(member.value is None for member in non_null["members"])
+            return _CONFUSED if is_none else _APART if _group(non_null) else _ALIKE
         groups = _group(one), _group(other)
         if "" in groups:
             return _CONFUSED
@@ -109,11 +111,11 @@ class _Unions:
         items: Any = one.get("items_schema", _ANY), other.get("items_schema", _ANY)
         if isinstance(items[0], dict):
             return self._relation(items[0], items[1]) or _ALIKE  # both may be empty
-        told = [self._relation(*pair) for pair in zip(*items, strict=False)]
+        relations = [self._relation(*pair) for pair in zip(*items, strict=False)]
         if "variadic_item_index" in {**one, **other}:
             is_same = len(items[0]) == len(items[1]) == 1 and "variadic_item_index" in one.keys() & other.keys()
-            return (told[0] or _ALIKE) if is_same else _CONFUSED
-        return _APART if _APART in told or len(items[0]) != len(items[1]) else max(told, default=_ALIKE)
+            return (relations[0] or _ALIKE) if is_same else _CONFUSED
+        return _APART if _APART in relations or len(items[0]) != len(items[1]) else max(relations, default=_ALIKE)
 
     def _of_objects(self, one: Node, other: Node, *, is_choice: bool) -> int:
         if one["type"] == other["type"] == "dict":
@@ -127,22 +129,26 @@ class _Unions:
 
     def _takes(self, reader: Node, written: Node, is_choice: bool) -> bool:
         """Return whether an object written by one class may be read as an object of the other."""
-        needs, has = _fields(reader), _fields(written)
-        required = {name for name, field in needs.items() if _is_required(field)}
-        always = {name for name, field in has.items() if field.get("required", True)}
+        reader_fields, written_fields = _fields(reader), _fields(written)
+        required = {name for name, field in reader_fields.items() if _is_required(field)}
+        always = {name for name, field in written_fields.items() if field.get("required", True)}
         was_lax, self._is_lax = self._is_lax, self._is_lax or "model" in (reader["type"], written["type"])
-        common = needs.keys() & has.keys()
-        relations = {name: self._relation(needs[name]["schema"], has[name]["schema"]) for name in common}
+        common = reader_fields.keys() & written_fields.keys()
+        relations = {
+            name: self._relation(reader_fields[name]["schema"], written_fields[name]["schema"]) for name in common
+        }
         self._is_lax = was_lax
-        if required - has.keys() or any(relations[name] == _APART for name in (required | always) & relations.keys()):
+        if required - written_fields.keys() or any(
+            relations[name] == _APART for name in (required | always) & relations.keys()
+        ):
             return False
         # Of choices that fit, pydantic takes the one that sets most fields, and counts those of nested objects too.
         is_counted = is_choice and all(
             form["type"] == "none" or _group(form) == "scalar"
             for name in relations
-            for form in (*self._forms(needs[name]["schema"]), *self._forms(has[name]["schema"]))
+            for form in (*self._forms(reader_fields[name]["schema"]), *self._forms(written_fields[name]["schema"]))
         )
-        return not (is_counted and _CONFUSED not in relations.values() and always - needs.keys())
+        return not (is_counted and _CONFUSED not in relations.values() and always - reader_fields.keys())
 
 
 def _of_scalars(one: Node, other: Node) -> int:
@@ -164,8 +170,8 @@ def _of_scalars(one: Node, other: Node) -> int:
     if kind in _NUMBERS:
         # pydantic takes any equal number for the constant, so False for 0 and Decimal(1) for True.
         exact = {value for value in table.values() if type(value).__name__ == kind}
-        others = [value for (_, written), value in table.items() if isinstance(written, int) and value not in exact]
-        if any(kind != "bool" or value in (0, 1) for value in others):
+        inexact = [value for (_, written), value in table.items() if isinstance(written, int) and value not in exact]
+        if any(kind != "bool" or value in (0, 1) for value in inexact):
             return _CONFUSED
     common = [value for (_, written), value in table.items() if _is_read(kind, written)]
     if not common:
@@ -179,8 +185,8 @@ def _is_read_laxly(reader: Node, written: Node) -> bool:
         return reader["type"] in ("bool", "float")
     if written["type"] != "enum" or reader["type"] not in _LAX:
         return False
-    read = SchemaValidator(cast("Any", reader))
-    return any(read.isinstance_python(each.value) for each in written["members"])
+    validator = SchemaValidator(cast("Any", reader))
+    return any(validator.isinstance_python(member.value) for member in written["members"])
 
 
 def _is_read(kind: str, written: Any) -> bool:
@@ -195,8 +201,8 @@ def _constants(node: Node) -> Mapping[tuple[type, Any], Any] | None:
     if node["type"] not in ("enum", "literal"):
         return None
     values: list[Any] = node["members"] if node["type"] == "enum" else node["expected"]
-    told = [(each.value if isinstance(each, Enum) else each, each) for each in values]
-    return {(type(value), value): each for value, each in told}
+    constants = [(constant.value if isinstance(constant, Enum) else constant, constant) for constant in values]
+    return {(type(value), value): constant for value, constant in constants}
 
 
 def _group(node: Node) -> str:
@@ -204,23 +210,25 @@ def _group(node: Node) -> str:
     kind = node["type"]
     if "serialization" in node or any(node.get(word) for word in _REWRITING):
         return ""
-    if (told := _constants(node)) is not None:
-        return "scalar" if all(key[0] in (str, int, bool, type(None)) for key in told) else ""
+    if (constants := _constants(node)) is not None:
+        return "scalar" if all(key[0] in (str, int, bool, type(None)) for key in constants) else ""
     if kind in _CLASSES:
         inner = node.get("schema", node)
         is_plain = inner["type"] in ("dataclass-args", "model-fields", "typed-dict") and not inner.get(
             "computed_fields"
         )
         is_open = "allow" in (inner.get("extra_behavior"), node.get("config", {}).get("extra_fields_behavior"))
-        is_told = all(each.get("init", True) and not any(map(each.get, _HIDING)) for each in _fields(node).values())
-        return "object" if is_plain and is_told and not is_open and not node.get("root_model") else ""
+        is_complete = all(
+            field.get("init", True) and not any(map(field.get, _HIDING)) for field in _fields(node).values()
+        )
+        return "object" if is_plain and is_complete and not is_open and not node.get("root_model") else ""
     return _GROUPS.get(kind, "")
 
 
 def _fields(node: Node) -> dict[str, Node]:
     """Return the fields of a dataclass, a model or a TypedDict; empty if their schema is not visible."""
-    told = cast("list[Node] | dict[str, Node]", node.get("schema", node).get("fields") or {})
-    return told if isinstance(told, dict) else {str(each["name"]): each for each in told}
+    fields = cast("list[Node] | dict[str, Node]", node.get("schema", node).get("fields") or {})
+    return fields if isinstance(fields, dict) else {str(field["name"]): field for field in fields}
 
 
 def _is_required(field: Node) -> bool:

@@ -26,25 +26,25 @@ _JSON = "application/json"
 
 def asyncapi_of(app: Declares, contract: Contract, release: str) -> Json:
     """Return the document of an app; `release` is the app's version in it."""
-    made = _Document(app)
-    for one in contract.events:
-        made.message(one, f"{app.name}.{one.aggregate}.{{id}}")
+    document = _Document(app)
+    for declared in contract.events:
+        document.message(declared, f"{app.name}.{declared.aggregate}.{{id}}")
     for info in app.aggregates.values():
-        made.log(info.name, [one for one in contract.events if one.aggregate == info.name])
+        document.log(info.name, [shape for shape in contract.events if shape.aggregate == info.name])
     for name in app.publications:
-        made.publication(name, contract)
+        document.publication(name, contract)
     for name in app.inboxes:
-        made.inbox(name)
-    for one in app.served:
-        made.command(app.aggregates[one.aggregate].name, one.name, one.decide)
+        document.inbox(name)
+    for declared in app.served:
+        document.command(app.aggregates[declared.aggregate].name, declared.name, declared.decide)
     about = {"title": app.name, "version": release, "description": f"What {app.name} records, tells, takes and serves."}
-    components = {"messages": made.messages, "schemas": made.schemas}
+    components = {"messages": document.messages, "schemas": document.schemas}
     return {
         "asyncapi": "3.0.0",
         "info": about,
         "defaultContentType": _JSON,
-        "channels": made.channels,
-        "operations": made.operations,
+        "channels": document.channels,
+        "operations": document.operations,
         "components": components,
     }
 
@@ -52,7 +52,7 @@ def asyncapi_of(app: Declares, contract: Contract, release: str) -> Json:
 class _Document:
     def __init__(self, app: Declares) -> None:
         self._app = app
-        self._docs = {event_info(one.event_type).name: one.event_type for one in app.catalog.kinds()}
+        self._docs = {event_info(kind.event_type).name: kind.event_type for kind in app.catalog.kinds()}
         self.channels: dict[str, Any] = {}
         self.operations: dict[str, Any] = {}
         self.messages: dict[str, Any] = {}
@@ -61,8 +61,8 @@ class _Document:
     def message(self, one: EventShape, where: str) -> str:
         """Add an event as a message of the log; return the key of the message."""
         key = _key(one.name)
-        told = {MSG_ID: None, TYPE: one.name, SCHEMA: str(one.schema), VERSION: None, COMMAND: None}
-        headers = {name: {"type": "string", **({"const": value} if value else {})} for name, value in told.items()}
+        values = {MSG_ID: None, TYPE: one.name, SCHEMA: str(one.schema), VERSION: None, COMMAND: None}
+        headers = {name: {"type": "string", **({"const": value} if value else {})} for name, value in values.items()}
         self.messages[key] = {
             "name": one.name,
             "title": str(one.body.get("title", one.name)),
@@ -77,42 +77,42 @@ class _Document:
     def log(self, aggregate: str, events: list[EventShape]) -> None:
         """Add the channel of an aggregate's subjects."""
         about = f"One subject for each {aggregate}, whose events it holds in the order of their versions."
-        self._channel(aggregate, f"{self._app.name}.{aggregate}.{{id}}", [_key(one.name) for one in events], about)
+        self._channel(aggregate, f"{self._app.name}.{aggregate}.{{id}}", [_key(event.name) for event in events], about)
         self._operation(f"record_{aggregate}", "send", aggregate)
 
     def publication(self, name: str, contract: Contract) -> None:
         """Add a publication, whose messages are CloudEvents."""
-        one = self._app.publications[name]
-        wanted = {event_info(kind).name for kind in one.public}
+        publication = self._app.publications[name]
+        public_names = {event_info(kind).name for kind in publication.public}
         keys: list[str] = []
         for event in contract.public:
-            if event.name not in wanted:
+            if event.name not in public_names:
                 continue
             key = f"{name}.{_key(event.name)}"
             data = self._schema(f"public.{_key(event.name)}.{event.schema}", event.body)
             self.messages[key] = {
                 "name": event.name,
                 "title": str(event.body.get("title", event.name)),
-                **_described(next(kind for kind in one.public if event_info(kind).name == event.name)),
+                **_described(next(kind for kind in publication.public if event_info(kind).name == event.name)),
                 "contentType": CONTENT_TYPE,
-                "payload": _cloud_event(event.name, one.source, data),
+                "payload": _cloud_event(event.name, publication.source, data),
             }
             keys.append(key)
-        self._channel(f"publication.{name}", f"{one.stream}.{name}.{{id}}", keys, "CloudEvents for others.")
+        self._channel(f"publication.{name}", f"{publication.stream}.{name}.{{id}}", keys, "CloudEvents for others.")
         self._operation(f"publish_{name}", "send", f"publication.{name}")
 
     def inbox(self, name: str) -> None:
         """Add an inbox, which takes messages of another stream."""
-        one = self._app.inboxes[name]
-        key, kind = f"inbox.{name}", one.type
+        inbox = self._app.inboxes[name]
+        key, kind = f"inbox.{name}", inbox.type
         try:
             body, title = shape_of(kind), event_info(kind).name
         except (DefinitionError, AttributeError):
             body, title = cast("Json", _adapted(kind)), _title(kind)
-        about = f"The JSON itself, or the data of a CloudEvent; of the stream {one.stream}."
+        about = f"The JSON itself, or the data of a CloudEvent; of the stream {inbox.stream}."
         payload = self._schema(key, body)
         self.messages[key] = {"name": title, "title": title, "description": about, "payload": payload}
-        self._channel(key, one.subject, [key], f"Of the stream {one.stream}.")
+        self._channel(key, inbox.subject, [key], f"Of the stream {inbox.stream}.")
         self._operation(f"take_{name}", "receive", key)
 
     def command(self, aggregate: str, name: str, decide: Any) -> None:
@@ -140,7 +140,7 @@ class _Document:
         """Add a schema and its definitions to the components; return the reference to the schema."""
         definitions = cast("dict[str, Any]", body.get("$defs") or {})
         rest = {name: value for name, value in body.items() if name not in ("$defs", "$schema")}
-        for name, value in {f"{key}.{_key(one)}": value for one, value in definitions.items()}.items():
+        for name, value in {f"{key}.{_key(definition)}": value for definition, value in definitions.items()}.items():
             self.schemas[name] = _draft_7(value, key)
         self.schemas[key] = _draft_7(rest, key)
         return {"$ref": f"#/components/schemas/{key}"}
@@ -153,33 +153,33 @@ def _channel(address: str | None, messages: list[str], about: str) -> Json:
 
 def _draft_7(node: Any, key: str) -> Any:
     if isinstance(node, list):
-        return [_draft_7(one, key) for one in cast("list[Any]", node)]
+        return [_draft_7(item, key) for item in cast("list[Any]", node)]
     if not isinstance(node, dict):
         return node
     schema = cast("Json", node)
-    found: Json = {}
+    converted: Json = {}
     for name, value in schema.items():
         if name in ("default", "const", "enum"):
-            found[name] = value
+            converted[name] = value
         elif name in ("properties", "patternProperties"):
-            found[name] = {field: _draft_7(one, key) for field, one in cast("Json", value).items()}
+            converted[name] = {field: _draft_7(part, key) for field, part in cast("Json", value).items()}
         elif name == "prefixItems":
-            found["items"] = _draft_7(value, key)
+            converted["items"] = _draft_7(value, key)
         elif name == "items" and "prefixItems" in schema:
-            found["additionalItems"] = _draft_7(value, key)
+            converted["additionalItems"] = _draft_7(value, key)
         elif name == "$ref":
-            found[name] = f"#/components/schemas/{key}.{_key(str(value).rpartition('/')[2])}"
+            converted[name] = f"#/components/schemas/{key}.{_key(str(value).rpartition('/')[2])}"
         else:
-            found[name] = _draft_7(value, key)
-    if "$ref" in found and len(found) > 1:
-        reference = found.pop("$ref")
-        return {**found, "allOf": [{"$ref": reference}]}
-    return found
+            converted[name] = _draft_7(value, key)
+    if "$ref" in converted and len(converted) > 1:
+        reference = converted.pop("$ref")
+        return {**converted, "allOf": [{"$ref": reference}]}
+    return converted
 
 
 def _cloud_event(name: str, source: str, data: Json) -> Json:
     text = {"type": "string"}
-    given: Json = {
+    properties: Json = {
         "specversion": {"type": "string", "const": "1.0"},
         "id": text,
         "source": {"type": "string", "const": source},
@@ -190,7 +190,7 @@ def _cloud_event(name: str, source: str, data: Json) -> Json:
         "sequence": text,
         "data": data,
     }
-    return {"type": "object", "properties": given, "required": list(given)}
+    return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 _WHOLE = {"type": "integer"}
@@ -220,9 +220,9 @@ def _title(kind: Any) -> str:
 
 
 def _described(thing: Any) -> Json:
-    told = inspect.cleandoc(getattr(thing, "__doc__", None) or "")
-    generated = told.startswith(f"{getattr(thing, '__name__', '')}(")
-    return {"description": told} if told and not generated else {}
+    description = inspect.cleandoc(getattr(thing, "__doc__", None) or "")
+    generated = description.startswith(f"{getattr(thing, '__name__', '')}(")
+    return {"description": description} if description and not generated else {}
 
 
 def _key(name: str) -> str:

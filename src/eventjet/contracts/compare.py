@@ -61,11 +61,11 @@ class Comparison:
 
     def misfits(self) -> list[Misfit]:
         """Return the differences without duplicates, in the order of the fields."""
-        found: dict[tuple[str, Weight, str], Misfit] = {}
-        for one in self._fits(self.writer, self.reader, ""):
+        misfits: dict[tuple[str, Weight, str], Misfit] = {}
+        for misfit in self._fits(self.writer, self.reader, ""):
             # An integer is a number or, when large, text: report only once that the reader does not take it.
-            found.setdefault((one.path, one.weight, one.reason.partition(", and was ")[0]), one)
-        return list(found.values())
+            misfits.setdefault((misfit.path, misfit.weight, misfit.reason.partition(", and was ")[0]), misfit)
+        return list(misfits.values())
 
     def _fits(self, writer: Any, reader: Any, path: str) -> Iterator[Misfit]:
         if writer == reader and self.writer.get("$defs") == self.reader.get("$defs"):
@@ -76,12 +76,12 @@ class Comparison:
                 return
             self._met.add(pair)
         readers = list(alternatives(reader, self.reader))
-        for one in alternatives(writer, self.writer, spread=True):
-            found = [list(self._branch(one, other, path)) for other in readers]
-            if not found:
+        for written in alternatives(writer, self.writer, spread=True):
+            misfits_by_reader = [list(self._branch(written, read, path)) for read in readers]
+            if not misfits_by_reader:
                 yield Misfit(path, Weight.REFUSED, "takes nothing any more")
-            elif all(found):
-                yield from min(found, key=_badness)
+            elif all(misfits_by_reader):
+                yield from min(misfits_by_reader, key=_badness)
 
     def _branch(self, writer: Json, reader: Json, path: str) -> Iterator[Misfit]:
         """Yield the differences of one alternative of the writer and one alternative of the reader."""
@@ -108,7 +108,7 @@ class Comparison:
         yield from _constraints(writer, reader, path)
 
     def _object(self, writer: Json, reader: Json, path: str) -> Iterator[Misfit]:
-        theirs, ours = (cast("dict[str, Any]", one.get("properties") or {}) for one in (writer, reader))
+        theirs, ours = (cast("dict[str, Any]", schema.get("properties") or {}) for schema in (writer, reader))
         rest = reader.get("additionalProperties", True)
         added = [name for name in ours if name not in theirs]
         for name, value in theirs.items():
@@ -121,7 +121,9 @@ class Comparison:
             elif isinstance(rest, dict):
                 yield from self._fits(value, rest, where)
             elif not self.always:
-                yield self._dropped(where, value, [each for each in added if each not in _required(reader)], ours)
+                yield self._dropped(
+                    where, value, [candidate for candidate in added if candidate not in _required(reader)], ours
+                )
         for name in added:
             where, needed = _under(path, name), name in _required(reader)
             if isinstance(writer.get("additionalProperties"), dict):
@@ -137,7 +139,7 @@ class Comparison:
     def _dropped(self, where: str, value: Json, candidates: Sequence[str], ours: Mapping[str, Any]) -> Misfit:
         """Return the misfit of a field that is no longer read, which loses its data if the field was renamed."""
         for name in candidates:
-            if not any(each.weight is Weight.REFUSED for each in self._fits(value, ours[name], where)):
+            if not any(misfit.weight is Weight.REFUSED for misfit in self._fits(value, ours[name], where)):
                 reason = f"is no longer read; if its new name is {name!r}, what it holds is lost"
                 return Misfit(where, Weight.OTHERWISE, reason)
         return Misfit(where, Weight.TOLD, "is no longer read")
@@ -154,13 +156,13 @@ class Comparison:
             yield Misfit(where, Weight.OTHERWISE, reason)
 
     def _array(self, writer: Json, reader: Json, path: str) -> Iterator[Misfit]:
-        theirs, ours = (cast("list[Any]", one.get("prefixItems") or []) for one in (writer, reader))
+        theirs, ours = (cast("list[Any]", schema.get("prefixItems") or []) for schema in (writer, reader))
         for index in range(max(len(theirs), len(ours))):
-            one, other = (
-                each[index] if index < len(each) else node.get("items", {})
-                for each, node in ((theirs, writer), (ours, reader))
+            written, read = (
+                items[index] if index < len(items) else schema.get("items", {})
+                for items, schema in ((theirs, writer), (ours, reader))
             )
-            yield from self._fits(one, other, f"{path}[{index}]")
+            yield from self._fits(written, read, f"{path}[{index}]")
         if "items" in reader and "items" in writer:
             yield from self._fits(writer["items"], reader["items"], f"{path}[]")
         if reader.get("uniqueItems") and not writer.get("uniqueItems"):
@@ -180,8 +182,8 @@ def alternatives(node: Any, root: Json, *, spread: bool = False, depth: int = 0)
         yield from alternatives({**target, **beside}, root, spread=spread, depth=depth + 1)
         return
     for key in ("anyOf", "oneOf", "allOf"):
-        for one in cast("list[Any]", schema.get(key) or []):
-            merged = {**cast("Json", one), **{name: value for name, value in beside.items() if name not in one}}
+        for branch in cast("list[Any]", schema.get(key) or []):
+            merged = {**cast("Json", branch), **{name: value for name, value in beside.items() if name not in branch}}
             yield from alternatives(merged, root, spread=spread, depth=depth + 1)
     if {"anyOf", "oneOf", "allOf"} & schema.keys():
         return
@@ -223,8 +225,8 @@ def _bounds(writer: Json, reader: Json, path: str) -> Iterator[Misfit]:
         ours = _number(value)
         if theirs is not None and ours is not None and (theirs >= ours if word in _LOWER else theirs <= ours):
             continue
-        was = "nothing" if writer.get(word) is None else writer[word]
-        yield Misfit(path, Weight.REFUSED, f"has the limit {word} {value}, and had {was}")
+        previous = "nothing" if writer.get(word) is None else writer[word]
+        yield Misfit(path, Weight.REFUSED, f"has the limit {word} {value}, and had {previous}")
 
 
 def _value_fits(value: Any, reader: Json, path: str) -> Iterator[Misfit]:
@@ -252,7 +254,7 @@ def kind_of(schema: Any) -> str:
     if "const" in node or "enum" in node:
         return _shown([node["const"]] if "const" in node else node["enum"])
     if "anyOf" in node or "oneOf" in node:
-        return " or ".join(kind_of(one) for one in node.get("anyOf") or node["oneOf"])
+        return " or ".join(kind_of(branch) for branch in node.get("anyOf") or node["oneOf"])
     kind = node.get("type")
     if kind == "string":
         pattern, leaf = str(node.get("pattern", "")), leaf_of(node)
@@ -265,9 +267,9 @@ def kind_of(schema: Any) -> str:
         return f"a {node['format']}" if "format" in node else LEAVES["str"].title
     if isinstance(kind, list):
         return LEAVES["int"].title
-    named = {"object": str(node.get("title") or "an object"), "array": "a list"}
+    titles = {"object": str(node.get("title") or "an object"), "array": "a list"}
     scalars = {"integer": "int", "number": "float", "boolean": "bool", "null": "none"}
-    return LEAVES[scalars[str(kind)]].title if kind in scalars else named.get(str(kind), "anything")
+    return LEAVES[scalars[str(kind)]].title if kind in scalars else titles.get(str(kind), "anything")
 
 
 def _reference(node: Any) -> str:
@@ -303,4 +305,4 @@ def _under(path: str, name: str) -> str:
 
 
 def _badness(found: Sequence[Misfit]) -> tuple[int, int]:
-    return max((one.weight for one in found), default=Weight.TOLD), len(found)
+    return max((misfit.weight for misfit in found), default=Weight.TOLD), len(found)

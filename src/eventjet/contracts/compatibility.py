@@ -80,18 +80,20 @@ class EventChange:
     @property
     def compatibility(self) -> Compatibility:
         """The worst compatibility among the remarks."""
-        return max((one.compatibility for one in self.remarks), key=lambda one: one.rank, default=Compatibility.SAFE)
+        return max(
+            (remark.compatibility for remark in self.remarks), key=lambda level: level.rank, default=Compatibility.SAFE
+        )
 
 
 def changes_between(old: Contract, new: Contract, catalog: Catalog) -> list[EventChange]:
     """Return the findings about every event of either release, by name; `catalog` is that of the new release."""
     comparing = _Comparing(old, new, catalog)
-    named = {name for one in old.events for name in (one.name, *one.formerly)} | set(old.retired)
+    old_names = {name for event in old.events for name in (event.name, *event.formerly)} | set(old.retired)
     known = set(old.names())
-    found = [comparing.old_event(name) if name in known else comparing.old_name(name) for name in sorted(named)]
-    found += [comparing.new_event(one) for one in new.events if not {one.name, *one.formerly} & named]
-    found += comparing.public()
-    return sorted(filter(None, found), key=lambda one: one.event)
+    changes = [comparing.old_event(name) if name in known else comparing.old_name(name) for name in sorted(old_names)]
+    changes += [comparing.new_event(event) for event in new.events if not {event.name, *event.formerly} & old_names]
+    changes += comparing.public()
+    return sorted(filter(None, changes), key=lambda change: change.event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,8 @@ class _Comparing:
         remarks: list[Remark] = []
         tried = 0
         for shape in shapes.values():
-            made, count = self._read_again(shape, kind)
-            remarks += made
+            new_remarks, count = self._read_again(shape, kind)
+            remarks += new_remarks
             tried += count
         remarks += self._read_before(list(shapes.values())[-1], kind)
         return EventChange(name, kind.info.schema, tuple(dict.fromkeys(remarks)), tried, kind.event_type)
@@ -120,7 +122,7 @@ class _Comparing:
         if self.catalog.named(name) is not None or self.catalog.is_retired(name):
             return None
         what = "is neither declared nor retired any more, and events of this name may be in the log"
-        owner = next((one.name for one in self.old.events if name in one.formerly), None)
+        owner = next((event.name for event in self.old.events if name in event.formerly), None)
         fix = f'@event("{owner}", formerly=("{name}",))' if owner else _retired_fix(name)
         return EventChange(name, None, (Remark(Compatibility.OLD_EVENTS, what, fix),))
 
@@ -136,19 +138,19 @@ class _Comparing:
 
     def public(self) -> Iterator[EventChange]:
         """Judge the public events of publications, which only other apps read."""
-        before = {one.name: one for one in self.old.public}
-        after = {one.name: one for one in self.new.public}
+        before = {event.name: event for event in self.old.public}
+        after = {event.name: event for event in self.new.public}
         for name in sorted(before.keys() | after.keys()):
-            told = f"{name} (published)"
+            title = f"{name} (published)"
             if name not in after:
                 what = "is no longer published; whoever takes it gets nothing any more"
-                yield EventChange(told, None, (Remark(Compatibility.OLD_READERS, what, _ASK_READERS),))
+                yield EventChange(title, None, (Remark(Compatibility.OLD_READERS, what, _ASK_READERS),))
             elif name in before:
                 misfits = Comparison(after[name].body, before[name].body, always=True).misfits()
-                remarks = [_for_readers(one, _ASK_READERS) for one in misfits if one.weight > Weight.TOLD]
-                yield EventChange(told, after[name].schema, tuple(remarks))
+                remarks = [_for_readers(misfit, _ASK_READERS) for misfit in misfits if misfit.weight > Weight.TOLD]
+                yield EventChange(title, after[name].schema, tuple(remarks))
             else:
-                yield EventChange(told, after[name].schema, ())
+                yield EventChange(title, after[name].schema, ())
 
     def _undeclared(self, name: str, shape: EventShape) -> Remark:
         if self.catalog.is_retired(name):
@@ -158,11 +160,13 @@ class _Comparing:
             return Remark(Compatibility.SAFE, what)
         what = "is not declared any more, so aggregates that have one cannot be loaded, and projections stop there"
         known = set(self.old.names())
-        strangers = [one for one in self.new.events if one.name not in known and one.aggregate == shape.aggregate]
-        for one in strangers:
-            misfits = Comparison(shape.body, one.body, always=False).misfits()
-            if all(each.weight is Weight.TOLD for each in misfits):
-                return Remark(Compatibility.OLD_EVENTS, what, _renamed_fix(name, one.name, one.schema))
+        candidates = [
+            event for event in self.new.events if event.name not in known and event.aggregate == shape.aggregate
+        ]
+        for event in candidates:
+            misfits = Comparison(shape.body, event.body, always=False).misfits()
+            if all(misfit.weight is Weight.TOLD for misfit in misfits):
+                return Remark(Compatibility.OLD_EVENTS, what, _renamed_fix(name, event.name, event.schema))
         return Remark(Compatibility.OLD_EVENTS, what, _gone_fix(name))
 
     def _read_again(self, shape: EventShape, kind: EventType) -> tuple[list[Remark], int]:
@@ -182,9 +186,9 @@ class _Comparing:
                 Remark(Compatibility.UPCASTER, what, _upcaster_code(kind.info.name, schema, misfits, shape.body))
             ], 0
         misfits = [] if schema < kind.info.schema else self._misfits(shape, kind)
-        remarks = [self._for_old_events(one, misfits, shape, kind) for one in misfits]
+        remarks = [self._for_old_events(misfit, misfits, shape, kind) for misfit in misfits]
         tried, count = self._tried(shape, kind, resolved)
-        if all(one.compatibility is not Compatibility.OLD_EVENTS for one in remarks):
+        if all(remark.compatibility is not Compatibility.OLD_EVENTS for remark in remarks):
             remarks += tried
         return remarks, count
 
@@ -192,13 +196,13 @@ class _Comparing:
         """Decode sample bodies of a shape; return the remarks on refused bodies, and the number of bodies."""
         is_upcast = shape.schema < kind.info.schema
         try:
-            made = bodies(shape.body)
+            samples = bodies(shape.body)
         except Unmade as reason:
             what = f"could not be tried at schema {shape.schema}: {reason}"
             compatibility = Compatibility.OLD_EVENTS if is_upcast else Compatibility.SAFE
             return [Remark(compatibility, what, _TRY_THE_LOG)], 0
         refused: dict[str, str] = {}
-        for body in made:
+        for body in samples:
             try:
                 resolved.decode(dump_json(body))
             except BaseException as raised:  # noqa: BLE001 - an upcaster's own
@@ -210,10 +214,10 @@ class _Comparing:
             f"refuses the body {body}, which schema {shape.schema} lets be: {reason}"
             for reason, body in list(refused.items())[:_FAILURES_MAX]
         ]
-        return [Remark(Compatibility.OLD_EVENTS, what, fix) for what in whats], len(made)
+        return [Remark(Compatibility.OLD_EVENTS, what, fix) for what in whats], len(samples)
 
     def _misfits(self, shape: EventShape, kind: EventType) -> list[Misfit]:
-        (today,) = [one.body for one in self.new.events if one.name == kind.info.name]
+        (today,) = [event.body for event in self.new.events if event.name == kind.info.name]
         return Comparison(shape.body, today, always=False).misfits()
 
     def _for_old_events(self, one: Misfit, all_of: Sequence[Misfit], shape: EventShape, kind: EventType) -> Remark:
@@ -232,9 +236,9 @@ class _Comparing:
         if info.schema > shape.schema:
             what = f"is recorded at schema {info.schema}, and older releases read up to schema {shape.schema}"
             return [Remark(Compatibility.OLD_READERS, what, _STOP_FIRST)]
-        (today,) = [one.body for one in self.new.events if one.name == info.name]
+        (today,) = [event.body for event in self.new.events if event.name == info.name]
         misfits = Comparison(today, shape.body, always=True).misfits() if info.schema == shape.schema else []
-        return [_for_readers(one, _STOP_FIRST) for one in misfits if one.weight > Weight.TOLD]
+        return [_for_readers(misfit, _STOP_FIRST) for misfit in misfits if misfit.weight > Weight.TOLD]
 
     def _class_of(self, name: str) -> type | None:
         kind = self.catalog.named(name)
@@ -279,10 +283,10 @@ def _upcaster_code(name: str, schema: int, misfits: Sequence[Misfit], was: Json)
     """Return the code of the upcaster to the next schema, with `...` for what cannot be known."""
     function = re.sub(r"\W+", "_", name.rpartition(".")[2]).strip("_") or "event"
     fields: dict[str, str] = {}
-    for one in misfits:
-        top = _FIELD.match(one.path)
-        if top is not None and one.weight is not Weight.TOLD:
-            fields.setdefault(*_upcaster_field(top[0], one, was))
+    for misfit in misfits:
+        top = _FIELD.match(misfit.path)
+        if top is not None and misfit.weight is not Weight.TOLD:
+            fields.setdefault(*_upcaster_field(top[0], misfit, was))
     entries = "".join(f', "{key}": {value}' for key, value in fields.items())
     return (
         f'@upcaster("{name}", schema={schema})\n'
@@ -325,17 +329,17 @@ def sarif_of(changes: Sequence[EventChange], locate: Locate, version: str) -> Js
     """Return the findings as a SARIF log, without those that are safe."""
     rules = [
         {
-            "id": _rule(one),
-            "shortDescription": {"text": f"This change {one.value}."},
-            "defaultConfiguration": {"level": _LEVEL[one]},
+            "id": _rule(compatibility),
+            "shortDescription": {"text": f"This change {compatibility.value}."},
+            "defaultConfiguration": {"level": _LEVEL[compatibility]},
         }
-        for one in Compatibility
-        if one is not Compatibility.SAFE
+        for compatibility in Compatibility
+        if compatibility is not Compatibility.SAFE
     ]
     results = [
-        _result(one, remark, *locate(one))
-        for one in changes
-        for remark in one.remarks
+        _result(change, remark, *locate(change))
+        for change in changes
+        for remark in change.remarks
         if remark.compatibility is not Compatibility.SAFE
     ]
     driver = {"name": "eventjet schema check", "version": version, "rules": rules}

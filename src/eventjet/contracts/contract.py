@@ -63,9 +63,9 @@ class EventShape:
 
     def document(self) -> Json:
         """Return the JSON Schema with name, schema, former names and aggregate of the event."""
-        told = {"name": self.name, "schema": self.schema, "formerly": list(self.formerly)}
-        whose = {"aggregate": self.aggregate} if self.aggregate else {}
-        return {"$schema": DIALECT, EVENT: told | whose, **self.body}
+        identity = {"name": self.name, "schema": self.schema, "formerly": list(self.formerly)}
+        owner = {"aggregate": self.aggregate} if self.aggregate else {}
+        return {"$schema": DIALECT, EVENT: identity | owner, **self.body}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,30 +85,33 @@ class Contract:
 
     def documents(self) -> dict[str, Json]:
         """Return file → document, sorted, and always the same for the same contract."""
-        found: dict[str, Json] = {APP: {"app": self.app, "format": FORMAT, "retired_events": sorted(self.retired)}}
-        found |= {one.file: one.document() for one in (*self.events, *self.public)}
-        found |= {
+        documents: dict[str, Json] = {APP: {"app": self.app, "format": FORMAT, "retired_events": sorted(self.retired)}}
+        documents |= {event.file: event.document() for event in (*self.events, *self.public)}
+        documents |= {
             f"{COMMANDS}{name}.json": {"$schema": DIALECT, **body} for name, body in (self.commands or {}).items()
         }
-        return dict(sorted(found.items()))
+        return dict(sorted(documents.items()))
 
     def at(self, name: str) -> dict[int, EventShape]:
         """Return the shapes of an event by schema number, the newest last."""
-        return {one.schema: one for one in sorted(self.events, key=lambda one: one.schema) if one.name == name}
+        return {
+            event.schema: event for event in sorted(self.events, key=lambda event: event.schema) if event.name == name
+        }
 
     def names(self) -> list[str]:
         """Return the names of the events, sorted and without duplicates."""
-        return sorted({one.name for one in self.events})
+        return sorted({event.name for event in self.events})
 
 
 def contract_of(app: Declares) -> Contract:
     """Return the contract of an app's declarations, without eventjet's own events, which the app cannot change."""
     kinds = [kind for kind in app.catalog.kinds() if kind.aggregate != CLAIMS]
     events = [_shape(kind.event_type, kind.info, kind.aggregate) for kind in kinds]
-    told = {kind: event_info(kind) for one in app.publications.values() for kind in one.public}
-    public = [_shape(kind, info, None) for kind, info in told.items()]
+    infos = {kind: event_info(kind) for publication in app.publications.values() for kind in publication.public}
+    public = [_shape(kind, info, None) for kind, info in infos.items()]
     commands = {
-        f"{app.aggregates[one.aggregate].name}.{one.name}": arguments_of(one.decide).schema() for one in app.served
+        f"{app.aggregates[served.aggregate].name}.{served.name}": arguments_of(served.decide).schema()
+        for served in app.served
     }
     return Contract(app.name, _sorted(events), _sorted(public), tuple(sorted(app.catalog.retired)), commands)
 
@@ -120,8 +123,8 @@ def contract_in(documents: Mapping[str, Any], where: str) -> Contract:
         if about["format"] != FORMAT:
             raise ValueError(f"its format is {about['format']!r}, and this release reads {FORMAT}")
         shapes = [_read(body) for name, body in documents.items() if _EVENT_FILE.fullmatch(name)]
-        events = [one for one in shapes if one.aggregate is not None]
-        public = [one for one in shapes if one.aggregate is None]
+        events = [shape for shape in shapes if shape.aggregate is not None]
+        public = [shape for shape in shapes if shape.aggregate is None]
         start, end = len(COMMANDS), -len(".json")
         commands = {
             name[start:end]: _without_dialect(body) for name, body in documents.items() if name.startswith(COMMANDS)
@@ -147,10 +150,10 @@ def _shape(cls: type, info: EventInfo, aggregate: str | None) -> EventShape:
 
 def _read(document: Any) -> EventShape:
     body = dict(cast("Json", document))
-    told = body.pop(EVENT)
+    info = body.pop(EVENT)
     body.pop("$schema", None)
-    formerly = tuple(map(str, told["formerly"]))
-    return EventShape(str(told["name"]), int(told["schema"]), told.get("aggregate"), formerly, body)
+    formerly = tuple(map(str, info["formerly"]))
+    return EventShape(str(info["name"]), int(info["schema"]), info.get("aggregate"), formerly, body)
 
 
 def _without_dialect(document: Json) -> Json:
@@ -158,4 +161,4 @@ def _without_dialect(document: Json) -> Json:
 
 
 def _sorted(shapes: Sequence[EventShape]) -> tuple[EventShape, ...]:
-    return tuple(sorted(shapes, key=lambda one: (one.name, one.schema)))
+    return tuple(sorted(shapes, key=lambda shape: (shape.name, shape.schema)))

@@ -51,20 +51,20 @@ def _values(node: Any, root: Json, path: str, depth: int) -> list[Any]:
     """Return some values that fit a schema, the plainest first."""
     if depth > _DEPTH_MAX:
         raise _TooDeep
-    found: list[Any] = []
+    values: list[Any] = []
     is_deep = False
     branches = list(alternatives(node, root))
     share = max(2, _VALUES_MAX // max(1, len(branches)))
-    for one in branches:
+    for branch in branches:
         try:
-            found += islice(_of_branch(one, root, path, depth), share)
+            values += islice(_of_branch(branch, root, path, depth), share)
         except _TooDeep:
             is_deep = True
-    if not found and is_deep:
+    if not values and is_deep:
         raise _TooDeep
-    if not found:
+    if not values:
         raise Unmade(f"no value could be made for `{path}`")
-    return found
+    return values
 
 
 def _of_branch(node: Json, root: Json, path: str, depth: int) -> Iterable[Any]:
@@ -81,7 +81,7 @@ def _of_branch(node: Json, root: Json, path: str, depth: int) -> Iterable[Any]:
         case "string":
             return _texts(node, path)
         case "integer" | "number" as kind:
-            return [one for one in _numbers(node, whole=kind == "integer") if _is_within(one, node)]
+            return [number for number in _numbers(node, whole=kind == "integer") if _is_within(number, node)]
         case "boolean":
             return LEAVES["bool"].samples
         case "null":
@@ -122,25 +122,32 @@ def _entries(node: Json, values: Any, root: Json, path: str, depth: int) -> Json
 
 
 def _arrays(node: Json, root: Json, path: str, depth: int) -> Iterator[list[Any]]:
-    first = [_values(one, root, f"{path}[{at}]", depth + 1)[0] for at, one in enumerate(node.get("prefixItems") or [])]
-    least, most = int(node.get("minItems", 0)), node.get("maxItems")
+    first = [
+        _values(schema, root, f"{path}[{index}]", depth + 1)[0]
+        for index, schema in enumerate(node.get("prefixItems") or [])
+    ]
+    min_items, max_items = int(node.get("minItems", 0)), node.get("maxItems")
     if "items" not in node:
         yield first
         return
     try:
         items = _values(node["items"], root, f"{path}[]", depth + 1)
     except _TooDeep:
-        if least:
+        if min_items:
             raise
         yield []
         return
-    if least > len(items) and node.get("uniqueItems"):
-        raise Unmade(f"`{path}` wants {least} different items")
+    if min_items > len(items) and node.get("uniqueItems"):
+        raise Unmade(f"`{path}` wants {min_items} different items")
     for item in items:
-        yield [*first, *[item] * max(1, least)] if not node.get("uniqueItems") else [item, *items][: max(1, least)]
-    if not least:
+        yield (
+            [*first, *[item] * max(1, min_items)]
+            if not node.get("uniqueItems")
+            else [item, *items][: max(1, min_items)]
+        )
+    if not min_items:
         yield first
-    if most is None or int(most) >= len(items):
+    if max_items is None or int(max_items) >= len(items):
         yield [*first, *items]
 
 
@@ -148,20 +155,20 @@ def _texts(node: Json, path: str) -> list[Any]:
     pattern, limits = node.get("pattern"), cast("Json", node.get(LIMITS) or {})
     leaf = leaf_of(node)
     if leaf is not None and leaf.kind == "decimal":
-        found: list[Any] = [each for each in leaf.samples if _decimal_fits(Decimal(each), limits)]
+        fitting: list[Any] = [text for text in leaf.samples if _decimal_fits(Decimal(text), limits)]
     elif leaf is not None:
-        found = [] if limits else list(leaf.samples)
+        fitting = [] if limits else list(leaf.samples)
     elif node.get("format") is not None:
-        found = [] if limits else list(_FORMATS.get(str(node["format"]), ()))
+        fitting = [] if limits else list(_FORMATS.get(str(node["format"]), ()))
     else:
-        least, most = int(node.get("minLength", 0)), node.get("maxLength")
+        min_length, max_length = int(node.get("minLength", 0)), node.get("maxLength")
         texts = [*LEAVES["str"].samples, *(_LARGE if pattern else ())]
-        texts = [each.ljust(least, "x") for each in texts]
-        texts = [each if most is None else each[: int(most)] for each in texts]
-        found = list(dict.fromkeys(each for each in texts if not pattern or re.search(str(pattern), each)))
-    if not found and not str(pattern).endswith(LARGE_TEXT):
+        texts = [text.ljust(min_length, "x") for text in texts]
+        texts = [text if max_length is None else text[: int(max_length)] for text in texts]
+        fitting = list(dict.fromkeys(text for text in texts if not pattern or re.search(str(pattern), text)))
+    if not fitting and not str(pattern).endswith(LARGE_TEXT):
         raise Unmade(f"no text could be made for `{path}`")
-    return found
+    return fitting
 
 
 def _numbers(node: Json, *, whole: bool) -> Iterator[Any]:
@@ -169,7 +176,7 @@ def _numbers(node: Json, *, whole: bool) -> Iterator[Any]:
     for word, by in (("minimum", 0), ("exclusiveMinimum", step), ("maximum", 0), ("exclusiveMaximum", -step)):
         if word in node:
             yield node[word] + by
-    yield from (one * step for one in LEAVES["int" if whole else "float"].samples)
+    yield from (number * step for number in LEAVES["int" if whole else "float"].samples)
 
 
 def _is_within(value: Any, node: Json) -> bool:

@@ -59,25 +59,25 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
         from pydantic.dataclasses import rebuild_dataclass
 
         _check_not_generic(cls, "event")
-        made: Any = pydantic_dataclass(
+        event_class: Any = pydantic_dataclass(
             frozen=True,
             kw_only=True,
             slots=True,
             config={"strict": True, "extra": "forbid", "hide_input_in_errors": True},
         )(cls)
-        if not made.__pydantic_complete__:
+        if not event_class.__pydantic_complete__:
             # Resolve names in the scope that declares the class; `complete` resolves those that are declared later.
-            rebuild_dataclass(made, raise_errors=False, _parent_namespace_depth=3)
-        for field, told in made.__pydantic_fields__.items():
-            _check_not_generic(told.annotation, "event", f"{cls.__qualname__}.{field}")
-            if told.alias or told.validation_alias or told.serialization_alias:
+            rebuild_dataclass(event_class, raise_errors=False, _parent_namespace_depth=3)
+        for field, field_info in event_class.__pydantic_fields__.items():
+            _check_not_generic(field_info.annotation, "event", f"{cls.__qualname__}.{field}")
+            if field_info.alias or field_info.validation_alias or field_info.serialization_alias:
                 reason = "an event is made, stored and read by the names of its fields: leave the alias out"
                 raise DefinitionError([f"{cls.__qualname__}.{field} has an alias, and {reason}"])
         # `tuple` would split a str into its characters.
         names = (formerly,) if isinstance(formerly, str) else tuple(formerly)  # pyright: ignore[reportUnnecessaryIsInstance]
-        setattr(made, _MARK, EventInfo(name, schema, names))
-        made.__init__ = _constructor(made)
-        return cast("type[T]", made)
+        setattr(event_class, _MARK, EventInfo(name, schema, names))
+        event_class.__init__ = _constructor(event_class)
+        return cast("type[T]", event_class)
 
     return declare
 
@@ -131,9 +131,9 @@ def aggregate(name: str, /, *, snapshot_every: int | None = None, revision: int 
 
     def declare(cls: type[T]) -> type[T]:
         _check_not_generic(cls, "aggregate")
-        made = dataclass(frozen=True, kw_only=True, slots=True)(cls)
-        setattr(made, _MARK, AggregateInfo(name, snapshot_every, revision, uniques_of(made)))
-        return made
+        aggregate_class = dataclass(frozen=True, kw_only=True, slots=True)(cls)
+        setattr(aggregate_class, _MARK, AggregateInfo(name, snapshot_every, revision, uniques_of(aggregate_class)))
+        return aggregate_class
 
     return declare
 
@@ -152,7 +152,7 @@ def _check_not_generic(hint: Any, decorator: str, field: str = "") -> None:
     variables = (hint,) if isinstance(hint, TypeVar) else getattr(hint, "__parameters__", ())
     if variables:
         shown = getattr(hint, "__qualname__", hint)
-        names = ", ".join(str(one.__name__) for one in variables)
+        names = ", ".join(str(variable.__name__) for variable in variables)
         what = f"{field} is of the type variable {names}" if field else f"{shown} is generic in {names}"
         raise DefinitionError(
             [f"{what}, and a generic {decorator} is not supported: declare one class for each type, with that type"]
@@ -162,10 +162,10 @@ def _check_not_generic(hint: Any, decorator: str, field: str = "") -> None:
 def field_faults(cls: type) -> list[str]:
     """Return, as sentences, the fields that a class lacks because the base declaring them is not a dataclass."""
     return [
-        f"{cls.__qualname__} lacks {listed(lost)} of its base {base.__qualname__}, which is no dataclass; decorate "
+        f"{cls.__qualname__} lacks {listed(missing)} of its base {base.__qualname__}, which is no dataclass; decorate "
         f"{base.__qualname__} with @dataclass(frozen=True, kw_only=True), or declare its fields in {cls.__qualname__}"
         for base in cls.__mro__[1:]
-        if (lost := [name for name in _annotated(base) if name not in cast("Any", cls).__dataclass_fields__])
+        if (missing := [name for name in _annotated(base) if name not in cast("Any", cls).__dataclass_fields__])
     ]
 
 
@@ -173,9 +173,9 @@ def _annotated(base: type) -> list[str]:
     """Return the names that `@dataclass` would make fields of; none for a class that is a dataclass already."""
     if base is object or "__dataclass_fields__" in vars(base):
         return []
-    told = {"__annotations__": inspect.get_annotations(base), "__module__": base.__module__}
-    made: Any = dataclass(type(base.__name__, (), told))
-    return [one.name for one in fields(made) if not one.name.startswith("__")]
+    namespace = {"__annotations__": inspect.get_annotations(base), "__module__": base.__module__}
+    stand_in: Any = dataclass(type(base.__name__, (), namespace))
+    return [field.name for field in fields(stand_in) if not field.name.startswith("__")]
 
 
 def _constructor(cls: Any) -> Callable[..., None]:
@@ -188,11 +188,11 @@ def _constructor(cls: Any) -> Callable[..., None]:
         try:
             self.__pydantic_validator__.validate_python(ArgsKwargs(args, kwargs), self_instance=self)
         except ValidationError as error:
-            told = error.errors(include_url=False, include_context=False, include_input=False)
-            unknown = [str(one["loc"][0]) for one in told if one["type"] == "unexpected_keyword_argument"]
+            details = error.errors(include_url=False, include_context=False, include_input=False)
+            unknown = [str(detail["loc"][0]) for detail in details if detail["type"] == "unexpected_keyword_argument"]
             if not unknown:
                 raise
-            known = [one.name for one in fields(cls) if one.init]
+            known = [field.name for field in fields(cls) if field.init]
             reason = f"{cls.__qualname__} has no field {unknown[0]!r}. {meant(unknown[0], known)}"
             faults = "".join(f"{fault}. " for fault in field_faults(cls))
             raise TypeError(f"{reason}{faults}Its fields: {listed(known)}.") from None
@@ -231,6 +231,6 @@ def _declared(cls: Any, kind: type[T], what: str) -> T:
     info = vars(cls).get(_MARK) if isinstance(cls, type) else None
     if not isinstance(info, kind):
         # The repr of a value may be long, and may contain personal data.
-        named = cls if isinstance(cls, str) else getattr(cls, "__qualname__", None) or f"a {type(cls).__qualname__}"
-        raise DefinitionError([f"{named} is not {what}(…)"])
+        label = cls if isinstance(cls, str) else getattr(cls, "__qualname__", None) or f"a {type(cls).__qualname__}"
+        raise DefinitionError([f"{label} is not {what}(…)"])
     return info

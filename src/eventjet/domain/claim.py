@@ -75,11 +75,11 @@ class Claim:
         Each change is recorded even if the claim already says so. A save that changes a value always appends to its
         claim, so a comparison of claims with states can tell that nothing was recorded in between.
         """
-        events: list[ClaimEvent] = [*(self.release(aggregate, constraint, one) for one in released)]
+        events: list[ClaimEvent] = [*(self.release(aggregate, constraint, holder) for holder in released)]
         if taker is not None:
-            others = self.holders.difference(released, [taker])
-            if others:
-                raise Held(min(others))
+            other_holders = self.holders.difference(released, [taker])
+            if other_holders:
+                raise Held(min(other_holders))
             events.append(self.take(aggregate, constraint, taker))
         return events
 

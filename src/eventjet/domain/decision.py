@@ -65,7 +65,7 @@ def check_decision(aggregate: Any, decide: Any, aggregate_id: object = "") -> No
     if callable(decide) and not is_bound and not is_event(decide):
         return
     owner, members = shown_name(aggregate), cast("dict[str, Any]", vars(aggregate))
-    known = [
+    decisions = [
         f"{owner}.{name}"
         for name, value in members.items()
         if isinstance(value, types.FunctionType) and not name.startswith("_") and name not in _NO_DECISIONS
@@ -73,7 +73,7 @@ def check_decision(aggregate: Any, decide: Any, aggregate_id: object = "") -> No
     what = shown(decide, 60) if isinstance(decide, str) else shown_name(decide if is_event(decide) else type(decide))
     raise UsageError(
         f"{what} is no decision of {owner}. Hand over the function itself, uncalled and bound to no state, and its "
-        f"arguments after it: {listed(known)}."
+        f"arguments after it: {listed(decisions)}."
     )
 
 
@@ -86,12 +86,12 @@ def decided_on(aggregate: Any, decide: Callable[..., Any], state: Any, args: Any
         trace = error.__traceback__
         if isinstance(error, TypeError) and trace is not None and trace.tb_next is None:
             raise UsageError(_misfit(decide, error)) from None
-        other = _owner(decide)
-        if other is not None and other is not aggregate:
-            mine, theirs = shown_name(aggregate), shown_name(other)
+        owner = _owner(decide)
+        if owner is not None and owner is not aggregate:
+            aggregate_name, owner_name = shown_name(aggregate), shown_name(owner)
             raise UsageError(
-                f"{shown_name(decide)} decides on {theirs}, and was given the state of {mine}. Hand over a decision of "
-                f"{mine}, or take `repository({theirs})`."
+                f"{shown_name(decide)} decides on {owner_name}, and was given the state of {aggregate_name}. Hand over "
+                f"a decision of {aggregate_name}, or take `repository({owner_name})`."
             ) from error
         raise
 
@@ -110,12 +110,12 @@ def _misfit(decide: Callable[..., Any], error: TypeError) -> str:
 def _owner(decide: Any) -> Any:
     """Return the aggregate that a function is a method of, if the aggregate is defined at the top of its module."""
     name = getattr(decide, "__qualname__", "").rpartition(".")[0]
-    found = getattr(decide, "__globals__", {}).get(name)
+    owner = getattr(decide, "__globals__", {}).get(name)
     try:
-        aggregate_info(found)
+        aggregate_info(owner)
     except DefinitionError:
         return None
-    return found
+    return owner
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,8 +132,8 @@ def evolved(state: S, event: Any) -> S:
         remedy = "It takes every event in any state: return self where nothing changes"
         raise DefinitionError([f"{fault}. {remedy}"]) from error
     if type(after) is not type(state):
-        given = "None" if after is None else f"a {type(after).__qualname__}"
-        raise DefinitionError([f"{name}.evolve returned {given} for {type(event).__qualname__}; return a {name}"])
+        returned = "None" if after is None else f"a {type(after).__qualname__}"
+        raise DefinitionError([f"{name}.evolve returned {returned} for {type(event).__qualname__}; return a {name}"])
     return cast("S", after)
 
 
@@ -144,20 +144,20 @@ def fold_history(held: FoldedState[S], links: Iterable[Link], subject: str, last
     `DefinitionError` as `evolved` does. The given state is copied first, so `evolve` cannot change it.
     """
     state, version, position = own_copy(held.state), held.version, held.position
-    for after, at, expected, command_id, data in links:
-        if after != version + 1:
+    for next_version, next_position, expected, command_id, data in links:
+        if next_version != version + 1:
             if expected == VOID:
-                position = at
+                position = next_position
                 continue
-            raise HistoryBroken(subject, at, f"version {after} follows version {version}")
-        if at <= position:
-            raise HistoryBroken(subject, at, f"it comes after position {position}")
+            raise HistoryBroken(subject, next_position, f"version {next_version} follows version {version}")
+        if next_position <= position:
+            raise HistoryBroken(subject, next_position, f"it comes after position {position}")
         if expected is not None and expected not in (position, VOID):
             reason = f"it was written after position {expected}, but {position} came before it"
-            raise HistoryBroken(subject, at, reason)
+            raise HistoryBroken(subject, next_position, reason)
         if data is not None:
             state = evolved(state, data)
-        version, position = after, at
+        version, position = next_version, next_position
         if command_id is not None:
             held.commands.add(command_id, version)
     return FoldedState(state, version, position, last_id, held.commands)

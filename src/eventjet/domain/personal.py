@@ -53,12 +53,12 @@ def masked(value: Any, *hints: Any) -> Any:
         return MASK
     if isinstance(value, list):
         # A NamedTuple is a list in JSON.
-        inner = [each for kind in kinds for each in (*_items(kind), *_fields(kind).values())]
-        return [masked(each, *inner) for each in cast("list[Any]", value)]
+        inner = [hint for kind in kinds for hint in (*_items(kind), *_fields(kind).values())]
+        return [masked(item, *inner) for item in cast("list[Any]", value)]
     if isinstance(value, dict):
         if any(_is_mapping(kind) and is_private(typing.get_args(kind)[0]) for kind in kinds):
             return MASK
-        return {name: _masked_field(name, each, kinds) for name, each in cast("dict[str, Any]", value).items()}
+        return {name: _masked_field(name, item, kinds) for name, item in cast("dict[str, Any]", value).items()}
     return MASK if all(_fields(kind) for kind in kinds if kind is not type(None)) else value
 
 
@@ -72,7 +72,10 @@ def masked_whole(value: Any) -> Any:
 def masked_row(row: Any) -> Any:
     """Return the fields of a dataclass object by name, with those hidden that are personal or contain something so."""
     kind = cast("type[Any]", type(row))
-    return {one.name: MASK if is_private(field_hint(kind, one.name)) else getattr(row, one.name) for one in fields(row)}
+    return {
+        field.name: MASK if is_private(field_hint(kind, field.name)) else getattr(row, field.name)
+        for field in fields(row)
+    }
 
 
 def field_hint(cls: type, name: str) -> Any:
@@ -95,11 +98,11 @@ def parameter_hint(function: Any, name: str) -> Any:
 
     The mark may be behind an alias, so the text of an unresolved annotation does not show whether it is personal.
     """
-    told = getattr(function, "__annotations__", {})
-    if name not in told:
+    raw_hints = getattr(function, "__annotations__", {})
+    if name not in raw_hints:
         return Any
     try:
-        return annotation(function, name, told[name], include_extras=True)
+        return annotation(function, name, raw_hints[name], include_extras=True)
     except Exception:  # noqa: BLE001 - an annotation is any expression
         return Personal[Any]  # better hidden than shown
 
@@ -107,25 +110,29 @@ def parameter_hint(function: Any, name: str) -> Any:
 def argument_hints(function: Any, args: tuple[Any, ...], kwargs: Iterable[str]) -> tuple[list[Any], dict[str, Any]]:
     """Return the annotations of a decision's arguments after the state: positional as a list, the rest by name."""
     parameters = list(inspect.signature(function).parameters.values())[1:]
-    named = {one.name for one in parameters}
-    rest = next((one.name for one in parameters if one.kind is one.VAR_KEYWORD), "")
-    by_place = [one.name for one in parameters if one.kind not in (one.KEYWORD_ONLY, one.VAR_KEYWORD)]
+    names = {parameter.name for parameter in parameters}
+    rest = next((parameter.name for parameter in parameters if parameter.kind is parameter.VAR_KEYWORD), "")
+    by_place = [
+        parameter.name
+        for parameter in parameters
+        if parameter.kind not in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD)
+    ]
     # Further positional arguments belong to the last positional parameter, a `*names`.
     placed = [by_place[min(index, len(by_place) - 1)] if by_place else "" for index in range(len(args))]
     return (
         [parameter_hint(function, name) for name in placed],
-        {name: parameter_hint(function, name if name in named else rest) for name in kwargs},
+        {name: parameter_hint(function, name if name in names else rest) for name in kwargs},
     )
 
 
 def _masked_field(name: str, value: Any, kinds: list[Any]) -> Any:
-    found: list[Any] = []
+    hints: list[Any] = []
     for kind in kinds:
         if _is_mapping(kind):
-            found.append(typing.get_args(kind)[1])
-        elif name in (named := _fields(kind)):
-            found.append(named[name])
-    return masked(value, *found) if found else MASK
+            hints.append(typing.get_args(kind)[1])
+        elif name in (by_name := _fields(kind)):
+            hints.append(by_name[name])
+    return masked(value, *hints) if hints else MASK
 
 
 def _is_mapping(kind: Any) -> bool:
@@ -144,7 +151,7 @@ def _is_private(hint: Any, seen: set[Any]) -> bool:
         except TypeError:  # of a Literal with something that has no hash
             continue
         inner = [*_items(kind), *_fields(kind).values()]
-        if any(_is_private(each, seen) for each in inner):
+        if any(_is_private(part, seen) for part in inner):
             return True
     return False
 
@@ -153,12 +160,12 @@ def _kinds(hint: Any) -> Iterator[Any]:
     """Yield the members of an annotation, and the mark itself for a personal member."""
     origin = typing.get_origin(hint)
     if origin is Annotated:
-        if any(isinstance(one, _Mark) for one in hint.__metadata__):
+        if any(isinstance(entry, _Mark) for entry in hint.__metadata__):
             yield _MARK
         yield from _kinds(hint.__origin__)
     elif origin in (typing.Union, types.UnionType):
-        for each in typing.get_args(hint):
-            yield from _kinds(each)
+        for member in typing.get_args(hint):
+            yield from _kinds(member)
     elif isinstance(hint, typing.NewType):
         yield from _kinds(hint.__supertype__)
     elif type(hint).__name__ == "TypeAliasType":
@@ -173,16 +180,18 @@ def _items(kind: Any) -> tuple[Any, ...]:
     """Return the annotations of a container's items."""
     if typing.get_origin(kind) is typing.Literal:
         return ()
-    return tuple(each for each in typing.get_args(kind) if each is not Ellipsis)
+    return tuple(argument for argument in typing.get_args(kind) if argument is not Ellipsis)
 
 
 @lru_cache(maxsize=10_000)
 def _hints(cls: type) -> Mapping[str, Any]:
-    told = getattr(cls, "__pydantic_fields__", None)
-    if isinstance(told, dict):
-        known = cast("dict[str, Any]", told)
-        by_name = {name: _of_pydantic(one) for name, one in known.items()}
-        return by_name | {str(one.alias): by_name[name] for name, one in known.items() if one.alias}
+    declared = getattr(cls, "__pydantic_fields__", None)
+    if isinstance(declared, dict):
+        field_infos = cast("dict[str, Any]", declared)
+        by_name = {name: _of_pydantic(field_info) for name, field_info in field_infos.items()}
+        return by_name | {
+            str(field_info.alias): by_name[name] for name, field_info in field_infos.items() if field_info.alias
+        }
     try:
         return typing.get_type_hints(cls, include_extras=True)
     except Exception:  # noqa: BLE001 - an annotation is any expression
@@ -190,7 +199,7 @@ def _hints(cls: type) -> Mapping[str, Any]:
 
 
 def _of_pydantic(one: Any) -> Any:
-    is_personal = any(isinstance(each, _Mark) for each in one.metadata)
+    is_personal = any(isinstance(entry, _Mark) for entry in one.metadata)
     return Personal[one.annotation] if is_personal else one.annotation
 
 
@@ -200,5 +209,7 @@ def _fields(kind: Any) -> Mapping[str, Any]:
     if not isinstance(cls, type):
         return {}
     cls = cast("Any", cls)
-    has = is_dataclass(cls) or hasattr(cls, "model_fields") or typing.is_typeddict(cls) or hasattr(cls, "_fields")
-    return _hints(cls) if has else {}
+    has_fields = (
+        is_dataclass(cls) or hasattr(cls, "model_fields") or typing.is_typeddict(cls) or hasattr(cls, "_fields")
+    )
+    return _hints(cls) if has_fields else {}

@@ -74,8 +74,8 @@ class Call:
 
     def whole(self) -> str:
         """Return the call with its arguments, for tests, whose values are not personal."""
-        told = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs)]
-        return f"{self.name}({', '.join(told)})"
+        arguments = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.kwargs)]
+        return f"{self.name}({', '.join(arguments)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,8 @@ class Asked(Generic[T, F]):
     ) -> Step[S, E]: ...
     def then(self, decide: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Add the process's own decision, recorded in the same atomic append; it must record something."""
-        made: Step[Any, Any] = Step(cast("Asked[Any, Any]", self), Call.of(decide, args, kwargs))
-        return made
+        step: Step[Any, Any] = Step(cast("Asked[Any, Any]", self), Call.of(decide, args, kwargs))
+        return step
 
     def then_with(self, decide: Callable[[S, Outcome[T, F]], E | None], /) -> Step[S, E]:
         """Do as `then`, for a decision that takes the `Outcome` of the other aggregate."""
@@ -276,7 +276,7 @@ def _takes_an_event_alone(by: Any) -> bool:
         parameters = inspect.signature(by).parameters.values()
     except (TypeError, ValueError):  # a builtin
         return True
-    return len([one for one in parameters if one.default is one.empty]) == 1
+    return len([parameter for parameter in parameters if parameter.default is parameter.empty]) == 1
 
 
 def same_id(event: Recorded[Any]) -> str:
@@ -353,11 +353,11 @@ def process(name: str, /, *, snapshot_every: int | None = None, revision: int = 
     """
 
     def declare(cls: type[C]) -> type[C]:
-        made = aggregate(name, snapshot_every=snapshot_every, revision=revision)(cls)
-        if not callable(getattr(made, "step", None)):
+        process_class = aggregate(name, snapshot_every=snapshot_every, revision=revision)(cls)
+        if not callable(getattr(process_class, "step", None)):
             raise DefinitionError([f"{cls.__qualname__} has no `step(self)`; return None there if it only listens"])
-        setattr(made, PROCESS, name)
-        return made
+        setattr(process_class, PROCESS, name)
+        return process_class
 
     return declare
 
@@ -375,7 +375,7 @@ def listeners_of(cls: type) -> list[tuple[str, Callable[..., Any]]]:
 def deadlines_of(state: Any) -> tuple[Deadline[Any, Any], ...]:
     """Return the deadlines of a state; empty when its class has no `deadline`."""
     deadline = getattr(state, "deadline", None)
-    told = None if deadline is None else own_copy(state).deadline()
-    if told is None:
+    deadlines = None if deadline is None else own_copy(state).deadline()
+    if deadlines is None:
         return ()
-    return tuple(cast("Sequence[Any]", told)) if isinstance(told, list | tuple) else (told,)
+    return tuple(cast("Sequence[Any]", deadlines)) if isinstance(deadlines, list | tuple) else (deadlines,)

@@ -143,9 +143,9 @@ class Reactor(Generic[E_contra, D_contra]):
             faults.append(f"it has {self.partitions} partitions; give 1 to {PARTITIONS_MAX}")
         try:
             faults += [
-                f"{shown_name(handle)} takes {shown_name(one)}, which no aggregate of the app folds"
-                for one in self.events
-                if not is_known(one)
+                f"{shown_name(handle)} takes {shown_name(event)}, which no aggregate of the app folds"
+                for event in self.events
+                if not is_known(event)
             ]
         except DefinitionError as error:
             faults += error.faults
@@ -343,12 +343,12 @@ class Publication(Generic[E_contra]):
     @property
     def public(self) -> tuple[type, ...]:
         """The event classes that it may publish; raises `DefinitionError` if the return annotation is missing."""
-        found: dict[type, None] = {}
+        events: dict[type, None] = {}
         for member in union_members(resolved_hint(self.translate, "return")):
             origin = typing.get_origin(member)
             members = union_members(typing.get_args(member)[0]) if origin in _LISTS else (member,)
-            found |= dict.fromkeys(one for one in members if one is not Ellipsis)
-        return tuple(found)
+            events |= dict.fromkeys(event for event in members if event is not Ellipsis)
+        return tuple(events)
 
     def faults(self, is_known: Callable[[type], bool]) -> list[str]:
         """Return the faults of this declaration in an app that folds the known events, each as a sentence."""
@@ -361,10 +361,12 @@ class Publication(Generic[E_contra]):
         if not self.source:
             faults.append("its source is empty; name a URI, as CloudEvents want it")
         try:
-            unknown = [one for one in self.events if not is_known(one)]
-            faults += [f"{shown_name(translate)} takes {shown_name(one)}, which no aggregate folds" for one in unknown]
-            for one in self.public:
-                event_info(one)
+            unknown = [event for event in self.events if not is_known(event)]
+            faults += [
+                f"{shown_name(translate)} takes {shown_name(event)}, which no aggregate folds" for event in unknown
+            ]
+            for event in self.public:
+                event_info(event)
         except DefinitionError as error:
             faults += error.faults
         return faults

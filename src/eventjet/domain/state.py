@@ -102,7 +102,7 @@ def _classes(hint: Any) -> Iterator[type]:
 def _field_names(cls: Any) -> list[str]:
     """Return the fields of a dataclass, a NamedTuple or a pydantic model; empty for other classes."""
     if is_dataclass(cls):
-        return [one.name for one in fields(cls)]
+        return [field.name for field in fields(cls)]
     return list(getattr(cls, "_fields", None) or getattr(cls, "model_fields", None) or ())
 
 
@@ -217,8 +217,8 @@ def _copier(kind: type[Any]) -> _Copy | None:
 
 
 def _own_tuple(value: tuple[Any, ...], whole: bool) -> tuple[Any, ...]:
-    made = tuple([_own(each, whole) for each in value])
-    return value if all(map(is_, made, value)) else made
+    items = tuple([_own(item, whole) for item in value])
+    return value if all(map(is_, items, value)) else items
 
 
 def _own_unknown(value: Any, whole: bool) -> Any:
@@ -226,8 +226,8 @@ def _own_unknown(value: Any, whole: bool) -> Any:
 
 
 _OF_KIND: Mapping[Any, _Copy] = {
-    dict: lambda value, whole: {key: _own(each, whole) for key, each in value.items()},
-    list: lambda value, whole: [_own(each, whole) for each in value],
+    dict: lambda value, whole: {key: _own(item, whole) for key, item in value.items()},
+    list: lambda value, whole: [_own(item, whole) for item in value],
     tuple: _own_tuple,
     set: lambda value, _: value.copy(),
     bytearray: lambda value, _: value.copy(),
@@ -237,37 +237,37 @@ _OF_KIND: Mapping[Any, _Copy] = {
 
 def _object_copier(kind: Any, copiers: Mapping[str, _Copy]) -> _Copy:
     is_model, is_frozen = hasattr(kind, "model_fields"), _is_frozen(kind)
-    others = [name for name in _field_names(kind) if name not in copiers]
+    fixed_names = [name for name in _field_names(kind) if name not in copiers]
     has_dict = not is_model and bool(kind.__dictoffset__)
 
     def copy(value: Any, whole: bool) -> Any:
-        found: dict[str, Any] = {}
+        copies: dict[str, Any] = {}
         is_changed = not is_frozen
-        for name, own in copiers.items():
-            given = getattr(value, name)
+        for name, copier in copiers.items():
+            original = getattr(value, name)
             try:
-                found[name] = each = own(given, whole)
+                copies[name] = copied = copier(original, whole)
             except DefinitionError:
                 raise
             except Exception as error:
                 raise _uncopied(
-                    f"{kind.__qualname__}.{name} holds a {type(given).__qualname__}, which", error
+                    f"{kind.__qualname__}.{name} holds a {type(original).__qualname__}, which", error
                 ) from error
-            is_changed = is_changed or each is not given
+            is_changed = is_changed or copied is not original
         if not is_changed:
             return value
         if is_model:
-            made = value.model_copy()
-            cast("dict[str, Any]", vars(made)).update(found)
-            return made
-        made = object.__new__(kind)
+            clone = value.model_copy()
+            cast("dict[str, Any]", vars(clone)).update(copies)
+            return clone
+        clone = object.__new__(kind)
         if has_dict:
-            cast("dict[str, Any]", vars(made)).update(cast("dict[str, Any]", vars(value)))
-        for name in others:
-            _set(made, name, getattr(value, name))
-        for name, each in found.items():
-            _set(made, name, each)
-        return made
+            cast("dict[str, Any]", vars(clone)).update(cast("dict[str, Any]", vars(value)))
+        for name in fixed_names:
+            _set(clone, name, getattr(value, name))
+        for name, copied in copies.items():
+            _set(clone, name, copied)
+        return clone
 
     return copy
 
@@ -316,5 +316,5 @@ def _is_bare(value: Any) -> bool:
     """Return whether a value has no attributes and no items, such as a sentinel; raises if it cannot be copied."""
     if hasattr(value, "__deepcopy__"):
         return False
-    told = value.__reduce_ex__(4)
-    return told[0] is copyreg.__newobj__ and len(told[1]) == 1 and all(part is None for part in told[2:])  # type: ignore[attr-defined]
+    reduced = value.__reduce_ex__(4)
+    return reduced[0] is copyreg.__newobj__ and len(reduced[1]) == 1 and all(part is None for part in reduced[2:])  # type: ignore[attr-defined]

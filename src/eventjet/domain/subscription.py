@@ -15,7 +15,7 @@ from eventjet.errors import DefinitionError
 def union_members(hint: Any) -> tuple[Any, ...]:
     """Return the members of a union, flattened, in order, without None."""
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
-        return tuple(dict.fromkeys(one for part in typing.get_args(hint) for one in union_members(part)))
+        return tuple(dict.fromkeys(member for part in typing.get_args(hint) for member in union_members(part)))
     return () if hint is type(None) else (hint,)
 
 
@@ -39,7 +39,7 @@ def recorded_events_of(function: Any, parameter: str = "") -> tuple[type, ...]:
     parameter = parameter or next(iter(inspect.signature(function).parameters), "event")
     events = events_of(function, parameter)
     if typing.get_origin(resolved_hint(function, parameter)) is not Recorded:
-        names = " | ".join(shown_name(one) for one in events)
+        names = " | ".join(shown_name(event) for event in events)
         raise DefinitionError([f"{shown_name(function)} is given a `Recorded`: write `{parameter}: Recorded[{names}]`"])
     return events
 

@@ -94,13 +94,13 @@ def claim_id(aggregate: str, constraint: str, value: Value) -> str:
     `UsageError` for a value that cannot be unique.
     """
     try:
-        told = json.dumps([aggregate, constraint, _plain(value)], ensure_ascii=False, separators=(",", ":")).encode()
+        encoded = json.dumps([aggregate, constraint, _plain(value)], ensure_ascii=False, separators=(",", ":")).encode()
     except (TypeError, UnicodeEncodeError):
         raise UsageError(
             f"The constraint {constraint!r} of {aggregate!r} gave a {type(value).__name__} that cannot be unique. Have "
             "it return text, a whole number, a UUID, a date, a tuple of them, a set of such values, or None."
         ) from None
-    return f"{register_id(aggregate, constraint)}-{hashlib.sha256(told).hexdigest()[:_DIGITS]}"
+    return f"{register_id(aggregate, constraint)}-{hashlib.sha256(encoded).hexdigest()[:_DIGITS]}"
 
 
 def claims_of(aggregate: str, constraint: Unique[S], state: S) -> frozenset[str]:
@@ -110,11 +110,11 @@ def claims_of(aggregate: str, constraint: Unique[S], state: S) -> frozenset[str]
 
 def changed_claims(aggregate: str, constraint: Unique[S], before: S, after: S) -> tuple[frozenset[str], frozenset[str]]:
     """Return (ids of the claims that a change of state releases, ids it takes); raises what `claims_of` does."""
-    had, has = _values_of(constraint, before), _values_of(constraint, after)
-    if had == has:
+    values_before, values_after = _values_of(constraint, before), _values_of(constraint, after)
+    if values_before == values_after:
         return frozenset(), frozenset()
-    of_before, of_after = _ids(aggregate, constraint, had), _ids(aggregate, constraint, has)
-    return of_before - of_after, of_after - of_before
+    claims_before, claims_after = _ids(aggregate, constraint, values_before), _ids(aggregate, constraint, values_after)
+    return claims_before - claims_after, claims_after - claims_before
 
 
 def _values_of(constraint: Unique[S], state: S) -> Any:
@@ -130,21 +130,23 @@ def _values_of(constraint: Unique[S], state: S) -> Any:
 def uniques_of(cls: type) -> tuple[Unique[Any], ...]:
     """Return the constraints of a class, sorted by name."""
     methods = (by for _, by in inspect.getmembers(cls, inspect.isfunction) if hasattr(by, _MARK))
-    return tuple(sorted((Unique(str(getattr(by, _MARK)), by) for by in methods), key=lambda one: one.name))
+    return tuple(
+        sorted((Unique(str(getattr(by, _MARK)), by) for by in methods), key=lambda constraint: constraint.name)
+    )
 
 
 def unique_faults(aggregate: str, constraints: Sequence[Unique[Any]], is_name: Callable[[str], bool]) -> Iterator[str]:
     """Yield the faults of an aggregate's constraints, each as a sentence."""
     names: set[str] = set()
-    for one in constraints:
-        where = f"the constraint {one.name!r} of {aggregate!r}"
-        if not is_name(one.name):
+    for constraint in constraints:
+        where = f"the constraint {constraint.name!r} of {aggregate!r}"
+        if not is_name(constraint.name):
             yield f"{where} is not called [a-z][a-z0-9_]*"
-        if one.name in names:
-            yield f"{aggregate!r} has two constraints called {one.name!r}"
-        names.add(one.name)
-        if len([each for each in inspect.signature(one.by).parameters.values() if each.default is each.empty]) != 1:
-            yield f"{where}: {shown_name(one.by)} has to be a method that takes no arguments"
+        if constraint.name in names:
+            yield f"{aggregate!r} has two constraints called {constraint.name!r}"
+        names.add(constraint.name)
+        if len([arg for arg in inspect.signature(constraint.by).parameters.values() if arg.default is arg.empty]) != 1:
+            yield f"{where}: {shown_name(constraint.by)} has to be a method that takes no arguments"
 
 
 def _ids(aggregate: str, constraint: Unique[Any], told: Value | AbstractSet[Value] | None) -> frozenset[str]:

@@ -112,9 +112,9 @@ class ComponentFailed(Unreachable):
         """`kept` is False if the log is deleted with its temporary folder; then the message does not refer to it."""
         self.log = log
         self.tail = tail
-        said = f"; it last said: {tail}" if tail else ""
+        last_output = f"; it last said: {tail}" if tail else ""
         remedy = f"Fix that and start again; the whole log is {log}." if kept else "Fix that and start again."
-        super().__init__(component, reason + said, remedy)
+        super().__init__(component, reason + last_output, remedy)
 
 
 class DemoFailed(EventjetError):

@@ -149,8 +149,10 @@ class NotCaughtUp(ProjectionError):
         because = f" ({' '.join(reason.split()).rstrip('.')})" if reason else ""
         who = f"Projection {projection!r} is"
         if state in _STANDSTILL:
-            said, remedy = _STANDSTILL[state]
-            super().__init__(f"{who} {said} at position {reached} and will not reach {position}{because}. {remedy}")
+            condition, remedy = _STANDSTILL[state]
+            super().__init__(
+                f"{who} {condition} at position {reached} and will not reach {position}{because}. {remedy}"
+            )
             return
         super().__init__(
             f"{who} at position {reached} and did not reach {position} within {timeout_s:g} s{because}. "
@@ -229,7 +231,7 @@ class LocationTaken(ProjectionError):
         self.holder = holder
         who, names = (
             f"Revision {resolved.revision} of projection {resolved.name!r}",
-            [one.name for one in resolved.tables],
+            [table.name for table in resolved.tables],
         )
         if holder is not None:
             super().__init__(

@@ -66,9 +66,9 @@ class CommandFailed(EventjetError):
         self.kind = kind
         self.status = status
         self.detail = detail
-        told = detail.rstrip(".")
+        reason = detail.rstrip(".")
         remedy = _REMEDIES.get(status, _NO_REMEDY)
-        super().__init__(f"The service answered {kind} ({status}): {told}. {remedy}")
+        super().__init__(f"The service answered {kind} ({status}): {reason}. {remedy}")
 
 
 class NobodyServes(NoResponders, Unreachable):

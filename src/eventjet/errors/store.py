@@ -79,12 +79,12 @@ class SaveTorn(OutcomeUnknown):
 
     def __init__(self, subjects: Sequence[str], event_ids: Sequence[str], writes: Sequence[Any] = ()) -> None:
         super().__init__(subjects, event_ids, "the log holds only a part of them", writes)
-        told = (
+        message = (
             f"The log holds only a part of a save on {', '.join(self.subjects)}: the server did not keep its batch "
             "whole. What is there counts and stays. `eventjet audit` names it; record what is missing by a command of "
             "its own."
         )
-        self.args = (told,)
+        self.args = (message,)
 
 
 class Refused(StoreError):
@@ -169,8 +169,8 @@ class Forbidden(StoreError):
         self.reason = reason
         self.remedy = remedy
         """What to do, if granting the permission is not enough; otherwise empty."""
-        said = remedy or "Grant it to these credentials, or use others."
-        super().__init__(f"The server denied {subject}: {reason}. {said}")
+        advice = remedy or "Grant it to these credentials, or use others."
+        super().__init__(f"The server denied {subject}: {reason}. {advice}")
 
 
 class Unauthorized(Forbidden):
@@ -195,12 +195,12 @@ class ConnectionClosed(StoreUnavailable):
 
     def __init__(self) -> None:
         super().__init__("The connection to NATS", "it was closed by this process")
-        told = (
+        message = (
             "The connection to NATS is closed: this process ended it, and then used it. What `async with "
             "app.connect() as jet:` gives, and every repository of it, works within that block alone. Move the call "
             "into the block, or keep the block open for as long as the program needs it."
         )
-        self.args = (told,)
+        self.args = (message,)
 
 
 class NoResponders(StoreUnavailable):
@@ -390,8 +390,10 @@ class UndecodableMessage(UndecodableEvent):
 
     def __init__(self, subject: str, position: int, data: bytes, reason: str) -> None:
         super().__init__(subject, position, data, reason)
-        told = f"The message at position {position} on {subject!r} ({len(data)} bytes) cannot be taken: {reason}. "
-        self.args = (f"{told}Have it sent as what the inbox takes, or go on without it (`eventjet quarantine drop`).",)
+        message = f"The message at position {position} on {subject!r} ({len(data)} bytes) cannot be taken: {reason}. "
+        self.args = (
+            f"{message}Have it sent as what the inbox takes, or go on without it (`eventjet quarantine drop`).",
+        )
 
 
 class UnencodableEvent(CodecError):
