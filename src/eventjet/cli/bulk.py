@@ -68,11 +68,11 @@ def rebuild(
     from eventjet.rebuild import preview
     from eventjet.rebuild import rebuild as run
 
-    chosen, names = _engine_options(engine, master, no_ship), at.chosen(projections)
+    options, names = _engine_options(engine, master, no_ship), at.chosen(projections)
     if dry_run:
-        planned = asyncio.run(preview(at.ref, names, at.settings, engine=chosen, from_archive=from_archive))
+        planned = asyncio.run(preview(at.ref, names, at.settings, engine=options, from_archive=from_archive))
         return Answer(preview_value(planned), preview_lines(planned), ok=not planned.refusals)
-    work = partial(run, at.ref, names, at.settings, engine=chosen, from_archive=from_archive)
+    work = partial(run, at.ref, names, at.settings, engine=options, from_archive=from_archive)
     report = finished("No live read model was changed but by a swap that was complete.", work)
     return Answer(report, rebuild_lines(report))
 
@@ -94,10 +94,10 @@ def verify(
     from eventjet.operations.reports import verify_lines, verify_value
     from eventjet.rebuild import verify as run
 
-    chosen = _engine_options(engine, master, no_ship)
+    options = _engine_options(engine, master, no_ship)
     name = at.projection(projection).name
     report = finished(
-        "Nothing was changed.", partial(run, at.ref, name, at.settings, engine=chosen, from_archive=from_archive)
+        "Nothing was changed.", partial(run, at.ref, name, at.settings, engine=options, from_archive=from_archive)
     )
     private = at.app().projections[name].is_private
     lines = verify_lines(report, private=private)

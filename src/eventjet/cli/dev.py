@@ -99,11 +99,11 @@ async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool, allow_ac
         await work_reloading(at, environ, console)
         return
     names = at.work([]).names
-    kept = ", ".join(names) or "nothing to work on"
+    names_text = ", ".join(names) or "nothing to work on"
     try:
         if console is not None:
             await console.start()
-        await run_until_stopped(at, names, lambda: show(f"ready: {kept}; Ctrl-C stops everything"))
+        await run_until_stopped(at, names, lambda: show(f"ready: {names_text}; Ctrl-C stops everything"))
     finally:
         if console is not None:
             await console.stop()
@@ -176,14 +176,14 @@ async def _changes_of(folder: Path) -> AsyncGenerator[set[str]]:
     except ImportError:
         raise Unreachable("watchfiles", "it is not installed", 'Install it: `pip install "eventjet[dev]"`.') from None
     ignored = [folder / ".eventjet", folder / ".venv", folder / "venv"]
-    async for found in awatch(folder, watch_filter=PythonFilter(ignore_paths=ignored), raise_interrupt=False):
-        yield {path for _, path in found}
+    async for changes in awatch(folder, watch_filter=PythonFilter(ignore_paths=ignored), raise_interrupt=False):
+        yield {path for _, path in changes}
 
 
 def _named(paths: set[str], folder: Path) -> str:
     names = sorted(str(Path(path).relative_to(folder)) for path in paths if Path(path).is_relative_to(folder))
-    more = len(names) - _NAMED_MAX
-    return ", ".join(names[:_NAMED_MAX]) + (f" and {more:,} more" if more > 0 else "")
+    remaining = len(names) - _NAMED_MAX
+    return ", ".join(names[:_NAMED_MAX]) + (f" and {remaining:,} more" if remaining > 0 else "")
 
 
 class ConsoleProcess:
@@ -257,8 +257,8 @@ def demo(
     from eventjet.dev.demo import Demo
 
     began = time.monotonic()
-    with interruptible(_ENDED_S) as interruption, progress() as shown:
-        run = Demo(accounts, commands, imported, engine, shown, show)
+    with interruptible(_ENDED_S) as interruption, progress() as show_progress:
+        run = Demo(accounts, commands, imported, engine, show_progress, show)
         run.run(interruption.run)
     _, _, differences = run.verified[-1]
     show(

@@ -176,8 +176,8 @@ def _check_unreadable(at: AppTarget, voids: Mapping[int, str], record: RawRecord
     app = at.app()
     what = f"The skip marker of position {record[0]}"
     try:
-        with PredecessorReader(Endpoint.of(at.settings), app.name) as earlier:
-            chained(app.catalog.of_log(voids), None, earlier)(record)
+        with PredecessorReader(Endpoint.of(at.settings), app.name) as predecessors:
+            chained(app.catalog.of_log(voids), None, predecessors)(record)
     except UndecodableEvent:
         return
     except UnknownEvent as error:

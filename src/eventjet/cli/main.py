@@ -107,9 +107,9 @@ class _PlainGroup(TyperGroup):
 
 
 def _plain(params: list[Any]) -> list[Any]:
-    for one in params:
-        if getattr(one, "is_flag", False) and one.metavar is None:
-            one.metavar = ""
+    for param in params:
+        if getattr(param, "is_flag", False) and param.metavar is None:
+            param.metavar = ""
     return params
 
 
@@ -186,19 +186,19 @@ def main(arguments: Sequence[str]) -> int:
         return status
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
-    except (BrokenPipeError, SystemExit) as ended:
-        if isinstance(ended, SystemExit) and (not ended.code or _COMPLETING in os.environ):
+    except (BrokenPipeError, SystemExit) as error:
+        if isinstance(error, SystemExit) and (not error.code or _COMPLETING in os.environ):
             sys.stdout.flush()
-            return ended.code if isinstance(ended.code, int) else DONE
+            return error.code if isinstance(error.code, int) else DONE
         # The reader of the output has closed it, as `head` does; typer exits then, and nobody could read a message.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return DONE
 
 
 def _ended(arguments: Sequence[str]) -> int:
-    given, debug = _without_debug(arguments)
+    remaining, debug = _without_debug(arguments)
     try:
-        status = app(given, prog_name="eventjet", standalone_mode=False)
+        status = app(remaining, prog_name="eventjet", standalone_mode=False)
     except (BrokenPipeError, typer.Abort):
         raise
     except Exception as error:
@@ -212,8 +212,8 @@ def _ended(arguments: Sequence[str]) -> int:
 def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
     """Return the arguments without `--debug`, and whether it was among them; it may stand anywhere before a `--`."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    kept = [argument for argument in arguments[:end] if argument != "--debug"]
-    return [*kept, *arguments[end:]], len(kept) < end
+    leading = [argument for argument in arguments[:end] if argument != "--debug"]
+    return [*leading, *arguments[end:]], len(leading) < end
 
 
 def report(error: BaseException, *, debug: bool) -> int:
@@ -243,9 +243,9 @@ def _message(error: BaseException) -> str:
         return _usage_text(error)
     from eventjet.codec.reasons import faults_of
 
-    said = f"{type(error).__name__}: {' '.join(faults_of(error).split())}".rstrip(": .")
+    description = f"{type(error).__name__}: {' '.join(faults_of(error).split())}".rstrip(": .")
     return (
-        f"This is a fault of eventjet's own, not of what you typed ({said}). "
+        f"This is a fault of eventjet's own, not of what you typed ({description}). "
         "Run it again with --debug, and report the traceback that it prints."
     )
 
@@ -283,7 +283,9 @@ def _unknown_option(option: str, context: Any) -> str:
     if near:
         return f"{text} {near.rstrip()}"
     # Some people put the option of a command before the command.
-    holders = [name for name, one in getattr(context.command, "commands", {}).items() if option in _options(one)]
+    holders = [
+        name for name, command in getattr(context.command, "commands", {}).items() if option in _options(command)
+    ]
     return f"{text} It follows the command, as in `eventjet {holders[0]} {option}`." if holders else text
 
 

@@ -71,18 +71,18 @@ def _write(name: str, folder: Path) -> list[Path]:
             as_file(files("eventjet") / _WORD) as source,
             tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as beside,
         ):
-            made = Path(beside) / name
+            project = Path(beside) / name
             for template in sorted(source.rglob("*")):
                 if template.is_dir() or template.suffix == ".pyc":
                     continue
                 place = template.relative_to(source)
-                target = made / _PLACES.get(str(place), str(place).replace(_WORD, name))
+                target = project / _PLACES.get(str(place), str(place).replace(_WORD, name))
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(_renamed(template.read_text(encoding="utf-8"), name), encoding="utf-8")
-            written = [one for one in made.rglob("*") if one.is_file()]
+            written = [file for file in project.rglob("*") if file.is_file()]
             if folder.exists():
                 folder.rmdir()
-            shutil.move(made, folder)
+            shutil.move(project, folder)
             return written
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error.strerror}. Go to a folder that can be.") from error

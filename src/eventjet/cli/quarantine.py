@@ -42,10 +42,13 @@ def list_(
 ) -> Answer:
     """List quarantined events, with the number of events that each blocks."""
     chosen = at.work([name] if name else [])
-    every = [*(each.name for each in chosen.projections), *(each.declared_as for each in chosen.followers)]
-    names = [name] if name else dict.fromkeys(every)
-    events = [event for each in names for event in _quarantine(at, each).listed(resolved=everything)]
-    declared = {each.name: each.revision for each in (*chosen.projections, *chosen.followers)}
+    all_names = [
+        *(projection.name for projection in chosen.projections),
+        *(follower.declared_as for follower in chosen.followers),
+    ]
+    names = [name] if name else dict.fromkeys(all_names)
+    events = [event for chosen_name in names for event in _quarantine(at, chosen_name).listed(resolved=everything)]
+    declared = {subscription.name: subscription.revision for subscription in (*chosen.projections, *chosen.followers)}
     return Answer([_value(event) for event in events], list_blocks(events, declared, everything))
 
 

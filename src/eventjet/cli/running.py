@@ -48,12 +48,12 @@ def finished(consolation: str, work: Callable[..., Coroutine[Any, Any, T]]) -> T
     A signal ends the work in good order; then `consolation`, which says in what state things are, is printed and
     `KeyboardInterrupt` is raised.
     """
-    with interruptible(CLEARED_S) as interruption, progress() as shown:
+    with interruptible(CLEARED_S) as interruption, progress() as show_progress:
 
         def show(step: Progress) -> None:
             if step.note:
                 note(step.note)
-            shown(step.phase, step.done, step.total or None)
+            show_progress(step.phase, step.done, step.total or None)
 
         try:
             return interruption.run(_told_when_stopping(work(progress=show)))
@@ -150,13 +150,13 @@ def _handling(handler: Callable[[int, FrameType | None], object]) -> Generator[N
 
     Under `nohup` a program ignores SIGHUP, and in the background of a shell SIGINT.
     """
-    heard = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]
-    before = {number: signal.signal(number, handler) for number in heard}
+    handled = [number for number in _ENDING if signal.getsignal(number) != signal.SIG_IGN]
+    previous_handlers = {number: signal.signal(number, handler) for number in handled}
     try:
         yield
     finally:
-        for number, earlier in before.items():
-            signal.signal(number, earlier)
+        for number, previous in previous_handlers.items():
+            signal.signal(number, previous)
 
 
 async def run_until_stopped(
@@ -258,9 +258,9 @@ class Lines:
         complete = total is not None and done >= total and now - began > _WORTH_S
         if done != printed and (complete or now - printed_at > _LINE_EVERY_S):
             self._printed[phase] = (now, done)
-            of = "" if total is None else f" total={total}"
-            part = f" step={step}" if step else ""
-            print(f"phase={phase.replace(' ', '-')}{part} done={done}{of}", file=sys.stderr, flush=True)
+            total_text = "" if total is None else f" total={total}"
+            step_text = f" step={step}" if step else ""
+            print(f"phase={phase.replace(' ', '-')}{step_text} done={done}{total_text}", file=sys.stderr, flush=True)
 
 
 class _Bars:

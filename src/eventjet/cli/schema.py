@@ -64,9 +64,9 @@ def export(
         return
     if asyncapi:
         documents[_ASYNCAPI] = asyncapi_of(app, contract, release)
-    changed = _write({name: text_of(one) for name, one in documents.items()}, out)
-    told = "".join(f"  - {one}\n" for one in changed) or "  - nothing has changed\n"
-    show(f"{out}: {counted(len(documents), 'file')} of {app.name}\n{told}".rstrip())
+    changed = _write({name: text_of(document) for name, document in documents.items()}, out)
+    listing = "".join(f"  - {line}\n" for line in changed) or "  - nothing has changed\n"
+    show(f"{out}: {counted(len(documents), 'file')} of {app.name}\n{listing}".rstrip())
 
 
 @schema.command()
@@ -110,7 +110,7 @@ def check(
         shown += _log_lines(log)
     value: dict[str, Any] = {"passes": is_fine}
     if compared is not None:
-        value |= {"against": compared[0], "events": [_as_json(one) for one in compared[1]]}
+        value |= {"against": compared[0], "events": [_as_json(change) for change in compared[1]]}
     if log is not None:
         value["log"] = {**asdict(log), "readable": log.readable}
     return Answer(value, shown, ok=is_fine)
@@ -127,14 +127,14 @@ def _compared(at: AppTarget, against: str, folder: str, sarif: Path | None) -> t
     old = contract_in(documents, where)
     if old.app != app.name:
         raise UsageError(f"The export in {where} is of the app {old.app!r}, and this one is {app.name!r}.")
-    judged = changes_between(old, contract_of(app), app.catalog)
+    changes = changes_between(old, contract_of(app), app.catalog)
     if sarif is not None:
-        told = text_of(sarif_of(judged, partial(_place_of, at.ref), version("eventjet")))
+        text = text_of(sarif_of(changes, partial(_place_of, at.ref), version("eventjet")))
         try:
-            sarif.write_text(told, encoding="utf-8")
+            sarif.write_text(text, encoding="utf-8")
         except OSError as error:
             raise UsageError(f"{sarif} cannot be written: {error}. Name another file with --sarif.") from None
-    return where, judged
+    return where, changes
 
 
 async def _read_log(at: AppTarget, histories: int) -> LogCheck:
@@ -149,22 +149,24 @@ async def _read_log(at: AppTarget, histories: int) -> LogCheck:
 def _passes(judged: list[EventChange], readers_stopped: bool) -> bool:
     from eventjet.contracts.compatibility import Compatibility
 
-    most = Compatibility.OLD_READERS if readers_stopped else Compatibility.SAFE
-    return all(one.compatibility.rank <= most.rank for one in judged)
+    limit = Compatibility.OLD_READERS if readers_stopped else Compatibility.SAFE
+    return all(change.compatibility.rank <= limit.rank for change in judged)
 
 
 def _place_of(app: AppRef, one: EventChange) -> tuple[str, int]:
     """Return file and line of an event's class, below the current folder; those of the app's module for no class."""
     try:
-        thing: Any = one.kind or sys.modules[app.module]
-        file = Path(inspect.getsourcefile(thing) or "").resolve()
-        return file.relative_to(Path.cwd()).as_posix(), inspect.getsourcelines(thing)[1] if one.kind else 1
+        source: Any = one.kind or sys.modules[app.module]
+        file = Path(inspect.getsourcefile(source) or "").resolve()
+        return file.relative_to(Path.cwd()).as_posix(), inspect.getsourcelines(source)[1] if one.kind else 1
     except (TypeError, OSError, ValueError, KeyError):
         return "pyproject.toml", 1  # outside this folder; SARIF needs some file and line
 
 
 def _as_json(one: EventChange) -> dict[str, Any]:
-    remarks = [{"verdict": each.compatibility.value, "what": each.what, "fix": each.fix} for each in one.remarks]
+    remarks = [
+        {"verdict": remark.compatibility.value, "what": remark.what, "fix": remark.fix} for remark in one.remarks
+    ]
     return {
         "event": one.event,
         "schema": one.schema,
@@ -178,7 +180,7 @@ def _judged_blocks(where: str, judged: list[EventChange], *, readers_stopped: bo
     from eventjet.contracts.compatibility import Compatibility
 
     yield f"Compared with {where}:"
-    for event in sorted(judged, key=lambda each: each.compatibility.rank):
+    for event in sorted(judged, key=lambda change: change.compatibility.rank):
         yield Lines([f"{event.compatibility.value:<20} {event.event}"])
         yield from (f"  - {remark.what}" for remark in event.remarks)
         for fix in dict.fromkeys(remark.fix for remark in event.remarks if remark.fix):
@@ -192,15 +194,15 @@ def _judged_blocks(where: str, judged: list[EventChange], *, readers_stopped: bo
 
 
 def _log_lines(log: LogCheck) -> Iterator[str]:
-    judged = "can be read" if log.readable else "can NOT be read"
-    yield f"{log.stream} {judged} by this app, as far as was looked: {log.told}"
+    judgement = "can be read" if log.readable else "can NOT be read"
+    yield f"{log.stream} {judgement} by this app, as far as was looked: {log.told}"
     for kind in log.kinds:
         seen = f"{counted(kind.seen, 'event')} seen, from position {kind.first:,} to {kind.last:,}"
         folded = f"; {kind.folded:,} {'history' if kind.folded == 1 else 'histories'} folded" if kind.folded else ""
         yield f"  - {kind.type} schema {kind.schema}: {seen}{folded}"
     for fault in log.faults:
-        more = f" (and {fault.count - 1:,} more like it)" if fault.count > 1 else ""
-        yield f"\n{fault.type} schema {fault.schema} at position {fault.position:,}: {fault.reason}{more}"
+        repeats = f" (and {fault.count - 1:,} more like it)" if fault.count > 1 else ""
+        yield f"\n{fault.type} schema {fault.schema} at position {fault.position:,}: {fault.reason}{repeats}"
     if not log.whole:
         yield "\nWhat was not looked at may hold others; `eventjet audit` reads the whole log."
 
@@ -232,9 +234,9 @@ def _read(where: str, folder: str) -> tuple[str, dict[str, Any]]:
     """
     path = Path(where)
     if path.is_dir():
-        files = [one for one in sorted(path.rglob("*.json")) if one.is_file()]
+        files = [file for file in sorted(path.rglob("*.json")) if file.is_file()]
         _check_count(len(files), where)
-        texts = {one.relative_to(path).as_posix(): one.read_bytes() for one in files}
+        texts = {file.relative_to(path).as_posix(): file.read_bytes() for file in files}
         return f"the folder {where}", _parsed(texts, where)
     if path.is_file():
         documents = _parsed({path.name: path.read_bytes()}, where)[path.name]
@@ -268,10 +270,10 @@ def _git(*arguments: str) -> bytes:
     if git is None:
         raise UsageError("There is no git on the PATH. Compare with a folder or a file instead.")
     try:
-        done = subprocess.run([git, *arguments], capture_output=True, timeout=_GIT_S, check=False)
+        completed = subprocess.run([git, *arguments], capture_output=True, timeout=_GIT_S, check=False)
     except subprocess.TimeoutExpired:
         raise UsageError(f"git {arguments[0]} did not end within {_GIT_S:g} s. Try it by hand.") from None
-    return done.stdout if done.returncode == 0 else b""
+    return completed.stdout if completed.returncode == 0 else b""
 
 
 def _check_count(count: int, where: str) -> None:
@@ -282,10 +284,10 @@ def _check_count(count: int, where: str) -> None:
 def _parsed(texts: Mapping[str, bytes], where: str) -> dict[str, Any]:
     from eventjet.codec.json import read_json
 
-    found: dict[str, Any] = {}
+    documents: dict[str, Any] = {}
     for name, text in texts.items():
         try:
-            found[name] = read_json(text)
+            documents[name] = read_json(text)
         except ValueError as error:
             raise UsageError(f"{name} of {where} is not JSON: {error}. Write the export again.") from None
-    return found
+    return documents

@@ -65,20 +65,20 @@ def init(
     _refuse_lost_log(at, reset or [])
     repaired = _repair(at, log, accept_loss=accept_loss) if repair else []
     topology, tables = asyncio.run(prepare(at, reset or []))
-    app, drifts, others = at.app().name, [str(drift) for drift in topology.drifts], list(topology.others)
+    app, drifts, answerers = at.app().name, [str(drift) for drift in topology.drifts], list(topology.others)
     faults = [*map(str, (*topology.unknown, *topology.unusable)), *_faults(at)]
     if not topology.unknown:
         faults += asyncio.run(unbuilt(at))
     undeclared = undeclared_cursors(at)
     database = f", {at.settings.shown()['database']}" if at.app().projections else ""
-    lines = [f"repaired {each}" for each in repaired]
+    lines = [f"repaired {change}" for change in repaired]
     lines += [f"created  stream {name}" for name in topology.created] + [f"created  table {name}" for name in tables]
     lines += [f"created  cursor {name}, which begins after position {start:,}" for name, start in topology.cursors]
     lines.append(f"{app} {'is not ready' if faults else 'is ready'}: log {topology.identity}{database}")
     lines += [f"unused   {cursor}" for cursor in undeclared]
     lines += [f"wrong    {fault}" for fault in faults] + [f"differs  {drift}" for drift in drifts]
-    lines += [f"others   {other}" for other in others]
-    if others:
+    lines += [f"others   {answerer}" for answerer in answerers]
+    if answerers:
         lines.append("Their answers are not believed, and saves take longer. `eventjet doctor` says how to end it.")
     if drifts:
         lines.append("What differs was changed by something else; `eventjet init --repair` changes it back.")
@@ -89,7 +89,7 @@ def init(
         "cursors": dict(topology.cursors),
         "drifts": drifts,
         "faults": faults,
-        "others": others,
+        "others": answerers,
         "repaired": repaired,
         "undeclared": undeclared,
     }
@@ -114,9 +114,9 @@ async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, l
         return topology, []  # no database is needed, or the log has aggregates that are not declared
     await asyncio.to_thread(database.check_sessions)
     with database.reaching_sync():
-        made = [table for each in chosen for table in begin_anew(database, each, topology.identity)]
+        recreated = [table for resolved in chosen for table in begin_anew(database, resolved, topology.identity)]
         engine, log = database.sync_engine("eventjet init"), topology.identity
-        return topology, made + create_tables(engine, app.projections.values(), log=log)
+        return topology, recreated + create_tables(engine, app.projections.values(), log=log)
 
 
 def _faults(at: AppTarget) -> list[str]:
@@ -128,15 +128,17 @@ def _faults(at: AppTarget) -> list[str]:
     from eventjet.sql.checkpoint import RETIRED
     from eventjet.subscriptions.status import cursor_fault, cursors_of
 
-    checkpoints = [each for each in _checkpoints(at) if each.state != RETIRED] if at.app().projections else []
+    checkpoints = (
+        [checkpoint for checkpoint in _checkpoints(at) if checkpoint.state != RETIRED] if at.app().projections else []
+    )
     with NatsConnection.open(Endpoint.of(at.settings)) as link:
         identity, state = state_of_log(link, at.app().name)
         missing = missing_range(state)
-        found = [log_fault(link, identity, state, checkpoint) for checkpoint in checkpoints]
+        faults = [log_fault(link, identity, state, checkpoint) for checkpoint in checkpoints]
         unread = unknown_events(link, state, at.app().catalog)
-        found += [cursor_fault(link, identity, state, cursor) for cursor in cursors_of(link, at.app())]
+        faults += [cursor_fault(link, identity, state, cursor) for cursor in cursors_of(link, at.app())]
     lost = [LogIncomplete(f"The log {state.name!r}", missing)] if missing else []
-    return list(dict.fromkeys(map(str, [*lost, *filter(None, found), *unread])))
+    return list(dict.fromkeys(map(str, [*lost, *filter(None, faults), *unread])))
 
 
 def _refuse_lost_log(at: AppTarget, reset: Collection[str]) -> None:
@@ -150,21 +152,25 @@ def _refuse_lost_log(at: AppTarget, reset: Collection[str]) -> None:
     from eventjet.sql.checkpoint import RETIRED
 
     checkpoints = _checkpoints(at) if at.app().projections else []
-    known = [each for each in checkpoints if each.state != RETIRED and each.log and each.position]
-    known = [each for each in known if each.name not in reset]
-    if not known:
+    affected = [
+        checkpoint
+        for checkpoint in checkpoints
+        if checkpoint.state != RETIRED and checkpoint.log and checkpoint.position
+    ]
+    affected = [checkpoint for checkpoint in affected if checkpoint.name not in reset]
+    if not affected:
         return
     with NatsConnection.open(Endpoint.of(at.settings)) as link:
         if integrity.find_stream(link, at.app().name) is not None:
             return
-    furthest = max(known, key=lambda each: each.position)
-    anew = " ".join(f"--reset {name}" for name in dict.fromkeys(each.name for each in known))
+    furthest = max(affected, key=lambda checkpoint: checkpoint.position)
+    reset_options = " ".join(f"--reset {name}" for name in dict.fromkeys(checkpoint.name for checkpoint in affected))
     raise LogUnusable(
         f"The stream {at.app().name!r}",
         f"it does not exist on this server, and the database has read models of the log {furthest.log}, up to position "
         f"{furthest.position}",
         f"If it was lost, `eventjet restore` brings it back; if this is the wrong server or database, name the right "
-        f"one. To begin with an empty log, throw these tables away: `eventjet init {anew}`.",
+        f"one. To begin with an empty log, throw these tables away: `eventjet init {reset_options}`.",
     )
 
 
@@ -213,11 +219,11 @@ def _identity_of(link: NatsConnection, state: StreamState, checkpoints: list[Che
     from eventjet.codec.headers import MSG_ID, header
     from eventjet.jetstream.api import message_at
 
-    known = [checkpoint for checkpoint in checkpoints if checkpoint.log and checkpoint.position]
-    logs = {checkpoint.log for checkpoint in known}
+    positioned = [checkpoint for checkpoint in checkpoints if checkpoint.log and checkpoint.position]
+    logs = {checkpoint.log for checkpoint in positioned}
     why = f"the checkpoints are of {len(logs)} logs" if logs else "no checkpoint of this database says which log it is"
     if len(logs) == 1:
-        for checkpoint in known:
+        for checkpoint in positioned:
             record = link.ask(message_at(state.name, checkpoint.position))
             if record is None or header(record[3], MSG_ID) != checkpoint.event_id:
                 why = f"the event at position {checkpoint.position} is not the one that {checkpoint.name!r} stands at"
@@ -257,8 +263,8 @@ def promote(at: AppTarget, projection: ProjectionArgument) -> Answer:
 
     resolved = at.projection(projection)
     done = actions.promote(at.settings, resolved)
-    left = list(done.left) if done else []
-    value = {"projection": projection, "revision": resolved.revision, "promoted": done is not None, "left": left}
+    inactive = list(done.left) if done else []
+    value = {"projection": projection, "revision": resolved.revision, "promoted": done is not None, "left": inactive}
     return Answer(value, actions.promoted_text(resolved, done))
 
 
@@ -280,10 +286,10 @@ def unused(
     from eventjet.sql.database import Database
     from eventjet.sql.revisions import unused as look
 
-    wanted = [_name_and_revision(text) for text in drop or []]
+    named_revisions = [_name_and_revision(text) for text in drop or []]
     database = Database(at.settings.database)
     with database.reaching_sync():
-        dropped = [_drop(at, database, *each) for each in wanted]
+        dropped = [_drop(at, database, *named_revision) for named_revision in named_revisions]
         cleared = remove_leftovers(database) if drop_runs else []
         with database.sync_engine("eventjet db").begin() as connection:
             revisions = look(connection, list(at.app().projections.values()), at.app().name)
@@ -293,10 +299,10 @@ def unused(
 
 
 def _name_and_revision(text: str) -> tuple[str, int]:
-    named = _NAMED.fullmatch(text)
-    if named is None:
+    match = _NAMED.fullmatch(text)
+    if match is None:
         raise UsageError(f"{text!r} is not NAME:REVISION, as in balances:1.")
-    return named[1], int(named[2])
+    return match[1], int(match[2])
 
 
 def _drop(at: AppTarget, database: Database, name: str, revision: int) -> Unused:
@@ -319,25 +325,25 @@ def unused_blocks(
     dropped: list[Unused], cleared: list[str], revisions: list[Unused], runs: list[str]
 ) -> Iterator[Block]:
     """Yield the blocks that show dropped and unused tables, and leftovers of rebuilds."""
-    for gone in dropped:
-        yield f"dropped  {gone.projection}:{gone.revision}: {', '.join(gone.tables) or 'it had no table'}"
+    for retired in dropped:
+        yield f"dropped  {retired.projection}:{retired.revision}: {', '.join(retired.tables) or 'it had no table'}"
     yield from (f"dropped  {name}, of a rebuild that was killed" for name in cleared)
     if revisions:
         rows = [
             (
-                f"{each.projection}:{each.revision}",
-                each.state,
-                ", ".join(each.tables),
-                each.rows,
-                each.position,
-                each.owner,
+                f"{revision.projection}:{revision.revision}",
+                revision.state,
+                ", ".join(revision.tables),
+                revision.rows,
+                revision.position,
+                revision.owner,
             )
-            for each in revisions
+            for revision in revisions
         ]
         yield Table(("unused", "state", "table", "rows", "position", "worker"), rows)
-    for each in revisions:
-        if each.in_use:
-            yield f"{each.projection}:{each.revision} cannot be dropped: {each.in_use}"
+    for revision in revisions:
+        if revision.in_use:
+            yield f"{revision.projection}:{revision.revision} cannot be dropped: {revision.in_use}"
     for name in runs:
         yield f"unused   {name}, of a rebuild that was killed; the next rebuild removes it, and --drop-runs does"
     if not revisions and not runs:
@@ -364,24 +370,26 @@ def nats_config(
 
     app = at.app()
     if postgres:
-        tables = [table for each in app.projections.values() for table in each.tables]
+        tables = [table for resolved in app.projections.values() for table in resolved.tables]
         print(grants((table.schema, table.name) for table in tables), end="")
         return
     # Include the next revision, so that its deploy need not wait for a new server configuration.
-    durables = [f"{each.name}-r{each.revision + more}" for each in app.projections.values() for more in (0, 1)]
-    every = roles.roles_of(
+    durables = [
+        f"{resolved.name}-r{resolved.revision + offset}" for resolved in app.projections.values() for offset in (0, 1)
+    ]
+    app_roles = roles.roles_of(
         app.name,
         [info.name for info in app.aggregates.values()],
         durables,
         list(declarations_of(app)),
-        published=[(each.stream, each.name) for each in app.publications.values()],
-        received=[(each.stream, f"{app.name}-{each.name}") for each in app.inboxes.values()],
+        published=[(publication.stream, publication.name) for publication in app.publications.values()],
+        received=[(inbox.stream, f"{app.name}-{inbox.name}") for inbox in app.inboxes.values()],
         unique=[info.name for info in app.aggregates.values() if info.unique],
     )
     if app.served:
-        every += roles.serving_roles(app.name, every, at.settings.caller_inboxes or (CALLER_INBOX,))
+        app_roles += roles.serving_roles(app.name, app_roles, at.settings.caller_inboxes or (CALLER_INBOX,))
     routed, domain = Endpoint.of(at.settings).routed, at.settings.jetstream_domain
     if domain is not None:
-        print(roles.leaf_accounts(app.name, every, routed, domain), end="")
+        print(roles.leaf_accounts(app.name, app_roles, routed, domain), end="")
     else:
-        print((roles.accounts if accounts else roles.server_config)(app.name, every, routed), end="")
+        print((roles.accounts if accounts else roles.server_config)(app.name, app_roles, routed), end="")

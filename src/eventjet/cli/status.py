@@ -82,16 +82,16 @@ def status_blocks(app: str, statuses: Sequence[WorkStatus]) -> Iterator[Block]:
 
 def status_table(statuses: Sequence[WorkStatus]) -> Table:
     """Return the table with a row for each subscription."""
-    columns = _COLUMNS if all(each.kind == PROJECTION for each in statuses) else ("name", *_COLUMNS[1:])
-    return Table(columns, [_row(each) for each in statuses], right=_NUMBERS)
+    columns = _COLUMNS if all(status.kind == PROJECTION for status in statuses) else ("name", *_COLUMNS[1:])
+    return Table(columns, [_row(status) for status in statuses], right=_NUMBERS)
 
 
 def _row(status: WorkStatus) -> tuple[object, ...]:
     rate = None if status.events_per_s is None else f"{status.events_per_s:,.0f}/s"
     name = status.name if status.kind == PROJECTION else f"{status.kind} {status.name}"
-    behind, left = duration(status.lag_s), duration(status.eta_s)
+    behind, remaining = duration(status.lag_s), duration(status.eta_s)
     revision, numbers = str(status.revision), (status.position, status.lag_events)
-    return (name, revision, status.state, *numbers, behind, rate, left, status.owner or None)
+    return (name, revision, status.state, *numbers, behind, rate, remaining, status.owner or None)
 
 
 def remarks_on(statuses: Sequence[WorkStatus]) -> list[str]:
@@ -99,25 +99,27 @@ def remarks_on(statuses: Sequence[WorkStatus]) -> list[str]:
     from eventjet.sql.checkpoint import RETIRED
 
     remarks: list[str] = []
-    revisions = Counter(each.name for each in statuses)
-    for each in statuses:
-        name = f"{each.name} revision {each.revision}" if revisions[each.name] > 1 else each.name
-        if each.parked:
-            events = counted(each.parked, "event")
-            remarks.append(f"{name}: {events} quarantined; see `eventjet quarantine list {each.name}`")
-        if each.reason:
-            remarks.append(f"{name}: {each.reason}")
-        if each.lost_owner:
+    revisions = Counter(status.name for status in statuses)
+    for status in statuses:
+        name = f"{status.name} revision {status.revision}" if revisions[status.name] > 1 else status.name
+        if status.parked:
+            events = counted(status.parked, "event")
+            remarks.append(f"{name}: {events} quarantined; see `eventjet quarantine list {status.name}`")
+        if status.reason:
+            remarks.append(f"{name}: {status.reason}")
+        if status.lost_owner:
             silent = "since the database's clock was set back"
-            silent = silent if each.lost_s is None else f"for {duration(each.lost_s)}"
-            remarks.append(f"{name}: its worker {each.lost_owner} has not been seen {silent}; none has taken over yet")
-        if each.location:
-            remarks.append(f"{name}: its rows are aside, {in_location(each.location)}, and not what readers see")
-        if each.state == RETIRED:
+            silent = silent if status.lost_s is None else f"for {duration(status.lost_s)}"
+            remarks.append(
+                f"{name}: its worker {status.lost_owner} has not been seen {silent}; none has taken over yet"
+            )
+        if status.location:
+            remarks.append(f"{name}: its rows are aside, {in_location(status.location)}, and not what readers see")
+        if status.state == RETIRED:
             remarks.append(f"{name}: its tables were dropped, and nothing is left of it but this line")
-        elif not each.declared:
-            drop = f"db unused --drop {each.name}:{each.revision}"
-            drop = drop if each.kind == PROJECTION else f"cursor drop {each.name}"
+        elif not status.declared:
+            drop = f"db unused --drop {status.name}:{status.revision}"
+            drop = drop if status.kind == PROJECTION else f"cursor drop {status.name}"
             unworked = "the app does not declare it, so only workers with other code advance it"
             remarks.append(f"{name}: {unworked}; `eventjet {drop}` removes it")
     return remarks
@@ -129,12 +131,12 @@ async def _watch(at: AppTarget, interval_s: float, *, as_json: bool) -> None:
 
     fault = ""
     with _changes(as_json) if as_json or not sys.stdout.isatty() else _screen() as update:
-        async for seen in watched(at.app(), at.settings, interval_s):
-            if not isinstance(seen, EventjetError):
+        async for answer in watched(at.app(), at.settings, interval_s):
+            if not isinstance(answer, EventjetError):
                 fault = ""
-                update(seen)
-            elif str(seen) != fault:
-                fault = str(seen)
+                update(answer)
+            elif str(answer) != fault:
+                fault = str(answer)
                 note(fault)
 
 
@@ -229,8 +231,8 @@ def _status(examined: Examined, *, strict: bool) -> int:
     counts = examined.counts
     if counts[Level.UNREACHABLE]:
         return UNREACHABLE
-    bad = counts[Level.FAULT] + (counts[Level.WARNING] + counts[Level.UNKNOWN] if strict else 0)
-    return ANSWER_IS_NO if bad else 0
+    faults = counts[Level.FAULT] + (counts[Level.WARNING] + counts[Level.UNKNOWN] if strict else 0)
+    return ANSWER_IS_NO if faults else 0
 
 
 def doctor_blocks(examined: Examined) -> Iterator[Block]:
@@ -257,7 +259,7 @@ def _finding_lines(finding: Finding) -> Iterator[str]:
     for number, (label, text) in enumerate(texts):
         first = f"{'':{_INDENT}}{label:<6}" if number else label
         # People copy commands from a fix, so its words are never broken.
-        whole = label == "fix"
+        is_fix = label == "fix"
         if text:
-            shown = filled(" ".join(text.split()), width, first=first, indent=" " * len(first), break_words=not whole)
+            shown = filled(" ".join(text.split()), width, first=first, indent=" " * len(first), break_words=not is_fix)
             yield from shown.splitlines()

@@ -58,7 +58,7 @@ def process_fields(view: ProcessView) -> Iterator[tuple[str, str]]:
     yield "next", view.step or "–"
     if not view.deadlines:
         yield "deadline", "–"
-    yield from (("deadline", f"{each['at']}  {each['decision']}") for each in view.deadlines)
+    yield from (("deadline", f"{deadline['at']}  {deadline['decision']}") for deadline in view.deadlines)
     if view.parked is not None:
         position, reason = view.parked["position"], view.parked["reason"]
         see = f"eventjet quarantine show {view.process} {position}"
@@ -95,7 +95,7 @@ def sync(
     done = asyncio.run(wake())
     woke = f"woke {done.woken:,}, which took {done.steps:,} steps"
     lines = [f"{woke}; {done.failed:,} could not be woken" if done.failed else woke]
-    lines += [f"{name} {each['id']!r}: {each['reason']}" for each in done.examples]
+    lines += [f"{name} {example['id']!r}: {example['reason']}" for example in done.examples]
     if done.failed > len(done.examples):
         lines.append(f"and {done.failed - len(done.examples):,} more")
     return Answer(done, lines, ok=not done.failed)
@@ -115,8 +115,8 @@ def list_deadlines(
             return await deadlines_waiting(client, at.app(), name)
 
     rows = [
-        {"process": each, "id": timer.process_id, "until": time_text(timer.at), "due": timer.due}
-        for each, timer in asyncio.run(read())
+        {"process": process_name, "id": timer.process_id, "until": time_text(timer.at), "due": timer.due}
+        for process_name, timer in asyncio.run(read())
     ]
     return Answer(rows, deadline_table(rows) if rows else "No process waits for a deadline.")
 
@@ -183,11 +183,11 @@ async def _set(
     from eventjet.subscriptions.cursor_store import Cursors
 
     async with open_repositories(at.app(), at.settings) as (repositories, client):
-        wanted = await cursor_at(repositories.store, client, declared[0], position)
+        new_cursor = await cursor_at(repositories.store, client, declared[0], position)
         cursors = Cursors(client, at.app().name)
         before = await where(cursors, declared)
         record_at = records_of(repositories.store, client, declared[0])
-        return before, await put(cursors, client, declared, wanted, record_at) if write else []
+        return before, await put(cursors, client, declared, new_cursor, record_at) if write else []
 
 
 def _effect(before: tuple[int, int] | None, position: int) -> str:
@@ -216,9 +216,9 @@ def drop_cursor(
         raise UsageError(f"The app declares {name!r}. Take it out of the App, end its workers, then drop its cursor.")
     cursors = [seen for seen in _cursors(at) if name in (seen.cursor.name, declared_name(seen.cursor.name))]
     if not cursors:
-        left = [undeclared.name for undeclared in undeclared_cursors(at)]
+        names = [undeclared.name for undeclared in undeclared_cursors(at)]
         raise UsageError(
-            f"There is no cursor {name!r}. {meant(name, left)}Those that the app no longer declares: {listed(left)}."
+            f"There is no cursor {name!r}. {meant(name, names)}Those that the app no longer declares: {listed(names)}."
         )
     for seen in cursors:
         if seen.cursor.owner is not None and not seen.has_lost_owner:
@@ -304,4 +304,4 @@ def _cursors(at: AppTarget) -> list[CursorSeen]:
 def _is_declared(at: AppTarget, name: str) -> bool:
     from eventjet.subscriptions.declarations import declarations_of
 
-    return any(each.declared_as == declared_name(name) for each in declarations_of(at.app()).values())
+    return any(declaration.declared_as == declared_name(name) for declaration in declarations_of(at.app()).values())

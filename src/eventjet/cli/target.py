@@ -69,14 +69,14 @@ def _complete(kind: Names) -> Callable[[typer.Context, str], list[str]]:
         where: tuple[str | None, Path | None] = ctx.params.get("app"), ctx.params.get("app_dir")
         values: Iterable[Any] = ctx.params.values()
         lists = [cast("Sequence[object]", value) for value in values if isinstance(value, list | tuple)]
-        given = {each for value in lists for each in value}
+        typed = {item for value in lists for item in value}
         try:
             # Discard what the app prints on import: the shell would read it as names.
             with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
                 names = sorted(_NAMES[kind](target(*where, None, None)))
         except Exception:  # noqa: BLE001 - of the app's own module too
             return []
-        return [name for name in names if name.startswith(incomplete) and name not in given]
+        return [name for name in names if name.startswith(incomplete) and name not in typed]
 
     return complete
 
@@ -184,18 +184,18 @@ def on_app(
     The command gets the options that name the app, and with `servers` and `database` their URLs. A command that returns
     an `Answer` also gets `--json`, and one that may start a `jvm` also gets `--jvm-cache`.
     """
-    wanted = {"app": AppOption, "app_dir": AppDirOption}
-    wanted |= {"servers": ServersOption} if servers else {}
-    wanted |= {"database": DatabaseOption} if database else {}
-    wanted |= {"jvm_cache": JvmCacheOption} if jvm else {}
-    added = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in wanted.items()]
+    options = {"app": AppOption, "app_dir": AppDirOption}
+    options |= {"servers": ServersOption} if servers else {}
+    options |= {"database": DatabaseOption} if database else {}
+    options |= {"jvm_cache": JvmCacheOption} if jvm else {}
+    added = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in options.items()]
     as_json = Parameter("json", Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption)
 
     def declare(run: Callable[Concatenate[AppTarget, P], Answer | None]) -> Callable[..., None]:
         declared = signature(run, eval_str=True)
         answers = declared.return_annotation is Answer
-        _, *own = declared.parameters.values()
-        parameters = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in own]
+        _, *own_parameters = declared.parameters.values()
+        parameters = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in own_parameters]
         parameters += [as_json, *added] if answers else added
 
         def command(**given: Any) -> None:
@@ -254,23 +254,23 @@ def _may_hold_secret(option: str, variable: str) -> UsageError:
 
 def _from_pyproject(file: Path) -> str:
     try:
-        named: Any = tomllib.loads(file.read_text(encoding="utf-8"))
+        value: Any = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        named = None
+        value = None
     except (OSError, ValueError) as error:
         raise _unusable(file, str(error)) from None
     for key in ("tool", "eventjet", "app"):
-        named = cast("dict[str, Any]", named).get(key) if isinstance(named, dict) else None
-    if named is None:
-        above = next((one for one in file.parent.parents if _names_an_app(one / "pyproject.toml")), None)
-        there = "" if above is None else f" {above}/pyproject.toml names one: run it in that folder."
+        value = cast("dict[str, Any]", value).get(key) if isinstance(value, dict) else None
+    if value is None:
+        parent = next((folder for folder in file.parent.parents if _names_an_app(folder / "pyproject.toml")), None)
+        hint = "" if parent is None else f" {parent}/pyproject.toml names one: run it in that folder."
         raise UsageError(
             "No app is named. Give --app module:name, set EVENTJET_APP, or write `[tool.eventjet]` with "
-            f'`app = "module:name"` into ./pyproject.toml.{there}'
+            f'`app = "module:name"` into ./pyproject.toml.{hint}'
         )
-    if not isinstance(named, str):
-        raise _unusable(file, f"[tool.eventjet] app is {named!r}, not text")
-    return named
+    if not isinstance(value, str):
+        raise _unusable(file, f"[tool.eventjet] app is {value!r}, not text")
+    return value
 
 
 def _names_an_app(file: Path) -> bool:

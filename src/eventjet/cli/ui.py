@@ -91,11 +91,11 @@ def ui(
             "of the request that says who may look and who may act, or leave it out."
         )
     may = _access(at, access) if access is not None else _owner if allow_actions else None
-    given = {} if may is None else {"access": may}
-    site = console(at.app(), settings=at.settings, monitoring=monitoring or (), **given)
+    options = {} if may is None else {"access": may}
+    site = console(at.app(), settings=at.settings, monitoring=monitoring or (), **options)
     # Check the host name: by DNS rebinding a page of another site could make a browser send requests to this machine.
-    known = [*_HERE, "[::1]", *([] if public is None else [public.host])]
-    served: ASGIApp = TrustedHostMiddleware(site, known) if host in _HERE else site
+    hosts = [*_HERE, "[::1]", *([] if public is None else [public.host])]
+    served: ASGIApp = TrustedHostMiddleware(site, hosts) if host in _HERE else site
     if public_url is not None:
         served = behind(served, public_url)
     with closing(_listening(host, port)) as listening:
@@ -112,10 +112,10 @@ def behind(site: ASGIApp, public_url: str) -> ASGIApp:
 
 def _public(url: str) -> Url:
     """Return a parsed URL. Raises `UsageError` where it is no URL of a site, or has a user or options."""
-    found = parse(url)
-    if found is None or found.scheme not in ("http", "https") or not found.host or found.user or found.options:
+    parsed = parse(url)
+    if parsed is None or parsed.scheme not in ("http", "https") or not parsed.host or parsed.user or parsed.options:
         raise UsageError("--public-url is no URL of a site. Write it as https://host/path, without a password.")
-    return found
+    return parsed
 
 
 class _Behind:

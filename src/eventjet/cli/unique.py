@@ -41,7 +41,9 @@ def build(
     Run again, it stores only what is missing.
     """
     reports = asyncio.run(_run(at, aggregate, name, keep_shared=keep_shared))
-    done = all(each.built and (keep_shared or not each.shared.count) and not each.unreadable.count for each in reports)
+    done = all(
+        report.built and (keep_shared or not report.shared.count) and not report.unreadable.count for report in reports
+    )
     return Answer(reports, _lines(reports, mends=True), ok=done)
 
 
@@ -56,7 +58,7 @@ def check(
 ) -> Answer:
     """Compare all claims with the states of all aggregates, and change nothing; exit status 1 when they do not fit."""
     reports = asyncio.run(_run(at, aggregate, name, keep_shared=None))
-    return Answer(reports, _lines(reports, mends=False), ok=all(each.sound for each in reports))
+    return Answer(reports, _lines(reports, mends=False), ok=all(report.sound for report in reports))
 
 
 async def unbuilt(at: AppTarget) -> list[str]:
@@ -65,15 +67,15 @@ async def unbuilt(at: AppTarget) -> list[str]:
     constrained = _constrained(app, None, None)
     if not constrained:
         return []
-    found: list[str] = []
+    lines: list[str] = []
     async with app.connect(at.settings) as jet:
         for cls, aggregate, constraint in constrained:
             if not await jet.repository(cls).unique.is_built(constraint):
-                found.append(
+                lines.append(
                     f"{aggregate} {constraint}: nobody claimed the values that the log has. Nothing may take one "
                     f"before `eventjet unique build {aggregate} {constraint}` has run."
                 )
-    return found
+    return lines
 
 
 async def _run(
@@ -117,12 +119,12 @@ def _constrained(app: App, aggregate: str | None, name: str | None) -> list[tupl
     """
     if aggregate is not None:
         cls, info = aggregate_of(app, aggregate)
-        known = [constraint.name for constraint in info.unique]
-        if not known or (name is not None and name not in known):
-            has = f"It has {listed(known)}." if known else "It has none; declare one with `@unique`."
-            near = meant(name or "", known)
+        names = [constraint.name for constraint in info.unique]
+        if not names or (name is not None and name not in names):
+            has = f"It has {listed(names)}." if names else "It has none; declare one with `@unique`."
+            near = meant(name or "", names)
             raise UsageError(f"The aggregate {aggregate!r} has no unique {name or 'values'}. {near}{has}")
-        return [(cls, aggregate, constraint) for constraint in known if name in (None, constraint)]
+        return [(cls, aggregate, constraint) for constraint in names if name in (None, constraint)]
     return [(cls, info.name, constraint.name) for cls, info in app.aggregates.items() for constraint in info.unique]
 
 
@@ -131,9 +133,9 @@ def _lines(reports: Sequence[ClaimReport], *, mends: bool) -> Iterator[str]:
         yield "No aggregate of the app has unique values."
     for report in reports:
         what = f"{report.aggregate} {report.constraint}"
-        kept = "is kept" if report.built else "is NOT kept yet"
-        there = f"{counted(report.aggregates, 'aggregate')} with {counted(report.values, 'value')}"
-        yield f"{what} {kept}: {there}"
+        state = "is kept" if report.built else "is NOT kept yet"
+        counts = f"{counted(report.aggregates, 'aggregate')} with {counted(report.values, 'value')}"
+        yield f"{what} {state}: {counts}"
         done = ("claimed now", "released now") if mends else ("not claimed", "claimed and not had")
         yield from _mismatches("value", done[0], report.missing)
         yield from _mismatches("value", done[1], report.stale)

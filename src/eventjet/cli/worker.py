@@ -67,7 +67,7 @@ def serve(at: AppTarget, logs: LogFormatOption = LogFormat.TEXT) -> None:
             await repositories.store.state()  # raises where `eventjet init` has not run
             service = Service(repositories, client, app.served)
             await service.open()
-            names = ", ".join(f"{app.aggregates[each.aggregate].name}.{each.name}" for each in app.served)
+            names = ", ".join(f"{app.aggregates[command.aggregate].name}.{command.name}" for command in app.served)
             note(f"ready: {names}")
             await until_signalled()
             note("stopping: what is in hand is finished first")

@@ -45,14 +45,14 @@ def check_database(installation: Installation, report: Report) -> SeenDatabase |
     if not installation.app.projections:
         report.ok("database", "the app declares no read models, so it needs no database")
         return None
-    where = Database(installation.settings.database)
+    database = Database(installation.settings.database)
     statement_ms = int(installation.timeout_s * 1_000)
     limits = SessionLimits(statement_ms=statement_ms, idle_in_transaction_ms=15_000)
-    with where.reaching_sync(), where.read_only("eventjet doctor", limits) as connection:
+    with database.reaching_sync(), database.read_only("eventjet doctor", limits) as connection:
         if connection is None:
-            report.fault("database", f"{where.shown} does not exist", "no read model is kept", "`eventjet init`")
+            report.fault("database", f"{database.shown} does not exist", "no read model is kept", "`eventjet init`")
             return None
-        return _looked(installation, report, where, connection)
+        return _looked(installation, report, database, connection)
 
 
 def _looked(installation: Installation, report: Report, where: Database, connection: Connection) -> SeenDatabase | None:
@@ -60,8 +60,8 @@ def _looked(installation: Installation, report: Report, where: Database, connect
         check_soundness(report, where.shown, dialect_of(connection).soundness(connection))
     with _guarded(report, connection, "clock"):
         before, began = installation.clock(), time.monotonic()
-        there = float(connection.scalar(select(Clock())) or 0)
-        times = (before, there, before + time.monotonic() - began)
+        database_now = float(connection.scalar(select(Clock())) or 0)
+        times = (before, database_now, before + time.monotonic() - began)
         check_clock(report, "database", "the database", times)
     before = len(report.found)
     with _guarded(report, connection, "tables"):
@@ -71,11 +71,11 @@ def _looked(installation: Installation, report: Report, where: Database, connect
     seen: SeenDatabase | None = None
     with _guarded(report, connection, "checkpoints"):
         app = installation.app
-        declared = [(one.name, one.revision) for one in app.projections.values()]
+        declared = [(resolved.name, resolved.revision) for resolved in app.projections.values()]
         seen = SeenDatabase(see_checkpoints(connection, app.name, declared))
-    for one in installation.app.projections.values():
+    for resolved in installation.app.projections.values():
         with _guarded(report, connection, "tables"):
-            _check_tables(report, connection, one, seen)
+            _check_tables(report, connection, resolved, seen)
     with _guarded(report, connection, "unused"):
         _check_left(report, connection, where, installation.app)
     return seen
@@ -83,9 +83,9 @@ def _looked(installation: Installation, report: Report, where: Database, connect
 
 def check_soundness(report: Report, shown: str, found: Soundness) -> None:
     """Report the database's version, and every weakness of its settings."""
-    for one in found.weaknesses:
-        bad = Level.FAULT if one.is_fault else Level.NOTE if one.is_rare else Level.WARNING
-        report.add(bad, "settings", one.what, one.cost, one.remedy)
+    for weakness in found.weaknesses:
+        level = Level.FAULT if weakness.is_fault else Level.NOTE if weakness.is_rare else Level.WARNING
+        report.add(level, "settings", weakness.what, weakness.cost, weakness.remedy)
     report.ok("database", f"{shown} is {found.version}")
 
 
@@ -103,15 +103,15 @@ def _guarded(report: Report, connection: Connection, name: str) -> Generator[Non
     except DBAPIError as error:
         if Fault.FORBIDDEN not in dialect_of(connection).faults(error):
             raise
-        said = str(error.orig).splitlines()[0]
+        reason = str(error.orig).splitlines()[0]
         fix = "Grant `select` on it to this role (`eventjet nats-config --postgres` prints the grants)."
-        report.unknown(name, f"not allowed to know: {said}", "it is not looked at", fix)
+        report.unknown(name, f"not allowed to know: {reason}", "it is not looked at", fix)
 
 
 def _check_tables(report: Report, connection: Connection, resolved: AnyResolved, seen: SeenDatabase | None) -> None:
     tables = check(connection, resolved)
-    held = checkpoint.read(connection, resolved.name, resolved.revision)
-    if held is None:
+    stored_checkpoint = checkpoint.read(connection, resolved.name, resolved.revision)
+    if stored_checkpoint is None:
         report.fault(
             "tables",
             f"{resolved.name} revision {resolved.revision} has no checkpoint, so it was never made",
@@ -119,17 +119,19 @@ def _check_tables(report: Report, connection: Connection, resolved: AnyResolved,
             "`eventjet init`, then a worker or `eventjet rebuild`",
         )
         return
-    found = differences(connection, tables)
-    for one in found:
-        bad = Level.FAULT if one.breaks else Level.WARNING
+    table_differences = differences(connection, tables)
+    for difference in table_differences:
+        level = Level.FAULT if difference.breaks else Level.WARNING
         fix = f"`eventjet rebuild {resolved.name}` makes the table as it is declared"
-        report.add(bad, "tables", f"{resolved.name}: {one.what}", one.cost, fix)
+        report.add(level, "tables", f"{resolved.name}: {difference.what}", difference.cost, fix)
     dialect = dialect_of(connection)
-    there = dialect.tables.find_all(connection, checkpoint.names_of(recorded(resolved)), held.location).values()
-    if seen is not None and there and not any(has_rows(connection, table) for table in there):
+    existing = dialect.tables.find_all(
+        connection, checkpoint.names_of(recorded(resolved)), stored_checkpoint.location
+    ).values()
+    if seen is not None and existing and not any(has_rows(connection, table) for table in existing):
         seen.empty.add(resolved.name)
-    if not found and there:
-        report.ok("tables", f"{named(table.quoted() for table in there)} of {resolved.name} as declared")
+    if not table_differences and existing:
+        report.ok("tables", f"{named(table.quoted() for table in existing)} of {resolved.name} as declared")
 
 
 def _check_left(report: Report, connection: Connection, where: Database, app: Application) -> None:
@@ -141,7 +143,7 @@ def _check_left(report: Report, connection: Connection, where: Database, app: Ap
             "room on the disk",
             "`eventjet db unused --drop-runs`, or the next rebuild",
         )
-    for one in unused(connection, list(app.projections.values()), app.name):
-        what = f"{one.projection}:{one.revision} is not declared and has {one.rows:,} rows"
-        fix = f"`eventjet db unused --drop {one.projection}:{one.revision}`"
-        report.note("unused", what, "room on the disk", one.in_use or fix)
+    for undeclared in unused(connection, list(app.projections.values()), app.name):
+        what = f"{undeclared.projection}:{undeclared.revision} is not declared and has {undeclared.rows:,} rows"
+        fix = f"`eventjet db unused --drop {undeclared.projection}:{undeclared.revision}`"
+        report.note("unused", what, "room on the disk", undeclared.in_use or fix)

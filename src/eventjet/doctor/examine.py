@@ -57,7 +57,7 @@ def examine(installation: Installation) -> Examined:
 
     def part(name: str, check: Callable[..., T], *after: _Part[Any]) -> _Part[T]:
         """Return a part whose check gets the outcomes of other parts as functions that wait for them."""
-        outcomes = [each.outcome for each in after]
+        outcomes = [job.outcome for job in after]
         return _Part(name, lambda report: check(installation, report, *outcomes), deadline)
 
     server = part("server", check_servers)
@@ -71,15 +71,15 @@ def examine(installation: Installation) -> Examined:
         part("reactions", check_reactions, server),
         part("environment", check_environment),
     ]
-    for each in parts:
-        each.start()
-    for each in parts:
-        each.join()
+    for job in parts:
+        job.start()
+    for job in parts:
+        job.join()
     return Examined(
         installation.app.name,
-        tuple(finding for each in parts for finding in each.found()),
-        sum(each.report.left_out for each in parts),
-        next((each.own_fault for each in parts if each.own_fault is not None), None),
+        tuple(finding for job in parts for finding in job.found()),
+        sum(job.report.left_out for job in parts),
+        next((job.own_fault for job in parts if job.own_fault is not None), None),
     )
 
 
@@ -112,12 +112,12 @@ class _Part(Generic[T]):
 
     def found(self) -> list[Finding]:
         """Return the findings so far, with a finding of the level unreachable where the check still runs."""
-        found = list(self.report.found)
+        findings = list(self.report.found)
         if self._thread.is_alive():
             what = "it did not answer in time, so the rest of it was not looked at"
             fix = "Look at its load, or allow more with `--timeout SECONDS`."
-            found.append(Finding(self.report.part, "time", Level.UNREACHABLE, what, _UNSEEN, fix))
-        return found
+            findings.append(Finding(self.report.part, "time", Level.UNREACHABLE, what, _UNSEEN, fix))
+        return findings
 
     def _run(self) -> None:
         try:

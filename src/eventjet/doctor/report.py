@@ -99,9 +99,9 @@ class Report:
 
 def named(names: Iterable[Any]) -> str:
     """Return names as text: at most ten of them, and how many more there are."""
-    known = [str(name) for name in names]
-    more = len(known) - NAMED_MAX
-    return ", ".join(known[:NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
+    texts = [str(name) for name in names]
+    left_out = len(texts) - NAMED_MAX
+    return ", ".join(texts[:NAMED_MAX]) + (f" and {left_out} more" if left_out > 0 else "")
 
 
 def skew(before: float, there: float, after: float) -> float:

@@ -60,39 +60,39 @@ def check_servers(installation: Installation, report: Report) -> Sequence[Greeti
 
 def _greeted(endpoint: Endpoint, timeout_s: float) -> list[Greeting]:
     """Return the greeting of each server; a server that answers at two addresses counts once."""
-    known: dict[str, Greeting] = {}
-    for one in greetings(endpoint, timeout_s):
-        known.setdefault(str(one.info.get("server_id") or one.peer), one)
-    return list(known.values())
+    by_server: dict[str, Greeting] = {}
+    for greeting in greetings(endpoint, timeout_s):
+        by_server.setdefault(str(greeting.info.get("server_id") or greeting.peer), greeting)
+    return list(by_server.values())
 
 
 def check_greetings(report: Report, greeted: Sequence[Greeting]) -> None:
     """Report whether each server answers and is new enough."""
-    there = [one for one in greeted if one.info]
-    for one in greeted:
-        if not one.info:
+    answering = [greeting for greeting in greeted if greeting.info]
+    for greeting in greeted:
+        if not greeting.info:
             report.warning(
                 "servers",
-                f"the server at {one.peer} {one.fault}",
+                f"the server at {greeting.peer} {greeting.fault}",
                 "who connects tries it in vain first, and one less may fail",
                 "Start it, or take it out of EVENTJET_SERVERS.",
             )
-    for one in there:
-        where = f"nats-server at {one.peer}"
+    for greeting in answering:
+        where = f"nats-server at {greeting.peer}"
         try:
-            check_server(where, one.info)
+            check_server(where, greeting.info)
         except Unreachable as error:
             report.fault("version", f"{where}: {error.reason}", "every connection is refused", error.remedy)
             continue
-        if version_of(one.info) < RECOMMENDED_SERVER:
+        if version_of(greeting.info) < RECOMMENDED_SERVER:
             report.warning(
                 "version",
-                f"{where} is {one.info['version']}, and eventjet is tested on {shown_version(RECOMMENDED_SERVER)}",
+                f"{where} is {greeting.info['version']}, and eventjet is tested on {shown_version(RECOMMENDED_SERVER)}",
                 "three replicas that sync always store about a seventh under load of what they do from 2.15 on",
                 f"Upgrade it to {shown_version(RECOMMENDED_SERVER)} or newer.",
             )
-    versions = {str(one.info.get("version")): one.peer for one in there}
-    report.ok("version", f"nats-server {named(versions)} at {named(one.peer for one in there)}")
+    versions = {str(greeting.info.get("version")): greeting.peer for greeting in answering}
+    report.ok("version", f"nats-server {named(versions)} at {named(greeting.peer for greeting in answering)}")
     if len(versions) > 1:
         report.note(
             "version",
@@ -119,17 +119,17 @@ def check_limits(report: Report, account: AccountLimits) -> None:
 
 def _check_limit(report: Report, limit: Limit) -> None:
     share = limit.used / limit.most
-    said = f"the account has {limit.used:,} of {limit.most:,} {limit.of} ({share:.0%})"
+    usage = f"the account has {limit.used:,} of {limit.most:,} {limit.of} ({share:.0%})"
     is_storage = limit.of.startswith("bytes")
     if share < _NEAR:
         cost = "a save of several events that meets the limit may be torn" if is_storage else "more are refused"
-        report.note("account", said, cost, "Let nothing but the disk limit the account of a log.")
+        report.note("account", usage, cost, "Let nothing but the disk limit the account of a log.")
         return
     torn = "saves are refused, and one of several events may be torn: the server keeps only a part of it"
     cost = torn if is_storage else "workers, rebuilds and `eventjet init` cannot make what they need"
     fix = "Raise `max_file` (or `max_store`)" if is_storage else f"Raise `max_{limit.of.split()[0]}`"
     level = Level.FAULT if share >= _FULL else Level.WARNING
-    report.add(level, "account", said, cost, f"{fix} of the account, or take the limit away.")
+    report.add(level, "account", usage, cost, f"{fix} of the account, or take the limit away.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +164,14 @@ def greetings(endpoint: Endpoint, timeout_s: float) -> list[Greeting]:
 
 def monitoring_url(text: str) -> str:
     """Return a monitoring URL as `http://host:8222`. Raises `UsageError` for anything else, a URL with a user too."""
-    found = parse(text)
-    plain = found is not None and found.user is None and not found.options and found.path in ("", "/")
-    if found is None or not plain or found.scheme not in ("http", "https") or not found.host:
+    url = parse(text)
+    plain = url is not None and url.user is None and not url.options and url.path in ("", "/")
+    if url is None or not plain or url.scheme not in ("http", "https") or not url.host:
         raise UsageError(
             "What --monitoring names is not a monitoring endpoint. Write it as http://host:8222, without a user; it is "
             "not shown here, for it may hold a password."
         )
-    return f"{found.scheme}://{found.host}:{found.port or 8222}"
+    return f"{url.scheme}://{url.host}:{url.port or 8222}"
 
 
 def check_monitoring(
@@ -201,8 +201,8 @@ def check_monitoring(
         seen.add(str(varz.get("server_id")))
         check_monitored(report, url, varz)
         if varz.get("now"):
-            there = nanoseconds(str(varz["now"]).encode()) / 1e9
-            check_clock(report, "server", f"the server of {url}", (before, there, after))
+            server_now = nanoseconds(str(varz["now"]).encode()) / 1e9
+            check_clock(report, "server", f"the server of {url}", (before, server_now, after))
     if Endpoint.of(installation.settings).is_elsewhere:
         _check_elsewhere(report, installation, seen)
     else:
@@ -228,27 +228,27 @@ def check_monitored(report: Report, url: str, varz: Mapping[str, Any]) -> None:
             "help where all lose their power, or one that did and one that was behind decide",
             f"{_ALWAYS}  and restart it; under load three replicas are the fast setting",
         )
-    used, most = int(stats.get("storage") or 0), int(config.get("max_storage") or 0)
-    if most and used / most >= _NEAR:
+    used, limit = int(stats.get("storage") or 0), int(config.get("max_storage") or 0)
+    if limit and used / limit >= _NEAR:
         report.warning(
             "storage",
-            f"JetStream of {url} has used {used:,} of {most:,} bytes ({used / most:.0%})",
+            f"JetStream of {url} has used {used:,} of {limit:,} bytes ({used / limit:.0%})",
             "saves are refused when it is full, and after a full disk the server has to be started again",
             "jetstream { max_file: … }  above, and a larger disk",
         )
 
 
 def _check_unseen(report: Report, greeted: Sequence[Greeting], seen: set[str], *, asked: bool) -> None:
-    there = {str(one.info["server_id"]): one.peer for one in greeted if one.info.get("server_id")}
-    strange = seen - there.keys()
-    if there and strange:
+    peers = {str(greeting.info["server_id"]): greeting.peer for greeting in greeted if greeting.info.get("server_id")}
+    unknown = seen - peers.keys()
+    if peers and unknown:
         report.warning(
             "monitoring",
-            f"{len(strange)} of the monitoring endpoints are of servers that EVENTJET_SERVERS does not lead to",
+            f"{len(unknown)} of the monitoring endpoints are of servers that EVENTJET_SERVERS does not lead to",
             "what they tell may be about another cluster",
             "Name the endpoints of the servers that the app uses.",
         )
-    unseen = [peer for server, peer in there.items() if server not in seen]
+    unseen = [peer for server, peer in peers.items() if server not in seen]
     if unseen or not asked:
         report.unknown(
             "sync_interval",

@@ -54,15 +54,15 @@ def check_streams(installation: Installation, report: Report, servers: Callable[
                     missing.add(name)
                 elif int(state.config.get("num_replicas") or 1) > 1:
                     _check_copies(report, link, name)
-        for one in app.publications.values():
+        for declaration in app.publications.values():
             with report.guarded("publication"):
-                public = find(link, one.stream)
-                missing |= {one.stream} if public is None else set()
-                check_public(public, one.stream, one.name)
-                report.ok("publication", f"the stream {one.stream} takes what {one.name} publishes")
-        for one in app.inboxes.values():
+                public = find(link, declaration.stream)
+                missing |= {declaration.stream} if public is None else set()
+                check_public(public, declaration.stream, declaration.name)
+                report.ok("publication", f"the stream {declaration.stream} takes what {declaration.name} publishes")
+        for declaration in app.inboxes.values():
             with report.guarded("inbox"):
-                _check_inbox(report, one.name, one.stream, find(link, one.stream))
+                _check_inbox(report, declaration.name, declaration.stream, find(link, declaration.stream))
         with report.guarded("answers"):
             _check_answers(report, link, installation, missing)
         if app.name in missing:
@@ -73,8 +73,8 @@ def check_streams(installation: Installation, report: Report, servers: Callable[
                 link.check_pages(direct_page(app.name, log.first, None, count=1, size=_PAGE_BYTES))
         with report.guarded("clock"):
             before, began = installation.clock(), time.monotonic()
-            there = link.ask(server_time(app.name))
-            check_clock(report, "server", "the NATS server", (before, there, before + time.monotonic() - began))
+            server_now = link.ask(server_time(app.name))
+            check_clock(report, "server", "the NATS server", (before, server_now, before + time.monotonic() - began))
         with report.guarded("aggregates"):
             check_aggregates(report, link.run(unknown_aggregates(app.name, app.catalog.aggregates), LIST_S))
         with report.guarded("events"):
@@ -98,8 +98,8 @@ def check_stream(report: Report, app: Application, declared: dict[str, Any], sta
     drifts = compare(declared, state.config)
     for drift in drifts:
         if drift.setting != "num_replicas":
-            bad = Level.WARNING if drift.is_harmless or is_disposable else Level.FAULT
-            report.add(bad, "setting", str(drift), drift.cost, _REPAIR)
+            level = Level.WARNING if drift.is_harmless or is_disposable else Level.FAULT
+            report.add(level, "setting", str(drift), drift.cost, _REPAIR)
     if not drifts:
         report.ok("stream", f"{name} is as declared")
     for setting in unknown_settings(state):
@@ -109,24 +109,24 @@ def check_stream(report: Report, app: Application, declared: dict[str, Any], sta
             "a setting of a newer server may change what is stored or read",
             "Upgrade eventjet, or take the setting away.",
         )
-    of_replicas = next((one for one in drifts if one.setting == "num_replicas"), None)
-    if is_log or of_replicas is not None:
-        _check_replicas(report, name, state, of_replicas)
+    replica_drift = next((candidate for candidate in drifts if candidate.setting == "num_replicas"), None)
+    if is_log or replica_drift is not None:
+        _check_replicas(report, name, state, replica_drift)
 
 
 def _check_log(report: Report, state: StreamState) -> None:
     identity = identity_of(state)
-    gone = missing_range(state)
-    if gone:
+    gap = missing_range(state)
+    if gap:
         report.fault(
             "whole",
-            f"the log is not whole: {gone}",
+            f"the log is not whole: {gap}",
             "read models made anew lack them, purged aggregates look like new ones, and rebuilds refuse",
             f"`eventjet audit --archive URL` says what an archive still has; {_REPAIR} stops what drops events",
         )
     elif missing := accepted_missing(state):
         report.note("whole", f"somebody accepted that {missing:,} positions of the log are missing")
-    if not gone:
+    if not gap:
         report.ok("whole", f"log {identity}: {state.messages:,} events up to position {state.last:,}")
 
 
@@ -154,14 +154,20 @@ def _check_replicas(report: Report, name: str, state: StreamState, drift: Drift 
 
 
 def _check_copies(report: Report, link: NatsConnection, name: str) -> None:
-    for one in link.ask(replicas_of(name)):
-        if one.is_offline or (not one.is_current and (one.silent_s is None or one.silent_s > _SILENT_S)):
-            heard = "not heard of by its leader" if one.silent_s is None else f"last heard of {one.silent_s:,.0f} s ago"
-            what = f"{name}: the copy on {one.name} is away, {heard}"
+    for replica in link.ask(replicas_of(name)):
+        if replica.is_offline or (
+            not replica.is_current and (replica.silent_s is None or replica.silent_s > _SILENT_S)
+        ):
+            last_heard = (
+                "not heard of by its leader"
+                if replica.silent_s is None
+                else f"last heard of {replica.silent_s:,.0f} s ago"
+            )
+            what = f"{name}: the copy on {replica.name} is away, {last_heard}"
             cost = "one more server that fails may stop every save"
             report.warning("copies", what, cost, "Start that server, or look at its log.")
-        elif not one.is_current:
-            report.note("copies", f"{name}: the copy on {one.name} is catching up")
+        elif not replica.is_current:
+            report.note("copies", f"{name}: the copy on {replica.name} is catching up")
 
 
 def _check_answers(report: Report, link: NatsConnection, installation: Installation, missing: Collection[str]) -> None:
@@ -170,22 +176,22 @@ def _check_answers(report: Report, link: NatsConnection, installation: Installat
     kinds = [kind for kind in probes_of(app) if kind[0] not in missing]
     # Subjects that an event could have: credentials that may probe and not write these may be in another account.
     events = [(app.name, f"{subject.rpartition('.')[0]}._asked") for stream, subject in kinds if stream == app.name]
-    asked, others = link.probe([*kinds, *events], _LISTEN_S)
-    asked, as_writer = asked[: len(kinds)], asked[len(kinds) :]
-    for other in others:
+    answers, answerers = link.probe([*kinds, *events], _LISTEN_S)
+    answers, writer_answers = answers[: len(kinds)], answers[len(kinds) :]
+    for answerer in answerers:
         report.warning(
             "answers",
-            other,
+            answerer,
             "their answers are not believed, so a save that only they answer takes until its slot was looked at; where "
             "the names are the same, every save is looked at",
             "deny the subjects on the leaf node connection (deny_imports, deny_exports), give each JetStream a domain "
             "of its own, or take the permission to hear them from the subscriber",
         )
-    silent = [one.subject for one in asked if not one.is_answered]
+    silent = [answer.subject for answer in answers if not answer.is_answered]
     if silent:
         what = f"not known who else answers: these credentials may not publish to {named(silent)}"
         report.unknown("answers", what, "it is not looked at", "Use credentials that may write.")
-    elif as_writer and not any(one.is_answered for one in as_writer):
+    elif writer_answers and not any(answer.is_answered for answer in writer_answers):
         report.note(
             "answers",
             "not known who else answers writers: these credentials may write no event, so writers may be of another "
@@ -193,7 +199,7 @@ def _check_answers(report: Report, link: NatsConnection, installation: Installat
             "a subscriber of that account may answer saves",
             "`eventjet doctor` with the credentials of `writer`, or of `actor`, hears it",
         )
-    elif not others:
+    elif not answerers:
         report.ok("answers", "nobody but the streams answers what these credentials publish for them")
 
 
@@ -201,10 +207,11 @@ def check_aggregates(report: Report, unknown: Sequence[UnknownAggregate]) -> Non
     """Report the aggregates in the log that the app does not declare."""
     if not unknown:
         report.ok("aggregates", "every aggregate of the log is one of the app's")
-    for one in unknown:
+    for unknown_type in unknown:
         report.fault(
             "aggregates",
-            f"the log has events of {one.histories:,} {one.aggregate!r}, which the app does not declare",
+            f"the log has events of {unknown_type.histories:,} {unknown_type.aggregate!r}, which the app does not "
+            "declare",
             "of an aggregate that was renamed a second history would begin; new aggregates are refused until then",
             "`eventjet init` says what to do",
         )
@@ -216,11 +223,11 @@ def check_events(report: Report, unknown: Sequence[UnknownEvent]) -> None:
         report.ok(
             "events", f"the app declares every event that was looked at: a sample of {LOOKS}, the last ones included"
         )
-    for one in unknown:
+    for event in unknown:
         report.fault(
             "events",
-            f"the event at position {one.position:,} is {one.type_name!r} schema {one.schema}, which the app does not "
-            "declare",
+            f"the event at position {event.position:,} is {event.type_name!r} schema {event.schema}, which the app "
+            "does not declare",
             "its aggregate cannot be loaded, and whatever follows the log waits at it or parks it",
             "`eventjet init` says what to do",
         )
@@ -236,28 +243,28 @@ def _check_inbox(report: Report, name: str, stream: str, state: StreamState | No
 
 
 def _consumers(link: NatsConnection, stream: str) -> list[ListedConsumer]:
-    found: list[ListedConsumer] = []
+    consumers: list[ListedConsumer] = []
     for _ in range(_PAGES_MAX):
-        page, total = link.ask(list_consumers(stream, len(found)))
-        found += page
-        if not page or len(found) >= total:
+        page, total = link.ask(list_consumers(stream, len(consumers)))
+        consumers += page
+        if not page or len(consumers) >= total:
             break
-    return found
+    return consumers
 
 
 def check_consumers(report: Report, app: Application, listed: Sequence[ListedConsumer]) -> None:
     """Report the durable consumers of the log that no subscription of the app uses."""
-    own = {one.durable for one in app.projections.values()} | declarations_of(app).keys()
-    strange = [one for one in listed if one.is_durable and one.name not in own]
-    if not strange:
+    used_durables = {projection.durable for projection in app.projections.values()} | declarations_of(app).keys()
+    unused = [consumer for consumer in listed if consumer.is_durable and consumer.name not in used_durables]
+    if not unused:
         report.ok("durables", "every durable of the log is one of the app's")
-    for one in strange[: 2 * _PAGES_MAX]:
-        used = "; somebody reads through it now" if one.waiting else ""
+    for consumer in unused[: 2 * _PAGES_MAX]:
+        usage = "; somebody reads through it now" if consumer.waiting else ""
         report.note(
             "durables",
-            f"the durable {one.name} is of nothing that the app declares{used}",
+            f"the durable {consumer.name} is of nothing that the app declares{usage}",
             "the server keeps its state for ever; another program, or another release of this one, may need it",
-            _way_to_remove(app, one.name),
+            _way_to_remove(app, consumer.name),
         )
 
 
@@ -265,7 +272,7 @@ def _way_to_remove(app: Application, durable: str) -> str:
     of_projection = _OF_PROJECTION.fullmatch(durable)
     if of_projection is not None:
         return f"`eventjet db unused --drop {of_projection[1]}:{of_projection[2]}` takes it along"
-    declared = {one.declared_as for one in declarations_of(app).values()}
+    declared = {declaration.declared_as for declaration in declarations_of(app).values()}
     if declared_name(durable) in declared:
         return f"`nats consumer rm {app.name} {durable}`, once no worker of that partitioning runs"
     return f"`eventjet cursor drop {durable}` if it was a reactor's, else `nats consumer rm {app.name} {durable}`"

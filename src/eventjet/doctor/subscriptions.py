@@ -36,22 +36,22 @@ def check_read_models(
     if seen is None:
         report.unknown("checkpoint", "not looked at: their checkpoints could not be read (see database)")
         return
-    declared = {(one.name, one.revision) for one in app.projections.values()}
+    declared = {(projection.name, projection.revision) for projection in app.projections.values()}
     endpoint = Endpoint.of(installation.settings).with_name("eventjet doctor read models")
     with NatsConnection.open(endpoint) as link, report.guarded("log", reported_by="streams"):
         statuses, _ = look_at_projections(link, app.name, seen.checkpoints, declared)
-        for one in statuses:
-            if one.declared:
-                check_work(report, one)
-                _check_code(installation, report, one, seen)
-                _check_empty(installation, report, link, one, seen)
+        for status in statuses:
+            if status.declared:
+                check_work(report, status)
+                _check_code(installation, report, status, seen)
+                _check_empty(installation, report, link, status, seen)
 
 
 def _check_code(installation: Installation, report: Report, one: WorkStatus, seen: SeenDatabase) -> None:
     """Report rows that other code than this app's made under the same revision."""
     code = installation.app.projections[one.name].code
-    for held, _ in seen.checkpoints.rows:
-        if (held.name, held.revision) == (one.name, one.revision) and held.has_rows_of_other_code(code):
+    for row, _ in seen.checkpoints.rows:
+        if (row.name, row.revision) == (one.name, one.revision) and row.has_rows_of_other_code(code):
             report.warning(
                 "code",
                 f"rows of {one.name} revision {one.revision} were made by other code than this app has under it",
@@ -69,11 +69,11 @@ def _check_empty(
         return
     resolved = installation.app.projections[one.name]
     for subject in filters_of(installation.app, resolved.events):
-        first = link.ask(next_message(installation.app.name, 1, subject))
-        if first is not None and first[0] <= one.position:
+        record = link.ask(next_message(installation.app.name, 1, subject))
+        if record is not None and record[0] <= one.position:
             report.warning(
                 "rows",
-                f"{one.name} has no rows, and its checkpoint has passed events from position {first[0]:,} on",
+                f"{one.name} has no rows, and its checkpoint has passed events from position {record[0]:,} on",
                 "if somebody emptied it, what was in it does not come back by itself",
                 f"`eventjet verify {one.name}` says whether that is right; `eventjet rebuild {one.name}` makes it so",
             )
@@ -97,8 +97,8 @@ def check_reactions(
         suppress(*nothing),
     ):
         _, state = state_of_log(link, installation.app.name)
-        for one in look_at_followers(link, installation.app, declared, state.last):
-            check_work(report, one)
+        for status in look_at_followers(link, installation.app, declared, state.last):
+            check_work(report, status)
 
 
 LAG_MAX_S = 60.0
@@ -127,9 +127,9 @@ def check_work(report: Report, one: WorkStatus) -> None:
     elif not is_projection and one.state == NEW:
         report.fault("cursor", f"{called} has no cursor", stale, "`eventjet init`")
     elif one.state == PAUSED:
-        bad = Level.WARNING if one.lag_events else Level.NOTE
+        level = Level.WARNING if one.lag_events else Level.NOTE
         fix = f"`eventjet resume {name}`"
-        report.add(bad, "paused", f"{called} is paused, {one.lag_events:,} events behind", stale, fix)
+        report.add(level, "paused", f"{called} is paused, {one.lag_events:,} events behind", stale, fix)
     else:
         _check_worker(report, called, one, stale)
     if one.location:
@@ -171,9 +171,9 @@ def _check_worker(report: Report, called: str, one: WorkStatus, stale: str) -> N
         fix = f"Do what the reason says; a worker that runs tries again by itself, else `eventjet worker {one.name}`"
         report.warning("waits", what, stale, fix)
     elif one.owner is None:
-        bad = Level.WARNING if one.lag_events else Level.NOTE
+        level = Level.WARNING if one.lag_events else Level.NOTE
         what = f"nobody works on {called}, {one.lag_events:,} events behind"
-        report.add(bad, "worker", what, stale, f"`eventjet worker {one.name}`")
+        report.add(level, "worker", what, stale, f"`eventjet worker {one.name}`")
     elif one.lag_s is not None and one.lag_s > LAG_MAX_S:
         what = f"{called} is {one.lag_events:,} events and {one.lag_s:,.0f} s behind"
         fix = "`eventjet status --watch` shows its pace"

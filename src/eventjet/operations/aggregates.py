@@ -78,22 +78,24 @@ def ids_beginning(app: App, connection: Connection, aggregate: str, prefix: str,
     remedy = ""
     for resolved in _keyed(app, aggregate):
         dialect = dialect_of(connection)
-        held = checkpoint.read(connection, resolved.name, resolved.revision)
-        if held is None or not held.has_begun or held.app != app.name:
+        stored_checkpoint = checkpoint.read(connection, resolved.name, resolved.revision)
+        if stored_checkpoint is None or not stored_checkpoint.has_begun or stored_checkpoint.app != app.name:
             continue
-        table = located(resolved.table, held.location, dialect)
-        there = dialect.tables.find(connection, (resolved.table.schema, resolved.table.name), held.location)
-        if there is None:
+        table = located(resolved.table, stored_checkpoint.location, dialect)
+        table_ref = dialect.tables.find(
+            connection, (resolved.table.schema, resolved.table.name), stored_checkpoint.location
+        )
+        if table_ref is None:
             continue
         (key,) = resolved.key_columns
         column = resolved.table.c[key].name
-        order = dialect.tables.text_order(connection, there, column)
+        order = dialect.tables.text_order(connection, table_ref, column)
         if order is None:
             remedy = remedy or _remedy(resolved, column)
             continue
-        found = list(connection.scalars(keys_from(table, key, order, prefix, after, FOUND_MAX + 1)))
-        more = found[FOUND_MAX - 1] if len(found) > FOUND_MAX else ""
-        return IdMatches(found[:FOUND_MAX], resolved.name, more)
+        ids = list(connection.scalars(keys_from(table, key, order, prefix, after, FOUND_MAX + 1)))
+        more_after = ids[FOUND_MAX - 1] if len(ids) > FOUND_MAX else ""
+        return IdMatches(ids[:FOUND_MAX], resolved.name, more_after)
     return IdMatches((), fault=remedy or _no_index(app, aggregate))
 
 
@@ -110,13 +112,13 @@ async def looked_up(store: EventStore, aggregate: str, ids: Sequence[str]) -> li
             return None  # a key of a table that cannot be an id
         return None if record is None else _found(aggregate, aggregate_id, record)
 
-    return [found for found in await asyncio.gather(*map(one, ids)) if found is not None]
+    return [match for match in await asyncio.gather(*map(one, ids)) if match is not None]
 
 
 async def changed_last(store: EventStore) -> list[AggregateMatch]:
     """Return the aggregates that changed last, newest first: those of the last 200 records, or of fewer large ones."""
     state = await store.state()
-    found: dict[tuple[str, str], AggregateMatch] = {}
+    matches: dict[tuple[str, str], AggregateMatch] = {}
     end, size = state.last, 0
     while end >= max(state.first, state.last - _LAST_RECORDS + 1) and size < _BYTES_MAX:
         start = max(end - _CHUNK + 1, state.first)
@@ -125,9 +127,9 @@ async def changed_last(store: EventStore) -> list[AggregateMatch]:
             size += len(record[4])
             aggregate, aggregate_id = entity_shown(record[2])
             if aggregate is not None and aggregate_id is not None:
-                found.setdefault((aggregate, aggregate_id), _found(aggregate, aggregate_id, record))
+                matches.setdefault((aggregate, aggregate_id), _found(aggregate, aggregate_id, record))
         end = start - 1
-    return list(found.values())[:FOUND_MAX]
+    return list(matches.values())[:FOUND_MAX]
 
 
 def _found(aggregate: str, aggregate_id: str, record: RawRecord) -> AggregateMatch:
@@ -161,9 +163,9 @@ def _remedy(resolved: ResolvedProjection, column: str) -> str:
 
 
 def _no_index(app: App, aggregate: str) -> str:
-    begun = [resolved.name for resolved in _keyed(app, aggregate)]
-    if begun:
-        return f"Only whole ids can be found until the read model {begun[0]} has begun: start its worker."
+    names = [resolved.name for resolved in _keyed(app, aggregate)]
+    if names:
+        return f"Only whole ids can be found until the read model {names[0]} has begun: start its worker."
     return (
         f"Only whole ids can be found: no read model of the app has the id of {aggregate} as its key. "
         "One with @projection and no `key` would be such an index."
@@ -220,7 +222,7 @@ class _Known:
     states: dict[int, FoldedState[Any]] = field(default_factory=dict[int, FoldedState[Any]])
 
     def nearest(self, version: int) -> FoldedState[Any] | None:
-        below = [one for one in self.states if one <= version]
+        below = [candidate for candidate in self.states if candidate <= version]
         return self.states[max(below)] if below else None
 
     def keep(self, held: FoldedState[Any]) -> None:
@@ -262,12 +264,12 @@ class TimeTravel:
         snapshot if that is closer. It stops after `most` events or 1.5 s. Raises what `EventStore` does; an error of
         application code becomes the `fault` of the answer.
         """
-        known = self._of(aggregate, aggregate_id)
-        held = known.nearest(version) or FoldedState(self._classes[aggregate](), 0, 0)
-        if version - held.version > _EVERY:
+        cache = self._of(aggregate, aggregate_id)
+        folded = cache.nearest(version) or FoldedState(self._classes[aggregate](), 0, 0)
+        if version - folded.version > _EVERY:
             snapshot = await self._believable(aggregate, aggregate_id, version)
-            held = snapshot if snapshot is not None and snapshot.version > held.version else held
-        return await self._fold(known, held, (aggregate, aggregate_id), version, most)
+            folded = snapshot if snapshot is not None and snapshot.version > folded.version else folded
+        return await self._fold(cache, folded, (aggregate, aggregate_id), version, most)
 
     async def snapshot(self, aggregate: str, aggregate_id: str) -> SnapshotInfo | None:
         """Return the stored snapshot, even where it cannot be used; None where there is none. Raises `StoreError`."""
@@ -276,14 +278,14 @@ class TimeTravel:
         entry = await self._snapshots.entry(aggregate, aggregate_id)
         if entry is None:
             return None
-        held = self._decoded(aggregate, entry[4])
-        version, position = (held.version, held.position) if held is not None else _told(entry[4])
+        decoded = self._decoded(aggregate, entry[4])
+        version, position = (decoded.version, decoded.position) if decoded is not None else _told(entry[4])
         unused = ""
         if not self.snapshots(aggregate):
             unused = "the aggregate has no `snapshot_every`"
-        elif held is None:
+        elif decoded is None:
             unused = "it was written by another revision, or with other fields or schemas; the next one replaces it"
-        elif not await self._stands(held):
+        elif not await self._stands(decoded):
             unused = "its last event is not at its position of this log"
         return SnapshotInfo(position, version, entry[1] / 1e9, len(entry[4]), unused)
 
@@ -292,11 +294,11 @@ class TimeTravel:
         if log != self._log:
             self._known.clear()
             self._log = log
-        known = self._known.setdefault((aggregate, aggregate_id), _Known())
+        cache = self._known.setdefault((aggregate, aggregate_id), _Known())
         self._known.move_to_end((aggregate, aggregate_id))
         if len(self._known) > _AGGREGATES_MAX:
             self._known.popitem(last=False)
-        return known
+        return cache
 
     async def _fold(
         self, known: _Known, held: FoldedState[Any], of: tuple[str, str], version: int, events: int
@@ -304,23 +306,23 @@ class TimeTravel:
         begin, until = held.version, time.monotonic() + FOLD_S
         decoder = Decoder(self._repositories.catalog)
         while held.version < version:
-            left = events - (held.version - begin)
-            if left <= 0 or time.monotonic() > until:
+            remaining = events - (held.version - begin)
+            if remaining <= 0 or time.monotonic() > until:
                 why = f"It is {version - begin:,} events from the nearest known state, at version {begin:,}"
                 return Folded(held, version, f"{why}; this look came to version {held.version:,}.", goes_on=True)
-            most = min(_EVERY, left, version - held.version)
-            found = await self._store.history(*of, after=held.position, most=most)
-            records = [record for record in found if (version_in(record) or 0) <= version]
+            limit = min(_EVERY, remaining, version - held.version)
+            history = await self._store.history(*of, after=held.position, most=limit)
+            records = [record for record in history if (version_in(record) or 0) <= version]
             if not records:
                 return Folded(held, version, f"The log tells no version {held.version + 1:,} of it here.")
             # The application's code runs in a thread, so that the event loop serves pages meanwhile.
-            before = held
+            previous = held
             held, fault = await asyncio.to_thread(_folded, held, records, decoder)
-            if held.version > before.version:
+            if held.version > previous.version:
                 known.keep(held)
             if fault:
                 return Folded(held, version, fault)
-            if held.position <= before.position:
+            if held.position <= previous.position:
                 return Folded(held, version, "Its records do not follow one another.")
         return Folded(held, version)
 
@@ -330,12 +332,12 @@ class TimeTravel:
             return None
         try:
             value = await self._snapshots.get(aggregate, aggregate_id)
-            held = None if value is None else self._decoded(aggregate, value)
-            if held is None or held.version > version or not await self._stands(held):
+            folded = None if value is None else self._decoded(aggregate, value)
+            if folded is None or folded.version > version or not await self._stands(folded):
                 return None
         except (StoreError, Unreachable):
             return None  # a snapshot only shortens folding
-        return held
+        return folded
 
     async def _stands(self, held: FoldedState[Any]) -> bool:
         record = await self._store.at(held.position)
@@ -352,8 +354,8 @@ class TimeTravel:
 
 def difference(before: FoldedState[Any], after: FoldedState[Any]) -> StateDifference:
     """Return the fields that differ between two states of an aggregate, with personal data masked."""
-    states = [plain_json(one.state) for one in (before, after)]
-    shown = [masked(told, type(one.state)) for told, one in zip(states, (before, after), strict=True)]
+    states = [plain_json(folded.state) for folded in (before, after)]
+    shown = [masked(state, type(folded.state)) for state, folded in zip(states, (before, after), strict=True)]
     return compare_states(states[0], states[1], shown[0], shown[1])
 
 
@@ -376,8 +378,8 @@ def _folded(held: FoldedState[Any], records: Sequence[RawRecord], decoder: Decod
 def _told(value: bytes) -> tuple[int, int]:
     """Return version and position from a snapshot that this app cannot decode; zeros where it has none."""
     try:
-        inner = read_json(value)["snapshot"]
-        return int(inner["version"]), int(inner["position"])
+        snapshot = read_json(value)["snapshot"]
+        return int(snapshot["version"]), int(snapshot["position"])
     except (ValueError, KeyError, TypeError):
         return 0, 0
 
@@ -421,23 +423,25 @@ def compare_states(before: Any, after: Any, shown_before: Any, shown_after: Any)
 
     Of a masked value the result says whether it changed, and nothing else.
     """
-    found = list(islice(_fields("", (before, after), (shown_before, shown_after), 0), _LOOKED_MAX))
+    fields = list(islice(_fields("", (before, after), (shown_before, shown_after), 0), _LOOKED_MAX))
     # Where there are too many fields, list the changed ones only.
-    kept = found if len(found) <= ROWS_MAX else [one for one in found if one.change != "same"][:ROWS_MAX]
-    return StateDifference(kept, len(found) - len(kept))
+    listed = fields if len(fields) <= ROWS_MAX else [item for item in fields if item.change != "same"][:ROWS_MAX]
+    return StateDifference(listed, len(fields) - len(listed))
 
 
 def _fields(path: str, real: tuple[Any, Any], shown: tuple[Any, Any], depth: int) -> Iterator[Field]:
     change = _change(*real)
-    is_whole = MASK in (shown[0], shown[1]) if all(isinstance(one, str) or one is _ABSENT for one in shown) else False
-    nested = all(isinstance(one, dict) for one in (*real, *shown)) or all(
-        isinstance(one, list) for one in (*real, *shown)
+    is_whole = (
+        MASK in (shown[0], shown[1]) if all(isinstance(value, str) or value is _ABSENT for value in shown) else False
+    )
+    nested = all(isinstance(value, dict) for value in (*real, *shown)) or all(
+        isinstance(value, list) for value in (*real, *shown)
     )
     if nested and not is_whole and depth < _DEPTH_MAX and (change == "changed" or depth == 0):
-        for name, inner, told in _parts(path, real, shown):
-            yield from _fields(name, inner, told, depth + 1)
+        for part_path, part_real, part_shown in _parts(path, real, shown):
+            yield from _fields(part_path, part_real, part_shown, depth + 1)
         return
-    before, after = (None if one is _ABSENT else one for one in shown)
+    before, after = (None if value is _ABSENT else value for value in shown)
     yield Field(path, before, after, change)
 
 
@@ -445,15 +449,15 @@ def _parts(
     path: str, real: tuple[Any, Any], shown: tuple[Any, Any]
 ) -> Iterator[tuple[str, tuple[Any, Any], tuple[Any, Any]]]:
     if isinstance(real[0], list):
-        sides = [cast("list[Any]", one) for one in (*real, *shown)]
+        sides = [cast("list[Any]", value) for value in (*real, *shown)]
         for index in range(max(len(sides[0]), len(sides[1]))):
-            each = [one[index] if index < len(one) else _ABSENT for one in sides]
-            yield f"{path}[{index}]", (each[0], each[1]), (each[2], each[3])
+            values = [side[index] if index < len(side) else _ABSENT for side in sides]
+            yield f"{path}[{index}]", (values[0], values[1]), (values[2], values[3])
         return
-    named = [cast("dict[str, Any]", one) for one in (*real, *shown)]
-    for name in dict.fromkeys([*named[0], *named[1]]):
-        each = [one.get(name, _ABSENT) for one in named]
-        yield f"{path}.{name}" if path else name, (each[0], each[1]), (each[2], each[3])
+    mappings = [cast("dict[str, Any]", value) for value in (*real, *shown)]
+    for name in dict.fromkeys([*mappings[0], *mappings[1]]):
+        values = [mapping.get(name, _ABSENT) for mapping in mappings]
+        yield f"{path}.{name}" if path else name, (values[0], values[1]), (values[2], values[3])
 
 
 def _change(before: Any, after: Any) -> Change:

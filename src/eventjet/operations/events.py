@@ -92,10 +92,10 @@ def _told(record: RawRecord, voids: Mapping[int, str]) -> tuple[dict[str, Any], 
         fault = fault or str(error)
     command_id, metadata = None, dict[str, Any]()
     try:
-        command_id, known = metadata_of(block)
-        named = asdict(known)
-        extra = named.pop("extra")
-        metadata = {name: value for name, value in named.items() if value} | extra
+        command_id, parsed = metadata_of(block)
+        fields = asdict(parsed)
+        extra = fields.pop("extra")
+        metadata = {name: value for name, value in fields.items() if value} | extra
     except ValueError as error:
         fault = fault or str(error)
     event: dict[str, Any] = {
@@ -209,40 +209,44 @@ async def neighbours(store: EventStore, record: RawRecord) -> list[RawRecord]:
     if batch is None and command is None:
         return []
     start = max(position - NEAR, 1)
-    found = await _read(store, start, position + NEAR)
+    records = await _read(store, start, position + NEAR)
 
     def is_same(one: RawRecord) -> bool:
-        told = save_of(one[3])
-        return told == batch if batch is not None else told is None and header(one[3], COMMAND) == command
+        save = save_of(one[3])
+        return save == batch if batch is not None else save is None and header(one[3], COMMAND) == command
 
-    same = {one[0] for one in found if is_same(one)}
+    same = {candidate[0] for candidate in records if is_same(candidate)}
     first = last = position
     while first - 1 in same:
         first -= 1
     while last + 1 in same:
         last += 1
-    return [one for one in found if first <= one[0] <= last and one[0] != position][:BATCH_MAX]
+    return [candidate for candidate in records if first <= candidate[0] <= last and candidate[0] != position][
+        :BATCH_MAX
+    ]
 
 
 async def cause_of(store: EventStore, record: RawRecord, cause: str) -> Cause:
     """Find the event before `record` whose id, or whose command's id, is `cause`. Raises what `EventStore` does."""
     position = record[0]
-    near = await _read(store, max(position - NEAR, 1), position - 1)
-    found = _named(near, cause)
-    if found is not None:
-        return Cause(cause, found)
-    made = made_at(cause)
-    if made is None:
-        return Cause(cause, None, f"among the {len(near):,} records before it; its id tells no time")
-    about = await store.position_at(made - _SKEW)
-    wanted = await store.position_at(made)
-    spans = {(max(wanted - AROUND, 1), wanted + AROUND), (about, about + AROUND)}
+    nearby = await _read(store, max(position - NEAR, 1), position - 1)
+    cause_record = _named(nearby, cause)
+    if cause_record is not None:
+        return Cause(cause, cause_record)
+    created_at = made_at(cause)
+    if created_at is None:
+        return Cause(cause, None, f"among the {len(nearby):,} records before it; its id tells no time")
+    earliest = await store.position_at(created_at - _SKEW)
+    expected = await store.position_at(created_at)
+    spans = {(max(expected - AROUND, 1), expected + AROUND), (earliest, earliest + AROUND)}
     for start, end in sorted(spans, reverse=True):
-        found = _named(await _read(store, start, min(end, position - 1)), cause)
-        if found is not None:
-            return Cause(cause, found)
+        cause_record = _named(await _read(store, start, min(end, position - 1)), cause)
+        if cause_record is not None:
+            return Cause(cause, cause_record)
     return Cause(
-        cause, None, f"among the {len(near):,} records before it, and about {made.isoformat(timespec='seconds')}"
+        cause,
+        None,
+        f"among the {len(nearby):,} records before it, and about {created_at.isoformat(timespec='seconds')}",
     )
 
 
@@ -253,24 +257,24 @@ async def effects_of(store: EventStore, record: RawRecord, after: int = 0) -> Ef
     """
     begin = max(after, record[0]) + 1
     root = Node(record)
-    known = dict.fromkeys(_ids(record), root)
+    nodes_by_id = dict.fromkeys(_ids(record), root)
     position, size, count, until = begin, 0, 0, time.monotonic() + _LOOK_S
     is_end = False
     while position < begin + FORWARD and size < _BYTES_MAX and time.monotonic() < until and not is_end:
         records = await store.some(position, min(_CHUNK, begin + FORWARD - position))
         is_end = not records
-        for one in records:
-            size += len(one[4])
-            position = one[0] + 1
-            _, metadata = metadata_of(one[3])
-            parent = known.get(metadata.causation or "")
+        for candidate in records:
+            size += len(candidate[4])
+            position = candidate[0] + 1
+            _, metadata = metadata_of(candidate[3])
+            parent = nodes_by_id.get(metadata.causation or "")
             if parent is None or count >= EFFECTS_MAX:
                 count += parent is not None
                 continue
-            node = Node(one)
+            node = Node(candidate)
             parent.effects.append(node)
             count += 1
-            known |= {header(one[3], MSG_ID) or f"at {one[0]}": node}
+            nodes_by_id |= {header(candidate[3], MSG_ID) or f"at {candidate[0]}": node}
     return Effects(root.effects, begin, position - 1, is_end, count > EFFECTS_MAX)
 
 
@@ -279,59 +283,59 @@ def rows_touched(app: App, recorded: Recorded[Any]) -> list[RowsTouched]:
 
     Runs the application's functions; an error in one stands in `said`.
     """
-    found: list[RowsTouched] = []
+    touched: list[RowsTouched] = []
     for name, resolved in app.projections.items():
         if type(recorded.data) not in resolved.events:
             continue
         if not isinstance(resolved, ResolvedProjection):
-            found.append(RowsTouched(name, said="Its SQL is written by hand: which rows it changed is not known."))
+            touched.append(RowsTouched(name, said="Its SQL is written by hand: which rows it changed is not known."))
             continue
         if any(is_private(field_hint(resolved.row_type, key)) for key in resolved.key_columns):
-            found.append(RowsTouched(name, said="Its key is personal, and not shown."))
+            touched.append(RowsTouched(name, said="Its key is personal, and not shown."))
             continue
         try:
             keys = _keys(resolved, recorded)
-            told = [json.dumps(list(key), default=str, ensure_ascii=False) for key in keys[:KEYS_MAX]]
+            key_texts = [json.dumps(list(key), default=str, ensure_ascii=False) for key in keys[:KEYS_MAX]]
         except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the application's
             error = UnexpectedExit.instead_of(raised)
             reason = reason_of(error, private=app.catalog.is_private)
-            found.append(RowsTouched(name, said=f"Its key could not be told: {reason}"))
+            touched.append(RowsTouched(name, said=f"Its key could not be told: {reason}"))
             continue
-        found.append(RowsTouched(name, told, len(keys) - len(told)))
-    return found
+        touched.append(RowsTouched(name, key_texts, len(keys) - len(key_texts)))
+    return touched
 
 
 def made_at(event_id: str) -> datetime | None:
     """Return the time in an id; None for an id that is no UUIDv7 (RFC 9562, section 5.7)."""
     try:
-        told = UUID(event_id)
+        uuid = UUID(event_id)
     except ValueError:
         return None
-    if told.version != 7 or str(told) != event_id:
+    if uuid.version != 7 or str(uuid) != event_id:
         return None
     try:
-        return datetime.fromtimestamp((told.int >> 80) / 1000, UTC)
+        return datetime.fromtimestamp((uuid.int >> 80) / 1000, UTC)
     except (ValueError, OverflowError, OSError):
         return None
 
 
 async def _read(store: EventStore, start: int, end: int) -> list[RawRecord]:
     """Return the records from `start` to `end`, fewer where they exceed the limit on bytes."""
-    found: list[RawRecord] = []
+    records: list[RawRecord] = []
     size = 0
     while start <= end and size < _BYTES_MAX:
-        records = [one for one in await store.some(start, min(_CHUNK, end - start + 1)) if one[0] <= end]
-        if not records:
+        page = [record for record in await store.some(start, min(_CHUNK, end - start + 1)) if record[0] <= end]
+        if not page:
             break
-        found += records
-        size += sum([len(one[4]) for one in records])
-        start = records[-1][0] + 1
-    return found
+        records += page
+        size += sum([len(record[4]) for record in page])
+        start = page[-1][0] + 1
+    return records
 
 
 def _named(records: Sequence[RawRecord], name: str) -> RawRecord | None:
-    by_id = next((one for one in records if header(one[3], MSG_ID) == name), None)
-    return by_id or next((one for one in reversed(records) if metadata_of(one[3])[0] == name), None)
+    by_id = next((record for record in records if header(record[3], MSG_ID) == name), None)
+    return by_id or next((record for record in reversed(records) if metadata_of(record[3])[0] == name), None)
 
 
 def _ids(record: RawRecord) -> list[str]:

@@ -70,8 +70,8 @@ class LogFilter:
         block = record[3]
         if self.types and header(block, TYPE) not in self.types:
             return False
-        wanted = ((ACTOR, self.actor), (CORRELATION, self.correlation), (COMMAND, self.command_id))
-        return all(value is None or unquote(header(block, name) or "") == value for name, value in wanted)
+        conditions = ((ACTOR, self.actor), (CORRELATION, self.correlation), (COMMAND, self.command_id))
+        return all(value is None or unquote(header(block, name) or "") == value for name, value in conditions)
 
 
 @dataclass(slots=True)
@@ -105,11 +105,11 @@ async def page_before(client: Client, app: str, end: int, first: int, wanted: Lo
             continue
         window = window or []
         page.looked += len(window)
-        found = [record for record in window if wanted.takes(record)]
+        matches = [record for record in window if wanted.takes(record)]
         missing = ROWS - len(page.records)
-        page.records[:0] = found[-missing:]
+        page.records[:0] = matches[-missing:]
         # Positions before the oldest event of this page belong to the next page.
-        page.start = found[-missing][0] if len(found) > missing else begin
+        page.start = matches[-missing][0] if len(matches) > missing else begin
         # The server skips other subjects by itself, so a window may span more of the log.
         grows = 8 if not window else 2
         size = size if subject is None else size * grows
@@ -127,7 +127,7 @@ async def page_from(client: Client, app: str, start: int, last: int, wanted: Log
         if page.end > start and (time.monotonic() > deadline or page.looked >= RECORDS_MAX):
             break
         count = ROWS - len(page.records) if not wanted.scans else _REQUEST
-        records, left = await page_of_log(client, app, page.end, subject, count)
+        records, remaining = await page_of_log(client, app, page.end, subject, count)
         if not records:
             page.end = last + 1
             break
@@ -140,7 +140,7 @@ async def page_from(client: Client, app: str, start: int, last: int, wanted: Log
                 page.records.append(record)
                 if len(page.records) == ROWS:
                     break
-        if not left and len(page.records) < ROWS:
+        if not remaining and len(page.records) < ROWS:
             page.end = last + 1
     return page
 
@@ -164,8 +164,12 @@ async def news_since(client: Client, app: str, start: int, wanted: LogFilter, mo
 
 async def voids_among(client: Client, app: str, records: Sequence[RawRecord]) -> dict[int, str]:
     """Return the reason by position of the records that have a skip marker; sends one request for each record."""
-    found = await asyncio.gather(*(client.ask(api.direct_last(app, void_subject(app, one[0]))) for one in records))
-    return {one[0]: reason_in(void[4]) for one, void in zip(records, found, strict=True) if void is not None}
+    markers = await asyncio.gather(
+        *(client.ask(api.direct_last(app, void_subject(app, record[0]))) for record in records)
+    )
+    return {
+        record[0]: reason_in(marker[4]) for record, marker in zip(records, markers, strict=True) if marker is not None
+    }
 
 
 def names_of(known: Collection[Sequence[str]], name: str) -> tuple[str, ...]:
@@ -175,21 +179,21 @@ def names_of(known: Collection[Sequence[str]], name: str) -> tuple[str, ...]:
 
 async def _window(client: Client, app: str, subject: str | None, start: int, end: int) -> list[RawRecord] | None:
     """Return the records at `start` <= position < `end`; None where they are too many or too large for a window."""
-    found: list[RawRecord] = []
+    window: list[RawRecord] = []
     position, size = start, 0
     while position < end:
-        records, left = await page_of_log(client, app, position, subject, min(_REQUEST, end - position))
+        records, remaining = await page_of_log(client, app, position, subject, min(_REQUEST, end - position))
         for record in records:
             if record[0] >= end:
-                return found
-            found.append(record)
+                return window
+            window.append(record)
             size += len(record[3]) + len(record[4])
-        if not left or not records:
-            return found
-        if len(found) > RECORDS_MAX // 4 or size > BYTES_MAX:
+        if not remaining or not records:
+            return window
+        if len(window) > RECORDS_MAX // 4 or size > BYTES_MAX:
             return None
         position = records[-1][0] + 1
-    return found
+    return window
 
 
 async def page_of_log(
@@ -208,10 +212,10 @@ async def page_of_log(
             final = frames.pop() if api.is_status(frames[-1]) else None
             records += [api.direct_record(frame, stream=stream) for frame in frames]
             if final is not None:
-                last, left = request.parse(final) or (0, 0)
+                last, remaining = request.parse(final) or (0, 0)
                 if last != (records[-1][0] if records else 0):
                     raise StoreUnavailable(request.what, f"records up to position {last} were lost on the way")
-                return records, left
+                return records, remaining
     finally:
         await parts.aclose()
     raise StoreUnavailable(request.what, "its end was lost on the way")
@@ -249,7 +253,7 @@ async def log_now(client: Client, app: str, known: LogStatus | None, timeout_s: 
     Raises `Unreachable`, `StoreUnavailable` and `Forbidden`, and `LogUnusable` where the stream does not exist.
     """
     try:
-        state, others = await asyncio.gather(
+        state, replicas = await asyncio.gather(
             client.ask(stream_info(app), timeout_s), client.ask(replicas_of(app), timeout_s)
         )
     except StreamMissing:
@@ -266,7 +270,7 @@ async def log_now(client: Client, app: str, known: LogStatus | None, timeout_s: 
         messages=state.messages,
         bytes=state.bytes,
         replicas=int(state.config.get("num_replicas") or 1),
-        others=tuple(others),
+        others=tuple(replicas),
         last_at=last_at,
         max_bytes=_limit(state, "max_bytes"),
         max_messages=_limit(state, "max_msgs"),
@@ -291,13 +295,13 @@ class DeadlineCounts:
 
 async def deadline_counts(client: Client, app: App) -> list[DeadlineCounts]:
     """Count the deadlines of every process type that has some. Raises `StoreUnavailable` and `Forbidden`."""
-    found: list[DeadlineCounts] = []
+    counts: list[DeadlineCounts] = []
     for process in app.processes.values():
         if process.has_deadlines:
             waiting = await timers_set(client, app.name, process.name, TIMERS_MAX)
             due = await timers_due(client, app.name, process.name, TIMERS_MAX)
-            found.append(DeadlineCounts(process.name, len(waiting), len(due)))
-    return found
+            counts.append(DeadlineCounts(process.name, len(waiting), len(due)))
+    return counts
 
 
 class StatusReader:
@@ -324,8 +328,8 @@ class StatusReader:
                 self._connection = NatsConnection.open(self._endpoint, timeout_s=self._timeout_s)
             if self._is_over:
                 raise StoreUnavailable("The log", "the console has ended")
-            seen = see_log(self._connection, self._app.name, held)
-            return seen, look_at_followers(self._connection, self._app, self._followers, seen.last)
+            seen_log = see_log(self._connection, self._app.name, held)
+            return seen_log, look_at_followers(self._connection, self._app, self._followers, seen_log.last)
         except BaseException:
             self._let_go()
             raise
@@ -412,12 +416,12 @@ def replicas_of(stream: str) -> Request[list[Replica]]:
         copies: list[dict[str, Any]] = cluster.get("replicas") or []
         return [
             Replica(
-                str(one["name"]),
-                bool(one.get("current")),
-                bool(one.get("offline")),
-                int(one["active"]) / 1e9 if one.get("active") else None,
+                str(copy["name"]),
+                bool(copy.get("current")),
+                bool(copy.get("offline")),
+                int(copy["active"]) / 1e9 if copy.get("active") else None,
             )
-            for one in copies
+            for copy in copies
         ]
 
     return _read(f"STREAM.INFO.{stream}", None, read)
@@ -430,9 +434,11 @@ def list_consumers(stream: str, offset: int) -> Request[tuple[list[ListedConsume
         consumers: list[dict[str, Any]] = found.get("consumers") or []
         listed = [
             ListedConsumer(
-                str(one["name"]), not one["config"].get("inactive_threshold"), int(one.get("num_waiting") or 0)
+                str(consumer["name"]),
+                not consumer["config"].get("inactive_threshold"),
+                int(consumer.get("num_waiting") or 0),
             )
-            for one in consumers
+            for consumer in consumers
         ]
         return listed, int(found.get("total", 0))
 
@@ -440,24 +446,28 @@ def list_consumers(stream: str, offset: int) -> Request[tuple[list[ListedConsume
 
 
 def _read(subject: str, body: object, read: Callable[[dict[str, Any]], T]) -> Request[T]:
-    asked = call(subject, body)
+    request = call(subject, body)
 
     def parse(frame: Frame) -> T:
-        return read(asked.parse(frame))
+        return read(request.parse(frame))
 
-    return Request(asked.what, asked.subject, asked.payload, parse)
+    return Request(request.what, request.subject, request.payload, parse)
 
 
 def _limits_in(info: Mapping[str, Any]) -> AccountLimits:
     """Read the limits of an account, which has one set of them, or one for each number of replicas (tiers)."""
     tiers: Mapping[str, Mapping[str, Any]] = info.get("tiers") or {}
-    found = [
-        Limit(what if not tier else f"{what} of {tier}", int(part.get(used) or 0), int(part["limits"].get(most) or 0))
+    limits = [
+        Limit(
+            what if not tier else f"{what} of {tier}",
+            int(part.get(used_key) or 0),
+            int(part["limits"].get(limit_key) or 0),
+        )
         for tier, part in (tiers or {"": info}).items()
-        for what, used, most in _LIMITED
+        for what, used_key, limit_key in _LIMITED
     ]
     parts = tiers.values() if tiers else (info,)
     return AccountLimits(
-        tuple(limit for limit in found if limit.most > 0),
+        tuple(limit for limit in limits if limit.most > 0),
         any(bool(part["limits"].get("max_bytes_required")) for part in parts),
     )

@@ -112,11 +112,11 @@ def running_over(app: App, repositories: Repositories, client: Client, name: str
 
 
 def _class_of(app: App, name: str) -> tuple[Any, ProcessInfo]:
-    found = next(((cls, info) for cls, info in app.processes.items() if info.name == name), None)
-    if found is None:
-        known = [info.name for info in app.processes.values()]
-        raise UsageError(f"The app {app.name!r} has no process {name!r}. {meant(name, known)}It has {listed(known)}.")
-    return found
+    declared = next(((cls, info) for cls, info in app.processes.items() if info.name == name), None)
+    if declared is None:
+        names = [info.name for info in app.processes.values()]
+        raise UsageError(f"The app {app.name!r} has no process {name!r}. {meant(name, names)}It has {listed(names)}.")
+    return declared
 
 
 async def deadlines_waiting(
@@ -130,49 +130,49 @@ async def deadlines_waiting(
     names = [info.name for info in app.processes.values() if info.has_deadlines]
     if name is not None and name not in names:
         raise UsageError(f"{name!r} is not a process with deadlines. {meant(name, names)}There are: {listed(names)}.")
-    found: list[tuple[str, TimerSet]] = []
-    for each in names if name is None else [name]:
+    waiting: list[tuple[str, TimerSet]] = []
+    for process in names if name is None else [name]:
         # Read in this order, a timer that fires in between is in both lists, rather than in none.
-        still_set = await timers_set(client, app.name, each, most)
-        due = await timers_due(client, app.name, each, most)
-        fired = {(one.process_id, one.at) for one in due}
-        found += [(each, one) for one in still_set if (one.process_id, one.at) not in fired]
-        found += [(each, one) for one in due]
-    return sorted(found, key=lambda one: (one[1].at, one[0], one[1].process_id))
+        still_set = await timers_set(client, app.name, process, most)
+        due = await timers_due(client, app.name, process, most)
+        fired = {(timer.process_id, timer.at) for timer in due}
+        waiting += [(process, timer) for timer in still_set if (timer.process_id, timer.at) not in fired]
+        waiting += [(process, timer) for timer in due]
+    return sorted(waiting, key=lambda entry: (entry[1].at, entry[0], entry[1].process_id))
 
 
 async def process_view(running: Running, process_id: str) -> ProcessView:
     """Return the state, next step and deadlines of one process. Raises `StoreUnavailable` and `Forbidden`."""
     name = running.runner.name
-    found, faults = ProcessView(name, process_id), list[str]()
+    view, faults = ProcessView(name, process_id), list[str]()
     private = running.is_private
     runner = running.runner
     last = await runner.store.tail(name, process_id)
     if last is None:
-        return found
-    found.version = number_of(last[3], VERSION) or 0
-    held = await running.cursors.find(name)
-    found.paused = held is not None and held.cursor.state == PAUSED
+        return view
+    view.version = number_of(last[3], VERSION) or 0
+    stored_cursor = await running.cursors.find(name)
+    view.paused = stored_cursor is not None and stored_cursor.cursor.state == PAUSED
     waiting = [entry.parked for entry in await running.cursors.parked(name) if entry.key == (name, process_id)]
-    head = next((one for one in waiting if one.resolution != BLOCKED), None)
-    found.parked = None if head is None else {"position": head.position, "reason": head.reason}
+    head = next((event for event in waiting if event.resolution != BLOCKED), None)
+    view.parked = None if head is None else {"position": head.position, "reason": head.reason}
     try:
         state = (await runner.state(process_id)).state
     except DefinitionError as error:  # of the application's `evolve`
-        found.faults = [f"its state: {fault}" for fault in error.faults]
-        return found
-    found.state = masked(plain_json(state), type(state))
+        view.faults = [f"its state: {fault}" for fault in error.faults]
+        return view
+    view.state = masked(plain_json(state), type(state))
     step = answer_of("step", own_copy(state).step, faults, private=private)
-    found.step = None if step is None else step_text(step)
+    view.step = None if step is None else step_text(step)
     due = answer_of(
         "deadline",
-        lambda: [(one.due_at(recorded_at(last)), one.call.name) for one in deadlines_of(state)],
+        lambda: [(deadline.due_at(recorded_at(last)), deadline.call.name) for deadline in deadlines_of(state)],
         faults,
         private=private,
     )
-    found.deadlines = [{"at": time_text(when), "decision": decision} for when, decision in sorted(due or [])]
-    found.faults = faults
-    return found
+    view.deadlines = [{"at": time_text(when), "decision": decision} for when, decision in sorted(due or [])]
+    view.faults = faults
+    return view
 
 
 def answer_of(what: str, ask: Callable[[], T], faults: list[str], *, private: bool) -> T | None:
@@ -188,9 +188,9 @@ def answer_of(what: str, ask: Callable[[], T], faults: list[str], *, private: bo
 async def wake_processes(running: Running, ids: Sequence[str]) -> Woken:
     """Wake these processes, or all of them without ids. Raises `StoreUnavailable`, `Unreachable` and `Forbidden`."""
     runner, name = running.runner, running.runner.name
-    wanted = list(dict.fromkeys(ids)) or await _all_of(runner)
+    process_ids = list(dict.fromkeys(ids)) or await _all_of(runner)
     done, examples = Woken(0, 0, 0, ()), list[dict[str, str]]()
-    for process_id in wanted:
+    for process_id in process_ids:
         reason = ""
         try:
             if ids and await runner.store.tail(name, process_id) is None:
@@ -211,14 +211,14 @@ async def wake_processes(running: Running, ids: Sequence[str]) -> Woken:
 
 async def _all_of(runner: ProcessRunner) -> list[str]:
     subjects = {record[2] async for record in runner.store.records()}
-    found = {process_id for aggregate, process_id in map(entity_shown, subjects) if aggregate == runner.name}
-    return sorted(process_id for process_id in found if process_id is not None)
+    process_ids = {process_id for aggregate, process_id in map(entity_shown, subjects) if aggregate == runner.name}
+    return sorted(process_id for process_id in process_ids if process_id is not None)
 
 
 def step_text(step: Step[Any, Any]) -> str:
     """Return a step as text, such as `account ada: withdraw("4", transfer="t-1")`."""
-    asked = step.asked
-    return f"{aggregate_info(asked.aggregate).name} {asked.aggregate_id}: {_call_text(asked.call)}"
+    command = step.asked
+    return f"{aggregate_info(command.aggregate).name} {command.aggregate_id}: {_call_text(command.call)}"
 
 
 def _call_text(call: Call) -> str:
@@ -229,9 +229,9 @@ def _call_text(call: Call) -> str:
 
     kwargs = dict(call.kwargs)
     placed, named = argument_hints(call.decide, call.args, kwargs)
-    told = [text(hint, value) for hint, value in zip(placed, call.args, strict=True)]
-    told += [f"{name}={text(named[name], value)}" for name, value in kwargs.items()]
-    return f"{call.name}({', '.join(told)})"
+    arguments = [text(hint, value) for hint, value in zip(placed, call.args, strict=True)]
+    arguments += [f"{name}={text(named[name], value)}" for name, value in kwargs.items()]
+    return f"{call.name}({', '.join(arguments)})"
 
 
 def time_text(at: datetime) -> str:
@@ -286,41 +286,45 @@ async def process_history(jet: Jet, client: Client, running: Running, process_id
     runner = running.runner
     await jet.voids()
     subject = subject_of(jet.name, runner.name, process_id)
-    records, left = await page_of_log(client, jet.name, 1, subject, HISTORY_MAX)
+    records, remaining = await page_of_log(client, jet.name, 1, subject, HISTORY_MAX)
     moments = [_moment(jet, runner.name, process_id, record) for record in records]
     for record, moment in zip(records, moments, strict=True):
         if moment.kind == STEP:
             moment.others = await _others(jet, client, record)
         elif moment.cause is not None:
-            heard = await client.ask(message_at(jet.name, moment.cause))
-            moment.heard = None if heard is None else event_view(jet, heard)
+            cause_record = await client.ask(message_at(jet.name, moment.cause))
+            moment.heard = None if cause_record is None else event_view(jet, cause_record)
     _tell_states(jet, running, records, moments)
-    return History(moments, left > 0)
+    return History(moments, remaining > 0)
 
 
 def _moment(jet: Jet, name: str, process_id: str, record: RawRecord) -> Moment:
     event = event_view(jet, record)
     command = str(event.get("command_id") or "")
-    heard, own = f"{name}.heard.", f"{name}/{process_id}/"
-    if command.startswith(heard) and command[len(heard) :].isdecimal() and len(command) < len(heard) + 20:
-        return Moment(event, HEARD, cause=int(command[len(heard) :]))
-    if command.startswith(own) and command.endswith("/due"):
+    heard_prefix, step_prefix = f"{name}.heard.", f"{name}/{process_id}/"
+    if (
+        command.startswith(heard_prefix)
+        and command[len(heard_prefix) :].isdecimal()
+        and len(command) < len(heard_prefix) + 20
+    ):
+        return Moment(event, HEARD, cause=int(command[len(heard_prefix) :]))
+    if command.startswith(step_prefix) and command.endswith("/due"):
         return Moment(event, DUE)
-    return Moment(event, STEP if command.startswith(own) else ASKED)
+    return Moment(event, STEP if command.startswith(step_prefix) else ASKED)
 
 
 async def _others(jet: Jet, client: Client, record: RawRecord) -> list[dict[str, Any]]:
     """Return the other aggregate's events of a step; the same command stored them right before the process's own."""
-    found: list[dict[str, Any]] = []
+    events: list[dict[str, Any]] = []
     command, position = _command_of(record), record[0] - 1
-    while position > 0 and len(found) < OTHERS_MAX:
-        other = await client.ask(message_at(jet.name, position))
-        if other is None or _command_of(other) != command:
+    while position > 0 and len(events) < OTHERS_MAX:
+        previous = await client.ask(message_at(jet.name, position))
+        if previous is None or _command_of(previous) != command:
             break
-        if other[2] != record[2]:
-            found.append(event_view(jet, other))
+        if previous[2] != record[2]:
+            events.append(event_view(jet, previous))
         position -= 1
-    return found[::-1]
+    return events[::-1]
 
 
 def _command_of(record: RawRecord) -> str | None:
@@ -334,11 +338,11 @@ def _tell_states(jet: Jet, running: Running, records: Sequence[RawRecord], momen
     """Add to each moment the command of its step and its deadlines, as far as the process's functions can be called."""
     state: Any = running.initial
     private = running.is_private
-    asked: str | None = None
+    command: str | None = None
     for record, moment in zip(records, moments, strict=True):
         faults: list[str] = []
         if moment.kind == STEP:
-            moment.sent = asked
+            moment.sent = command
         try:
             recorded = jet.decode(record)
             state = state if recorded is None else evolved(own_copy(state), recorded.data)
@@ -347,11 +351,13 @@ def _tell_states(jet: Jet, running: Running, records: Sequence[RawRecord], momen
             moment.faults = [*getattr(error, "faults", [str(error)]), "What comes after it is not folded any more."]
             return
         step = answer_of("step", own_copy(state).step, faults, private=private)
-        asked = None if step is None else step_text(step)
+        command = None if step is None else step_text(step)
         if step is None:
             due = answer_of(
                 "deadline",
-                lambda now=state, when=at: sorted((one.due_at(when), one.call.name) for one in deadlines_of(now)),
+                lambda now=state, when=at: sorted(
+                    (deadline.due_at(when), deadline.call.name) for deadline in deadlines_of(now)
+                ),
                 faults,
                 private=private,
             )

@@ -81,8 +81,8 @@ class Quarantine:
         if self._projection is not None:
             return self._in_rows(lambda link, name, _: rows.listed(link, [name], resolved=resolved), read_only=True)
         kind = default_type(self._app, self._cursors[0])
-        found = self._in_cursors(lambda cursors, name: cursor_control.listed(cursors, name, resolved=resolved))
-        events = [replace(event, event_type=event.event_type or kind) for each in found for event in each]
+        listings = self._in_cursors(lambda cursors, name: cursor_control.listed(cursors, name, resolved=resolved))
+        events = [replace(event, event_type=event.event_type or kind) for listing in listings for event in listing]
         return sorted(events, key=lambda event: event.position)
 
     def shown(self, position: int) -> Shown | None:
@@ -91,8 +91,8 @@ class Quarantine:
             return self._in_rows(
                 lambda link, name, revision: rows.shown(link, name, revision, position), read_only=True
             )
-        found = self._in_cursors(lambda cursors, name: cursor_control.shown(cursors, name, position))
-        return next((event for event in found if event is not None), None)
+        events = self._in_cursors(lambda cursors, name: cursor_control.shown(cursors, name, position))
+        return next((event for event in events if event is not None), None)
 
     def stored(self, event: Shown) -> StoredEvent:
         """Return the stored body of an event; for a cursor it is read from the log, or from the inbox's stream."""
@@ -111,8 +111,8 @@ class Quarantine:
             return self._in_rows(lambda link, name, revision: rows.retry(link, name, revision, positions))
         if positions is not None:
             return self._resolve(positions, cursor_control.retry)
-        found = self._in_cursors(lambda cursors, name: cursor_control.retry(cursors, name, None))
-        return [position for each in found for position in each]
+        batches = self._in_cursors(lambda cursors, name: cursor_control.retry(cursors, name, None))
+        return [position for batch in batches for position in batch]
 
     def drop(self, positions: Sequence[int]) -> list[int]:
         """Give up these events for good; return their positions."""
@@ -126,8 +126,8 @@ class Quarantine:
             return self._in_rows(
                 lambda link, name, revision: rows.outcomes(link, name, revision, positions), read_only=True
             )
-        found = self._in_cursors(lambda cursors, name: cursor_control.outcomes(cursors, name, positions))
-        return [outcome for each in found for outcome in each]
+        batches = self._in_cursors(lambda cursors, name: cursor_control.outcomes(cursors, name, positions))
+        return [outcome for batch in batches for outcome in batch]
 
     def _in_rows(self, ask: Callable[[Connection, str, int], T], *, read_only: bool = False) -> T:
         """Call `ask` with a connection to the database, and the projection's name and revision."""
@@ -168,24 +168,24 @@ class Quarantine:
 
         async def resolve(cursors: Cursors) -> list[int]:
             await self._check(cursors, positions)
-            left, chosen = list(dict.fromkeys(positions)), dict[str, list[int]]()
+            remaining, chosen = list(dict.fromkeys(positions)), dict[str, list[int]]()
             for name in self._cursors[:-1]:
-                there = {event.position for event in await cursor_control.listed(cursors, name)}
-                chosen[name] = [position for position in left if position in there]
-                left = [position for position in left if position not in there]
+                quarantined = {event.position for event in await cursor_control.listed(cursors, name)}
+                chosen[name] = [position for position in remaining if position in quarantined]
+                remaining = [position for position in remaining if position not in quarantined]
             done: list[int] = []
-            for name, own in [(self._cursors[-1], left), *chosen.items()]:
-                done += await decide(cursors, name, own) if own else []
+            for name, batch in [(self._cursors[-1], remaining), *chosen.items()]:
+                done += await decide(cursors, name, batch) if batch else []
             return done
 
         return self._run(resolve)
 
     async def _check(self, cursors: Cursors, positions: Sequence[int]) -> None:
         """Raise `UsageError`, with the reason, for an event that can be neither retried nor dropped."""
-        each = [entry for name in self._cursors for entry in await cursors.parked(name, resolved=True)]
-        known = {entry.position: entry for entry in each}
+        entries = [entry for name in self._cursors for entry in await cursors.parked(name, resolved=True)]
+        by_position = {entry.position: entry for entry in entries}
         for position in positions:
-            entry = known.get(position)
+            entry = by_position.get(position)
             if entry is None:
                 reason = "is not in the quarantine"
             elif entry.parked.resolution in (PARKED, RETRY):
@@ -248,8 +248,8 @@ async def stored_in_log(client: Client, app: App, name: str, shown: Shown) -> St
         record = await client.ask(message_at(stream, event.position))
         is_same = is_of(event.event_id, record)
         if is_same and inbox is not None:
-            held = await Cursors(client, app.name).read(event.projection)
-            is_same = (await client.ask(stream_info(stream))).created == held.cursor.log
+            stored_cursor = await Cursors(client, app.name).read(event.projection)
+            is_same = (await client.ask(stream_info(stream))).created == stored_cursor.cursor.log
     except StreamMissing:
         return StoredEvent(None, event.event_type, missing=f"{where} does not exist")
     except Forbidden as error:
@@ -257,8 +257,8 @@ async def stored_in_log(client: Client, app: App, name: str, shown: Shown) -> St
     if record is not None and is_same:
         kind = event.event_type or _cloud_type(record[4]) or default_type(app, name)
         return StoredEvent(record[4], kind, number_of(record[3], SCHEMA))
-    there = "nothing is there" if record is None else "another one is there"
-    missing = f"{where} no longer has this event at position {event.position}: {there}"
+    actual = "nothing is there" if record is None else "another one is there"
+    missing = f"{where} no longer has this event at position {event.position}: {actual}"
     return StoredEvent(None, event.event_type, missing=missing)
 
 
@@ -316,7 +316,10 @@ class QuarantinedEvent:
 def names_with_quarantine(app: App) -> list[str]:
     """Return the names of all projections, reactors and processes that may quarantine an event."""
     chosen = chosen_of(app, [])
-    names = [*(each.name for each in chosen.projections), *(each.declared_as for each in chosen.followers)]
+    names = [
+        *(projection.name for projection in chosen.projections),
+        *(follower.declared_as for follower in chosen.followers),
+    ]
     return list(dict.fromkeys(names))
 
 
@@ -325,16 +328,16 @@ async def quarantine_page(links: Connections, name: str, *, limit: int, after: i
     chosen = chosen_of(links.app, [name])
     if chosen.projections:
         ask = partial(rows.listed, names=[name], after=after, limit=limit + 1)
-        found = await links.ask(_owned(links.app, name, ask))
-        return QuarantinePage(name, chosen.projections[0].revision, found[:limit], len(found) > limit)
+        events = await links.ask(_owned(links.app, name, ask))
+        return QuarantinePage(name, chosen.projections[0].revision, events[:limit], len(events) > limit)
     cursors = Cursors((await links.log()).client, links.app.name)
-    found, is_cut, kind = list[Listed](), False, default_type(links.app, name)
+    events, is_cut, kind = list[Listed](), False, default_type(links.app, name)
     for follower in chosen.followers:
         entries, may_be_more = await cursor_control.first_listed(cursors, follower.name, ENTRIES_MAX)
         is_cut = is_cut or may_be_more
-        found += [replace(entry, event_type=entry.event_type or kind) for entry in entries]
-    found = sorted((event for event in found if event.position > after), key=lambda event: event.position)
-    return QuarantinePage(name, chosen.followers[0].revision, found[:limit], is_cut or len(found) > limit)
+        events += [replace(entry, event_type=entry.event_type or kind) for entry in entries]
+    events = sorted((event for event in events if event.position > after), key=lambda event: event.position)
+    return QuarantinePage(name, chosen.followers[0].revision, events[:limit], is_cut or len(events) > limit)
 
 
 async def quarantined_event(links: Connections, name: str, position: int, *, limit: int) -> QuarantinedEvent | None:
@@ -350,16 +353,16 @@ async def quarantined_event(links: Connections, name: str, position: int, *, lim
             event = rows.shown(connection, name, revision, position)
             return None if event is None else (event, rows.waiting(connection, event.event, limit))
 
-        seen = await links.ask(_owned(app, name, ask))
-        if seen is None:
+        answer = await links.ask(_owned(app, name, ask))
+        if answer is None:
             return None
-        event, waiting = seen
+        event, waiting = answer
         stored = stored_by_projection(app, event)
     else:
         client = (await links.log()).client
         cursors = Cursors(client, app.name)
-        each = [await cursor_control.shown(cursors, follower.name, position) for follower in chosen.followers]
-        event = next((shown for shown in each if shown is not None), None)
+        candidates = [await cursor_control.shown(cursors, follower.name, position) for follower in chosen.followers]
+        event = next((candidate for candidate in candidates if candidate is not None), None)
         if event is None:
             return None
         waiting = (await cursor_control.waiting(cursors, event.event))[:limit] if event.event.blocked else []

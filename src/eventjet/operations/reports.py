@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 def rebuild_lines(report: RebuildReport) -> Iterator[str]:
     """Yield the lines of a rebuild's report."""
     for rebuilt in report.projections:
-        made = f"{counted(rebuilt.rows, 'row')} from {counted(report.events, 'event')}"
+        summary = f"{counted(rebuilt.rows, 'row')} from {counted(report.events, 'event')}"
         how = ", sequentially" if rebuilt.sequential else ""
         name = f"{rebuilt.projection} revision {rebuilt.revision}"
-        yield f"{name}: {made}{how}, swapped in at position {rebuilt.position:,}"
+        yield f"{name}: {summary}{how}, swapped in at position {rebuilt.position:,}"
         if rebuilt.location:
             yield (
                 f"It is {in_location(rebuilt.location)}, beside the revision that readers see. If it is newer, its "
@@ -81,10 +81,12 @@ def preview_value(preview: Preview) -> dict[str, Any]:
     plan = preview.plan
     return {
         **{name: getattr(plan, name) for name in ("engine", "stream", "first", "last", "archived", "events")},
-        "ranges": [each._asdict() for each in plan.ranges],
+        "ranges": [span._asdict() for span in plan.ranges],
         "partitions": plan.partitions,
-        "passes": [{"route": each.route.value, "projections": list(each.projections)} for each in plan.passes],
-        "projections": [{**asdict(each), "route": each.route.value} for each in preview.candidates],
+        "passes": [
+            {"route": log_pass.route.value, "projections": list(log_pass.projections)} for log_pass in plan.passes
+        ],
+        "projections": [{**asdict(candidate), "route": candidate.route.value} for candidate in preview.candidates],
         **{name: getattr(preview, name) for name in ("master", "database", "location", "upgrades", "leftovers")},
         "refusals": preview.refusals,
     }
@@ -178,14 +180,14 @@ def snapshot_lines(report: SnapshotReport) -> Iterator[str]:
     written, read = counted(tally.written, "snapshot"), counted(tally.events, "event")
     aggregates = counted(tally.aggregates, "aggregate")
     yield f"{report.aggregate}: {written} written from {read} of {aggregates}, at position {report.position:,}"
-    left = {
+    skipped = {
         "had a newer one, or the same": tally.newer,
         f"have fewer than {counted(report.min_events, 'event')}": tally.few,
         "are too large for the bucket": tally.too_large,
         "have a state that would not come back from JSON": tally.unkept,
         "could not be folded": tally.broken,
     }
-    yield from (f"  - {number:,} {why}" for why, number in left.items() if number)
+    yield from (f"  - {number:,} {why}" for why, number in skipped.items() if number)
     yield from (f"  - {fault}" for fault in tally.faults)
     yield from _rest(tally.broken, len(tally.faults))
     yield f"{report.engine} engine: {spent(report.seconds)}"
@@ -236,9 +238,9 @@ def restore_lines(report: Restored) -> Iterator[str]:
 
 def audit_lines(report: AuditReport, *, has_claims: bool) -> Iterator[str]:
     """Yield the lines of an audit's report; `has_claims` says whether an aggregate of the app has unique values."""
-    judged = "is sound" if report.sound else "is NOT sound"
-    there = f"{counted(report.events, 'event')} of {counted(report.aggregates, 'aggregate')}"
-    yield f"{report.stream} {judged}: {there} up to position {report.last:,}, log {report.log}"
+    judgement = "is sound" if report.sound else "is NOT sound"
+    extent = f"{counted(report.events, 'event')} of {counted(report.aggregates, 'aggregate')}"
+    yield f"{report.stream} {judgement}: {extent} up to position {report.last:,}, log {report.log}"
     archive = report.archive
     if archive is not None:
         yield (
@@ -246,9 +248,9 @@ def audit_lines(report: AuditReport, *, has_claims: bool) -> Iterator[str]:
             f"{archive.compared:,} were compared with the log."
         )
     if report.accepted:
-        more = "" if report.may_be_missing else ", and more are"
+        missing_more = "" if report.may_be_missing else ", and more are"
         accepted = counted(report.accepted, "event")
-        yield f"{accepted} may be missing, as somebody has said with `eventjet init --accept-loss`{more}."
+        yield f"{accepted} may be missing, as somebody has said with `eventjet init --accept-loss`{missing_more}."
     for kind in report.findings:
         yield from _kind_lines(kind)
     read_s = report.seconds["read"]

@@ -79,27 +79,33 @@ def roles_of(
     api, stream, bucket = "$JS.API", app, snapshot_bucket(app)
     look = (f"{api}.STREAM.INFO.{stream}", f"{api}.STREAM.MSG.GET.{stream}")
     read = (f"{api}.INFO", *look, f"{api}.DIRECT.GET.{stream}", f"{api}.DIRECT.GET.{stream}.>")
-    heard = (f"$JS.EVENT.ADVISORY.STREAM.*.{stream}", notice_subject(app, "*"))
+    notices = (f"$JS.EVENT.ADVISORY.STREAM.*.{stream}", notice_subject(app, "*"))
     verbs = ("CREATE", "MSG.NEXT", "DELETE")
     # With a wildcard a reader could take over a worker's consumer, or move it.
-    of_own = (*verbs, "INFO")
-    theirs = tuple(f"{api}.CONSUMER.{verb}.{stream}.{name}" for verb in of_own for name in durables)
-    actors = tuple(f"{api}.CONSUMER.{verb}.{stream}.{name}" for verb in of_own for name in followers)
-    kept = (*theirs, *actors, *(f"{api}.CONSUMER.CREATE.{stream}.{name}.>" for name in (*durables, *followers)))
+    own_verbs = (*verbs, "INFO")
+    projection_consumers = tuple(f"{api}.CONSUMER.{verb}.{stream}.{name}" for verb in own_verbs for name in durables)
+    follower_consumers = tuple(f"{api}.CONSUMER.{verb}.{stream}.{name}" for verb in own_verbs for name in followers)
+    denied_consumers = (
+        *projection_consumers,
+        *follower_consumers,
+        *(f"{api}.CONSUMER.CREATE.{stream}.{name}.>" for name in (*durables, *followers)),
+    )
     cursors, timers = cursor_bucket(app), timer_stream(app)
     look_at_cursors = tuple(
-        f"{api}.{verb}.{each}"
-        for each in (f"KV_{cursors}", timers)
+        f"{api}.{verb}.{state_stream}"
+        for state_stream in (f"KV_{cursors}", timers)
         for verb in ("STREAM.INFO", "STREAM.MSG.GET", "DIRECT.GET")
     )
     look_at_cursors = look_at_cursors if followers else ()
-    own = tuple(f"$KV.{cursors}.{key}" for key in _keys_of(followers))
+    cursor_keys = tuple(f"$KV.{cursors}.{key}" for key in _keys_of(followers))
     set_timers = (timer_subject(app, "*", "*"), f"{api}.STREAM.PURGE.{timers}") if followers else ()
     tell = tuple(f"{public}.{name}.*" for public, name in published)
-    tell += tuple(f"{api}.CONSUMER.{verb}.{each}.{durable}" for each, durable in received for verb in of_own)
-    others = [each for each, _ in (*published, *received)]
-    look_at_public = tuple(f"{api}.STREAM.{verb}.{each}" for verb in ("INFO", "MSG.GET") for each in others)
-    acting = (*read, *look_at_cursors, *own, *set_timers, *actors, *tell, *look_at_public)
+    tell += tuple(
+        f"{api}.CONSUMER.{verb}.{inbox_stream}.{durable}" for inbox_stream, durable in received for verb in own_verbs
+    )
+    other_streams = [other for other, _ in (*published, *received)]
+    look_at_public = tuple(f"{api}.STREAM.{verb}.{other}" for verb in ("INFO", "MSG.GET") for other in other_streams)
+    acting = (*read, *look_at_cursors, *cursor_keys, *set_timers, *follower_consumers, *tell, *look_at_public)
     consume = tuple(f"{api}.CONSUMER.{verb}.{stream}.*" for verb in verbs)
     consume += (f"{api}.CONSUMER.CREATE.{stream}.*.{stream_subjects(stream)}",)
     voids = void_subject(app, "*")
@@ -111,7 +117,7 @@ def roles_of(
         return Role(name, tuple(publish), (f"_INBOX_{name}.>", *hears), tuple(deny))
 
     def writer(name: str, aggregate: str) -> Role:
-        return role(name, (*read, *snapshots, *_own(app, aggregate, aggregate in unique)), heard, [voids])
+        return role(name, (*read, *snapshots, *_own(app, aggregate, aggregate in unique)), notices, [voids])
 
     streams = (stream, f"KV_{bucket}", *((f"KV_{cursors}", timers) if followers else ()))
     manage = tuple(f"{api}.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in streams)
@@ -120,16 +126,28 @@ def roles_of(
     manage += (*look_at_cursors, *all_cursors, *set_timers, *look_at_public)
     manage += (f"{api}.STREAM.UPDATE.{stream}",)
     # Probes that ask which other subscribers answer; no entity has these subjects.
-    asked = probes(app, ["*"], published, cursors=bool(followers), timers=False)
-    manage += tuple(subject for _, subject in asked)
+    probed = probes(app, ["*"], published, cursors=bool(followers), timers=False)
+    manage += tuple(subject for _, subject in probed)
     lists = (f"{api}.CONSUMER.LIST.{stream}",)
     return (
-        role(ADMIN, list(dict.fromkeys((*read, *manage, *lists, *consume, voids))), heard),
-        role(WORKER, (f"{api}.INFO", *look, *theirs, *(notice_subject(app, name) for name in _projections(durables)))),
-        role(READER, (*read, *look_at_cursors, *(f"{api}.STREAM.INFO.{each}" for each in others)), heard),
-        role(REBUILD, (*look, *consume), (), kept),
-        role(SNAPSHOTS, (*look, *write_snapshots, *consume), (), kept),
-        *([role(ACTOR, (*acting, *snapshots, f"{app}.*.*", f"$KV.{bucket}.*.*"), heard, [voids])] if followers else ()),
+        role(ADMIN, list(dict.fromkeys((*read, *manage, *lists, *consume, voids))), notices),
+        role(
+            WORKER,
+            (
+                f"{api}.INFO",
+                *look,
+                *projection_consumers,
+                *(notice_subject(app, name) for name in _projections(durables)),
+            ),
+        ),
+        role(READER, (*read, *look_at_cursors, *(f"{api}.STREAM.INFO.{other}" for other in other_streams)), notices),
+        role(REBUILD, (*look, *consume), (), denied_consumers),
+        role(SNAPSHOTS, (*look, *write_snapshots, *consume), (), denied_consumers),
+        *(
+            [role(ACTOR, (*acting, *snapshots, f"{app}.*.*", f"$KV.{bucket}.*.*"), notices, [voids])]
+            if followers
+            else ()
+        ),
         writer(WRITER, "*"),
         *(writer(f"{WRITER}_{name}", name) for name in aggregates),
     )
@@ -141,15 +159,15 @@ def _own(app: str, aggregate: str, claims: bool) -> tuple[str, ...]:
     A writer that `claims` unique values of its type may claim those of other types too, since a subject cannot have a
     wildcard within a token.
     """
-    own = (type_subjects(app, aggregate), f"$KV.{snapshot_bucket(app)}.{aggregate}.*")
-    return (*own, type_subjects(app, CLAIMS)) if claims else own
+    subjects = (type_subjects(app, aggregate), f"$KV.{snapshot_bucket(app)}.{aggregate}.*")
+    return (*subjects, type_subjects(app, CLAIMS)) if claims else subjects
 
 
 def _keys_of(followers: Sequence[str]) -> list[str]:
     """Return the keys that workers of these subscriptions write in the bucket of cursors."""
-    divided = dict.fromkeys(declared_name(name) for name in followers if declared_name(name) != name)
+    partitioned = dict.fromkeys(declared_name(name) for name in followers if declared_name(name) != name)
     keys = [key for name in followers for key in (f"c.{name}", f"q.{name}.*")]
-    return [*keys, *(f"w.{name}.*" for name in divided)]
+    return [*keys, *(f"w.{name}.*" for name in partitioned)]
 
 
 def serving_roles(app: str, roles: Sequence[Role], inboxes: Sequence[str] = (CALLER_INBOX,)) -> tuple[Role, ...]:
@@ -165,13 +183,13 @@ def serving_roles(app: str, roles: Sequence[Role], inboxes: Sequence[str] = (CAL
             if f"_INBOX_{name}.".startswith(f"{prefix}.") or prefix.startswith(f"_INBOX_{name}."):
                 what = f"EVENTJET_CALLER_INBOXES names {prefix}, and {name} hears its answers below _INBOX_{name}"
                 raise UsageError(f"{what}. Name another prefix.")
-    _, *heard = writer.subscribe
-    asked = f"cmd.{app}.>"
+    _, *notices = writer.subscribe
+    command_subject = f"cmd.{app}.>"
     verbs = (f"$SRV.{verb}{whose}" for whose in ("", f".{app}", f".{app}.*") for verb in ("PING", "INFO", "STATS"))
-    services = (asked, *verbs)
+    services = (command_subject, *verbs)
     hears = tuple(f"{prefix}.>" for prefix in inboxes)
     return (
-        Role(SERVICE, (*writer.publish, *hears, "_R_.>"), (f"_INBOX_{SERVICE}.>", *heard, *services), writer.deny),
+        Role(SERVICE, (*writer.publish, *hears, "_R_.>"), (f"_INBOX_{SERVICE}.>", *notices, *services), writer.deny),
         Role(CALLER, services, hears),
     )
 
@@ -195,13 +213,16 @@ def accounts(app: str, roles: Sequence[Role], routed: Routed = str) -> str:
     log, clients = app.upper(), f"{app.upper()}_CLIENTS"
     inside = "\n".join(user_lines(role) for role in roles if role.name == ADMIN)
     outside = "\n".join(user_lines(role, routed) for role in roles if role.name != ADMIN)
-    asked = _asked_of_log(app, [role for role in roles if role.name != ADMIN])
-    told = f"$JS.EVENT.ADVISORY.STREAM.*.{app}"
-    kinds = [", response_type: stream" if _SEVERAL_ANSWERS.fullmatch(each) else "" for each in asked]
-    exports = [f"{{ service: {json.dumps(each)}{kind} }}" for each, kind in zip(asked, kinds, strict=True)]
-    imports = [f"{{ service: {{ account: {log}, subject: {json.dumps(each)} }}{_to(each, routed)} }}" for each in asked]
-    exports.append(f"{{ stream: {json.dumps(told)} }}")
-    imports.append(f"{{ stream: {{ account: {log}, subject: {json.dumps(told)} }} }}")
+    subjects = _asked_of_log(app, [role for role in roles if role.name != ADMIN])
+    advisories = f"$JS.EVENT.ADVISORY.STREAM.*.{app}"
+    kinds = [", response_type: stream" if _SEVERAL_ANSWERS.fullmatch(subject) else "" for subject in subjects]
+    exports = [f"{{ service: {json.dumps(subject)}{kind} }}" for subject, kind in zip(subjects, kinds, strict=True)]
+    imports = [
+        f"{{ service: {{ account: {log}, subject: {json.dumps(subject)} }}{_to(subject, routed)} }}"
+        for subject in subjects
+    ]
+    exports.append(f"{{ stream: {json.dumps(advisories)} }}")
+    imports.append(f"{{ stream: {{ account: {log}, subject: {json.dumps(advisories)} }} }}")
     return f"""accounts {{
   # The log, and who may change its settings.
   {log} {{
@@ -271,19 +292,23 @@ def _asked_of_log(app: str, roles: Sequence[Role]) -> list[str]:
     The server delivers a message once for each import that matches it.
     """
     between_clients = ("_INBOX", "_R_.", "cmd.", "$SRV.", notice_subject(app, ""))
-    subjects = dict.fromkeys(each for role in roles for each in role.publish if not each.startswith(between_clients))
-    return [each for each in subjects if not any(other != each and _covers(other, each) for other in subjects)]
+    subjects = dict.fromkeys(
+        subject for role in roles for subject in role.publish if not subject.startswith(between_clients)
+    )
+    return [
+        subject for subject in subjects if not any(other != subject and _covers(other, subject) for other in subjects)
+    ]
 
 
 def _covers(wide: str, narrow: str) -> bool:
     """Return whether the pattern `wide` matches every subject that the pattern `narrow` does."""
-    ours, theirs = wide.split("."), narrow.split(".")
-    for index, part in enumerate(ours):
+    wide_parts, narrow_parts = wide.split("."), narrow.split(".")
+    for index, part in enumerate(wide_parts):
         if part == ">":
-            return len(theirs) > index
-        if index >= len(theirs) or theirs[index] == ">" or part not in ("*", theirs[index]):
+            return len(narrow_parts) > index
+        if index >= len(narrow_parts) or narrow_parts[index] == ">" or part not in ("*", narrow_parts[index]):
             return False
-    return len(ours) == len(theirs)
+    return len(wide_parts) == len(narrow_parts)
 
 
 def server_config(app: str, roles: Sequence[Role], routed: Routed = str) -> str:

@@ -128,25 +128,25 @@ def live_row(connection: Connection, resolved: ResolvedProjection, given: str) -
     dialect = dialect_of(connection)
     connection.execution_options(**dialect.snapshot_options)
     check_owner(connection, resolved.name, resolved.app)
-    held = checkpoint.read(connection, resolved.name, resolved.revision)
-    if held is None:
+    stored_checkpoint = checkpoint.read(connection, resolved.name, resolved.revision)
+    if stored_checkpoint is None:
         raise UsageError(f"Revision {resolved.revision} of {resolved.name!r} has not begun, so it has no rows yet.")
-    table = located(resolved.table, held.location, dialect)
+    table = located(resolved.table, stored_checkpoint.location, dialect)
     key = key_of(table, given)
     dialect.load_all(connection)
     values = connection.execute(row_query(table, key, dialect)).one_or_none()
-    row, strange = None, ""
+    row, fault = None, ""
     if values is not None:
         try:
             codec = RowCodec(resolved.table, resolved.row_type, dialect)
             row = codec.normalise(codec.load(tuple(values)))
         except Exception as error:  # noqa: BLE001 - whatever a conversion raises for a value that it was not made for
-            told = "" if resolved.is_private else f": {cut(str(error), 200)}"
-            row, strange = (
+            detail = "" if resolved.is_private else f": {cut(str(error), 200)}"
+            row, fault = (
                 _Strange(),
-                f"It holds a value that no fold could have written ({type(error).__name__}{told})",
+                f"It holds a value that no fold could have written ({type(error).__name__}{detail})",
             )
-    return key, LiveRow(held, row, _known(connection, resolved, key), strange)
+    return key, LiveRow(stored_checkpoint, row, _known(connection, resolved, key), fault)
 
 
 class _Strange:
@@ -161,11 +161,11 @@ def _known(connection: Connection, resolved: ResolvedProjection, key: tuple[Any,
     if not resolved.quarantines:
         return {}
     c = quarantine.c
-    which = of(resolved.name, resolved.revision), c.aggregate_id == str(key[0]), c.resolution != "retried"
-    found = connection.execute(select(c.position, c.resolution).where(*which).limit(_PARKED_MAX + 1)).all()
-    if len(found) > _PARKED_MAX:
+    conditions = of(resolved.name, resolved.revision), c.aggregate_id == str(key[0]), c.resolution != "retried"
+    rows = connection.execute(select(c.position, c.resolution).where(*conditions).limit(_PARKED_MAX + 1)).all()
+    if len(rows) > _PARKED_MAX:
         raise UsageError(f"More than {_PARKED_MAX:,} events of it are in the quarantine. Decide about them first.")
-    return {int(position): str(resolution) for position, resolution in found}
+    return {int(position): str(resolution) for position, resolution in rows}
 
 
 @dataclass(slots=True)
@@ -230,37 +230,39 @@ class RowSearch:
         if self._probe is None:
             await self._begin()
         assert self._probe is not None
-        end, until, left = self.live.held.position, time.monotonic() + GO_S, RECORDS_MAX
-        earlier = PredecessorReader(Endpoint.of(self.jet.settings), self.app.name)
-        decode = reader(self.catalog, self.resolved, self.live.known, earlier)
+        end, until, remaining = self.live.held.position, time.monotonic() + GO_S, RECORDS_MAX
+        predecessors = PredecessorReader(Endpoint.of(self.jet.settings), self.app.name)
+        decode = reader(self.catalog, self.resolved, self.live.known, predecessors)
         try:
-            while not self.done and left > 0 and time.monotonic() < until:
-                found = await self._next(min(_BATCH, left), end)
-                left -= max(1, len(found))
-                await asyncio.to_thread(self._take, found, decode)
-                if found and not self.fault:
-                    self.read_to = found[-1][0]
+            while not self.done and remaining > 0 and time.monotonic() < until:
+                records = await self._next(min(_BATCH, remaining), end)
+                remaining -= max(1, len(records))
+                await asyncio.to_thread(self._take, records, decode)
+                if records and not self.fault:
+                    self.read_to = records[-1][0]
                 self.done = self.done or bool(self.fault) or self.read_to >= end
         finally:
-            earlier.close()
+            predecessors.close()
 
     async def _begin(self) -> None:
         await self.jet.voids()
-        log, held = await self.jet.log(), self.live.held
+        log, stored_checkpoint = await self.jet.log(), self.live.held
         self._probe = DriftProbe(self.resolved, {self.key: self.live.row}, self.live.known, self._is_stored_as)
-        if held.log and held.log != log.identity:
+        if stored_checkpoint.log and stored_checkpoint.log != log.identity:
             raise UsageError("The read model was made from another log than this one. Rebuild it.")
-        if held.position > log.last:
-            raise UsageError(f"The read model is at position {held.position:,} and the log ends at {log.last:,}.")
+        if stored_checkpoint.position > log.last:
+            raise UsageError(
+                f"The read model is at position {stored_checkpoint.position:,} and the log ends at {log.last:,}."
+            )
         if self.jet.store.missing_range:
             raise UsageError(
                 f"The log is not whole: {self.jet.store.missing_range}. So no row can be made again from it."
             )
-        self.done = held.position == 0
+        self.done = stored_checkpoint.position == 0
         if not self.resolved.reads:
             # Each row comes from a single event, whose position begins its key.
-            self.read_to = max(0, min(int(self.key[0]), held.position + 1) - 1)
-            self.done = self.done or not 1 <= int(self.key[0]) <= held.position
+            self.read_to = max(0, min(int(self.key[0]), stored_checkpoint.position + 1) - 1)
+            self.done = self.done or not 1 <= int(self.key[0]) <= stored_checkpoint.position
 
     async def _next(self, count: int, end: int) -> list[RawRecord]:
         """Return the next records; none at the end, which the leader confirms since a replica may lag behind."""
@@ -273,14 +275,14 @@ class RowSearch:
         except Refused:
             self.done = True  # an invalid id: no aggregate has it, so the log has no events of it
             return []
-        found, _ = await page_of_log(self.client, self.app.name, self.read_to + 1, subject, count, _BATCH_BYTES)
-        found = [record for record in found if record[0] <= end]
-        if not found:
+        records, _ = await page_of_log(self.client, self.app.name, self.read_to + 1, subject, count, _BATCH_BYTES)
+        records = [record for record in records if record[0] <= end]
+        if not records:
             ahead = await self.client.ask(next_message(self.app.name, self.read_to + 1, subject or ">"))
             if ahead is not None and ahead[0] <= end:
                 raise StoreUnavailable("The log", "a replica lags behind the read model; load the page again")
             self.done = True
-        return found
+        return records
 
     def _take(self, records: list[RawRecord], decode: Any) -> None:
         """Fold records; blocks where a record has to be checked against its predecessor."""
@@ -325,15 +327,18 @@ class RowSearch:
 
 def compared(before: Any, after: Any) -> list[RowField]:
     """Compare two rows field by field; long values are cut and personal data is masked."""
-    given = next((one for one in (after, before) if one is not None and not isinstance(one, _Strange)), None)
-    if given is None:
+    present = next((row for row in (after, before) if row is not None and not isinstance(row, _Strange)), None)
+    if present is None:
         return []
     changed = _changed(before, after)
-    sides = [None if one is None or isinstance(one, _Strange) else masked_row(one) for one in (before, after)]
-    told = [None if side is None else {name: _told(value) for name, value in side.items()} for side in sides]
-    one, other = ({} if side is None else side for side in told)
+    sides = [None if row is None or isinstance(row, _Strange) else masked_row(row) for row in (before, after)]
+    texts = [None if side is None else {name: _told(value) for name, value in side.items()} for side in sides]
+    before_texts, after_texts = ({} if side is None else side for side in texts)
     return [
-        RowField(each.name, one.get(each.name), other.get(each.name), each.name in changed) for each in fields(given)
+        RowField(
+            row_field.name, before_texts.get(row_field.name), after_texts.get(row_field.name), row_field.name in changed
+        )
+        for row_field in fields(present)
     ]
 
 
@@ -343,10 +348,10 @@ def _told(value: Any) -> str:
 
 
 def _changed(before: Any, after: Any) -> tuple[str, ...]:
-    one = after if after is not None else before
-    if one is None or isinstance(before, _Strange) or isinstance(after, _Strange):
+    row = after if after is not None else before
+    if row is None or isinstance(before, _Strange) or isinstance(after, _Strange):
         return ()
-    names = [each.name for each in fields(one)]
+    names = [row_field.name for row_field in fields(row)]
     if before is None or after is None:
         return tuple(names)
     return tuple(name for name in names if getattr(before, name) != getattr(after, name))

@@ -107,15 +107,19 @@ def tables_seen(
     """
     check_owner(connection, name, app.name)
     dialect_of(connection).load_all(connection)
-    held = checkpoint.read(connection, name, revision)
-    if held is None:
+    stored_checkpoint = checkpoint.read(connection, name, revision)
+    if stored_checkpoint is None:
         return TablesSeen(None)
-    found, missing = place_tables(connection, app, held)
-    chosen = next((one for one in found if one.name == table), None) if table else next(iter(found), None)
+    tables, missing = place_tables(connection, app, stored_checkpoint)
+    chosen = (
+        next((candidate for candidate in tables if candidate.name == table), None)
+        if table
+        else next(iter(tables), None)
+    )
     if table and chosen is None and table not in missing:
         raise UsageError(f"Revision {revision} of {name!r} has no table {table!r}.")
-    shown = None if chosen is None else table_page(connection, chosen, after=after, start=start)
-    return TablesSeen(held, tuple(found), tuple(missing), chosen, shown)
+    shown_page = None if chosen is None else table_page(connection, chosen, after=after, start=start)
+    return TablesSeen(stored_checkpoint, tuple(tables), tuple(missing), chosen, shown_page)
 
 
 def place_tables(connection: Connection, app: App, held: Checkpoint) -> tuple[list[PlacedTable], list[str]]:
@@ -127,7 +131,7 @@ def place_tables(connection: Connection, app: App, held: Checkpoint) -> tuple[li
     resolved = app.projections.get(held.name)
     if resolved is not None and resolved.revision == held.revision:
         return _declared(connection, resolved, held, dialect)
-    found: list[PlacedTable] = []
+    placed_tables: list[PlacedTable] = []
     missing: list[str] = []
     for schema, name in names_of(held.tables):
         ref = dialect.tables.find(connection, (schema, name), held.location)
@@ -135,8 +139,10 @@ def place_tables(connection: Connection, app: App, held: Checkpoint) -> tuple[li
             missing.append(name)
             continue
         table = Table(ref.name, MetaData(), schema=ref.schema, autoload_with=connection, resolve_fks=False)
-        found.append(PlacedTable(name, ref.quoted(), table, _hidden(table, None, private=app.catalog.is_private)))
-    return found, missing
+        placed_tables.append(
+            PlacedTable(name, ref.quoted(), table, _hidden(table, None, private=app.catalog.is_private))
+        )
+    return placed_tables, missing
 
 
 def _declared(
@@ -146,12 +152,12 @@ def _declared(
     refs = dialect.tables.find_all(connection, names, held.location)
     located = located_tables(resolved, held.location, dialect)
     row_type = resolved.row_type if isinstance(resolved, ResolvedProjection) else None
-    found: list[PlacedTable] = []
+    placed_tables: list[PlacedTable] = []
     for name, table in zip(names, located, strict=True):
         if name in refs:
             hidden = _hidden(table, row_type, private=resolved.is_private)
-            found.append(PlacedTable(name[1], refs[name].quoted(), table, hidden))
-    return found, [name for schema, name in names if (schema, name) not in refs]
+            placed_tables.append(PlacedTable(name[1], refs[name].quoted(), table, hidden))
+    return placed_tables, [name for schema, name in names if (schema, name) not in refs]
 
 
 def _hidden(table: Table, row_type: type | None, *, private: bool) -> frozenset[str]:
@@ -161,9 +167,9 @@ def _hidden(table: Table, row_type: type | None, *, private: bool) -> frozenset[
     but the keys are hidden if the data is `private`.
     """
     if row_type is not None:
-        return frozenset(one.key for one in table.columns if is_private(field_hint(row_type, one.key)))
+        return frozenset(column.key for column in table.columns if is_private(field_hint(row_type, column.key)))
     key = {column.key for column in table.primary_key.columns}
-    return frozenset(one.key for one in table.columns if private and one.key not in key)
+    return frozenset(column.key for column in table.columns if private and column.key not in key)
 
 
 def table_page(
@@ -179,16 +185,16 @@ def table_page(
     try:
         rows = connection.execute(query).all()
     except (ProgrammingError, DataError) as error:
-        said = next(iter(str(error.orig).splitlines()), "it cannot be read")
-        raise unusable(connection, f"{placed.name}: {said}", "Rebuild the read model, or alter the table.") from None
+        reason = next(iter(str(error.orig).splitlines()), "it cannot be read")
+        raise unusable(connection, f"{placed.name}: {reason}", "Rebuild the read model, or alter the table.") from None
     shown: list[ShownRow] = []
     for row in rows[:limit]:
         by_column = dict(zip(columns, row, strict=True))
-        values = tuple(_text(one, by_column[one], placed, dialect) for one in columns)
-        shown.append(ShownRow(_key_json([(one, by_column[one]) for one in key], dialect), values))
+        values = tuple(_text(column, by_column[column], placed, dialect) for column in columns)
+        shown.append(ShownRow(_key_json([(column, by_column[column]) for column in key], dialect), values))
     after = (shown[-1].key if shown and len(rows) > limit else None) or ""
     return TablePage(
-        tuple(column.name for column in columns), tuple(one.name for one in key), tuple(shown), after or None
+        tuple(column.name for column in columns), tuple(column.name for column in key), tuple(shown), after or None
     )
 
 
@@ -197,13 +203,13 @@ def page_query(
 ) -> Select[*tuple[Any, ...]]:
     """Return the query for a page, with one row more than `limit`, which says whether there is a next page."""
     key = placed.key
-    query = select(*(_selected(one, placed) for one in placed.table.columns)).limit(limit + 1)
+    query = select(*(_selected(column, placed) for column in placed.table.columns)).limit(limit + 1)
     if not key:
         return query
-    raw = [sa.type_coerce(one, NullType()) for one in key]
+    raw = [sa.type_coerce(column, NullType()) for column in key]
     if after:
-        wanted = key_of(placed.table, after)
-        bound = [_bound(column, value, dialect) for column, value in zip(key, wanted, strict=True)]
+        key_parts = key_of(placed.table, after)
+        bound = [_bound(column, value, dialect) for column, value in zip(key, key_parts, strict=True)]
         query = query.where(sa.tuple_(*raw) > sa.tuple_(*bound) if len(key) > 1 else raw[0] > bound[0])
     elif start:
         query = query.where(raw[0] >= _bound(key[0], _part_of(key[0], start), dialect))
@@ -212,7 +218,7 @@ def page_query(
 
 def row_query(table: Table, key: Sequence[Any], dialect: Dialect) -> Select[*tuple[Any, ...]]:
     """Return the query for the row of a key, with values as the driver gives them."""
-    query = select(*(sa.type_coerce(one, NullType()) for one in table.columns))
+    query = select(*(sa.type_coerce(selected, NullType()) for selected in table.columns))
     for column, value in zip(table.primary_key.columns, key, strict=True):
         query = query.where(sa.type_coerce(column, NullType()) == _bound(column, value, dialect))
     return query.limit(1)
@@ -302,15 +308,15 @@ def _text(column: Column[Any], value: Any, placed: PlacedTable, dialect: Dialect
     if isinstance(kind, sa.LargeBinary) and not column.primary_key:
         return f"{value:,} bytes"
     if not column.primary_key and isinstance(kind, _LONG) and not isinstance(kind, sa.Enum):
-        told = str(value)
-        return f"{told[:_VALUE_MAX]}… (cut)" if len(told) > _VALUE_MAX else told
+        text = str(value)
+        return f"{text[:_VALUE_MAX]}… (cut)" if len(text) > _VALUE_MAX else text
     return cut(str(_loaded(column, value, dialect)), _VALUE_MAX)
 
 
 def _loaded(column: Column[Any], value: Any, dialect: Dialect) -> Any:
     """Return a value in its normal form, or unchanged where it cannot be converted."""
-    is_told = unsupported(column.type) or isinstance(plain(column.type), sa.Enum)
-    load = None if is_told else dialect.loader(column.type)
+    is_unconverted = unsupported(column.type) or isinstance(plain(column.type), sa.Enum)
+    load = None if is_unconverted else dialect.loader(column.type)
     try:
         return value if load is None else load(value)
     except Exception:  # noqa: BLE001 - whatever a conversion raises for a value that it was not made for
@@ -321,9 +327,9 @@ def _key_json(parts: Sequence[tuple[Column[Any], Any]], dialect: Dialect) -> str
     values = [_loaded(column, value, dialect) for column, value in parts]
     if not values or any(isinstance(value, bytes) or value is None for value in values):
         return None
-    told = [value if isinstance(value, str | int | float) else _written(value) for value in values]
-    given = json.dumps(told)
-    return given if len(given) <= KEY_MAX else None
+    json_values = [value if isinstance(value, str | int | float) else _written(value) for value in values]
+    text = json.dumps(json_values)
+    return text if len(text) <= KEY_MAX else None
 
 
 def _written(value: Any) -> str:
