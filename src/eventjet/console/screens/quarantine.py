@@ -37,8 +37,10 @@ async def quarantine(request: Request) -> Response:
             f"The quarantine of {name}", partial(quarantine_page, sources, name, limit=limit, after=after)
         )
 
-    found = await asyncio.gather(*map(look, names))
-    return page(request, "quarantine.html", found=found, name=wanted.names[0] if wanted.names else "", after=after)
+    quarantines = await asyncio.gather(*map(look, names))
+    return page(
+        request, "quarantine.html", found=quarantines, name=wanted.names[0] if wanted.names else "", after=after
+    )
 
 
 async def parked(request: Request) -> Response:
