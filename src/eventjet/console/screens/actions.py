@@ -35,20 +35,26 @@ async def act(request: Request) -> Response:
     if request.method == "POST":
         fields = await form_of(request)
         form = fields.pop("form", "")
-        wanted = ActionRequest.of(fields.items())
-        action_id = await actions.begin(visitor_of(request), wanted, form)
-        screen = "job" if wanted.action in _JOBS else "action"
+        action_request = ActionRequest.of(fields.items())
+        action_id = await actions.begin(visitor_of(request), action_request, form)
+        screen = "job" if action_request.action in _JOBS else "action"
         return RedirectResponse(linker(request)(screen, id=action_id), 303)
     if not visitor_of(request).may_act:
         raise HTTPException(403, "You may look at this console, and not act in it.")
-    wanted = ActionRequest.of(request.query_params.multi_items())
+    action_request = ActionRequest.of(request.query_params.multi_items())
     note = ""
-    if wanted.action in _VERDICTS and "all" in request.query_params and len(wanted.names) == 1:
-        wanted, note = await _all_parked(request, wanted)
-    action = actions.named(wanted)
-    preview = await action.preview(actions.context, wanted)
+    if action_request.action in _VERDICTS and "all" in request.query_params and len(action_request.names) == 1:
+        action_request, note = await _all_parked(request, action_request)
+    action = actions.named(action_request)
+    preview = await action.preview(actions.context, action_request)
     return page(
-        request, "act.html", action=action, wanted=wanted, preview=preview, note=note, form=secrets.token_hex(16)
+        request,
+        "act.html",
+        action=action,
+        wanted=action_request,
+        preview=preview,
+        note=note,
+        form=secrets.token_hex(16),
     )
 
 

@@ -38,18 +38,18 @@ from eventjet.text import cut, printable
 async def aggregates(request: Request) -> Response:
     """Show the results of a search for a `type`, or without a type the aggregates that changed last."""
     sources: Sources = request.app.state.sources
-    kind, wanted = query_text(request, "type", ID_MAX), query_text(request, "id", ID_MAX)
+    kind, id_or_prefix = query_text(request, "type", ID_MAX), query_text(request, "id", ID_MAX)
     after = query_text(request, "after", ID_MAX)
     types = sorted(info.name for info in sources.app.aggregates.values())
-    values: dict[str, Any] = {"types": types, "kind": kind, "wanted": wanted, "after": after, "problem": ""}
+    values: dict[str, Any] = {"types": types, "kind": kind, "wanted": id_or_prefix, "after": after, "problem": ""}
     if kind and not is_name(kind):
         return page(
             request, "aggregates.html", 400, **values | _none(f"{_told(kind)} is not the name of an aggregate.")
         )
     if kind:
-        return page(request, "aggregates.html", **values | await _searched(sources, kind, wanted, after))
+        return page(request, "aggregates.html", **values | await _searched(sources, kind, id_or_prefix, after))
     last = await sources.see("The server", lambda: _last(sources))
-    problem = "Choose a type as well: ids of different types may be the same." if wanted else ""
+    problem = "Choose a type as well: ids of different types may be the same." if id_or_prefix else ""
     return page(request, "aggregates.html", **values | _none(problem) | {"last": last})
 
 
@@ -114,7 +114,7 @@ async def aggregate(request: Request) -> Response:
     """Show the history of an aggregate and its state at a version."""
     kind, aggregate_id = _named(request)
     sources: Sources = request.app.state.sources
-    version, other, upto = _versions(request)
+    version, other_version, upto = _versions(request)
     started = time.monotonic()
     head = await sources.see("The server", lambda: _head(sources, kind, aggregate_id))
     values: dict[str, Any] = {"kind": kind, "id": aggregate_id, "token": entity_key(kind, aggregate_id)}
@@ -126,7 +126,7 @@ async def aggregate(request: Request) -> Response:
     rows, snapshot, state = await asyncio.gather(
         sources.see("The server", lambda: _history_rows(log, kind, aggregate_id, upto, ends), remaining_s),
         sources.see("The server", lambda: _snapshot(log, kind, aggregate_id), remaining_s),
-        _state(sources, log, (kind, aggregate_id), (version, other), ends, remaining_s),
+        _state(sources, log, (kind, aggregate_id), (version, other_version), ends, remaining_s),
     )
     values |= {
         "head": ends,
@@ -146,7 +146,7 @@ async def aggregate_state(request: Request) -> Response:
     """Show only the state of an aggregate at a version, for a move of the slider."""
     kind, aggregate_id = _named(request)
     sources: Sources = request.app.state.sources
-    version, other, _ = _versions(request)
+    version, other_version, _ = _versions(request)
     started = time.monotonic()
     head = await sources.see("The server", lambda: _head(sources, kind, aggregate_id))
     values: dict[str, Any] = {"kind": kind, "id": aggregate_id, "token": entity_key(kind, aggregate_id)}
@@ -154,7 +154,9 @@ async def aggregate_state(request: Request) -> Response:
         return page(request, "fault_part.html", fault=head.fault or "It has no events any more.")
     log, ends = head.value
     remaining_s = max(ANSWER_S - (time.monotonic() - started), 0.2)
-    state = await _state(sources, log, (kind, aggregate_id), (version or ends.version, other), ends, remaining_s)
+    state = await _state(
+        sources, log, (kind, aggregate_id), (version or ends.version, other_version), ends, remaining_s
+    )
     return page(request, "aggregate_state.html", **values, head=ends, asked=version, **state)
 
 
@@ -215,10 +217,10 @@ async def _state(
     if not version:
         return values
     if log.travel.knows(of[0]):
-        other = version - 1 if asked[1] is None else min(asked[1], head.version)
+        other_version = version - 1 if asked[1] is None else min(asked[1], head.version)
         folded_max = FOLDED_MAX if asked[0] is not None else _UNASKED_MAX
         state, event = await asyncio.gather(
-            sources.see("The server", lambda: _compared(log.travel, of, version, other, folded_max), left),
+            sources.see("The server", lambda: _compared(log.travel, of, version, other_version, folded_max), left),
             sources.see("The server", lambda: record_of(log.repositories.store, *of, version, head), left),
         )
         values |= {"state": state, "folds": True, "folds_max": FOLDED_MAX, "snapshots": log.travel.snapshots(of[0])}
