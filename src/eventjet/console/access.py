@@ -83,8 +83,8 @@ class Gate:
             return
         request = Request(scope, receive)
         level, actor = await self._asked(request)
-        known = request.cookies.get(_COOKIE, "")
-        token = known if _is_token(known) else secrets.token_hex(_TOKEN_BYTES)
+        cookie_token = request.cookies.get(_COOKIE, "")
+        token = cookie_token if _is_token(cookie_token) else secrets.token_hex(_TOKEN_BYTES)
         visitor = Visitor(level, cut(printable(actor), _ACTOR_MAX), token)
 
         async def may_look() -> bool:
@@ -93,7 +93,7 @@ class Gate:
         scope.setdefault("state", {}).update(visitor=visitor, may_look=may_look)
 
         async def answered(message: Message) -> None:
-            if message["type"] == "http.response.start" and token != known:
+            if message["type"] == "http.response.start" and token != cookie_token:
                 root = scope.get("root_path", "") or "/"
                 secure = "; Secure" if scope.get("scheme") == "https" else ""
                 cookie = f"{_COOKIE}={token}; Path={root}; HttpOnly; SameSite=Strict{secure}"
@@ -146,8 +146,8 @@ async def form_of(request: Request) -> dict[str, str]:
             fields = {name: value for name, value in form.items() if isinstance(value, str)}
     except (TimeoutError, ClientDisconnect):
         raise HTTPException(408, "This form did not arrive whole. Nothing was done; send it again.") from None
-    known = request.cookies.get(_COOKIE, "")
-    if not _is_token(known) or not secrets.compare_digest(fields.pop(TOKEN, "").encode(), known.encode()):
+    cookie_token = request.cookies.get(_COOKIE, "")
+    if not _is_token(cookie_token) or not secrets.compare_digest(fields.pop(TOKEN, "").encode(), cookie_token.encode()):
         raise HTTPException(403, "This form is not of this console, or it is an old one. Open the page again.")
     return fields
 

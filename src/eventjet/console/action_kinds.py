@@ -62,18 +62,18 @@ def _check_cancel(_context: ActionContext, wanted: ActionRequest) -> None:
 
 async def _statuses(context: ActionContext, wanted: ActionRequest) -> tuple[list[WorkStatus], str]:
     """Return (statuses of the requested names, why they are not known)."""
-    every, fault = await _all_statuses(context)
+    all_statuses, fault = await _all_statuses(context)
     app = context.sources.app
     chosen = chosen_of(app, wanted.names)
-    pairs = {(one.name, wanted.revision or one.revision) for one in chosen.projections}
-    followers = {one.name for one in chosen.followers}
-    found = [
-        one
-        for one in every
-        if (one.kind == PROJECTION and (one.name, one.revision) in pairs)
-        or (one.kind != PROJECTION and one.name in followers)
+    pairs = {(projection.name, wanted.revision or projection.revision) for projection in chosen.projections}
+    followers = {follower.name for follower in chosen.followers}
+    statuses = [
+        work
+        for work in all_statuses
+        if (work.kind == PROJECTION and (work.name, work.revision) in pairs)
+        or (work.kind != PROJECTION and work.name in followers)
     ]
-    return found, fault
+    return statuses, fault
 
 
 async def _all_statuses(context: ActionContext) -> tuple[list[WorkStatus], str]:
@@ -87,7 +87,7 @@ async def _all_statuses(context: ActionContext) -> tuple[list[WorkStatus], str]:
 
 
 def _facts(found: Sequence[WorkStatus]) -> list[tuple[str, str]]:
-    return [(_label(one), _state_line(one)) for one in found]
+    return [(_label(work), _state_line(work)) for work in found]
 
 
 def _label(one: WorkStatus) -> str:
@@ -100,41 +100,41 @@ def _state_line(one: WorkStatus) -> str:
 
 
 async def _preview_pause(context: ActionContext, wanted: ActionRequest) -> Preview:
-    found, fault = await _statuses(context, wanted)
+    statuses, fault = await _statuses(context, wanted)
     names = " ".join(wanted.names)
     says: list[str] = []
-    if any(one.kind == PROJECTION for one in found):
+    if any(work.kind == PROJECTION for work in statuses):
         says.append("The worker stops before its next commit and stands by.")
         says.append("Readers go on seeing the rows as they are then, and none that is newer.")
         says.append("A rebuild may go on; what it swaps in stays paused.")
-    if any(one.kind != PROJECTION for one in found):
+    if any(work.kind != PROJECTION for work in statuses):
         says.append("The worker stops before its next event. Nothing is lost; what events lead to happens later.")
     says.append(f"It stays so until somebody resumes it, here or with `eventjet resume {names}`.")
-    paused = bool(found) and all(one.state == "paused" for one in found)
-    return Preview(says, _facts(found), "It is paused already." if paused else "", fault)
+    paused = bool(statuses) and all(work.state == "paused" for work in statuses)
+    return Preview(says, _facts(statuses), "It is paused already." if paused else "", fault)
 
 
 async def _preview_resume(context: ActionContext, wanted: ActionRequest) -> Preview:
-    found, fault = await _statuses(context, wanted)
-    behind = sum(one.lag_events for one in found)
+    statuses, fault = await _statuses(context, wanted)
+    behind = sum(work.lag_events for work in statuses)
     says = [
         f"It goes on from where it stopped, {counted(behind, 'event')} behind the log.",
         "A worker that stands by takes it at its next look; where none runs, the next one that is started does.",
     ]
-    paused = not found or any(one.state == "paused" for one in found)
-    return Preview(says, _facts(found), "" if paused else "It is not paused.", fault)
+    paused = not statuses or any(work.state == "paused" for work in statuses)
+    return Preview(says, _facts(statuses), "" if paused else "It is not paused.", fault)
 
 
 async def _pause(context: ActionContext, wanted: ActionRequest, _begun: ActionRecord) -> str:
     app, settings = context.sources.app, context.sources.settings
-    done = await actions.pause(app, settings, wanted.names, wanted.revision)
-    return "\n".join(actions.paused_text(app, one) for one in done)
+    changes = await actions.pause(app, settings, wanted.names, wanted.revision)
+    return "\n".join(actions.paused_text(app, change) for change in changes)
 
 
 async def _resume(context: ActionContext, wanted: ActionRequest, _begun: ActionRecord) -> str:
     app, settings = context.sources.app, context.sources.settings
-    done = await actions.resume(app, settings, wanted.names, wanted.revision)
-    return "\n".join(actions.resumed_text(app, one) for one in done)
+    changes = await actions.resume(app, settings, wanted.names, wanted.revision)
+    return "\n".join(actions.resumed_text(app, change) for change in changes)
 
 
 async def _preview_verdict(
@@ -147,15 +147,15 @@ async def _preview_verdict(
     quarantine = Quarantine(context.sources.app, context.sources.settings, name)
     if seen.value is None:
         return Preview(says(quarantine, 0), [("events", _positions(wanted.positions))], fault=seen.fault)
-    parked = {one.position: one for one in seen.value.events if one.revision == seen.value.revision}
-    chosen = [parked[position] for position in wanted.positions if position in parked]
-    behind = sum(one.blocked for one in chosen)
-    gone = [position for position in wanted.positions if position not in parked]
+    quarantined = {event.position: event for event in seen.value.events if event.revision == seen.value.revision}
+    chosen = [quarantined[position] for position in wanted.positions if position in quarantined]
+    behind = sum(event.blocked for event in chosen)
+    missing = [position for position in wanted.positions if position not in quarantined]
     facts = [("events", _positions(wanted.positions)), ("events that wait behind them", f"{behind:,}")]
-    facts += [(f"position {one.position}", cut(one.reason, 200)) for one in chosen[:_NAMED_MAX] if one.reason]
+    facts += [(f"position {event.position}", cut(event.reason, 200)) for event in chosen[:_NAMED_MAX] if event.reason]
     refusal = ""
-    if gone and not seen.value.is_cut:
-        refusal = f"Not parked any more: {_positions(gone)}. Go back and choose again."
+    if missing and not seen.value.is_cut:
+        refusal = f"Not parked any more: {_positions(missing)}. Go back and choose again."
     return Preview(says(quarantine, behind), facts, refusal)
 
 
@@ -187,14 +187,14 @@ async def _drop(context: ActionContext, wanted: ActionRequest, _begun: ActionRec
 async def _decided(context: ActionContext, wanted: ActionRequest, decide: Callable[[Quarantine], list[int]]) -> str:
     (name,) = wanted.names
     quarantine = Quarantine(context.sources.app, context.sources.settings, name)
-    done = await asyncio.to_thread(decide, quarantine)
-    return f"The verdict on {_positions(done)} is given."
+    decided = await asyncio.to_thread(decide, quarantine)
+    return f"The verdict on {_positions(decided)} is given."
 
 
 def _positions(positions: Sequence[int]) -> str:
-    named = ", ".join(f"{one:,}" for one in positions[:_NAMED_MAX])
-    more = f" and {len(positions) - _NAMED_MAX:,} more" if len(positions) > _NAMED_MAX else ""
-    return f"position{'' if len(positions) == 1 else 's'} {named}{more}"
+    listed = ", ".join(f"{position:,}" for position in positions[:_NAMED_MAX])
+    rest = f" and {len(positions) - _NAMED_MAX:,} more" if len(positions) > _NAMED_MAX else ""
+    return f"position{'' if len(positions) == 1 else 's'} {listed}{rest}"
 
 
 async def _preview_rebuild(context: ActionContext, wanted: ActionRequest) -> Preview:
@@ -216,16 +216,16 @@ async def _preview_rebuild(context: ActionContext, wanted: ActionRequest) -> Pre
     ]
     if seen.value is None:
         return Preview(says, fault=seen.fault)
-    told = list(preview_lines(seen.value))[:-1]
-    facts = [("plan", line) for line in told if not line.startswith("Refused: ")]
+    lines = list(preview_lines(seen.value))[:-1]
+    facts = [("plan", line) for line in lines if not line.startswith("Refused: ")]
     return Preview(says, facts, "\n".join(seen.value.refusals))
 
 
 async def _preview_verify(_context: ActionContext, wanted: ActionRequest) -> Preview:
-    each = ", one after the other" if len(wanted.names) > 1 else ""
+    in_turn = ", one after the other" if len(wanted.names) > 1 else ""
     return Preview(
         [
-            f"The read model is compared with the log, row by row{each}: for that it is made again aside.",
+            f"The read model is compared with the log, row by row{in_turn}: for that it is made again aside.",
             "The live one is only read, and nothing is changed. Workers, commands and readers go on.",
         ]
     )
@@ -238,10 +238,10 @@ async def _job(kind: Kind, context: ActionContext, wanted: ActionRequest, begun:
 
 async def _preview_promote(context: ActionContext, wanted: ActionRequest) -> Preview:
     (resolved,) = projections_of(context.sources.app, wanted.names)
-    every, fault = await _all_statuses(context)
-    each = [one for one in every if one.name == resolved.name and one.kind == PROJECTION]
-    holder = next((one for one in each if not one.location and one.revision != resolved.revision), None)
-    own = next((one for one in each if one.revision == resolved.revision), None)
+    all_statuses, fault = await _all_statuses(context)
+    statuses = [work for work in all_statuses if work.name == resolved.name and work.kind == PROJECTION]
+    holder = next((work for work in statuses if not work.location and work.revision != resolved.revision), None)
+    declared = next((work for work in statuses if work.revision == resolved.revision), None)
     tables = ", ".join(table.name for table in resolved.tables)
     says = [f"Revision {resolved.revision}, which this app declares, gets {tables}: readers see its rows from then on."]
     if holder is not None:
@@ -249,17 +249,19 @@ async def _preview_promote(context: ActionContext, wanted: ActionRequest) -> Pre
             f"The tables of revision {holder.revision} go aside and are kept; promoting that one brings it back."
         )
     says.append("It is refused while it lacks events that readers see already.")
-    facts = [(_label(one), f"{_state_line(one)}; {'aside' if one.location else 'what readers see'}") for one in each]
+    facts = [
+        (_label(work), f"{_state_line(work)}; {'aside' if work.location else 'what readers see'}") for work in statuses
+    ]
     refusal = ""
-    if own is not None and own.state != "new" and not own.location:
+    if declared is not None and declared.state != "new" and not declared.location:
         refusal = f"Revision {resolved.revision} is what readers see already."
     return Preview(says, facts, refusal, fault)
 
 
 async def _promote(context: ActionContext, wanted: ActionRequest, _begun: ActionRecord) -> str:
     (resolved,) = projections_of(context.sources.app, wanted.names)
-    done = await asyncio.to_thread(actions.promote, context.sources.settings, resolved)
-    return actions.promoted_text(resolved, done)
+    promoted = await asyncio.to_thread(actions.promote, context.sources.settings, resolved)
+    return actions.promoted_text(resolved, promoted)
 
 
 async def _preview_cancel(context: ActionContext, wanted: ActionRequest) -> Preview:
@@ -283,8 +285,8 @@ async def _cancel(context: ActionContext, wanted: ActionRequest, _begun: ActionR
 
 
 ACTIONS: Mapping[str, Action] = {
-    one.name: one
-    for one in (
+    action.name: action
+    for action in (
         Action("pause", "Pause", _check_work, _preview_pause, _pause),
         Action("resume", "Resume", _check_work, _preview_resume, _resume),
         Action("retry", "Retry", _check_verdict, partial(_preview_verdict, says=_retry_says), _retry),

@@ -61,8 +61,12 @@ class ActionRequest:
         fields: dict[str, list[str]] = {}
         for name, value in given:
             fields.setdefault(name, []).append(value)
-        one = {name: values[-1].strip() for name, values in fields.items()}
-        engine, job, archive = one.get("engine") or "auto", one.get("job", ""), one.get("from_archive", "")
+        last_values = {name: values[-1].strip() for name, values in fields.items()}
+        engine, job, archive = (
+            last_values.get("engine") or "auto",
+            last_values.get("job", ""),
+            last_values.get("from_archive", ""),
+        )
         if engine not in CHOICES:
             raise HTTPException(400, f"The engine is one of {', '.join(CHOICES)}.")
         if job and not _ID.fullmatch(job):
@@ -75,12 +79,12 @@ class ActionRequest:
         names = tuple(dict.fromkeys(_split(fields.get("name", ()))))
         if not all(map(_NAME.fullmatch, names)):
             raise HTTPException(400, "A name has up to 64 letters, digits, dots, dashes and underscores.")
-        revision = _number(one["revision"]) if one.get("revision") else None
-        return cls(one.get("action", ""), names, revision, positions, engine, archive, job)
+        revision = _number(last_values["revision"]) if last_values.get("revision") else None
+        return cls(last_values.get("action", ""), names, revision, positions, engine, archive, job)
 
     def fields(self) -> list[tuple[str, str]]:
         """Return the fields of the form that confirms this request."""
-        told = [
+        pairs = [
             ("action", self.action),
             ("name", ",".join(self.names)),
             ("revision", "" if self.revision is None else str(self.revision)),
@@ -89,13 +93,13 @@ class ActionRequest:
             ("from_archive", self.from_archive),
             ("job", self.job),
         ]
-        return [(name, value) for name, value in told if value]
+        return [(name, value) for name, value in pairs if value]
 
     def details(self) -> dict[str, Any]:
         """Return what the audit table records of the request besides its action and names."""
-        told = {"revision": self.revision, "positions": list(self.positions), "job": self.job}
-        told |= {"engine": "" if self.engine == "auto" else self.engine, "from_archive": self.from_archive}
-        return {name: value for name, value in told.items() if value}
+        details = {"revision": self.revision, "positions": list(self.positions), "job": self.job}
+        details |= {"engine": "" if self.engine == "auto" else self.engine, "from_archive": self.from_archive}
+        return {name: value for name, value in details.items() if value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +154,14 @@ class Actions:
 
     def named(self, wanted: ActionRequest) -> Action:
         """Return the requested kind of action; raises `HTTPException` 400 for an invalid request."""
-        found = self._known.get(wanted.action)
-        if found is None:
+        action = self._known.get(wanted.action)
+        if action is None:
             raise HTTPException(400, f"An action is one of {', '.join(self._known)}.")
         try:
-            found.check(self.context, wanted)
+            action.check(self.context, wanted)
         except UsageError as error:
             raise HTTPException(400, str(error)) from None
-        return found
+        return action
 
     def is_running(self, action_id: str) -> bool:
         """Return whether the action runs in this console."""
@@ -169,7 +173,7 @@ class Actions:
         Returns when the action is over or after 1.5 seconds. Raises `HTTPException` for an invalid request, and when
         the action cannot be recorded; then nothing is done.
         """
-        found = self.named(wanted)
+        action = self.named(wanted)
         if not _ID.fullmatch(form):
             raise HTTPException(400, "This form is not of this console. Open the page again.")
         if form in self._running:
@@ -181,7 +185,7 @@ class Actions:
             form, self.context.sources.app.name, visitor.actor, wanted.action, targets, wanted.details()
         )
         if await self._recorded(begun):
-            task = asyncio.create_task(self._carry_out(found, wanted, begun))
+            task = asyncio.create_task(self._carry_out(action, wanted, begun))
             self._running[form] = task
             task.add_done_callback(lambda _: self._running.pop(form, None))
             await asyncio.wait({task}, timeout=_SEEN_S)
@@ -220,8 +224,8 @@ class Actions:
         try:
             return writing.result()
         except EventjetError as error:
-            said = f"Nothing was done, since it could not be recorded. {error} {self.remedy}"
-            raise HTTPException(503, said) from None
+            reason = f"Nothing was done, since it could not be recorded. {error} {self.remedy}"
+            raise HTTPException(503, reason) from None
 
     @property
     def remedy(self) -> str:
@@ -243,11 +247,11 @@ class Actions:
 
     async def _ended(self, begun: ActionRecord, outcome: Outcome, result: str) -> None:
         """Record the end of an action, with up to three tries when the database does not answer."""
-        for left in reversed(range(_END_TRIES)):
+        for remaining in reversed(range(_END_TRIES)):
             try:
                 await actions.end(self.context.sources.database, begun.id, outcome, result)
             except EventjetError as error:
-                if left:
+                if remaining:
                     await asyncio.sleep(_END_PAUSE_S)
                     continue
                 _LOG.error("the end of the action %s %s could not be recorded: %s", begun.action, begun.id, error)

@@ -96,8 +96,8 @@ class BulkJob:
             if step.note:
                 self.notes = (*self.notes, step.note)[-_NOTES_MAX:]
                 return
-            known = self._phases.setdefault((self._of, step.phase), [0, 0, now])
-            known[:2] = step.done, step.total or known[1]
+            progress = self._phases.setdefault((self._of, step.phase), [0, 0, now])
+            progress[:2] = step.done, step.total or progress[1]
 
     def begin_projection(self, name: str) -> None:
         """Assign further progress to the projection of this name."""
@@ -147,7 +147,7 @@ class Jobs:
         """
         self._check(job)
         self._jobs[job.id] = job
-        for old in islice([one for one in self.all() if not one.is_running], KEPT_MAX, None):
+        for old in islice([listed_job for listed_job in self.all() if not listed_job.is_running], KEPT_MAX, None):
             del self._jobs[old.id]
         try:
             await (self._rebuilt(job) if job.kind == "rebuild" else self._verified(job))
@@ -161,11 +161,13 @@ class Jobs:
         return "\n".join(job.results)
 
     def _check(self, job: BulkJob) -> None:
-        running = [one for one in self._jobs.values() if one.is_running]
-        for one in running:
-            same = set(one.names) & set(job.names)
-            if same:
-                raise UsageError(f"A {_NOUN[one.kind]} of {', '.join(sorted(same))} runs already. Wait, or cancel it.")
+        running = [other_job for other_job in self._jobs.values() if other_job.is_running]
+        for other_job in running:
+            shared = set(other_job.names) & set(job.names)
+            if shared:
+                raise UsageError(
+                    f"A {_NOUN[other_job.kind]} of {', '.join(sorted(shared))} runs already. Wait, or cancel it."
+                )
         if len(running) >= RUNNING_MAX:
             raise UsageError(f"{RUNNING_MAX} jobs run in this console already. Wait for one, or cancel it.")
 
@@ -180,8 +182,8 @@ class Jobs:
         for name in job.names:
             job.begin_projection(name)
             report = await verify(app, name, settings, **_how(job))
-            found = f"{name} at position {report.position:,}: {counted(report.differences, 'difference')}"
-            job.results.append(f"{found} in {counted(report.rows, 'row')}; {spent(report.seconds)}")
+            summary = f"{name} at position {report.position:,}: {counted(report.differences, 'difference')}"
+            job.results.append(f"{summary} in {counted(report.rows, 'row')}; {spent(report.seconds)}")
             job.differing += _differing(report, app.projections[name])
 
 
@@ -198,14 +200,16 @@ def _differing(report: VerifyReport, resolved: AnyResolved) -> list[DifferingRow
     return [
         DifferingRow(
             projection=report.projection,
-            key=key_text(one.key),
-            as_json=json.dumps(list(one.key), default=str) if is_fold else "",
-            said=difference_text(one, private=private) if one.live is None or one.expected is None else "",
-            columns=differing_columns(one, private=private)
-            if one.live is not None and one.expected is not None
+            key=key_text(difference.key),
+            as_json=json.dumps(list(difference.key), default=str) if is_fold else "",
+            said=difference_text(difference, private=private)
+            if difference.live is None or difference.expected is None
+            else "",
+            columns=differing_columns(difference, private=private)
+            if difference.live is not None and difference.expected is not None
             else (),
-            since=one.since,
-            position=one.position,
+            since=difference.since,
+            position=difference.position,
         )
-        for one in report.examples
+        for difference in report.examples
     ]

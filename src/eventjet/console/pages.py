@@ -29,14 +29,14 @@ BODY_MAX = 20_000
 @cache
 def environment() -> Environment:
     """Return the environment of the templates, which compiles each template once."""
-    made = Environment(
+    templates = Environment(
         loader=PackageLoader("eventjet.console"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    own: dict[str, Any] = {
+    filters: dict[str, Any] = {
         "text": text,
         "json": shown_json,
         "number": number,
@@ -44,8 +44,8 @@ def environment() -> Environment:
         "duration": duration,
         "counted": counted,
     }
-    made.filters.update(own)
-    return made
+    templates.filters.update(filters)
+    return templates
 
 
 def page(request: Request, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:
@@ -56,7 +56,7 @@ def page(request: Request, template: str, status: int = 200, /, **values: Any) -
 def rendered(request: Request, template: str, /, **values: Any) -> str:
     """Return the HTML of a template with these values and those that every page has."""
     visitor = visitor_of(request)
-    known = {
+    common = {
         "app": request.app.state.sources.app,
         "link": linker(request),
         "screens": SCREENS,
@@ -65,7 +65,7 @@ def rendered(request: Request, template: str, /, **values: Any) -> str:
         "token_field": TOKEN,
         "now": datetime.now(UTC),
     }
-    return environment().get_template(template).render(known | values)
+    return environment().get_template(template).render(common | values)
 
 
 def linker(request: Request) -> Callable[..., str]:
@@ -76,9 +76,9 @@ def linker(request: Request) -> Callable[..., str]:
     root = request.scope.get("root_path", "")
 
     def link(name: str, /, **query: Any) -> str:
-        given = {key.rstrip("_"): value for key, value in query.items() if value is not None and value != ""}
+        parameters = {key.rstrip("_"): value for key, value in query.items() if value is not None and value != ""}
         path = root + PATHS[name]
-        return f"{path}?{urlencode(given)}" if given else path
+        return f"{path}?{urlencode(parameters)}" if parameters else path
 
     return link
 
@@ -125,8 +125,8 @@ SCREENS = (
 
 
 def _is_here(request: Request, name: str) -> bool:
-    here = request.url.path.removeprefix(request.scope.get("root_path", "")) or "/"
-    return here == PATHS[name] or (name != "overview" and here.startswith(f"{PATHS[name]}/"))
+    path = request.url.path.removeprefix(request.scope.get("root_path", "")) or "/"
+    return path == PATHS[name] or (name != "overview" and path.startswith(f"{PATHS[name]}/"))
 
 
 def text(value: object, most: int = VALUE_MAX) -> str:
@@ -187,12 +187,12 @@ def query_number(request: Request, name: str, *, least: int = 0, most: int = NUM
 
     Raises `HTTPException` 400 for other text and for a number outside of `least` to `most`.
     """
-    given = request.query_params.get(name, "").strip()
-    if not given:
+    raw = request.query_params.get(name, "").strip()
+    if not raw:
         return None
-    if not (given.isascii() and given.isdigit() and len(given) <= _DIGITS_MAX):
-        raise HTTPException(400, f"`{name}` is {printable(cut(given, 40))!r}, which is not a number.")
-    number = int(given)
+    if not (raw.isascii() and raw.isdigit() and len(raw) <= _DIGITS_MAX):
+        raise HTTPException(400, f"`{name}` is {printable(cut(raw, 40))!r}, which is not a number.")
+    number = int(raw)
     if not least <= number <= most:
         raise HTTPException(400, f"`{name}` is {number:,}; it can be from {least:,} to {most:,}.")
     return number

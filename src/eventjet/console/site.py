@@ -62,8 +62,8 @@ def console(
     ```
     """
     sources = Sources(app, settings or Settings.load())
-    named = os.environ.get("EVENTJET_MONITORING", "").split() if monitoring is None else monitoring
-    poller = StatusPoller(sources, [*dict.fromkeys(map(monitoring_url, named))])
+    endpoints = os.environ.get("EVENTJET_MONITORING", "").split() if monitoring is None else monitoring
+    poller = StatusPoller(sources, [*dict.fromkeys(map(monitoring_url, endpoints))])
 
     actions = Actions(ACTIONS, sources)
 
@@ -114,8 +114,8 @@ class _Front:
             await send(message)
 
         if visitor.level == "forbidden":
-            said = "You may not look at this console. Ask whoever runs it; its `access` decides."
-            await page(request, "fault.html", 403, title="Not allowed", said=said)(scope, receive, send)
+            explanation = "You may not look at this console. Ask whoever runs it; its `access` decides."
+            await page(request, "fault.html", 403, title="Not allowed", said=explanation)(scope, receive, send)
             return
         try:
             await self._app(scope, receive, answered)
@@ -123,16 +123,20 @@ class _Front:
             if has_begun:
                 raise
             _LOG.error("a page of the console failed: %s", type(error).__name__, exc_info=error)
-            said = f"This is a fault of eventjet's own ({type(error).__name__}). Its traceback is in the console's log."
-            await page(request, "fault.html", 500, title="A fault of eventjet's own", said=said)(scope, receive, send)
+            explanation = (
+                f"This is a fault of eventjet's own ({type(error).__name__}). Its traceback is in the console's log."
+            )
+            await page(request, "fault.html", 500, title="A fault of eventjet's own", said=explanation)(
+                scope, receive, send
+            )
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if not hasattr(request.state, "visitor"):  # a request for styles and scripts, which everybody gets
         return PlainTextResponse(error.detail, error.status_code)
-    said = "There is no such page." if error.status_code == 404 and error.detail == "Not Found" else error.detail
-    return page(request, "fault.html", error.status_code, title=f"{error.status_code}", said=said)
+    explanation = "There is no such page." if error.status_code == 404 and error.detail == "Not Found" else error.detail
+    return page(request, "fault.html", error.status_code, title=f"{error.status_code}", said=explanation)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -92,7 +92,7 @@ class StatusPoller:
         # Separate connections, since pages give up theirs whenever a look takes too long.
         self._sources = Sources(sources.app, sources.settings)
         self._app = sources.app
-        self._declared = {(one.name, one.revision) for one in self._app.projections.values()}
+        self._declared = {(projection.name, projection.revision) for projection in self._app.projections.values()}
         self._declarations = declarations_of(self._app)
         self._following = StatusReader(self._app, sources.settings, _ANSWER_S)
         self._asked = 0.0
@@ -133,10 +133,10 @@ class StatusPoller:
         """Return (seconds before now, position, the log's last position) for the last two minutes, oldest first."""
         now = time.monotonic()
         return [
-            (now - snapshot.at, one.position, one.log_position)
+            (now - snapshot.at, status.position, status.log_position)
             for snapshot in self._seen
-            for one in snapshot.projections
-            if (one.name, one.revision) == (name, revision)
+            for status in snapshot.projections
+            if (status.name, status.revision) == (name, revision)
         ]
 
     async def close(self) -> None:
@@ -151,8 +151,8 @@ class StatusPoller:
         followed, checkpoints = self._subscriptions.value, self._checkpoints.value
         if followed is not None and not self._subscriptions.fault:
             last = self._seen[-1]
-            before = next((one for one in self._seen if one.at >= last.at - _PACE_S), last)
-            ages = [one for one in (self._subscriptions.seen_s, self._checkpoints.seen_s) if one is not None]
+            before = next((snapshot for snapshot in self._seen if snapshot.at >= last.at - _PACE_S), last)
+            ages = [age for age in (self._subscriptions.seen_s, self._checkpoints.seen_s) if age is not None]
             return paced(before, last), max(ages), True
         if checkpoints is None:
             return [], None, False
@@ -194,27 +194,27 @@ class StatusPoller:
             client = (await self._sources.log()).client
             return await log_now(client, self._app.name, self._log.value, _ANSWER_S)
 
-        found = await self._sources.seen("The NATS server", look, _ANSWER_S)
+        status = await self._sources.seen("The NATS server", look, _ANSWER_S)
         now = time.monotonic()
-        if self._ends and (self._ends[-1][1] > found.last or now - self._ends[-1][0] > _PACE_S):
+        if self._ends and (self._ends[-1][1] > status.last or now - self._ends[-1][0] > _PACE_S):
             self._ends.clear()  # another log, or a long time without looks: no rate is measured across that
-        self._ends.append((now, found.last))
+        self._ends.append((now, status.last))
         while self._ends[0][0] < now - _PACE_S:
             self._ends.popleft()
-        return found
+        return status
 
     async def _look_at_subscriptions(self) -> _SubscriptionStatus:
         await self._checkpoints.first.wait()
         checkpoints = self._checkpoints.value or SeenCheckpoints([], {})
         declared = self._declared if self._checkpoints.value is not None else set[tuple[str, int]]()
-        held = checkpoints_of(checkpoints, declared)
-        log, followers = await in_thread(lambda: self._following.look(held))
-        found = _SubscriptionStatus(time.monotonic(), checkpoints, log, followers)
+        all_checkpoints = checkpoints_of(checkpoints, declared)
+        log, followers = await in_thread(lambda: self._following.look(all_checkpoints))
+        status = _SubscriptionStatus(time.monotonic(), checkpoints, log, followers)
         statuses = [*statuses_of(checkpoints, declared, log), *followers]
-        self._seen.append(StatusSnapshot(found.at, statuses))
-        while self._seen[0].at < found.at - KEPT_S:
+        self._seen.append(StatusSnapshot(status.at, statuses))
+        while self._seen[0].at < status.at - KEPT_S:
             self._seen.popleft()
-        return found
+        return status
 
     async def _look_at_deadlines(self) -> list[DeadlineCounts]:
         async def look() -> list[DeadlineCounts]:
@@ -224,11 +224,13 @@ class StatusPoller:
 
     async def _look_at_monitoring(self) -> list[Finding]:
         """Check the monitoring endpoints as `eventjet doctor` does, and return the findings."""
-        settings, told = self._sources.settings, Report("monitoring")
-        asked = Installation(self._app, settings, self.monitoring, 2 * ANSWER_S, time.time)
+        settings, report = self._sources.settings, Report("monitoring")
+        installation = Installation(self._app, settings, self.monitoring, 2 * ANSWER_S, time.time)
         if self.monitoring:
-            await in_thread(lambda: check_monitoring(asked, told, lambda: greetings(Endpoint.of(settings), ANSWER_S)))
-        return told.found
+            await in_thread(
+                lambda: check_monitoring(installation, report, lambda: greetings(Endpoint.of(settings), ANSWER_S))
+            )
+        return report.found
 
 
 T = TypeVar("T")

@@ -161,14 +161,14 @@ class Demo:
         """Verify the read model; raises `DemoFailed` unless it has no difference, or only one at the key `differs`."""
         began = time.monotonic()
         phase, output = await self._step("verify", statuses=(0, 1))
-        found = json.loads(output[output.index("{") :])
-        differences, rows, position = int(found["differences"]), int(found["rows"]), int(found["position"])
+        report = json.loads(output[output.index("{") :])
+        differences, rows, position = int(report["differences"]), int(report["rows"]), int(report["position"])
         self.progress(phase, position, position)
         self._measured("verified", position, began)
         self.verified.append((when, rows, differences))
-        said = "1 difference" if differences == 1 else f"{differences} differences"
-        keys = ", ".join(str(one["key"]) for one in found["examples"])
-        self.say(f"{said} {when}, in {rows:,} rows{f': {keys}' if keys else ''}")
+        summary = "1 difference" if differences == 1 else f"{differences} differences"
+        keys = ", ".join(str(example["key"]) for example in report["examples"])
+        self.say(f"{summary} {when}, in {rows:,} rows{f': {keys}' if keys else ''}")
         if (differences, keys) != ((0, "") if differs is None else (1, differs)):
             raise DemoFailed("verification", f"it found {differences} difference(s) {when}: {keys}")
 
@@ -214,8 +214,8 @@ class DemoCommand(ServerProcess):
         self._rest = b""
         # `-P`: no imports from the current folder, which may contain anything.
         program = Program([sys.executable, "-P", "-m", "eventjet.cli", *arguments], grace_s=25.0)
-        ours = {name: value for name, value in os.environ.items() if not name.startswith("EVENTJET_")}
-        super().__init__(self._name, program, log, {**ours, **environ})
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("EVENTJET_")}
+        super().__init__(self._name, program, log, {**inherited, **environ})
 
     async def finished(self, step: _Step = lambda _name, _done, _total: None, statuses: tuple[int, ...] = (0,)) -> str:
         """Wait for the command's end and return its output without the lines of progress, which `step` gets.

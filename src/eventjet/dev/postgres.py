@@ -165,10 +165,10 @@ class PostgresServer(EmbeddedServer):
         """Return the password, which is created once and kept with the data, readable by this user alone."""
         file = self.directory / "password"
         if not file.exists():
-            made = file.with_suffix(f".{os.getpid()}")
-            made.touch(0o600)
-            made.write_text(secrets.token_hex(24), encoding="ascii")
-            made.rename(file)
+            temporary = file.with_suffix(f".{os.getpid()}")
+            temporary.touch(0o600)
+            temporary.write_text(secrets.token_hex(24), encoding="ascii")
+            temporary.rename(file)
         return file.read_text(encoding="ascii")
 
     def pause(self) -> None:
@@ -200,8 +200,8 @@ class PostgresServer(EmbeddedServer):
 def _programs(install: Path, home: Path, account: Account | None) -> Path:
     """Return the folder of `postgres` and `initdb`: the wheel's, or a copy if the account cannot reach the wheel's."""
     libraries = install.parent.parent / f"{install.parent.name}.libs"
-    needed = (install / "bin" / "postgres", install / "share", install / "lib", libraries)
-    if all(_can_reach(path, account) for path in needed if path.exists()):
+    paths = (install / "bin" / "postgres", install / "share", install / "lib", libraries)
+    if all(_can_reach(path, account) for path in paths if path.exists()):
         return install / "bin"
     # Relative paths stay the same, since the programs find their libraries and files by their own path.
     copy = home / "program" / install.parent.name / install.name
@@ -216,8 +216,8 @@ def _programs(install: Path, home: Path, account: Account | None) -> Path:
 
 def _environ() -> dict[str, str]:
     """Return an environment without the caller's locale, PG* variables and secrets: another user may run the server."""
-    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
-    return {**kept, "LC_ALL": "C"}
+    inherited = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH", "TMPDIR") if name in os.environ}
+    return {**inherited, "LC_ALL": "C"}
 
 
 def _unprivileged() -> Account | None:

@@ -134,8 +134,8 @@ class ServerProcess:
 
     def failure(self, reason: str) -> ComponentFailed:
         """Return an error about this program, with the last lines of its log."""
-        kept = self._log is not None and self._program.remove is None
-        return ComponentFailed(self._component, reason, self._log or Path("/dev/stderr"), self.tail(), kept=kept)
+        is_kept = self._log is not None and self._program.remove is None
+        return ComponentFailed(self._component, reason, self._log or Path("/dev/stderr"), self.tail(), kept=is_kept)
 
     def tail(self) -> str:
         """Return the last lines of the log, joined to one line."""

@@ -43,13 +43,13 @@ class Stack:
         Only this user may read the file, and it is removed when the stack ends. `jvm_cache` is where bulk jobs that are
         started from that shell keep the classes of their JVM.
         """
-        named = {"EVENTJET_APP": app, "EVENTJET_SERVERS": self.servers, "EVENTJET_DATABASE": self.database}
-        named |= {} if jvm_cache is None else {"EVENTJET_JVM_CACHE": str(jvm_cache.absolute())}
+        variables = {"EVENTJET_APP": app, "EVENTJET_SERVERS": self.servers, "EVENTJET_DATABASE": self.database}
+        variables |= {} if jvm_cache is None else {"EVENTJET_JVM_CACHE": str(jvm_cache.absolute())}
         file = self.folder / _ENV
         file.unlink(missing_ok=True)
         file.touch(0o600, exist_ok=False)
         file.write_text(
-            "".join(f"export {name}={shlex.quote(value)}\n" for name, value in named.items()), encoding="utf-8"
+            "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items()), encoding="utf-8"
         )
         return file
 

@@ -131,8 +131,8 @@ def _spawn(program: Program) -> int:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(nothing, 0)
+        devnull = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(devnull, 0)
         os.dup2(2, 1)
         if program.account is not None:
             uid, gid = program.account
@@ -180,8 +180,8 @@ def _sweep() -> None:
 
 def _children() -> list[int]:
     """Return the pids of this process's children from `/proc`; none where there is no `/proc`."""
-    mine: list[int] = []
-    me = os.getpid()
+    children: list[int] = []
+    supervisor = os.getpid()
     for entry in os.listdir("/proc") if os.path.isdir("/proc") else ():
         if entry.isdigit():
             try:
@@ -189,9 +189,9 @@ def _children() -> list[int]:
                     parent = int(stat.read().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            if parent == me:
-                mine.append(int(entry))
-    return mine
+            if parent == supervisor:
+                children.append(int(entry))
+    return children
 
 
 def _prctl(option: int, value: int) -> None:

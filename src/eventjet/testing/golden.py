@@ -36,31 +36,40 @@ class Golden:
         Of `histories`, the file takes those with events that none of its own histories has. A field that only one of
         the two states has is not compared, since snapshots with other fields are not used.
         """
-        held: dict[str, Any] = self._load() if self._file.exists() or not self._write else {"histories": []}
-        is_same = held.get("revision", revision) == revision
+        stored: dict[str, Any] = self._load() if self._file.exists() or not self._write else {"histories": []}
+        is_same = stored.get("revision", revision) == revision
         if not is_same and not self._write:
-            raise AssertionError(f"{self._shown} is of revision {held['revision']}, declared is {revision}: {_WRITE}.")
-        told: list[list[dict[str, Any]]] = [each["events"] for each in held["histories"]]
+            raise AssertionError(
+                f"{self._shown} is of revision {stored['revision']}, declared is {revision}: {_WRITE}."
+            )
+        stored_histories: list[list[dict[str, Any]]] = [history["events"] for history in stored["histories"]]
         if is_same:
-            self._compare(held["histories"], lambda events: pictured(fold(self._events(catalog, events))))
-        missing = {_name(kind) for kind in kinds} - {(one["event"], one["schema"]) for each in told for one in each}
+            self._compare(stored["histories"], lambda events: pictured(fold(self._events(catalog, events))))
+        missing = {_name(kind) for kind in kinds} - {
+            (event["event"], event["schema"]) for history in stored_histories for event in history
+        }
         if missing and not self._write:
             raise AssertionError(f"{self._shown} has no history with {_listed(missing)}: {_WRITE}.")
         if self._write:
             if missing:
-                new = [[_told(catalog, one) for one in each] for each in histories()]
-                told += [each for each in new if any((one["event"], one["schema"]) in missing for one in each)]
-            folded = [{"state": pictured(fold(self._events(catalog, each))), "events": each} for each in told]
+                new = [[_told(catalog, event) for event in history] for history in histories()]
+                stored_histories += [
+                    history for history in new if any((event["event"], event["schema"]) in missing for event in history)
+                ]
+            folded = [
+                {"state": pictured(fold(self._events(catalog, history))), "events": history}
+                for history in stored_histories
+            ]
             self._save(folded, f'"revision": {revision}, "histories": ')
 
     def _compare(self, held: Sequence[dict[str, Any]], fold: Callable[[Sequence[Any]], Any]) -> None:
         """Raise `AssertionError` for the shortest history that folds to another state."""
-        for each in sorted(held, key=lambda one: len(one["events"])):
-            was, now = each["state"], fold(each["events"])
+        for history in sorted(held, key=lambda entry: len(entry["events"])):
+            was, now = history["state"], fold(history["events"])
             changed = [name for name in was if name in now and was[name] != now[name]]
             if changed:
                 fields = "\n".join(f"  {name} was {_line(was[name])} and is {_line(now[name])}" for name in changed)
-                events = "\n".join(f"  {one['event']} {_line(one['body'])}" for one in each["events"])
+                events = "\n".join(f"  {event['event']} {_line(event['body'])}" for event in history["events"])
                 raise AssertionError(
                     f"these events fold to another state than {self._shown} says:\n{events}\n{fields}\nSnapshots of "
                     f"the old fold would be believed. Raise `revision`, then {_WRITE}; or let it fold as it did."
@@ -68,21 +77,21 @@ class Golden:
 
     def _events(self, catalog: Catalog, told: Sequence[dict[str, Any]]) -> list[Any]:
         """Return the stored events as they are read today, without retired events, as in a history."""
-        return [_read(catalog, one, self._shown) for one in told if not catalog.is_retired(one["event"])]
+        return [_read(catalog, entry, self._shown) for entry in told if not catalog.is_retired(entry["event"])]
 
     def check_schemas(self, catalog: Catalog, kinds: Sequence[type], example: Callable[[type], Any]) -> None:
         """Raise `AssertionError` for a stored body that cannot be read any more, and for a schema without a body."""
-        held: list[dict[str, Any]] = self._load() if self._file.exists() or not self._write else []
-        known = {(one["event"], one["schema"]) for one in held}
+        entries: list[dict[str, Any]] = self._load() if self._file.exists() or not self._write else []
+        known = {(entry["event"], entry["schema"]) for entry in entries}
         missing = {kind: info for kind in kinds if (info := _name(kind)) not in known}
         if missing and self._write:
-            held += [_told(catalog, example(kind)) for kind in missing]
-            self._save(sorted(held, key=lambda one: (one["event"], one["schema"])))
+            entries += [_told(catalog, example(kind)) for kind in missing]
+            self._save(sorted(entries, key=lambda entry: (entry["event"], entry["schema"])))
         elif missing:
             raise AssertionError(f"{self._shown} has no example of {_listed(missing.values())}: {_WRITE}.")
-        for one in held:
-            if not catalog.is_retired(one["event"]):
-                _read(catalog, one, self._shown)
+        for entry in entries:
+            if not catalog.is_retired(entry["event"]):
+                _read(catalog, entry, self._shown)
 
     def _load(self) -> Any:
         if not self._file.exists():
@@ -100,14 +109,14 @@ class Golden:
 def pictured(value: Any) -> Any:
     """Return the contents of a state as JSON values that are equal for equal states, whatever the order of its sets."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {one.name: pictured(getattr(value, one.name)) for one in fields(value) if one.compare}
+        return {field.name: pictured(getattr(value, field.name)) for field in fields(value) if field.compare}
     if isinstance(value, Mapping):
-        pairs = [[pictured(key), pictured(each)] for key, each in cast("Mapping[Any, Any]", value).items()]
+        pairs = [[pictured(key), pictured(item)] for key, item in cast("Mapping[Any, Any]", value).items()]
         return sorted(pairs, key=_line)
     if isinstance(value, AbstractSet):
         return sorted(map(pictured, cast("AbstractSet[Any]", value)), key=_line)
     if isinstance(value, list | tuple):
-        return [pictured(each) for each in cast("Sequence[Any]", value)]
+        return [pictured(item) for item in cast("Sequence[Any]", value)]
     return value if value is None or type(value) in (bool, str) else repr(value)
 
 

@@ -98,11 +98,11 @@ class AggregateLaws(Laws):
         for cut in range(len(history) + 1):
             value = codec.encode(FoldedState(before, cut, cut, "id"))
             assert value is not None, f"the state {before!r} would not come back equal from a snapshot"
-            kept = codec.decode(value)
-            assert kept is not None
-            after = self._fold(history[cut:], kept.state)
-            said = f"the snapshot after {cut} events leads to {after!r}, and the whole history to {whole!r}"
-            assert after == whole, said
+            decoded = codec.decode(value)
+            assert decoded is not None
+            after = self._fold(history[cut:], decoded.state)
+            message = f"the snapshot after {cut} events leads to {after!r}, and the whole history to {whole!r}"
+            assert after == whole, message
             before = self._fold(history[cut : cut + 1], before)
 
     @given(data=st.data())
@@ -118,8 +118,8 @@ class AggregateLaws(Laws):
         state = self._fold(self._history(data))
         name, decide, hints = data.draw(st.sampled_from(decisions), label="decision")
         arguments = {
-            each: data.draw(values_of(hint, f"{name}({each})", self._given()), label=each)
-            for each, hint in hints.items()
+            argument: data.draw(values_of(hint, f"{name}({argument})", self._given()), label=argument)
+            for argument, hint in hints.items()
         }
         with left_as_they_are(name, state, *arguments.values()):
             try:
@@ -147,19 +147,19 @@ class AggregateLaws(Laws):
         return data.draw(st.lists(self._event(), max_size=_EVENTS_MAX), label="history")
 
     def _event(self) -> SearchStrategy[Any]:
-        return st.one_of([instances_of(each, self._given()) for each in folded_events(self.aggregate)])
+        return st.one_of([instances_of(event_type, self._given()) for event_type in folded_events(self.aggregate)])
 
     def _histories(self) -> list[list[Any]]:
         """Return the same histories in every run with one version of Hypothesis, to be written to the golden file."""
-        found: list[list[Any]] = []
+        histories: list[list[Any]] = []
 
         @given(st.lists(self._event(), min_size=1, max_size=_EVENTS_MAX))
         @settings(derandomize=True, database=None, max_examples=20, deadline=None)
         def collect(history: list[Any]) -> None:
-            found.append(history)
+            histories.append(history)
 
         collect()
-        return found
+        return histories
 
     def _fold(self, history: Sequence[Any], state: Any = None) -> Any:
         return folded(self.aggregate() if state is None else state, history, self._catalog())
@@ -170,7 +170,7 @@ class AggregateLaws(Laws):
         Methods that take a value which only eventjet makes, as listeners of a process do, are left out.
         """
         events = set(folded_events(self.aggregate))
-        found: list[tuple[str, Callable[..., Any], dict[str, Any]]] = []
+        decisions: list[tuple[str, Callable[..., Any], dict[str, Any]]] = []
         members = cast("Mapping[str, Any]", vars(self.aggregate))
         for name, function in members.items():
             if name.startswith("_") or name == "evolve" or not inspect.isfunction(function):
@@ -178,8 +178,8 @@ class AggregateLaws(Laws):
             hints = typing.get_type_hints(function, include_extras=True)
             decides = events & set(_classes(hints.pop("return", None)))
             if decides and not any(map(_is_told, hints.values())):
-                found.append((f"{self.aggregate.__qualname__}.{name}", function, hints))
-        return found
+                decisions.append((f"{self.aggregate.__qualname__}.{name}", function, hints))
+        return decisions
 
 
 class ProjectionLaws(Laws):
@@ -233,29 +233,45 @@ class ProjectionLaws(Laws):
         histories = self.histories
         if histories is None:
             values = Values.within(self.strategies, case.resolved.tables, _EVENTS_MAX)
-            event = st.one_of([instances_of(each, values) for each in case.events])
+            event = st.one_of([instances_of(event_type, values) for event_type in case.events])
             histories = st.lists(event, max_size=_EVENTS_MAX // len(_AGGREGATES))
         drawn = data.draw(st.fixed_dictionaries(dict.fromkeys(_AGGREGATES, histories)), label="histories")
-        turns = [one for one, history in drawn.items() for event in history if type(event) in case.events]
-        coming = {one: iter([each for each in drawn[one] if type(each) in case.events]) for one in drawn}
+        turns = [
+            aggregate_id for aggregate_id, history in drawn.items() for event in history if type(event) in case.events
+        ]
+        coming = {
+            aggregate_id: iter([event for event in drawn[aggregate_id] if type(event) in case.events])
+            for aggregate_id in drawn
+        }
         versions = Counter[str]()
         log: list[Recorded[Any]] = []
-        for position, one in enumerate(data.draw(st.permutations(turns), label="order"), 1):
-            versions[one] += 1
-            number, at = versions[one], _START + timedelta(minutes=position)
-            log.append(Recorded(as_stored([next(coming[one])])[0], one, number, position, at, f"{one}-{number}"))
-        note("log:\n" + "\n".join(f"  {one.position} {one.aggregate_id} {one.data!r}" for one in log))
+        for position, aggregate_id in enumerate(data.draw(st.permutations(turns), label="order"), 1):
+            versions[aggregate_id] += 1
+            number, at = versions[aggregate_id], _START + timedelta(minutes=position)
+            log.append(
+                Recorded(
+                    as_stored([next(coming[aggregate_id])])[0],
+                    aggregate_id,
+                    number,
+                    position,
+                    at,
+                    f"{aggregate_id}-{number}",
+                )
+            )
+        note(
+            "log:\n" + "\n".join(f"  {recorded.position} {recorded.aggregate_id} {recorded.data!r}" for recorded in log)
+        )
         return log
 
 
 def _compare(expected: TableRows, found: TableRows, how: str) -> None:
     """Raise `AssertionError` with the rows that differ, if there are any."""
     for table, rows in expected.items():
-        gone = [row for row in rows if row not in found[table]]
-        strange = [row for row in found[table] if row not in rows]
-        if gone or strange:
+        missing = [row for row in rows if row not in found[table]]
+        extra = [row for row in found[table] if row not in rows]
+        if missing or extra:
             raise AssertionError(
-                f"the rows of {table} depend on how the log is read:\n  one event at a time {gone}\n  {how} {strange}"
+                f"the rows of {table} depend on how the log is read:\n  one event at a time {missing}\n  {how} {extra}"
             )
 
 
@@ -292,20 +308,20 @@ class CodecLaws(Laws):
 
     def _kinds(self) -> list[type]:
         """Return the events of the application's own aggregates."""
-        return list(dict.fromkeys(each for cls in self.app.aggregates for each in folded_events(cls)))
+        return list(dict.fromkeys(event_type for cls in self.app.aggregates for event_type in folded_events(cls)))
 
 
 def _first(strategy: SearchStrategy[Any]) -> Any:
     """Return one value, the same in every run with one version of Hypothesis."""
-    found: list[Any] = []
+    values: list[Any] = []
 
     @given(strategy)
     @settings(derandomize=True, database=None, max_examples=5, deadline=None)
     def collect(value: Any) -> None:
-        found.append(value)
+        values.append(value)
 
     collect()
-    return found[-1]
+    return values[-1]
 
 
 def _classes(hint: Any) -> Iterator[Any]:
@@ -320,6 +336,6 @@ def _classes(hint: Any) -> Iterator[Any]:
 def _is_told(hint: Any) -> bool:
     """Return whether only eventjet makes such values: the recorded events, outcomes and errors given to a process."""
     return any(
-        one in (Recorded, Outcome) or (isinstance(one, type) and issubclass(one, BaseException))
-        for one in (typing.get_origin(member) or member for member in union_members(hint))
+        value_type in (Recorded, Outcome) or (isinstance(value_type, type) and issubclass(value_type, BaseException))
+        for value_type in (typing.get_origin(member) or member for member in union_members(hint))
     )

@@ -55,25 +55,25 @@ class MemoryReadModels:
 
     async def _catch_up(self, connection: AsyncConnection, resolved: AnyResolved) -> int:
         await connection.run_sync(checkpoint.ensure, resolved.name, resolved.revision)
-        held = await connection.run_sync(checkpoint.read, resolved.name, resolved.revision)
-        assert held is not None
-        records = [record async for record in self.store.records(start=held.position + 1)]
+        previous = await connection.run_sync(checkpoint.read, resolved.name, resolved.revision)
+        assert previous is not None
+        records = [record async for record in self.store.records(start=previous.position + 1)]
         if not records:
-            return held.position
+            return previous.position
         read = reader(self.app.catalog.of_log(await self.store.skip_markers()), resolved)
         read.expect(records)
         events = [event for event in map(read, records) if event is not None]
-        batch = Batch(held.position, records[-1][0], header(records[-1][3], MSG_ID) or "", events)
+        batch = Batch(previous.position, records[-1][0], header(records[-1][3], MSG_ID) or "", events)
         writer = self._writers.get(resolved.name)
         if writer is None:
-            by_hand = isinstance(resolved, ResolvedSql)
+            is_sql = isinstance(resolved, ResolvedSql)
             writer = (
-                SqlWriter(resolved, lease_s=0) if by_hand else FoldWriter(resolved, self.database.dialect, lease_s=0)
+                SqlWriter(resolved, lease_s=0) if is_sql else FoldWriter(resolved, self.database.dialect, lease_s=0)
             )
         if isinstance(writer, SqlWriter):
-            await writer.write(connection, held, batch)
+            await writer.write(connection, previous, batch)
         else:
-            await connection.run_sync(writer.write, held, batch)
+            await connection.run_sync(writer.write, previous, batch)
         self._writers[resolved.name] = writer
         return batch.last
 

@@ -107,18 +107,20 @@ def projected(projection: Declared, /, *histories: Iterable[Recorded[object]]) -
     if not isinstance(projection, Projection | Entries | SqlProjection):  # pyright: ignore[reportUnnecessaryIsInstance]
         kind = type(projection).__name__
         raise UsageError(f"`projected` was given a {kind} first. Give the projection, then what `on` returns.")
-    if stray := next((one for one in cast("tuple[Any, ...]", histories) if not isinstance(one, Iterable)), None):
+    if stray := next(
+        (history for history in cast("tuple[Any, ...]", histories) if not isinstance(history, Iterable)), None
+    ):
         raise UsageError(
             f'`projected` was given a {type(stray).__name__} as a history. Give what `on("a-1", …)` makes of events.'
         )
-    given = [recorded for history in histories for recorded in history]
-    events = [replace(as_read(recorded), position=position) for position, recorded in enumerate(given, 1)]
+    recorded_events = [recorded for history in histories for recorded in history]
+    events = [replace(as_read(recorded), position=position) for position, recorded in enumerate(recorded_events, 1)]
     resolved = resolved_alone(projection, [type(recorded.data) for recorded in events])
     if isinstance(resolved, ResolvedSql):
-        taken = [recorded for recorded in events if type(recorded.data) in resolved.handlers]
+        handled = [recorded for recorded in events if type(recorded.data) in resolved.handlers]
         # In a thread, so that the test may itself be a coroutine.
         with ThreadPoolExecutor(1) as thread:
-            return ProjectedTables(thread.submit(_rows_after, resolved, taken).result())
+            return ProjectedTables(thread.submit(_rows_after, resolved, handled).result())
     fold = Fold(resolved, RowCodec(resolved.table, resolved.row_type))
     rows = fold({}, [recorded for recorded in events if type(recorded.data) in resolved.events])
     return Projected(row for row in rows.values() if row is not None)

@@ -76,10 +76,10 @@ class Handled:
         **kwargs: P.kwargs,
     ) -> Handled:
         """Assert that the handler's next command was this decision, and return the remaining commands."""
-        wanted = (aggregate, aggregate_id, Call.of(decide, args, kwargs))
-        if not self._calls or self._calls[0] != wanted:
-            told = _shown(self._calls[0]) if self._calls else "nothing"
-            raise AssertionError(f"it executed {told}\nexpected {_shown(wanted)}")
+        expected = (aggregate, aggregate_id, Call.of(decide, args, kwargs))
+        if not self._calls or self._calls[0] != expected:
+            actual = _shown(self._calls[0]) if self._calls else "nothing"
+            raise AssertionError(f"it executed {actual}\nexpected {_shown(expected)}")
         return Handled(self.key, self._calls[1:])
 
     def nothing_more(self) -> None:
@@ -105,10 +105,10 @@ async def reacted(
     ```
     """
     event = Recorded(as_stored([data])[0], aggregate_id, 1, 1, _NOW, event_id="00000000-0000-7000-8000-000000000001")
-    told = ReactionTold(deps, f"{reactor.name}/{event.event_id}", attempt)
+    reaction = ReactionTold(deps, f"{reactor.name}/{event.event_id}", attempt)
     handle: Callable[[Any, Any], Coroutine[Any, Any, None]] = reactor.handle
-    await handle(own_event(event), told)
-    return Handled(told.key, tuple(told.calls))
+    await handle(own_event(event), reaction)
+    return Handled(reaction.key, tuple(reaction.calls))
 
 
 def _shown(call: tuple[Any, str, Call]) -> str:

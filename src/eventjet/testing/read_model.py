@@ -77,20 +77,23 @@ class ReadModelCase:
         async with self._engine.connect() as connection:
             await connection.run_sync(checkpoint.ensure, resolved.name, resolved.revision)
             if isinstance(resolved, ResolvedSql):
-                by_hand, fold = SqlWriter(resolved, lease_s=0), None
+                sql_writer, fold_writer = SqlWriter(resolved, lease_s=0), None
             else:
                 # An event that cannot be handled is an error here, also for a projection with a quarantine.
-                by_hand, fold = None, FoldWriter(replace_quarantine(resolved), self._database.dialect, lease_s=0)
+                sql_writer, fold_writer = (
+                    None,
+                    FoldWriter(replace_quarantine(resolved), self._database.dialect, lease_s=0),
+                )
             after = 0
             for end in filter(None, ends):
-                held = await connection.run_sync(checkpoint.read, resolved.name, resolved.revision)
-                assert held is not None
+                previous = await connection.run_sync(checkpoint.read, resolved.name, resolved.revision)
+                assert previous is not None
                 last = events[end - 1]
-                batch = Batch(held.position, last.position, last.event_id, events[after:end])
-                if by_hand is not None:
-                    await by_hand.write(connection, held, batch)
-                elif fold is not None:
-                    await connection.run_sync(fold.write, held, batch)
+                batch = Batch(previous.position, last.position, last.event_id, events[after:end])
+                if sql_writer is not None:
+                    await sql_writer.write(connection, previous, batch)
+                elif fold_writer is not None:
+                    await connection.run_sync(fold_writer.write, previous, batch)
                 after = end
             return await self._rows(connection)
 
@@ -105,11 +108,11 @@ class ReadModelCase:
             return await self._rows(connection)
 
     async def _rows(self, connection: AsyncConnection) -> TableRows:
-        found: TableRows = {}
+        rows: TableRows = {}
         for table in self.resolved.tables:
             result = await connection.execute(table.select().order_by(*table.primary_key.columns))
-            found[table.name] = [dict(row) for row in result.mappings()]
-        return found
+            rows[table.name] = [dict(row) for row in result.mappings()]
+        return rows
 
 
 def replace_quarantine(resolved: Any) -> Any:

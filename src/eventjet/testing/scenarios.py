@@ -49,8 +49,8 @@ class Given(Generic[S, E]):
         state = own_copy(self.state)
         with left_as_they_are(name, state):
             try:
-                made = decided_on(type(state), decide, state, args, kwargs)
-                events = as_stored(cast("tuple[E, ...]", recorded_events(made)))
+                result = decided_on(type(state), decide, state, args, kwargs)
+                events = as_stored(cast("tuple[E, ...]", recorded_events(result)))
             except UsageError:
                 raise  # a mistake in the test, not an answer of the domain
             except Exception as error:
@@ -156,17 +156,17 @@ def folded(state: S, events: Sequence[E], catalog: Catalog) -> S:
     state = own_copy(state)
     for event in events:
         if type(event) not in catalog:
-            told = f"the class {event.__qualname__}" if isinstance(event, type) else repr(event)
+            description = f"the class {event.__qualname__}" if isinstance(event, type) else repr(event)
             raise AssertionError(
-                f"{told} is not an event that this aggregate folds; give its events one by one, in no list"
+                f"{description} is not an event that this aggregate folds; give its events one by one, in no list"
             )
         # An event that could not be stored must not pass a test, and readers fold the decoded event.
-        read = catalog.encode(event).event
-        with left_as_they_are(f"{type(state).__qualname__}.evolve", state, read):
+        decoded = catalog.encode(event).event
+        with left_as_they_are(f"{type(state).__qualname__}.evolve", state, decoded):
             try:
-                state = evolved(state, read)
+                state = evolved(state, decoded)
             except DefinitionError as error:
-                error.add_note(f"the event: {read!r}\nthe state: {state!r}")
+                error.add_note(f"the event: {decoded!r}\nthe state: {state!r}")
                 raise
     return state
 
@@ -187,11 +187,11 @@ def left_as_they_are(name: str, *given: object) -> Generator[None]:
 def _picture(value: Any) -> object:
     """Return a copy of a value's contents, as far as they are accessible, so that a change in place shows."""
     if is_dataclass(value) and not isinstance(value, type):
-        return [_picture(getattr(value, one.name)) for one in fields(value)]
+        return [_picture(getattr(value, field.name)) for field in fields(value)]
     if isinstance(value, Mapping):
-        return [(_picture(key), _picture(each)) for key, each in cast("Mapping[Any, Any]", value).items()]
+        return [(_picture(key), _picture(item)) for key, item in cast("Mapping[Any, Any]", value).items()]
     if isinstance(value, list | tuple | AbstractSet):
-        return [_picture(each) for each in cast("Sequence[Any]", value)]
+        return [_picture(item) for item in cast("Sequence[Any]", value)]
     return repr(value)
 
 

@@ -51,8 +51,8 @@ class StoreContract:
     async def test_an_event_is_read_back_with_all_its_headers(self, store: EventStore) -> None:
         event = new(b'{"amount":"1.50"}', **{"Ej-Command": "c-1", "traceparent": "00-a-b-01"})
         position = await store.append([write("a", 0, 0, event)])
-        ((found_position, time_ns, subject, block, body),) = await store.history("thing", "a")
-        assert (found_position, body) == (position, b'{"amount":"1.50"}')
+        ((stored_position, time_ns, subject, block, body),) = await store.history("thing", "a")
+        assert (stored_position, body) == (position, b'{"amount":"1.50"}')
         assert subject.endswith(b".thing.a")
         assert time_ns > 1_600_000_000_000_000_000
         names = (MSG_ID, EXPECTED, TYPE, SCHEMA, VERSION, "Ej-Command", "traceparent")
@@ -62,11 +62,11 @@ class StoreContract:
 
     async def test_several_events_are_stored_together_and_in_order(self, store: EventStore) -> None:
         last = await store.append([write("many", 0, 0, new(b"1"), new(b"2"), new(b"3"))])
-        found = await store.history("thing", "many")
-        assert [record[0] for record in found] == [last - 2, last - 1, last]
-        assert [record[4] for record in found] == [b"1", b"2", b"3"]
-        assert [header(record[3], VERSION) for record in found] == ["1", "2", "3"]
-        assert [header(record[3], EXPECTED) for record in found] == ["0", None, None]
+        records = await store.history("thing", "many")
+        assert [record[0] for record in records] == [last - 2, last - 1, last]
+        assert [record[4] for record in records] == [b"1", b"2", b"3"]
+        assert [header(record[3], VERSION) for record in records] == ["1", "2", "3"]
+        assert [header(record[3], EXPECTED) for record in records] == ["0", None, None]
 
     async def test_a_second_save_follows_the_first(self, store: EventStore) -> None:
         first = await store.append([write("b", 0, 0)])
@@ -89,28 +89,32 @@ class StoreContract:
         assert len(await store.history("thing", "race")) == 1
 
     async def test_a_save_of_several_aggregates_is_all_or_nothing(self, store: EventStore) -> None:
-        held = await store.append([write("d", 0, 0)])
+        first = await store.append([write("d", 0, 0)])
         with pytest.raises(ConcurrencyConflict):
             await store.append([write("e", 0, 0), write("d", 0, 0)])
         assert await store.history("thing", "e") == []
-        last = await store.append([write("e", 0, 0, new(), new()), write("d", held, 1)])
+        last = await store.append([write("e", 0, 0, new(), new()), write("d", first, 1)])
         assert [record[0] for record in await store.history("thing", "e")] == [last - 2, last - 1]
         assert await store.last("thing", "d") == last
 
     async def test_of_saves_made_at_once_each_is_stored_whole_or_told_its_own_conflict(self, store: EventStore) -> None:
         await store.append([write("taken", 0, 0)])
         names = [("taken" if number in (3, 11) else f"m{number}", f"n{number}") for number in range(24)]
-        saves = [[write(one, 0, 0, new(), new()), write(other, 0, 0)] for one, other in names]
+        saves = [[write(first_id, 0, 0, new(), new()), write(second_id, 0, 0)] for first_id, second_id in names]
         results = await asyncio.gather(*map(store.append, saves), return_exceptions=True)
-        for (one, other), result in zip(names, results, strict=True):
-            found = [record[0] for name in (one, other) for record in await store.history("thing", name)]
-            if one == "taken":
+        for (first_id, second_id), result in zip(names, results, strict=True):
+            positions = [
+                record[0]
+                for aggregate_id in (first_id, second_id)
+                for record in await store.history("thing", aggregate_id)
+            ]
+            if first_id == "taken":
                 assert isinstance(result, ConcurrencyConflict)
                 assert "taken" in result.subject
-                assert len(found) == 1
+                assert len(positions) == 1
             else:
                 assert isinstance(result, int)
-                assert found == [result - 2, result - 1, result]
+                assert positions == [result - 2, result - 1, result]
 
     @pytest.mark.parametrize("aggregate_id", ["*", ">", "a.b", "a b", "\x01", "ä", "$JS", "..", "a\r\nb", "=41"])
     async def test_a_hostile_id_reaches_its_own_history_only(self, store: EventStore, aggregate_id: str) -> None:
@@ -187,14 +191,14 @@ class StoreContract:
         for batch in range(3):
             events = [new(b"%d" % number) for number in range(400)]
             position = await store.append([write("long", position, batch * 400, *events)])
-        found = await store.history("thing", "long")
-        assert [int(header(record[3], VERSION) or 0) for record in found] == list(range(1, 1201))
+        records = await store.history("thing", "long")
+        assert [int(header(record[3], VERSION) or 0) for record in records] == list(range(1, 1201))
 
     async def test_a_page_holds_no_more_than_was_asked_for(self, store: EventStore) -> None:
         first = await store.append([write("paged", 0, 0, *(new(b"%d" % number) for number in range(5)))]) - 4
         await store.append([write("between", 0, 0)])
         last = await store.append([write("paged", first + 4, 5)])
-        for after, most, expected in (
+        for after, limit, expected in (
             (0, 1, [first]),
             (first, 2, [first + 1, first + 2]),
             (first + 3, 10, [first + 4, last]),
@@ -202,8 +206,8 @@ class StoreContract:
             (last, 1, []),
             (0, 0, []),
         ):
-            found = await store.history("thing", "paged", after=after, most=most)
-            assert [record[0] for record in found] == expected
+            records = await store.history("thing", "paged", after=after, most=limit)
+            assert [record[0] for record in records] == expected
         assert [record[0] for record in await store.some(first + 3, 3)] == [first + 3, first + 4, first + 5]
         assert [record[0] for record in await store.some(last, 3)] == [last]
         assert await store.some(last + 1, 3) == []

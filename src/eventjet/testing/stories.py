@@ -66,9 +66,9 @@ class Story(Generic[S, E]):
         step = self._step()
         if step is None:
             raise AssertionError(f"it rests in {self.state!r}")
-        wanted: Asked[Any, Any] = Asked(cast("Any", target), aggregate_id, Call.of(decide, args, kwargs))
-        if step.asked != wanted:
-            raise AssertionError(f"it asks {_shown(step.asked)}\nexpected {_shown(wanted)}")
+        expected: Asked[Any, Any] = Asked(cast("Any", target), aggregate_id, Call.of(decide, args, kwargs))
+        if step.asked != expected:
+            raise AssertionError(f"it asks {_shown(step.asked)}\nexpected {_shown(expected)}")
         return Doing(self, step)
 
     def rests(self) -> Story[S, E]:
@@ -84,8 +84,8 @@ class Story(Generic[S, E]):
         """
         due = [at for at, _ in self._deadlines(last_event)]
         if not due or due[0] != when:
-            told = ", ".join(one.isoformat() for one in due) or "none"
-            raise AssertionError(f"its deadlines: {told}\nexpected the earliest at {when.isoformat()}")
+            times = ", ".join(at.isoformat() for at in due) or "none"
+            raise AssertionError(f"its deadlines: {times}\nexpected the earliest at {when.isoformat()}")
         return self
 
     def waits_for(self, delay: timedelta) -> Story[S, E]:
@@ -105,7 +105,7 @@ class Story(Generic[S, E]):
         """
         deadlines = self._deadlines(last_event)
         if not deadlines or deadlines[0][0] > at:
-            raise AssertionError(f"nothing is due at {at.isoformat()}: {[one for _, one in deadlines]!r}")
+            raise AssertionError(f"nothing is due at {at.isoformat()}: {[deadline for _, deadline in deadlines]!r}")
         return self._happened(deadlines[0][1].call.on(own_copy(self.state)))
 
     def due_after(self, delay: timedelta) -> Happened[S, E]:
@@ -118,9 +118,9 @@ class Story(Generic[S, E]):
     def _deadlines(self, last_event: datetime | None) -> list[tuple[datetime, Deadline[Any, Any]]]:
         """Return each deadline with the time at which it is due, the earliest first."""
         deadlines = deadlines_of(self.state)
-        if last_event is None and any(one.delay is not None for one in deadlines):
+        if last_event is None and any(deadline.delay is not None for deadline in deadlines):
             raise AssertionError("`after` counts from its last event: give `last_event=…`, or take `due_after(delay)`")
-        due = [(one.due_at(last_event or _EPOCH), one) for one in deadlines]
+        due = [(deadline.due_at(last_event or _EPOCH), deadline) for deadline in deadlines]
         return sorted(due, key=lambda pair: pair[0])
 
     def _happened(self, result: Any) -> Happened[S, E]:

@@ -38,8 +38,8 @@ class Values:
     @classmethod
     def within(cls, strategies: Mapping[Any, SearchStrategy[Any]], tables: Iterable[Any], events_max: int) -> Values:
         """Return limits so that values, and sums of `events_max` of them, fit every column of these tables."""
-        made = cls(strategies)
-        texts, numbers, places = [made.text_max], [made.number_max], [made.places]
+        defaults = cls(strategies)
+        texts, numbers, places = [defaults.text_max], [defaults.number_max], [defaults.places]
         for kind in (column.type for table in tables for column in table.columns):
             length, precision, scale = (getattr(kind, name, None) for name in ("length", "precision", "scale"))
             if length and not hasattr(kind, "enums"):
@@ -86,8 +86,8 @@ def instances_of(cls: Any, given: Values) -> SearchStrategy[Any]:
     if cls in given.strategies:
         return given.strategies[cls]
     required, optional = dict[str, SearchStrategy[Any]](), dict[str, SearchStrategy[Any]]()
-    for name, hint, limits, needed in _fields_of(cls):
-        (required if needed else optional)[name] = _values(hint, limits, f"{cls.__qualname__}.{name}", given)
+    for name, hint, limits, is_required in _fields_of(cls):
+        (required if is_required else optional)[name] = _values(hint, limits, f"{cls.__qualname__}.{name}", given)
 
     def make(values: dict[str, Any]) -> Any:
         try:
@@ -100,23 +100,23 @@ def instances_of(cls: Any, given: Values) -> SearchStrategy[Any]:
 
 def _fields_of(cls: Any) -> list[tuple[str, Any, list[Any], bool]]:
     """Return (name, annotation, limits, whether it is required) of each argument of the constructor."""
-    known: dict[str, FieldInfo] = getattr(cls, "__pydantic_fields__", {})
-    if known:
-        own = {name: one for name, one in known.items() if one.init is not False}
-        return [(name, one.annotation, list(one.metadata), one.is_required()) for name, one in own.items()]
+    model_fields: dict[str, FieldInfo] = getattr(cls, "__pydantic_fields__", {})
+    if model_fields:
+        init_fields = {name: info for name, info in model_fields.items() if info.init is not False}
+        return [(name, info.annotation, list(info.metadata), info.is_required()) for name, info in init_fields.items()]
     hints = typing.get_type_hints(cls, include_extras=True)
     return [
-        (one.name, hints[one.name], [], one.default is MISSING and one.default_factory is MISSING)
-        for one in fields(cls)
-        if one.init
+        (info.name, hints[info.name], [], info.default is MISSING and info.default_factory is MISSING)
+        for info in fields(cls)
+        if info.init
     ]
 
 
 def _values(hint: Any, limits: Sequence[Any], where: str, given: Values) -> SearchStrategy[Any]:
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Annotated:
-        base, *more = parts
-        unpacked = [each for one in more for each in (one.metadata if isinstance(one, FieldInfo) else [one])]
+        base, *metadata = parts
+        unpacked = [limit for item in metadata for limit in (item.metadata if isinstance(item, FieldInfo) else [item])]
         return _values(base, [*limits, *unpacked], where, given)
     if hint in given.strategies:
         return given.strategies[hint]
@@ -134,16 +134,16 @@ def _values(hint: Any, limits: Sequence[Any], where: str, given: Values) -> Sear
 def _container(
     origin: Any, parts: Sequence[Any], limits: Sequence[Any], where: str, given: Values
 ) -> SearchStrategy[Any]:
-    least, most = _sizes(limits, _ITEMS_MAX)
+    min_size, max_size = _sizes(limits, _ITEMS_MAX)
     if origin is tuple and parts[-1:] != (Ellipsis,):
         return st.tuples(*(_values(part, [], where, given) for part in parts))
-    each = _values(parts[0], [], where, given)
+    items = _values(parts[0], [], where, given)
     if origin is tuple:
-        return st.lists(each, min_size=least, max_size=most).map(tuple)
+        return st.lists(items, min_size=min_size, max_size=max_size).map(tuple)
     if origin in _EACH:
-        return cast("SearchStrategy[Any]", _EACH[origin](each, min_size=least, max_size=most))
+        return cast("SearchStrategy[Any]", _EACH[origin](items, min_size=min_size, max_size=max_size))
     if origin in (dict, abc.Mapping):
-        return st.dictionaries(each, _values(parts[1], [], where, given), min_size=least, max_size=most)
+        return st.dictionaries(items, _values(parts[1], [], where, given), min_size=min_size, max_size=max_size)
     raise _unknown(origin, where)
 
 
@@ -162,20 +162,20 @@ def _scalar(hint: Any, limits: Sequence[Any], where: str, given: Values) -> Sear
 
 
 def _texts(limits: Sequence[Any], longest: int) -> SearchStrategy[str]:
-    patterns: list[str] = [one.pattern for one in limits if _has(one, "pattern")]
+    patterns: list[str] = [limit.pattern for limit in limits if _has(limit, "pattern")]
     if patterns:
         return st.from_regex(patterns[0], fullmatch=True)
-    least, most = _sizes(limits, longest)
-    return st.text(_TEXT, min_size=least, max_size=most)
+    min_size, max_size = _sizes(limits, longest)
+    return st.text(_TEXT, min_size=min_size, max_size=max_size)
 
 
 def _numbers(kind: Any, limits: Sequence[Any], given: Values) -> SearchStrategy[Any]:
     """Return numbers within the annotation's limits; without limits, amounts such as those of money."""
-    bounds = {name: getattr(one, name) for one in limits for name in ("gt", "ge", "lt", "le") if _has(one, name)}
-    least, most = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
+    bounds = {name: getattr(limit, name) for limit in limits for name in ("gt", "ge", "lt", "le") if _has(limit, name)}
+    lower, upper = bounds.get("ge", bounds.get("gt")), bounds.get("le", bounds.get("lt"))
     far = given.number_max
-    low = least if least is not None else min(-far, most if most is not None else 0)
-    high = most if most is not None else max(far, least if least is not None else 0)
+    low = lower if lower is not None else min(-far, upper if upper is not None else 0)
+    high = upper if upper is not None else max(far, lower if lower is not None else 0)
 
     def inside(value: Any) -> bool:
         return ("gt" not in bounds or value > bounds["gt"]) and ("lt" not in bounds or value < bounds["lt"])
@@ -184,14 +184,14 @@ def _numbers(kind: Any, limits: Sequence[Any], given: Values) -> SearchStrategy[
         return st.integers(int(low), int(high)).filter(inside)
     if kind is float:
         return st.floats(float(low), float(high), allow_nan=False, allow_infinity=False).filter(inside)
-    places = next((one.decimal_places for one in limits if _has(one, "decimal_places")), given.places)
+    places = next((limit.decimal_places for limit in limits if _has(limit, "decimal_places")), given.places)
     return st.decimals(low, high, places=places, allow_nan=False, allow_infinity=False).filter(inside)
 
 
 def _sizes(limits: Sequence[Any], most: int) -> tuple[int, int]:
-    least = max((one.min_length for one in limits if _has(one, "min_length")), default=0)
-    allowed = min((one.max_length for one in limits if _has(one, "max_length")), default=most)
-    return least, max(least, min(allowed, most))
+    min_size = max((limit.min_length for limit in limits if _has(limit, "min_length")), default=0)
+    max_size = min((limit.max_length for limit in limits if _has(limit, "max_length")), default=most)
+    return min_size, max(min_size, min(max_size, most))
 
 
 def _has(limit: object, name: str) -> bool:
@@ -199,8 +199,8 @@ def _has(limit: object, name: str) -> bool:
 
 
 def _unknown(hint: Any, where: str) -> UsageError:
-    called = getattr(hint, "__qualname__", str(hint))
+    type_name = getattr(hint, "__qualname__", str(hint))
     return UsageError(
-        f"{where} is of the type {called}, of which no values can be made up. "
-        f"Say how: `strategies = {{{called}: …}}` with a strategy of Hypothesis, in the class of laws."
+        f"{where} is of the type {type_name}, of which no values can be made up. "
+        f"Say how: `strategies = {{{type_name}: …}}` with a strategy of Hypothesis, in the class of laws."
     )

@@ -83,7 +83,7 @@ class World:
         end = later(self.now, by)
         while True:
             await self.settle()
-            due = [found.at for _, _, _, found in await self._waiting() if found.at <= end]
+            due = [deadline.at for _, _, _, deadline in await self._waiting() if deadline.at <= end]
             if not due:
                 break
             self._clock.now = max(self.now, min(due))
@@ -99,17 +99,18 @@ class World:
             process_id = await _heard(runner, info, event)
             if process_id is not None:
                 await runner.advance(process_id)
-        for one in self._app.reactors.values():
-            if isinstance(event.data, one.events):
-                await one.handle(
-                    own_event(event), EventReaction(self._repositories, self._deps, Cause.of_event(one.name, event), 1)
+        for reactor in self._app.reactors.values():
+            if isinstance(event.data, reactor.events):
+                await reactor.handle(
+                    own_event(event),
+                    EventReaction(self._repositories, self._deps, Cause.of_event(reactor.name, event), 1),
                 )
 
     async def _come_due(self) -> bool:
         """Run the decision of the earliest deadline that is due; return False when none is due."""
-        for runner, process_id, held, found in await self._waiting():
-            if found.at <= self.now:
-                await runner.come_due(process_id, held.version, self.now)
+        for runner, process_id, folded, deadline in await self._waiting():
+            if deadline.at <= self.now:
+                await runner.come_due(process_id, folded.version, self.now)
                 return True
         return False
 
@@ -117,15 +118,15 @@ class World:
         """Return the next deadline of every process that has one, the earliest first."""
         waiting: list[tuple[ProcessRunner, str, FoldedState[Any], NextDeadline]] = []
         subjects = {record[2] async for record in self._store.records()}
-        known = sorted(entity_of(subject) for subject in subjects)
+        entities = sorted(entity_of(subject) for subject in subjects)
         for runner in self._runners:
-            for aggregate, process_id in known:
+            for aggregate, process_id in entities:
                 if aggregate == runner.info.name and runner.info.has_deadlines:
-                    held = await runner.advance(process_id)
-                    found = await runner.next_deadline(process_id, held)
-                    if found is not None:
-                        waiting.append((runner, process_id, held, found))
-        return sorted(waiting, key=lambda one: one[3].at)
+                    folded = await runner.advance(process_id)
+                    deadline = await runner.next_deadline(process_id, folded)
+                    if deadline is not None:
+                        waiting.append((runner, process_id, folded, deadline))
+        return sorted(waiting, key=lambda entry: entry[3].at)
 
 
 async def _heard(runner: ProcessRunner, info: ProcessInfo, event: Recorded[Any]) -> str | None:

@@ -35,20 +35,26 @@ async def act(request: Request) -> Response:
     if request.method == "POST":
         fields = await form_of(request)
         form = fields.pop("form", "")
-        wanted = ActionRequest.of(fields.items())
-        done = await actions.begin(visitor_of(request), wanted, form)
-        where = "job" if wanted.action in _JOBS else "action"
-        return RedirectResponse(linker(request)(where, id=done), 303)
+        action_request = ActionRequest.of(fields.items())
+        action_id = await actions.begin(visitor_of(request), action_request, form)
+        screen = "job" if action_request.action in _JOBS else "action"
+        return RedirectResponse(linker(request)(screen, id=action_id), 303)
     if not visitor_of(request).may_act:
         raise HTTPException(403, "You may look at this console, and not act in it.")
-    wanted = ActionRequest.of(request.query_params.multi_items())
+    action_request = ActionRequest.of(request.query_params.multi_items())
     note = ""
-    if wanted.action in _VERDICTS and "all" in request.query_params and len(wanted.names) == 1:
-        wanted, note = await _all_parked(request, wanted)
-    action = actions.named(wanted)
-    preview = await action.preview(actions.context, wanted)
+    if action_request.action in _VERDICTS and "all" in request.query_params and len(action_request.names) == 1:
+        action_request, note = await _all_parked(request, action_request)
+    action = actions.named(action_request)
+    preview = await action.preview(actions.context, action_request)
     return page(
-        request, "act.html", action=action, wanted=wanted, preview=preview, note=note, form=secrets.token_hex(16)
+        request,
+        "act.html",
+        action=action,
+        wanted=action_request,
+        preview=preview,
+        note=note,
+        form=secrets.token_hex(16),
     )
 
 
@@ -59,9 +65,9 @@ async def _all_parked(request: Request, wanted: ActionRequest) -> tuple[ActionRe
     seen = await sources.see("The quarantine", partial(quarantine_page, sources, name, limit=POSITIONS_MAX))
     if seen.value is None:
         raise HTTPException(503, seen.fault)
-    own = [one.position for one in seen.value.events if one.revision == seen.value.revision]
-    note = f"These are the first {len(own):,}; others are parked, too." if seen.value.is_cut else ""
-    return replace(wanted, positions=tuple(own)), note
+    positions = [event.position for event in seen.value.events if event.revision == seen.value.revision]
+    note = f"These are the first {len(positions):,}; others are parked, too." if seen.value.is_cut else ""
+    return replace(wanted, positions=tuple(positions)), note
 
 
 async def actions(request: Request) -> Response:
@@ -76,14 +82,14 @@ async def actions(request: Request) -> Response:
         return await sources.ask(ask)
 
     seen = await sources.see("The database", look)
-    found = seen.value or []
+    entries = seen.value or []
     return page(
         request,
         "actions.html",
         fault=seen.fault and f"{seen.fault} {request.app.state.actions.remedy}",
-        found=[_Shown(request, one) for one in found[:_PAGE]],
+        found=[_Shown(request, entry) for entry in entries[:_PAGE]],
         number=number,
-        has_more=len(found) > _PAGE,
+        has_more=len(entries) > _PAGE,
         target=target,
     )
 
@@ -112,13 +118,13 @@ class _Shown:
     """A recorded action with the values that pages show."""
 
     def __init__(self, request: Request, one: AuditEntry) -> None:
-        known: Actions = request.app.state.actions
+        actions: Actions = request.app.state.actions
         self.recorded = one
         self.begun = one.record
         self.lines = one.result.splitlines()
         self.is_job = one.record.action in _JOBS
-        self.is_running = one.outcome == "begun" and known.is_running(one.record.id)
-        self.unrecorded = known.unrecorded.get(one.record.id, "")
+        self.is_running = one.outcome == "begun" and actions.is_running(one.record.id)
+        self.unrecorded = actions.unrecorded.get(one.record.id, "")
         self.is_lost = one.outcome == "begun" and not self.is_running and not self.unrecorded
 
 
@@ -134,9 +140,9 @@ async def _found(request: Request) -> dict[str, Any]:
     seen = await sources.see("The database", look)
     if seen.value is None and not seen.fault:
         raise HTTPException(404, "No such action was recorded.")
-    shown = None if seen.value is None else _Shown(request, seen.value)
+    entry_shown = None if seen.value is None else _Shown(request, seen.value)
     lines, is_open, fault = await _verdicts(sources, seen)
-    return {"id": action_id, "fault": seen.fault or fault, "one": shown, "lines": lines, "is_open": is_open}
+    return {"id": action_id, "fault": seen.fault or fault, "one": entry_shown, "lines": lines, "is_open": is_open}
 
 
 async def _verdicts(sources: Sources, seen: Seen[AuditEntry | None]) -> tuple[list[str], bool, str]:
@@ -144,14 +150,14 @@ async def _verdicts(sources: Sources, seen: Seen[AuditEntry | None]) -> tuple[li
 
     The result is (lines as the command prints them, whether a worker still has to act, fault).
     """
-    one = seen.value
-    if one is None or one.record.action not in _VERDICTS or one.outcome != "done":
+    entry = seen.value
+    if entry is None or entry.record.action not in _VERDICTS or entry.outcome != "done":
         return [], False, ""
-    positions, (name, *_) = one.record.details.get("positions", []), one.record.targets
-    found = await sources.see("The quarantine", partial(outcomes_now, sources, name, positions))
-    outcomes = found.value or []
-    is_open = any(each.is_open for each in outcomes)
-    return [*map(outcome_text, outcomes), *([pending_text(name)] if is_open else [])], is_open, found.fault
+    positions, (name, *_) = entry.record.details.get("positions", []), entry.record.targets
+    seen_outcomes = await sources.see("The quarantine", partial(outcomes_now, sources, name, positions))
+    outcomes = seen_outcomes.value or []
+    is_open = any(outcome.is_open for outcome in outcomes)
+    return [*map(outcome_text, outcomes), *([pending_text(name)] if is_open else [])], is_open, seen_outcomes.fault
 
 
 def _page_of(request: Request) -> int:
@@ -163,14 +169,14 @@ def _page_of(request: Request) -> int:
 
 async def jobs(request: Request) -> Response:
     """Show the jobs of this console, and the form that starts a job."""
-    known: Actions = request.app.state.actions
+    actions: Actions = request.app.state.actions
     chosen = ActionRequest.of(
         (name, value) for name, value in request.query_params.multi_items() if name == "name"
     ).names
     return page(
         request,
         "jobs.html",
-        jobs=known.jobs.all(),
+        jobs=actions.jobs.all(),
         projections=list(request.app.state.sources.app.projections.values()),
         chosen=chosen,
         engines=CHOICES,
@@ -181,23 +187,23 @@ async def jobs(request: Request) -> Response:
 
 async def job(request: Request) -> Response:
     """Show one job, or the recorded action of a job that this console no longer knows."""
-    job_id, found = _job_of(request)
-    if found is None:
+    job_id, bulk_job = _job_of(request)
+    if bulk_job is None:
         return RedirectResponse(linker(request)("action", id=job_id), 303)
-    return page(request, "job.html", job=found)
+    return page(request, "job.html", job=bulk_job)
 
 
 async def job_live(request: Request) -> Response:
     """Stream the changing part of the page of a job, once a second."""
     streams = stream_of(request)
-    _, found = _job_of(request)
-    if found is None:
+    _, bulk_job = _job_of(request)
+    if bulk_job is None:
         raise HTTPException(404, "This console does not run such a job.")
 
     async def parts() -> AsyncGenerator[str]:
         last = ""
         while await streams.pause(_EVERY_S):
-            now = rendered(request, "job_now.html", job=found)
+            now = rendered(request, "job_now.html", job=bulk_job)
             if now != last:
                 yield now
             last = now

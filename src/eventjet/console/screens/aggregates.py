@@ -38,18 +38,18 @@ from eventjet.text import cut, printable
 async def aggregates(request: Request) -> Response:
     """Show the results of a search for a `type`, or without a type the aggregates that changed last."""
     sources: Sources = request.app.state.sources
-    kind, wanted = query_text(request, "type", ID_MAX), query_text(request, "id", ID_MAX)
+    kind, id_or_prefix = query_text(request, "type", ID_MAX), query_text(request, "id", ID_MAX)
     after = query_text(request, "after", ID_MAX)
     types = sorted(info.name for info in sources.app.aggregates.values())
-    values: dict[str, Any] = {"types": types, "kind": kind, "wanted": wanted, "after": after, "problem": ""}
+    values: dict[str, Any] = {"types": types, "kind": kind, "wanted": id_or_prefix, "after": after, "problem": ""}
     if kind and not is_name(kind):
         return page(
             request, "aggregates.html", 400, **values | _none(f"{_told(kind)} is not the name of an aggregate.")
         )
     if kind:
-        return page(request, "aggregates.html", **values | await _searched(sources, kind, wanted, after))
+        return page(request, "aggregates.html", **values | await _searched(sources, kind, id_or_prefix, after))
     last = await sources.see("The server", lambda: _last(sources))
-    problem = "Choose a type as well: ids of different types may be the same." if wanted else ""
+    problem = "Choose a type as well: ids of different types may be the same." if id_or_prefix else ""
     return page(request, "aggregates.html", **values | _none(problem) | {"last": last})
 
 
@@ -61,7 +61,7 @@ async def _searched(sources: Sources, kind: str, wanted: str, after: str) -> dic
     """Return the aggregate of this id and those whose ids begin with it; the log is asked about the latter last."""
 
     async def by_index() -> IdMatches:
-        return await sources.ask(lambda one: ids_beginning(sources.app, one, kind, wanted, after))
+        return await sources.ask(lambda connection: ids_beginning(sources.app, connection, kind, wanted, after))
 
     exact, index = await asyncio.gather(
         sources.see(
@@ -71,12 +71,14 @@ async def _searched(sources: Sources, kind: str, wanted: str, after: str) -> dic
         ),
         sources.see("The database", by_index, ANSWER_S / 2),
     )
-    begun: Seen[list[AggregateMatch]] = Seen([])
-    ids = [one for one in index.value.ids if one != wanted] if index.value is not None else []
+    by_prefix: Seen[list[AggregateMatch]] = Seen([])
+    ids = (
+        [aggregate_id for aggregate_id in index.value.ids if aggregate_id != wanted] if index.value is not None else []
+    )
     if ids and not exact.fault:
-        begun = await sources.see("The server", lambda: _looked_up(sources, kind, ids), ANSWER_S / 2)
-    found = [*(exact.value or ()), *(begun.value or ())]
-    return {"found": found, "index": index, "fault_told": exact.fault or begun.fault, "problem": "", "last": None}
+        by_prefix = await sources.see("The server", lambda: _looked_up(sources, kind, ids), ANSWER_S / 2)
+    matches = [*(exact.value or ()), *(by_prefix.value or ())]
+    return {"found": matches, "index": index, "fault_told": exact.fault or by_prefix.fault, "problem": "", "last": None}
 
 
 async def _looked_up(sources: Sources, kind: str, ids: list[str]) -> list[AggregateMatch]:
@@ -112,19 +114,19 @@ async def aggregate(request: Request) -> Response:
     """Show the history of an aggregate and its state at a version."""
     kind, aggregate_id = _named(request)
     sources: Sources = request.app.state.sources
-    version, other, upto = _versions(request)
-    begun = time.monotonic()
+    version, other_version, upto = _versions(request)
+    started = time.monotonic()
     head = await sources.see("The server", lambda: _head(sources, kind, aggregate_id))
     values: dict[str, Any] = {"kind": kind, "id": aggregate_id, "token": entity_key(kind, aggregate_id)}
     if head.fault or head.value is None:
         return page(request, "aggregate_none.html", 502 if head.fault else 404, **values, fault=head.fault)
     log, ends = head.value
-    left = max(ANSWER_S - (time.monotonic() - begun), 0.2)
+    remaining_s = max(ANSWER_S - (time.monotonic() - started), 0.2)
     upto = min(upto or ends.version, ends.version)
     rows, snapshot, state = await asyncio.gather(
-        sources.see("The server", lambda: _history_rows(log, kind, aggregate_id, upto, ends), left),
-        sources.see("The server", lambda: _snapshot(log, kind, aggregate_id), left),
-        _state(sources, log, (kind, aggregate_id), (version, other), ends, left),
+        sources.see("The server", lambda: _history_rows(log, kind, aggregate_id, upto, ends), remaining_s),
+        sources.see("The server", lambda: _snapshot(log, kind, aggregate_id), remaining_s),
+        _state(sources, log, (kind, aggregate_id), (version, other_version), ends, remaining_s),
     )
     values |= {
         "head": ends,
@@ -144,15 +146,17 @@ async def aggregate_state(request: Request) -> Response:
     """Show only the state of an aggregate at a version, for a move of the slider."""
     kind, aggregate_id = _named(request)
     sources: Sources = request.app.state.sources
-    version, other, _ = _versions(request)
-    begun = time.monotonic()
+    version, other_version, _ = _versions(request)
+    started = time.monotonic()
     head = await sources.see("The server", lambda: _head(sources, kind, aggregate_id))
     values: dict[str, Any] = {"kind": kind, "id": aggregate_id, "token": entity_key(kind, aggregate_id)}
     if head.fault or head.value is None:
         return page(request, "fault_part.html", fault=head.fault or "It has no events any more.")
     log, ends = head.value
-    left = max(ANSWER_S - (time.monotonic() - begun), 0.2)
-    state = await _state(sources, log, (kind, aggregate_id), (version or ends.version, other), ends, left)
+    remaining_s = max(ANSWER_S - (time.monotonic() - started), 0.2)
+    state = await _state(
+        sources, log, (kind, aggregate_id), (version or ends.version, other_version), ends, remaining_s
+    )
     return page(request, "aggregate_state.html", **values, head=ends, asked=version, **state)
 
 
@@ -162,11 +166,11 @@ def _named(request: Request) -> tuple[str, str]:
     Forms send the encoded id as `token`, since browsers change the ends of lines, which would change some ids.
     """
     token = query_text(request, "token")
-    kind, _, told = token.partition(".") if token else (query_text(request, "type", ID_MAX), "", "")
+    kind, _, encoded_id = token.partition(".") if token else (query_text(request, "type", ID_MAX), "", "")
     if not is_name(kind):
         raise HTTPException(400, "Say which aggregate: `type` is its name and `id` is which one.")
     try:
-        aggregate_id = decode_id(told) if token else query_text(request, "id", ID_MAX)
+        aggregate_id = decode_id(encoded_id) if token else query_text(request, "id", ID_MAX)
         entity_key(kind, aggregate_id)
     except Refused as error:
         raise HTTPException(400, str(error)) from None
@@ -191,8 +195,8 @@ async def _head(sources: Sources, kind: str, aggregate_id: str) -> tuple[OpenLog
 
 async def _history_rows(log: OpenLog, kind: str, aggregate_id: str, upto: int, head: Head) -> list[dict[str, Any]]:
     voids = await log.jet.voids()
-    found = await page_of(log.repositories.store, kind, aggregate_id, upto, head)
-    return [header_view(record, voids) | {"logged_at": import_time(record)} for record in found]
+    records = await page_of(log.repositories.store, kind, aggregate_id, upto, head)
+    return [header_view(record, voids) | {"logged_at": import_time(record)} for record in records]
 
 
 async def _snapshot(log: OpenLog, kind: str, aggregate_id: str) -> SnapshotInfo | None:
@@ -213,10 +217,10 @@ async def _state(
     if not version:
         return values
     if log.travel.knows(of[0]):
-        other = version - 1 if asked[1] is None else min(asked[1], head.version)
-        most = FOLDED_MAX if asked[0] is not None else _UNASKED_MAX
+        other_version = version - 1 if asked[1] is None else min(asked[1], head.version)
+        folded_max = FOLDED_MAX if asked[0] is not None else _UNASKED_MAX
         state, event = await asyncio.gather(
-            sources.see("The server", lambda: _compared(log.travel, of, version, other, most), left),
+            sources.see("The server", lambda: _compared(log.travel, of, version, other_version, folded_max), left),
             sources.see("The server", lambda: record_of(log.repositories.store, *of, version, head), left),
         )
         values |= {"state": state, "folds": True, "folds_max": FOLDED_MAX, "snapshots": log.travel.snapshots(of[0])}
@@ -236,7 +240,7 @@ async def _compared(travel: TimeTravel, of: tuple[str, str], version: int, other
     first = await travel.at(*of, low, most)
     # A version that the first look did not reach, the second would not reach either.
     second = await travel.at(*of, high, most) if first.is_there else first
-    faults = list(dict.fromkeys(one.fault for one in (first, second) if one.fault))
+    faults = list(dict.fromkeys(folded.fault for folded in (first, second) if folded.fault))
     comparison = difference(*_sides(first, second, other <= version)) if first.is_there and second.is_there else None
     if comparison is None and first.is_there:  # the earlier state is known, and folding further failed
         comparison = difference(first.held, first.held)

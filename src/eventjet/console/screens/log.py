@@ -99,27 +99,27 @@ class LogView:
 
 async def log(request: Request) -> Response:
     """Show one page of the log."""
-    asked = _asked(request)
+    question = _asked(request)
     sources: Sources = request.app.state.sources
-    seen = await sources.see("The NATS server", lambda: _look(sources, asked))
-    return page(request, "log.html", found=seen.value, fault=seen.fault, **_shared(sources.app, asked))
+    seen = await sources.see("The NATS server", lambda: _look(sources, question))
+    return page(request, "log.html", found=seen.value, fault=seen.fault, **_shared(sources.app, question))
 
 
 async def log_live(request: Request) -> Response:
     """Stream the newest events of the log."""
-    asked, streams = _asked(request), stream_of(request)
-    if not asked.is_live:
+    question, streams = _asked(request), stream_of(request)
+    if not question.is_live:
         raise HTTPException(400, "Only the end of the log is live. Leave `until` and positions out.")
     sources: Sources = request.app.state.sources
-    shared = _shared(sources.app, asked)
+    shared = _shared(sources.app, question)
 
     async def parts() -> AsyncGenerator[str]:
-        tail, sent = Tail(sources.app.name, asked.wanted), ""
+        tail, sent = Tail(sources.app.name, question.wanted), ""
 
         async def step() -> None:
             opened = await sources.log()
-            if tail.next is None and asked.since is not None:
-                tail.begin = await opened.jet.store.position_at(asked.since)
+            if tail.next is None and question.since is not None:
+                tail.begin = await opened.jet.store.position_at(question.since)
             await tail.step(opened.jet, opened.client)
 
         while await streams.pause(_EVERY_S):
@@ -134,23 +134,23 @@ async def log_live(request: Request) -> Response:
 
 async def _look(sources: Sources, asked: LogQuestion) -> LogView:
     opened: OpenLog = await sources.log()
-    client, app, wanted = opened.client, sources.app.name, asked.wanted
+    client, app, log_filter = opened.client, sources.app.name, asked.wanted
     store = opened.jet.store
     first, last = await ends_of(client, app)
     begin = first if asked.since is None else max(first, await store.position_at(asked.since))
     end = last + 1 if asked.until is None else min(last + 1, await store.position_at(asked.until))
     marked = await store.position_at(asked.at) if isinstance(asked.at, datetime) else asked.at
     if asked.after is not None:
-        found = await page_from(client, app, max(begin, asked.after + 1), end - 1, wanted)
-        on = "after" if len(found.records) < ROWS and found.end < end else ""
+        log_page = await page_from(client, app, max(begin, asked.after + 1), end - 1, log_filter)
+        scans_on = "after" if len(log_page.records) < ROWS and log_page.end < end else ""
     else:
         newest = end if asked.before is None else min(end, asked.before)
         if marked is not None:
             newest = min(end, marked + 1)
-        found = await page_before(client, app, max(begin, newest), begin, wanted)
-        on = "before" if len(found.records) < ROWS and found.start > begin else ""
-    rows = await rows_of(opened.jet, client, found.records)
-    return LogView(found, rows[::-1], first, last, begin, end, marked, on)
+        log_page = await page_before(client, app, max(begin, newest), begin, log_filter)
+        scans_on = "before" if len(log_page.records) < ROWS and log_page.start > begin else ""
+    rows = await rows_of(opened.jet, client, log_page.records)
+    return LogView(log_page, rows[::-1], first, last, begin, end, marked, scans_on)
 
 
 def _shared(app: App, asked: LogQuestion) -> dict[str, Any]:
@@ -175,40 +175,40 @@ def preview(data: Any) -> str:
 def _asked(request: Request) -> LogQuestion:
     """Read the query; raises `HTTPException` 400 for invalid values."""
     query = request.query_params
-    given = {name: query[name] for name in _FILTERS if query.get(name)}
-    for name, value in given.items():
+    filters = {name: query[name] for name in _FILTERS if query.get(name)}
+    for name, value in filters.items():
         if len(value) > _TEXT_MAX:
             raise HTTPException(
                 400, f"`{name}` has {len(value):,} characters; the longest there are have {_TEXT_MAX:,}."
             )
     app: App = request.app.state.sources.app
-    aggregate, name = given.get("aggregate"), given.get("type")
-    if "id" in given and aggregate is None:
+    aggregate, name = filters.get("aggregate"), filters.get("type")
+    if "id" in filters and aggregate is None:
         raise HTTPException(400, "An id is one of an aggregate. Choose the aggregate as well.")
     if aggregate is not None and not _AGGREGATE.fullmatch(aggregate):
         raise HTTPException(400, "No aggregate can have this name: names are lower-case letters, digits and `_`.")
     kind = None if name is None else app.catalog.named(name)
     if aggregate is None and kind is not None:
         aggregate = kind.aggregate  # only its subjects carry the event, so the server can filter
-    names = [(each.info.name, *each.info.formerly) for each in app.catalog.kinds()]
-    wanted = LogFilter(
+    names = [(event_kind.info.name, *event_kind.info.formerly) for event_kind in app.catalog.kinds()]
+    log_filter = LogFilter(
         types=() if name is None else names_of(names, name),
         aggregate=aggregate,
-        aggregate_id=given.get("id"),
-        actor=given.get("actor"),
-        correlation=given.get("correlation"),
-        command_id=given.get("command"),
+        aggregate_id=filters.get("id"),
+        actor=filters.get("actor"),
+        correlation=filters.get("correlation"),
+        command_id=filters.get("command"),
     )
     try:
-        wanted.subject(app.name)
+        log_filter.subject(app.name)
     except Refused as error:
         raise HTTPException(400, str(error)) from None
     at = query.get("at") or None
     return LogQuestion(
-        given=given,
-        wanted=wanted,
-        since=_time("since", given.get("since")),
-        until=_time("until", given.get("until")),
+        given=filters,
+        wanted=log_filter,
+        since=_time("since", filters.get("since")),
+        until=_time("until", filters.get("until")),
         before=_position("before", query.get("before") or None),
         after=_position("after", query.get("after") or None),
         at=_position("at", at) if at is None or at.replace(",", "").strip().isdigit() else _time("at", at),
@@ -270,14 +270,14 @@ class Tail:
             self._take(await rows_of(jet, client, page.records))
             self.next = last + 1
             return
-        records, left = await news_since(client, self._app, self.next, self._wanted, _STEP_MAX)
-        if left:
+        records, remaining = await news_since(client, self._app, self.next, self._wanted, _STEP_MAX)
+        if remaining:
             await self._jump(jet, client, self.next)
             return
         if records:
             following = records[-1][0] + 1
-            taken = [record for record in records if self._wanted.takes(record)]
-            newest = taken[-KEPT:]
+            matching = [record for record in records if self._wanted.takes(record)]
+            newest = matching[-KEPT:]
             self._take(await rows_of(jet, client, newest))
             self.next = following
 
@@ -295,10 +295,10 @@ class Tail:
         for row in rows:
             self.rows.appendleft(row)
             if row["aggregate"] == "void":
-                told = cast("dict[str, Any]", row["data"]) if isinstance(row["data"], dict) else {}
-                for one in self.rows:
-                    if str(one.get("position")) == row["aggregate_id"]:
-                        one["void"] = str(told.get("reason", ""))
+                body = cast("dict[str, Any]", row["data"]) if isinstance(row["data"], dict) else {}
+                for shown_row in self.rows:
+                    if str(shown_row.get("position")) == row["aggregate_id"]:
+                        shown_row["void"] = str(body.get("reason", ""))
 
 
 _LEVELS_MAX = 12
@@ -312,28 +312,28 @@ async def event(request: Request) -> Response:
     if position is None:
         raise HTTPException(400, "Say which event: `position` is its place in the log.")
     sources: Sources = request.app.state.sources
-    begun = time.monotonic()
+    started = time.monotonic()
     seen = await sources.see("The server", lambda: _at(sources, position))
     if seen.fault or seen.value is None:
         return page(request, "event_none.html", 502, position=position, fault=seen.fault, last=None)
     log, record, last = seen.value
     if record is None:
         return page(request, "event_none.html", 404, position=position, fault="", last=last)
-    left = max(ANSWER_S - (time.monotonic() - begun), 0.2)
+    remaining_s = max(ANSWER_S - (time.monotonic() - started), 0.2)
     store = log.repositories.store
     command_id, metadata = metadata_of(record[3])
     batch, cause, effects, rows = await asyncio.gather(
-        sources.see("The server", lambda: neighbours(store, record), left),
-        sources.see("The server", lambda: _cause(log, record, metadata.causation), left),
-        sources.see("The server", lambda: effects_of(store, record, after), left),
-        sources.see("The app", lambda: _rows_touched(sources, log, record), left),
+        sources.see("The server", lambda: neighbours(store, record), remaining_s),
+        sources.see("The server", lambda: _cause(log, record, metadata.causation), remaining_s),
+        sources.see("The server", lambda: effects_of(store, record, after), remaining_s),
+        sources.see("The app", lambda: _rows_touched(sources, log, record), remaining_s),
     )
-    told = event_view(log.jet, record, log.repositories.catalog.voids)
+    view = event_view(log.jet, record, log.repositories.catalog.voids)
     trace = (metadata.traceparent or "").split("-")
     return page(
         request,
         "event.html",
-        event=told | {"logged_at": import_time(record)},
+        event=view | {"logged_at": import_time(record)},
         headers=headers_of(record),
         command_id=command_id,
         metadata=metadata,
@@ -342,7 +342,7 @@ async def event(request: Request) -> Response:
         last=last,
         near=NEAR,
         batch=batch,
-        batch_told=[_line(log, one) for one in batch.value or ()],
+        batch_told=[_line(log, neighbour) for neighbour in batch.value or ()],
         cause=cause,
         cause_told=_line(log, cause.value.record) if cause.value is not None and cause.value.record else None,
         effects=effects,
@@ -378,15 +378,15 @@ def _line(log: OpenLog, record: RawRecord) -> dict[str, Any]:
 
 def _tree(log: OpenLog, effects: Effects | None) -> list[dict[str, Any]]:
     def drawn(nodes: Sequence[Node], level: int) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
+        lines: list[dict[str, Any]] = []
         for node in nodes:
             inner = drawn(node.effects, level + 1)
             line = _line(log, node.record)
             if level < _LEVELS_MAX:
-                found.append(line | {"effects": inner})
+                lines.append(line | {"effects": inner})
             else:
-                found += [line | {"effects": []}, *inner]
-        return found
+                lines += [line | {"effects": []}, *inner]
+        return lines
 
     return drawn(effects.nodes, 1) if effects is not None else []
 
@@ -394,5 +394,5 @@ def _tree(log: OpenLog, effects: Effects | None) -> list[dict[str, Any]]:
 def _correlated(sources: Sources, correlation: str | None) -> tuple[str, str] | None:
     """Return (name, id) of the process that a correlation id names, or None."""
     name, _, process_id = (correlation or "").partition(":")
-    known = {info.name for info in sources.app.processes.values()}
-    return (name, process_id) if process_id and name in known else None
+    process_names = {info.name for info in sources.app.processes.values()}
+    return (name, process_id) if process_id and name in process_names else None

@@ -64,10 +64,14 @@ async def overview_live(request: Request) -> Response:
 async def _found(request: Request) -> dict[str, Any]:
     poller: StatusPoller = request.app.state.poller
     polled = await poller.polled()
-    revisions = Counter(one.name for one in polled.statuses if one.kind == PROJECTION)
+    revisions = Counter(status.name for status in polled.statuses if status.kind == PROJECTION)
     rows = [
-        Row(one, f"{one.name} revision {one.revision}" if revisions[one.name] > 1 else one.name, _plot(poller, one))
-        for one in polled.statuses
+        Row(
+            status,
+            f"{status.name} revision {status.revision}" if revisions[status.name] > 1 else status.name,
+            _plot(poller, status),
+        )
+        for status in polled.statuses
     ]
     return {
         "polled": polled,
@@ -90,14 +94,14 @@ def _log_faults(polled: PolledStatus) -> list[str]:
 
 
 def _plot(poller: StatusPoller, one: WorkStatus) -> Plot | None:
-    seen = poller.positions(one.name, one.revision)
-    if len(seen) < 2:
+    samples = poller.positions(one.name, one.revision)
+    if len(samples) < 2:
         return None
-    every = -(-len(seen) // _POINTS_MAX)
-    seen = [*seen[:-1:every], seen[-1]]
-    lowest = min(min(position, last) for _, position, last in seen)
-    highest = max(max(position, last) for _, position, last in seen)
-    (since_s, first, first_end), (_, position, last) = seen[0], seen[-1]
+    stride = -(-len(samples) // _POINTS_MAX)
+    samples = [*samples[:-1:stride], samples[-1]]
+    lowest = min(min(position, last) for _, position, last in samples)
+    highest = max(max(position, last) for _, position, last in samples)
+    (since_s, first, first_end), (_, position, last) = samples[0], samples[-1]
     words = (
         f"In the last {duration(since_s)} it went from {number(first)} to {number(position)}, and the log from "
         f"{number(first_end)} to {number(last)}."
@@ -109,7 +113,11 @@ def _plot(poller: StatusPoller, one: WorkStatus) -> Plot | None:
             for before_s, value in points
         )
 
-    return Plot(line([(one[0], one[2]) for one in seen]), line([(one[0], one[1]) for one in seen]), words)
+    return Plot(
+        line([(sample[0], sample[2]) for sample in samples]),
+        line([(sample[0], sample[1]) for sample in samples]),
+        words,
+    )
 
 
 def _level(value: int, lowest: int, highest: int) -> float:

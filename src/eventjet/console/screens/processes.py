@@ -58,7 +58,7 @@ async def processes(request: Request) -> Response:
         "processes.html",
         infos=infos,
         polled=polled,
-        statuses={one.name: one for one in polled.statuses},
+        statuses={status.name: status for status in polled.statuses},
         waiting=dict(zip(timed, seen, strict=True)),
         hears={info.name: _heard(sources, info) for info in infos},
     )
@@ -89,26 +89,26 @@ async def process(request: Request) -> Response:
         except Refused as error:
             raise HTTPException(400, str(error)) from None
 
-    looked: tuple[Seen[ProcessView], Seen[History]] = await asyncio.gather(
+    answers: tuple[Seen[ProcessView], Seen[History]] = await asyncio.gather(
         sources.see("The server", now), sources.see("The log", history)
     )
-    found, told = looked
-    values = {"name": name, "process_id": process_id, "found": found, "told": told, "most": HISTORY_MAX}
+    seen_process, seen_history = answers
+    values = {"name": name, "process_id": process_id, "found": seen_process, "told": seen_history, "most": HISTORY_MAX}
     return page(request, "process.html", **values)
 
 
 def _look(sources: Sources, name: str) -> Any:
     async def look() -> _Waiting:
         log = await sources.log()
-        found = [timer for _, timer in await deadlines_waiting(log.client, sources.app, name, _TIMERS_MAX)]
-        due = [one for one in found if one.due]
-        is_cut = max(len(due), len(found) - len(due)) >= _TIMERS_MAX
-        return _Waiting(len(found) - len(due), len(due), is_cut, tuple(found[:_NEXT_MAX]))
+        timers = [timer for _, timer in await deadlines_waiting(log.client, sources.app, name, _TIMERS_MAX)]
+        due = [timer for timer in timers if timer.due]
+        is_cut = max(len(due), len(timers) - len(due)) >= _TIMERS_MAX
+        return _Waiting(len(timers) - len(due), len(due), is_cut, tuple(timers[:_NEXT_MAX]))
 
     return look
 
 
 def _heard(sources: Sources, info: ProcessInfo) -> list[str]:
     """Return the stored names of the events that the process's listeners take."""
-    taken = {event for listener in info.listeners for event in listener.events}
-    return sorted(one.info.name for one in sources.app.catalog.kinds() if one.event_type in taken)
+    event_types = {event for listener in info.listeners for event in listener.events}
+    return sorted(kind.info.name for kind in sources.app.catalog.kinds() if kind.event_type in event_types)

@@ -25,29 +25,35 @@ _WAITING_MAX = 50
 async def quarantine(request: Request) -> Response:
     """Show the quarantines of all names, or that of one name page by page."""
     sources: Sources = request.app.state.sources
-    wanted = ActionRequest.of(
+    action_request = ActionRequest.of(
         [("name", request.query_params.get("name", "")), ("position", request.query_params.get("after", ""))]
     )
-    names = list(wanted.names) or names_with_quarantine(sources.app)
+    names = list(action_request.names) or names_with_quarantine(sources.app)
     _check(sources, names)
-    limit, after = (_PAGE if wanted.names else _EACH_MAX), next(iter(wanted.positions), 0)
+    limit, after = (_PAGE if action_request.names else _EACH_MAX), next(iter(action_request.positions), 0)
 
     async def look(name: str) -> tuple[str, Seen[QuarantinePage]]:
         return name, await sources.see(
             f"The quarantine of {name}", partial(quarantine_page, sources, name, limit=limit, after=after)
         )
 
-    found = await asyncio.gather(*map(look, names))
-    return page(request, "quarantine.html", found=found, name=wanted.names[0] if wanted.names else "", after=after)
+    quarantines = await asyncio.gather(*map(look, names))
+    return page(
+        request,
+        "quarantine.html",
+        found=quarantines,
+        name=action_request.names[0] if action_request.names else "",
+        after=after,
+    )
 
 
 async def parked(request: Request) -> Response:
     """Show one quarantined event: why it is quarantined, what is stored of it, and which events it blocks."""
     sources: Sources = request.app.state.sources
-    wanted = ActionRequest.of((name, request.query_params.get(name, "")) for name in ("name", "position"))
-    if len(wanted.names) != 1 or len(wanted.positions) != 1:
+    action_request = ActionRequest.of((name, request.query_params.get(name, "")) for name in ("name", "position"))
+    if len(action_request.names) != 1 or len(action_request.positions) != 1:
         raise HTTPException(400, "Name one quarantine and one position.")
-    (name,), (position,) = wanted.names, wanted.positions
+    (name,), (position,) = action_request.names, action_request.positions
     _check(sources, [name])
     seen = await sources.see("The quarantine", partial(quarantined_event, sources, name, position, limit=_WAITING_MAX))
     if seen.value is None and not seen.fault:

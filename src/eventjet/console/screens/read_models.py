@@ -31,8 +31,10 @@ _SHOWN_MAX = 500
 async def models(request: Request) -> Response:
     """Show every projection that is declared or has a checkpoint."""
     polled = await request.app.state.poller.polled()
-    found = [one for one in polled.statuses if one.kind == PROJECTION]
-    return page(request, "models.html", polled=polled, models=found[:_SHOWN_MAX], more=len(found) - _SHOWN_MAX)
+    projections = [status for status in polled.statuses if status.kind == PROJECTION]
+    return page(
+        request, "models.html", polled=polled, models=projections[:_SHOWN_MAX], more=len(projections) - _SHOWN_MAX
+    )
 
 
 async def model(request: Request) -> Response:
@@ -52,7 +54,9 @@ async def model(request: Request) -> Response:
     async def look() -> TablesSeen:
         try:
             return await sources.ask(
-                lambda one: tables_seen(one, sources.app, name, revision, table=table, after=after, start=start)
+                lambda connection: tables_seen(
+                    connection, sources.app, name, revision, table=table, after=after, start=start
+                )
             )
         except UsageError as error:
             raise HTTPException(400, str(error)) from None
@@ -68,7 +72,7 @@ async def model(request: Request) -> Response:
         revision=revision,
         declared=declared,
         is_declared=declared is not None and declared.revision == revision,
-        events=[] if declared is None else sorted(_wire(sources, one) for one in declared.events),
+        events=[] if declared is None else sorted(_wire(sources, event) for event in declared.events),
         polled=polled,
         revisions=revisions,
         here=_of(revisions, revision),
@@ -80,19 +84,19 @@ async def model(request: Request) -> Response:
 
 
 def _of_name(polled: PolledStatus, name: str) -> list[WorkStatus]:
-    return [one for one in polled.statuses if one.kind == PROJECTION and one.name == name]
+    return [status for status in polled.statuses if status.kind == PROJECTION and status.name == name]
 
 
 def _newest(revisions: list[WorkStatus]) -> int:
-    return max((one.revision for one in revisions), default=1)
+    return max((status.revision for status in revisions), default=1)
 
 
 def _of(revisions: list[WorkStatus], revision: int) -> WorkStatus | None:
-    return next((one for one in revisions if one.revision == revision), None)
+    return next((status for status in revisions if status.revision == revision), None)
 
 
 def _wire(sources: Sources, event: type) -> str:
-    return next((one.info.name for one in sources.app.catalog.kinds() if one.event_type is event), event.__name__)
+    return next((kind.info.name for kind in sources.app.catalog.kinds() if kind.event_type is event), event.__name__)
 
 
 _KEPT_MAX = 4
@@ -108,9 +112,9 @@ class Searches:
 
     def take(self, asked: _Asked, read_to: int) -> RowSearch | None:
         """Remove and return the search that has read to this position; None if there is none."""
-        at, found = self._kept.pop(asked, (0.0, None))
-        fits = found is not None and found.read_to == read_to and time.monotonic() - at < _KEPT_S
-        return found if fits else None
+        at, search = self._kept.pop(asked, (0.0, None))
+        fits = search is not None and search.read_to == read_to and time.monotonic() - at < _KEPT_S
+        return search if fits else None
 
     def keep(self, asked: _Asked, search: RowSearch) -> None:
         """Keep a search, in place of the oldest if there are too many."""
@@ -123,31 +127,31 @@ async def row(request: Request) -> Response:
     """Show one row of a read model with the events that made it, as far as they were found in time."""
     sources: Sources = request.app.state.sources
     name, key = query_text(request, "name", _NAME_MAX), query_text(request, "key")
-    at, number, until = (query_number(request, each) for each in ("at", "n", "until"))
+    at, number, until = (query_number(request, parameter) for parameter in ("at", "n", "until"))
     resolved = sources.app.projections.get(name)
     if resolved is None:
         raise HTTPException(404, f"The app has no read model {name!r}.")
     shown_key, key = _key_shown(key)
-    known = {"name": name, "key": key, "shown_key": shown_key, "at": at, "until": until}
+    values = {"name": name, "key": key, "shown_key": shown_key, "at": at, "until": until}
     if not isinstance(resolved, ResolvedProjection):
         return page(
-            request, "row.html", **known, why=why_not_told(sources.app, name), seen=Seen(None), begun_anew=False
+            request, "row.html", **values, why=why_not_told(sources.app, name), seen=Seen(None), begun_anew=False
         )
-    asked = name, key, at, number, until
+    search_key = name, key, at, number, until
     read_to = query_number(request, "read_to")
-    search = None if read_to is None else request.app.state.searches.take(asked, read_to)
+    search = None if read_to is None else request.app.state.searches.take(search_key, read_to)
     begun_anew = read_to is not None and search is None
 
     async def look() -> RowSearch:
-        found = search or await _begin_search(sources, resolved, asked)
-        await found.go_on()
-        return found
+        row_search = search or await _begin_search(sources, resolved, search_key)
+        await row_search.go_on()
+        return row_search
 
     seen = await sources.see("The server or the database", look)
     if seen.value is not None and not seen.value.done:
-        request.app.state.searches.keep(asked, seen.value)
-    found = None if seen.value is None else _row_shown(seen.value)
-    return page(request, "row.html", **known, why="", seen=replace(seen, value=found), begun_anew=begun_anew)
+        request.app.state.searches.keep(search_key, seen.value)
+    shown = None if seen.value is None else _row_shown(seen.value)
+    return page(request, "row.html", **values, why="", seen=replace(seen, value=shown), begun_anew=begun_anew)
 
 
 def _key_shown(key: str) -> tuple[str, str]:
@@ -161,9 +165,9 @@ def _key_shown(key: str) -> tuple[str, str]:
 
 
 async def _begin_search(sources: Sources, resolved: ResolvedProjection, asked: _Asked) -> RowSearch:
-    _, given, at, number, until = asked
+    _, key_text, at, number, until = asked
     try:
-        key, live = await sources.ask(lambda connection: live_row(connection, resolved, given))
+        key, live = await sources.ask(lambda connection: live_row(connection, resolved, key_text))
     except UsageError as error:
         raise HTTPException(400, str(error)) from None
     log = await sources.log()
