@@ -130,9 +130,9 @@ class Answerers:
     def _name(self, stream: str, subject: str, who: str, key: str) -> None:
         if (stream, key) not in self._named and len(self._named) < _NAMED_MAX:
             # Without the last token: the aggregate's id does not belong in a log file.
-            shown = f"{subject.rpartition('.')[0]}.*"
-            self._named[stream, key] = f"{who} answers what is published to {shown} for the stream {stream}"
-            logs.ANSWERED_BY_ANOTHER.tell(_log, stream=stream, subject=shown, who=who)
+            pattern = f"{subject.rpartition('.')[0]}.*"
+            self._named[stream, key] = f"{who} answers what is published to {pattern} for the stream {stream}"
+            logs.ANSWERED_BY_ANOTHER.tell(_log, stream=stream, subject=pattern, who=who)
 
 
 @dataclass(slots=True, eq=False)
@@ -175,7 +175,7 @@ class ExpectedAnswer:
     def best(self, frames: list[Frame]) -> tuple[Frame, StreamAnswer | None]:
         """Return the first acknowledgement among accepted answers, else an error, else that nobody listens."""
         answers = [(frame, stream_answer(frame[4])) for frame in frames]
-        return min(answers, key=lambda each: 2 if each[1] is None else each[1].is_error)
+        return min(answers, key=lambda pair: 2 if pair[1] is None else pair[1].is_error)
 
     def doubt(self, answer: StreamAnswer) -> str:
         """Return why an accepted answer may be another stream's; empty for an answer that is believed."""

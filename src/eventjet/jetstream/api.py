@@ -238,13 +238,13 @@ def create_consumer(
     stream: str, name: str, config: Mapping[str, Any], filter_subject: str | None = None
 ) -> Request[Consumer]:
     """Create a consumer; raises `ApiRefused` if a consumer of this name has another configuration."""
-    full = {**config, "name": name, **({"filter_subject": filter_subject} if filter_subject else {})}
+    consumer_config = {**config, "name": name, **({"filter_subject": filter_subject} if filter_subject else {})}
     subject = f"CONSUMER.CREATE.{stream}.{name}" + (f".{filter_subject}" if filter_subject else "")
 
     def made(answer: dict[str, Any]) -> Consumer:
-        return Consumer(stream, name, int(answer.get("num_pending", 0)), answer.get("config") or full)
+        return Consumer(stream, name, int(answer.get("num_pending", 0)), answer.get("config") or consumer_config)
 
-    return _call(subject, {"stream_name": stream, "config": full, "action": "create"}, made)
+    return _call(subject, {"stream_name": stream, "config": consumer_config, "action": "create"}, made)
 
 
 def delete_consumer(stream: str, name: str) -> Request[bool]:
@@ -266,7 +266,9 @@ def waiting_consumers(stream: str) -> Request[list[str]]:
     return _call(
         f"CONSUMER.LIST.{stream}",
         None,
-        lambda found: [str(each["name"]) for each in found.get("consumers") or () if each.get("num_waiting")],
+        lambda answer: [
+            str(consumer["name"]) for consumer in answer.get("consumers") or () if consumer.get("num_waiting")
+        ],
     )
 
 
@@ -382,10 +384,10 @@ def reading_records(stream: str, subject: str, limit: int | None = None) -> Conv
             count = PAGE_MAX if limit is None else min(PAGE_MAX, limit - len(records))
             request = direct_page(stream, start, subject, count=count, size=_PAGE_BYTES)
             frames: Sequence[Frame] = yield request
-            ended = end_of_page(frames[-1], request.what)
+            page_end = end_of_page(frames[-1], request.what)
             page = direct_records(frames[:-1], stream, None)
-            if ended is not None and (not page or page[-1][0] != ended[0]):
-                raise StoreUnavailable(request.what, f"records up to position {ended[0]} were lost on the way")
+            if page_end is not None and (not page or page[-1][0] != page_end[0]):
+                raise StoreUnavailable(request.what, f"records up to position {page_end[0]} were lost on the way")
             if not page:
                 lags += 1
                 if lags > _LAGS_MAX:
@@ -456,22 +458,22 @@ def direct_records(frames: Sequence[Frame], stream: str, subject: bytes | None) 
     if subject is None:
         return [direct_record(frame, stream=stream) for frame in frames]
     records: list[RawRecord] = []
-    place = b"\r\nNats-Stream: %b%b%b%b" % (stream.encode(), _SUBJECT, subject, _SEQUENCE)
+    separator = b"\r\nNats-Stream: %b%b%b%b" % (stream.encode(), _SUBJECT, subject, _SEQUENCE)
     for frame in frames:
         # The server's own headers come last, whatever the record's headers contain.
-        front, _, appended = frame[3].rpartition(place)
-        position, _, at = appended.partition(_TIME)
-        decimals = at[20:29]
+        stored, _, appended = frame[3].rpartition(separator)
+        position, _, timestamp = appended.partition(_TIME)
+        decimals = timestamp[20:29]
         if (
-            front != b"NATS/1.0"
+            stored != b"NATS/1.0"
             and position.isdigit()
-            and at[29:32] == b"Z\r\n"
+            and timestamp[29:32] == b"Z\r\n"
             and len(decimals) == 9
             and decimals.isdigit()
-            and _STREAM not in at
+            and _STREAM not in timestamp
         ):
-            time_ns = _seconds(at[:19]) + int(decimals)
-            records.append((int(position), time_ns, subject, front + _BLOCK_END, frame[4]))
+            time_ns = _seconds(timestamp[:19]) + int(decimals)
+            records.append((int(position), time_ns, subject, stored + _BLOCK_END, frame[4]))
         else:
             records.append(direct_record(frame, subject, stream))
     return records
@@ -491,15 +493,15 @@ def direct_record(frame: Frame, subject: bytes | None = None, stream: str = "") 
     if stream and lines[0] != _STREAM + stream.encode():
         raise StoreUnavailable(f"A direct get from {stream}", f"the answer is of another stream ({lines[0][:80]!r})")
     try:
-        position, at = lines[2], lines[3]
-        if position[:15] == b"Nats-Sequence: " and at[:17] == b"Nats-Time-Stamp: ":
-            position, at = position[15:], at[17:]
+        position, timestamp = lines[2], lines[3]
+        if position[:15] == b"Nats-Sequence: " and timestamp[:17] == b"Nats-Time-Stamp: ":
+            position, timestamp = position[15:], timestamp[17:]
         else:
-            position, at = _header(block[end:], _SEQUENCE), _header(block[end:], _TIME)
+            position, timestamp = _header(block[end:], _SEQUENCE), _header(block[end:], _TIME)
         stored = block[:end] + b"\r\n" if end > 10 else b""
         if block[end - 2 : end] != b"\r\n":
             stored = block[:end]  # headers without their end: the server wrote its own over their last two bytes
-        return int(position), nanoseconds(at), subject or _header(block[end:], _SUBJECT), stored, frame[4]
+        return int(position), nanoseconds(timestamp), subject or _header(block[end:], _SUBJECT), stored, frame[4]
     except (IndexError, ValueError):
         raise StoreUnavailable("A direct get", f"the server answered {block[:80]!r}") from None
 

@@ -135,13 +135,14 @@ async def _check_jetstream(where: str, client: Client) -> None:
     except (StoreUnavailable, ApiRefused, Unreachable) as error:
         if client.unfit is not None:
             raise client.unfit from None
-        choosing = " In a cluster that is choosing the leader of its JetStream, try again in some seconds."
+        election_hint = " In a cluster that is choosing the leader of its JetStream, try again in some seconds."
         is_elsewhere = client.endpoint.is_elsewhere
-        below = f" below {client.endpoint.jetstream_prefix}" if is_elsewhere else ""
+        prefix_text = f" below {client.endpoint.jetstream_prefix}" if is_elsewhere else ""
         raise Unreachable(
-            f"JetStream{below} on {where[0].lower()}{where[1:]}",
+            f"JetStream{prefix_text} on {where[0].lower()}{where[1:]}",
             f"it is not available ({error})",
-            (_NO_DOMAIN if is_elsewhere else _NO_JETSTREAM) + (choosing if len(client.endpoint.servers) > 1 else ""),
+            (_NO_DOMAIN if is_elsewhere else _NO_JETSTREAM)
+            + (election_hint if len(client.endpoint.servers) > 1 else ""),
         ) from None
 
 
@@ -225,8 +226,8 @@ class Client(LoopClient):
                     raise NoResponders(self.endpoint.routed(request.subject))
                 received += len(frames)
                 yield frames
-        except StoreUnavailable as late:
-            if received == 1 and type(late) is StoreUnavailable:
+        except StoreUnavailable as error:
+            if received == 1 and type(error) is StoreUnavailable:
                 await self.check_pages(request)
             raise
         finally:
@@ -253,10 +254,10 @@ class Client(LoopClient):
                         await asyncio.sleep(LAG_S)
                     else:
                         answer = await (self._page(request) if is_page(request) else self.ask(request, timeout_s))
-                except StoreError as raised:
-                    error = raised
-        except StopIteration as ended:
-            return ended.value
+                except StoreError as store_error:
+                    error = store_error
+        except StopIteration as stop:
+            return stop.value
 
     async def _page(self, request: Request[Any]) -> list[Frame]:
         """Return all messages of a page; the last of them is the status that ends the page."""
@@ -273,23 +274,25 @@ class Client(LoopClient):
 
         Nothing is raised if nobody answers, or if these credentials may not ask.
         """
-        brief = shortened(request)
+        short_request = shortened(request)
         for wait_s in (_END_S, *[_END_AGAIN_S] * 3):
-            received: list[Frame] = []
+            frames: list[Frame] = []
             try:
-                exchange = await self.begin([(brief.subject, brief.payload, brief.headers)], self.timeout_s)
+                exchange = await self.begin(
+                    [(short_request.subject, short_request.payload, short_request.headers)], self.timeout_s
+                )
                 try:
                     with suppress(TimeoutError):
                         async with asyncio.timeout(wait_s):
-                            while len(received) < 2:
-                                received += await exchange.came()
+                            while len(frames) < 2:
+                                frames += await exchange.came()
                 finally:
                     self.forget(exchange)
             except (StoreUnavailable, Forbidden):
                 return
-            if len(received) != 1 or is_status(received[0]):
+            if len(frames) != 1 or is_status(frames[0]):
                 return
-        raise SingleResponse(self.endpoint.routed(brief.subject))
+        raise SingleResponse(self.endpoint.routed(short_request.subject))
 
     def _expected(self, stream: str, subject: str, messages: int) -> ExpectedAnswer:
         domain = self.domain
@@ -344,10 +347,10 @@ def check_server(where: str, info: Mapping[str, Any]) -> None:
 def check_version(where: str, info: Mapping[str, Any]) -> None:
     """Raise `Unreachable` for a server that is too old."""
     if version_of(info) < MINIMUM_SERVER:
-        needed = shown_version(MINIMUM_SERVER)
+        minimum = shown_version(MINIMUM_SERVER)
         raise Unreachable(
             where,
-            f"it is version {info.get('version', '')}, and eventjet needs {needed}: older ones reject or misjudge "
+            f"it is version {info.get('version', '')}, and eventjet needs {minimum}: older ones reject or misjudge "
             "atomic batches",
-            f"Upgrade nats-server to {needed} or newer.",
+            f"Upgrade nats-server to {minimum} or newer.",
         )

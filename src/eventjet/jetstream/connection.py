@@ -132,16 +132,16 @@ class NatsConnection:
         permission, which leaves the connection usable.
         """
         if self._kept:
-            kept, self._kept = self._kept, []
-            return kept
+            kept_frames, self._kept = self._kept, []
+            return kept_frames
 
         deadline = time.monotonic() + timeout_s
         if self._early:
-            early, self._early = self._early, []
-            self._answer(early, [])
+            early_controls, self._early = self._early, []
+            self._answer(early_controls, [])
         while True:
-            left = deadline - time.monotonic()
-            data = self._read(max(0.0, min(left, self._ping_interval_s)))
+            left_s = deadline - time.monotonic()
+            data = self._read(max(0.0, min(left_s, self._ping_interval_s)))
             if data:
                 self._heard_at, self._pinged_at = time.monotonic(), None
                 try:
@@ -152,9 +152,9 @@ class NatsConnection:
                     self._answer(controls, frames)
                 if frames:
                     return frames
-            elif left > 0:
+            elif left_s > 0:
                 self._keep_alive()
-            if left <= 0:
+            if left_s <= 0:
                 return []
 
     def receive_of(self, sid: bytes, timeout_s: float) -> list[Frame]:
@@ -162,18 +162,18 @@ class NatsConnection:
 
         Raises as `receive`, and `ConnectionLost` if more than 200,000 messages are kept.
         """
-        kept, self._kept = self._kept, []
-        if own := [frame for frame in kept if frame[0] == sid]:
-            self._kept = [frame for frame in kept if frame[0] != sid]
-            return own
+        kept_frames, self._kept = self._kept, []
+        if matching := [frame for frame in kept_frames if frame[0] == sid]:
+            self._kept = [frame for frame in kept_frames if frame[0] != sid]
+            return matching
         try:
             frames = self.receive(timeout_s)
-            kept += [frame for frame in frames if frame[0] != sid]
-            if len(kept) > _KEPT_MAX:
+            kept_frames += [frame for frame in frames if frame[0] != sid]
+            if len(kept_frames) > _KEPT_MAX:
                 raise ConnectionLost(f"NATS at {self.peer}", f"more than {_KEPT_MAX} messages came before an answer")
             return [frame for frame in frames if frame[0] == sid]
         finally:
-            self._kept = kept + self._kept
+            self._kept = kept_frames + self._kept
 
     def keep(self, frames: list[Frame]) -> None:
         """Keep frames for the next `receive`, which returns them."""
@@ -203,11 +203,11 @@ class NatsConnection:
     def ask_all(self, requests: Sequence[Request[T]], *, timeout_s: float = 5.0) -> list[T]:
         """Send requests together and return their answers in order, within one timeout; raises as `ask`."""
         frames = self._answers(
-            [(each.subject, each.payload, each.headers) for each in requests],
-            [self._expected(each.stream, each.subject) for each in requests],
+            [(request.subject, request.payload, request.headers) for request in requests],
+            [self._expected(request.stream, request.subject) for request in requests],
             timeout_s,
         )
-        return [each.parse(frame) for each, frame in zip(requests, frames, strict=True)]
+        return [request.parse(frame) for request, frame in zip(requests, frames, strict=True)]
 
     def records(self, stream: str, subject: str, limit: int | None = None) -> list[RawRecord]:
         """Return all records of a stream whose subject matches, at most `limit`: see `reading_records`."""
@@ -232,10 +232,10 @@ class NatsConnection:
                         answer = self._page(request, timeout_s)
                     else:
                         answer = self.ask(request, timeout_s=timeout_s)
-                except StoreError as raised:
-                    error = raised
-        except StopIteration as ended:
-            return ended.value
+                except StoreError as store_error:
+                    error = store_error
+        except StopIteration as stop:
+            return stop.value
 
     def _page(self, request: Request[Any], timeout_s: float) -> list[Frame]:
         """Return all messages of a page; the last of them is the status that ends the page. Raises as `ask`."""
@@ -254,8 +254,8 @@ class NatsConnection:
         self.send(self._message(self.routed(request.subject), request.payload, request.headers, reply))
         frames: list[Frame] = []
         deadline = time.monotonic() + timeout_s
-        while (left := deadline - time.monotonic()) > 0:
-            frames += [frame for frame in self.receive_of(_REPLIES, left) if frame[1] == reply]
+        while (left_s := deadline - time.monotonic()) > 0:
+            frames += [frame for frame in self.receive_of(_REPLIES, left_s) if frame[1] == reply]
             if frames and is_status(frames[-1]):
                 break
         return frames
@@ -280,22 +280,22 @@ class NatsConnection:
 
         The messages are stored by no stream. A subject that these credentials may not use has no answer.
         """
-        asked: dict[bytes, ExpectedAnswer] = {}
+        expected_answers: dict[bytes, ExpectedAnswer] = {}
         sid = self.subscribe(f"{self.inbox}.who.*")
         for number, (stream, subject) in enumerate(kinds):
-            expected = self._expected(stream, subject)
-            assert expected is not None
+            expected_answer = self._expected(stream, subject)
+            assert expected_answer is not None
             reply = f"{self.inbox}.who.{number}"
-            asked[reply.encode()] = expected
+            expected_answers[reply.encode()] = expected_answer
             self.publish(subject, headers=PROBE, reply=reply)
         deadline = time.monotonic() + wait_s
         while (left_s := deadline - time.monotonic()) > 0:
             with suppress(Forbidden):
                 for frame in self.receive_of(sid, left_s):
-                    if frame[1] in asked:
-                        asked[frame[1]].accepts(frame)
+                    if frame[1] in expected_answers:
+                        expected_answers[frame[1]].accepts(frame)
         self.send(b"UNSUB %b\r\n" % sid)
-        return list(asked.values()), self._answerers.others
+        return list(expected_answers.values()), self._answerers.others
 
     def _expected(self, stream: str, subject: str, messages: int = 1) -> ExpectedAnswer | None:
         if not stream:
@@ -322,13 +322,17 @@ class NatsConnection:
         messages = [(self.routed(subject), payload, headers) for subject, payload, headers in messages]
         replies = self._reply_subjects(len(messages))
         waiting = {reply: message[0] for reply, message in zip(replies, messages, strict=True)}
-        wanted = {reply: each for reply, each in zip(replies, expected, strict=True) if each is not None}
+        expected_answers = {
+            reply: expected_answer
+            for reply, expected_answer in zip(replies, expected, strict=True)
+            if expected_answer is not None
+        }
         self.send(b"".join([self._message(*message, reply) for reply, message in zip(replies, messages, strict=True)]))
         answers: dict[bytes, Frame] = {}
         deadline = time.monotonic() + timeout_s
-        while waiting and (left := deadline - time.monotonic()) > 0:
-            for frame in self.receive_of(_REPLIES, left):
-                if frame[1] in wanted and not wanted[frame[1]].accepts(frame):
+        while waiting and (left_s := deadline - time.monotonic()) > 0:
+            for frame in self.receive_of(_REPLIES, left_s):
+                if frame[1] in expected_answers and not expected_answers[frame[1]].accepts(frame):
                     continue
                 if frame[1] in waiting:  # otherwise it is a late answer to an earlier request
                     subject = waiting.pop(frame[1])
@@ -426,5 +430,5 @@ class NatsConnection:
 
 def ask_once(endpoint: Endpoint, request: Request[T], *, timeout_s: float = 5.0) -> T:
     """Open a connection for one request and return its answer; raises as `NatsConnection.open` and `ask`."""
-    with NatsConnection.open(endpoint, timeout_s=timeout_s) as link:
-        return link.ask(request, timeout_s=timeout_s)
+    with NatsConnection.open(endpoint, timeout_s=timeout_s) as connection:
+        return connection.ask(request, timeout_s=timeout_s)

@@ -80,10 +80,10 @@ def parse_ack(reply: bytes) -> Ack:
     tokens = reply.split(b".")
     if tokens[:2] != [b"$JS", b"ACK"] or not (len(tokens) == 9 or len(tokens) >= 11):
         raise ValueError(f"{reply[:200]!r} is not a $JS.ACK subject")
-    at = 4 if len(tokens) == 9 else 6
-    delivered, position, sequence, _, _ = map(int, tokens[at : at + 5])
-    stream, consumer = tokens[at - 2].decode(), tokens[at - 1].decode()
-    return Ack(b".".join(tokens[:at]), stream, consumer, delivered, position, sequence)
+    index = 4 if len(tokens) == 9 else 6
+    delivered, position, sequence, _, _ = map(int, tokens[index : index + 5])
+    stream, consumer = tokens[index - 2].decode(), tokens[index - 1].decode()
+    return Ack(b".".join(tokens[:index]), stream, consumer, delivered, position, sequence)
 
 
 class Deliveries:
@@ -133,11 +133,11 @@ class Deliveries:
         self._window = max(batch, min(window, batch * (limits.get("max_waiting") or 512)))
         expires_ns = int(_EXPIRES_S * 1e9)
         expires_ns = min(expires_ns, limits.get("max_expires") or expires_ns)
-        room = max(_BYTES_MAX, link.max_payload + 65_536)
+        bytes_max = max(_BYTES_MAX, link.max_payload + 65_536)
         self._request = {
             "expires": expires_ns,
             "idle_heartbeat": min(int(heartbeat_s * 1e9), expires_ns // 2),
-            "max_bytes": min(room, limits.get("max_bytes") or room),
+            "max_bytes": min(bytes_max, limits.get("max_bytes") or bytes_max),
         }
         # The first pull soon has several answers, unless something between here and the server delivers only one.
         brief_ns = min(_BRIEF_NS, expires_ns)
@@ -170,14 +170,14 @@ class Deliveries:
         """
         is_proven = self._answers > self._pulls
         frames = self._link.receive(timeout_s) if is_proven else self._first_frames(timeout_s)
-        had = len(self.records)
+        count_before = len(self.records)
         try:
             statuses = self._accept(frames)
         except DeliveryGap:
             if not is_proven and self._batch > 1:
                 self._check_pulls()
             raise
-        self.outstanding = max(0, self.outstanding - (len(self.records) - had))
+        self.outstanding = max(0, self.outstanding - (len(self.records) - count_before))
         for status in statuses:
             self._check_nothing_else_went_out(status)
             self._check_pull(status)
@@ -210,7 +210,7 @@ class Deliveries:
         """
         if not self._checks:
             self._checks = self._link.subscribe(f"{self._link.inbox}.q.*")
-        kept: list[Frame] = []
+        kept_frames: list[Frame] = []
         try:
             for number in range(_TRIES):
                 request = json.dumps({"batch": 2, **self._brief}).encode()
@@ -220,11 +220,11 @@ class Deliveries:
                 while len(answers) < 2 and (left_s := deadline - time.monotonic()) > 0:
                     frames = self._link.receive(left_s)
                     answers += [frame for frame in frames if frame[0] == self._checks]
-                    kept += [frame for frame in frames if frame[0] != self._checks or frame[2]]
+                    kept_frames += [frame for frame in frames if frame[0] != self._checks or frame[2]]
                 if len(answers) != 1 or (not answers[0][2] and status_of(answers[0][3])[0] != 100):
                     return
         finally:
-            self._link.keep(kept)
+            self._link.keep(kept_frames)
         raise SingleResponse(self._subject)
 
     def _accept(self, frames: list[Frame]) -> list[bytes]:
@@ -247,15 +247,19 @@ class Deliveries:
             tokens = parts
             position += 1
             sequence += 1
-            at = int(tokens[2])
-            if at < position or int(tokens[3]) != sequence or tokens[1] != b"1":
+            record_position = int(tokens[2])
+            if record_position < position or int(tokens[3]) != sequence or tokens[1] != b"1":
                 raise self._gap(reply, position - 1, sequence - 1)
-            if at != position:
+            if record_position != position:
                 if self._dense:
-                    missing = "it is missing" if at == position + 1 else f"positions {position} to {at - 1} are missing"
+                    missing = (
+                        "it is missing"
+                        if record_position == position + 1
+                        else f"positions {position} to {record_position - 1} are missing"
+                    )
                     raise HistoryBroken(self._consumer.stream, position, missing)
-                position = at
-            append((at, int(tokens[4]), subject, headers, body))
+                position = record_position
+            append((record_position, int(tokens[4]), subject, headers, body))
         self._prefix, self._fields = prefix, fields
         self.position, self._sequence = position, sequence
         if tokens:
@@ -290,10 +294,12 @@ class Deliveries:
         A deposed worker that resumes while its pull waits may receive the last events before the log grows no more, and
         then no later delivery shows the gap. An ephemeral consumer has no other reader.
         """
-        last = number_of(status, "Nats-Last-Consumer")
-        if last is not None and last > self._sequence and "durable_name" in self._consumer.config:
-            at = number_of(status, "Nats-Last-Stream") or 0
-            raise DeliveryGap(self._consumer.name, at, f"to another reader: delivery {last} never came here")
+        last_delivery = number_of(status, "Nats-Last-Consumer")
+        if last_delivery is not None and last_delivery > self._sequence and "durable_name" in self._consumer.config:
+            position = number_of(status, "Nats-Last-Stream") or 0
+            raise DeliveryGap(
+                self._consumer.name, position, f"to another reader: delivery {last_delivery} never came here"
+            )
 
     def _check_pull(self, status: bytes) -> None:
         """Count a pull that ended, so that `ask` replaces it.
@@ -416,12 +422,12 @@ class DurablePull:
 
     def _receive(self, timeout_s: float) -> bool:
         """Receive for `timeout_s`; return False if nothing arrived. Raises `ConnectionLost` without heartbeats."""
-        started = time.monotonic()
+        started_at = time.monotonic()
         if self._deliveries.receive(timeout_s):
             self._quiet_s = 0.0
             self._deliveries.ask()
             return True
-        self._quiet_s += time.monotonic() - started
+        self._quiet_s += time.monotonic() - started_at
         if self._quiet_s > self._silence_s:
             raise ConnectionLost(f"NATS at {self.link.peer}", f"no heartbeat came for {self._quiet_s:.1f} s")
         return False
@@ -525,13 +531,13 @@ class _Range:
         """Yield the batches, opening a new connection and consumer whenever one is lost."""
         backoff_s = _BACKOFF_S[0]
         while self.position < self.end:
-            before = self.position
+            start = self.position
             try:
                 yield from self._through_one_consumer()
             except LogUnusable:
                 raise
             except (StoreUnavailable, Unreachable, Evicted) as error:
-                if self.position > before:
+                if self.position > start:
                     backoff_s = _BACKOFF_S[0]
                 waited_s = time.monotonic() - self.progress_at
                 if not self.reached:
@@ -573,9 +579,9 @@ class _Range:
 
     def _drain(self, link: NatsConnection, consumer: Consumer) -> Generator[list[RawRecord]]:
         heartbeat_s = self.options.heartbeat_s
-        before = self.position - 1
+        previous = self.position - 1
         deliveries = Deliveries(
-            link, consumer, before, batch=_PULL, window=_AHEAD * _PULL, heartbeat_s=heartbeat_s, dense=self.dense
+            link, consumer, previous, batch=_PULL, window=_AHEAD * _PULL, heartbeat_s=heartbeat_s, dense=self.dense
         )
         while self.position < self.end:
             deliveries.ask(None if self.filter else self.end - self.position - deliveries.outstanding)
@@ -591,8 +597,8 @@ class _Range:
             if not arrived or waited_s > self.options.patience_s:
                 raise ConnectionLost(f"The consumer of {self.stream}", f"it gave no record for {waited_s:.0f} s")
             while len(self.records) >= self.batch:
-                full, self.records = self.records[: self.batch], self.records[self.batch :]
-                yield full
+                batch, self.records = self.records[: self.batch], self.records[self.batch :]
+                yield batch
                 self.progress_at = time.monotonic()
             if deliveries.pending == 0 and self.position < self.end and self._is_at_the_end(link):
                 return
@@ -603,8 +609,8 @@ class _Range:
         Raises `HistoryBroken` if the range must be complete and is not.
         """
         request = next_message(self.stream, self.position, self.filter or ">")
-        following = link.ask(request, timeout_s=self.options.timeout_s)
-        if following is not None and following[0] < self.end:
+        record = link.ask(request, timeout_s=self.options.timeout_s)
+        if record is not None and record[0] < self.end:
             return False
         if self.dense:
             reason = f"the log has nothing there, though positions up to {self.end - 1} were asked for"

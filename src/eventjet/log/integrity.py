@@ -73,24 +73,24 @@ def accepted_missing(state: StreamState) -> int:
 def missing_range(state: StreamState) -> str:
     """Describe in words which positions are missing from the log; empty for a complete log."""
     expected, first = first_position(state), max(state.first, 1)
-    gone: list[str] = []
+    ranges: list[str] = []
     if first > expected:
-        gone.append(f"{_positions(expected, first - 1)} from its beginning")
+        ranges.append(f"{_positions(expected, first - 1)} from its beginning")
     if state.deleted > accepted_missing(state):
-        gone.append(f"{state.deleted:,} between {first:,} and {state.last:,}")
-    if not gone:
+        ranges.append(f"{state.deleted:,} between {first:,} and {state.last:,}")
+    if not ranges:
         return ""
     limits = [f"{name} is {state.config[name]}" for name in _LIMITS if int(state.config.get(name) or 0) > 0]
     if (retention := state.config.get("retention", "limits")) != "limits":
         limits.append(f"retention is {retention}")
-    limited = f" ({', '.join(limits)})" if limits else ""
-    return f"{' and '.join(gone)} are gone{limited}"
+    limits_text = f" ({', '.join(limits)})" if limits else ""
+    return f"{' and '.join(ranges)} are gone{limits_text}"
 
 
 def check_integrity(state: StreamState) -> None:
     """Raise `LogIncomplete` unless every position of the log is there or accepted as missing."""
-    if gone := missing_range(state):
-        raise LogIncomplete(f"The log {state.name!r}", gone)
+    if missing := missing_range(state):
+        raise LogIncomplete(f"The log {state.name!r}", missing)
 
 
 def _positions(first: int, last: int) -> str:
@@ -197,9 +197,9 @@ class StreamIdentity:
         except LogUnusable:
             self._forget()
             raise
-        before, self._state = self._state, state
+        previous, self._state = self._state, state
         missing = missing_range(state)
-        if before is not None and (_is_another(before, state) or missing != self.missing_range):
+        if previous is not None and (_is_another(previous, state) or missing != self.missing_range):
             self._forget()
         self.identity = state.metadata.get(IDENTITY, "")
         identity_of(state)
@@ -220,7 +220,7 @@ class StreamIdentity:
         if self._look is None or self._look.done():
             self._look = asyncio.create_task(self.look(), name=f"eventjet look at {self._stream}")
             # Takes the error if nobody waits for it; the next look raises it again.
-            self._look.add_done_callback(lambda look: look.cancelled() or look.exception())
+            self._look.add_done_callback(lambda task: task.cancelled() or task.exception())
         return self._look
 
     def _warn(self, drifts: Sequence[Drift]) -> None:
@@ -232,14 +232,14 @@ class StreamIdentity:
     def _forget(self) -> None:
         """Let nothing remembered of the log count any more: the stream may have other events at the same positions."""
         self._looked_at = float("-inf")
-        for forget in self.on_changed:
-            forget()
+        for callback in self.on_changed:
+            callback()
 
 
 def _is_another(before: StreamState, state: StreamState) -> bool:
     """Return whether the stream was created again, restored or rolled back between two looks."""
-    made = (before.metadata.get(IDENTITY), before.created)
-    return made != (state.metadata.get(IDENTITY), state.created) or state.last < before.last
+    origin = (before.metadata.get(IDENTITY), before.created)
+    return origin != (state.metadata.get(IDENTITY), state.created) or state.last < before.last
 
 
 # Whether a checkpoint was made from this log.
@@ -323,8 +323,8 @@ async def pause_of(client: Client, stream: str, durable: str) -> str | None:
         until = await client.ask(paused_until(stream, durable))
     except EventjetError:
         return None
-    what = f"its consumer {durable!r} of the stream {stream!r} is paused at the server until {until}"
-    return f"{what}. Run `nats consumer resume {stream} {durable}`" if until else None
+    description = f"its consumer {durable!r} of the stream {stream!r} is paused at the server until {until}"
+    return f"{description}. Run `nats consumer resume {stream} {durable}`" if until else None
 
 
 def log_fault(
@@ -344,8 +344,8 @@ def _fault(
 ) -> LogRolledBack | LogIncomplete | None:
     """Return the error of `log_fault`, for a log that has `record` at the checkpoint's position."""
     fault = _another_past(identity, state, checkpoint, record)
-    gone = "" if fault else missing_range(state)
-    return LogIncomplete(f"The log {state.name!r}", gone) if gone else fault
+    missing = "" if fault else missing_range(state)
+    return LogIncomplete(f"The log {state.name!r}", missing) if missing else fault
 
 
 def _another_past(
@@ -392,7 +392,7 @@ def repair(connection: NatsConnection, app: str, replicas: int, identity: str, *
     With `accept_loss`, the positions that are missing from the log at present do not count as missing from then on.
     Raises `Unreachable` for a setting that the server will not change.
     """
-    healed: list[str] = []
+    changes: list[str] = []
     for declared in every_config(app, replicas):
         name = str(declared["name"])
         state = find_stream(connection, name)
@@ -405,7 +405,7 @@ def repair(connection: NatsConnection, app: str, replicas: int, identity: str, *
             if accept_loss:
                 first, missing = max(state.first, 1), state.deleted
                 metadata |= {FIRST: str(first), MISSING: str(missing)}
-                healed.append(f"{name}: it begins at position {first:,}, and {missing:,} later ones are missing")
+                changes.append(f"{name}: it begins at position {first:,}, and {missing:,} later ones are missing")
         config = {**state.config, **{drift.setting: drift.declared for drift in drifts}, "metadata": metadata}
         for drift in drifts:
             if drift.setting not in declared:
@@ -420,5 +420,5 @@ def repair(connection: NatsConnection, app: str, replicas: int, identity: str, *
                 f"the server would not change {', '.join(drift.setting for drift in drifts)}: {refusal.description}",
                 "Restore an archive of it to another server or account.",
             ) from None
-        healed += map(str, drifts)
-    return healed
+        changes += map(str, drifts)
+    return changes

@@ -134,13 +134,13 @@ class JetStreamStore(EventStore):
         deadline = time.monotonic() + self._save_timeout_s
         try:
             # Usually the first answer decides the outcome, and the save needs no task of its own.
-            first = await self._sender.send(writes, deadline)
+            answer = await self._sender.send(writes, deadline)
         except asyncio.CancelledError:
             self._start(writes, None, deadline)
             raise
-        if isinstance(first, outcome.Acked) and not first.duplicate and self._acks_are_proved:
-            return first.position
-        return await asyncio.shield(self._start(writes, first, deadline))
+        if isinstance(answer, outcome.Acked) and not answer.duplicate and self._acks_are_proved:
+            return answer.position
+        return await asyncio.shield(self._start(writes, answer, deadline))
 
     @property
     def unknown(self) -> list[str]:
@@ -206,7 +206,7 @@ class JetStreamStore(EventStore):
     async def _save(self, writes: Sequence[Append], first: outcome.Answer | None, deadline: float) -> int:
         """Continue a save from its first answer to its outcome; if `first` is None, read first whether it is stored."""
         subjects = self._subjects(writes)
-        ids = [[new.event_id for new in write.events] for write in writes]
+        ids = [[event.event_id for event in write.events] for write in writes]
         save = outcome.Save(ids, deadline=deadline, jitter=random.random)
         step: outcome.Step = save.resume() if first is None else await self._answered(first, save, subjects, writes)
         while isinstance(step, outcome.Send | outcome.Look):
@@ -241,16 +241,16 @@ class JetStreamStore(EventStore):
         is_ack = isinstance(step, outcome.Stored)
         if not isinstance(step, outcome.ErrorReply) and (not is_ack or self._acks_are_proved):
             return step
-        following = await self._look(subjects, writes, save)
-        if following is None:
+        next_messages = await self._look(subjects, writes, save)
+        if next_messages is None:
             return step  # without a read there is only the answer
-        if not is_ack and not any(following):
+        if not is_ack and not any(next_messages):
             return step
         save.resume()
-        looked = save.looked(following, time.monotonic())
+        verified_step = save.looked(next_messages, time.monotonic())
         if is_ack:
-            self._acks_proved_until = time.monotonic() + AMBIGUOUS_S if looked == step else 0.0
-        return looked
+            self._acks_proved_until = time.monotonic() + AMBIGUOUS_S if verified_step == step else 0.0
+        return verified_step
 
     @property
     def _acks_are_proved(self) -> bool:
@@ -270,16 +270,18 @@ class JetStreamStore(EventStore):
         If the first of ours is among them, it is checked whether the last event of the save is stored, too.
         """
         try:
-            following = await asyncio.gather(*map(self._next_message, subjects, (write.expected for write in writes)))
-            for index, (message, write) in enumerate(zip(following, writes, strict=True)):
+            next_messages = await asyncio.gather(
+                *map(self._next_message, subjects, (write.expected for write in writes))
+            )
+            for index, (message, write) in enumerate(zip(next_messages, writes, strict=True)):
                 if message is not None and message.event_id == write.events[0].event_id:
                     last = save.last_position(index, message)
                     if last > message.position and not await self._holds(last, writes[-1].events[-1].event_id):
-                        following[index] = replace(message, is_torn=True)
+                        next_messages[index] = replace(message, is_torn=True)
                     break
         except (StoreUnavailable, LogUnusable, Forbidden):
             return None
-        return following
+        return next_messages
 
     async def _holds(self, position: int, event_id: str) -> bool:
         record = await self._from_leader(api.message_at(self.app, position), retry=False)
@@ -347,8 +349,8 @@ class JetStreamStore(EventStore):
     ) -> AsyncIterator[RawRecord]:
         position = max(start, 1)
         while until is None or position <= until:
-            most = None if until is None else until - position + 1
-            async for page in self._page_reader.pages(None, position, at_leisure=True, most=most):
+            remaining = None if until is None else until - position + 1
+            async for page in self._page_reader.pages(None, position, at_leisure=True, most=remaining):
                 for record in page:
                     if until is not None and record[0] > until:
                         return
@@ -383,9 +385,9 @@ class JetStreamStore(EventStore):
             raise
         except StoreError:
             return
-        off = [drift for drift in drifts if drift.setting == "allow_direct"]
-        if off:
-            raise drifted(self.app, off)
+        direct_get_drifts = [drift for drift in drifts if drift.setting == "allow_direct"]
+        if direct_get_drifts:
+            raise drifted(self.app, direct_get_drifts)
 
     async def _ask(self, request: api.Request[T]) -> T:
         """Return the answer to a request, repeating it by the retry policy while a leader is elected."""
@@ -422,45 +424,45 @@ class PageReader:
         once all of them have arrived.
         """
         known_subject = subject.encode() if subject is not None and not subject.endswith("*") else None
-        last, left, room = start - 1, 1, REQUEST_MAX if most is None else most
+        last, pending, remaining = start - 1, 1, REQUEST_MAX if most is None else most
         retry: RetryPolicy | None = None
-        while left and room > 0:
-            count = min(REQUEST_MAX, room)
+        while pending and remaining > 0:
+            count = min(REQUEST_MAX, remaining)
             request = api.direct_page(self._stream, last + 1, subject, count=count, size=REQUEST_BYTES)
-            received, ended, kept = 0, (0, 0), list[list[RawRecord]]()
+            received_position, page_end, whole_pages = 0, (0, 0), list[list[RawRecord]]()
             fault: StoreUnavailable | None = None
             async with self._reader.room:
                 retry = retry or self._retry_policy()  # its timeout begins with the first request, not while it waits
                 parts = self._reader.stream(request)
                 try:
                     async for frames in parts:
-                        final = frames.pop() if api.is_status(frames[-1]) else None
+                        status = frames.pop() if api.is_status(frames[-1]) else None
                         if frames:
                             page = api.direct_records(frames, self._stream, known_subject)
-                            received = page[-1][0]
+                            received_position = page[-1][0]
                             if at_leisure:
-                                kept.append(page)
+                                whole_pages.append(page)
                             else:
-                                room -= 0 if most is None else len(page)
+                                remaining -= 0 if most is None else len(page)
                                 yield page
-                        if final is not None:
-                            ended = request.parse(final) or (0, 0)
+                        if status is not None:
+                            page_end = request.parse(status) or (0, 0)
                             break
                 except StoreUnavailable as error:
                     fault = error
                 finally:
                     await parts.aclose()
-            if fault is None and received != ended[0]:
-                fault = StoreUnavailable(request.what, f"records up to position {ended[0]} were lost on the way")
-            if received and (fault is None or not at_leisure):
-                last = received  # records arrive in order: the next request begins after it
+            if fault is None and received_position != page_end[0]:
+                fault = StoreUnavailable(request.what, f"records up to position {page_end[0]} were lost on the way")
+            if received_position and (fault is None or not at_leisure):
+                last = received_position  # records arrive in order: the next request begins after it
                 retry.reset()
             if fault is not None:
                 await retry.wait(fault)
                 continue
-            left = ended[1]
-            for page in kept:
-                room -= 0 if most is None else len(page)
+            pending = page_end[1]
+            for page in whole_pages:
+                remaining -= 0 if most is None else len(page)
                 yield page
 
 
@@ -468,8 +470,8 @@ def _error_of(
     failed: outcome.Failed, subjects: Sequence[str], writes: Sequence[Append], drifts: Sequence[Drift], stream: str
 ) -> Exception:
     """Return the error of a failed save; `drifts` are drifted settings of the log, which may be the reason."""
-    changed = "".join(f" {drift}: {drift.cost}. Run `eventjet init --repair`." for drift in drifts)
-    shown = ", ".join(subjects[:3]) + ("…" if len(subjects) > 3 else "")
+    drift_text = "".join(f" {drift}: {drift.cost}. Run `eventjet init --repair`." for drift in drifts)
+    subject_list = ", ".join(subjects[:3]) + ("…" if len(subjects) > 3 else "")
     match failed:
         case outcome.Conflicted(index=index, rival=rival):
             return ConcurrencyConflict(
@@ -484,14 +486,14 @@ def _error_of(
             return full
         case outcome.ErrorReply(code=code, text=text):
             reason = f"the server answered {text!r} ({code})"
-            return Refused(f"A save to {shown}", reason, f"Nothing was stored.{changed}")
-        case outcome.PermissionDenied(refused=Refused() as refused):
-            return refused
+            return Refused(f"A save to {subject_list}", reason, f"Nothing was stored.{drift_text}")
+        case outcome.PermissionDenied(refused=Refused() as error):
+            return error
         case outcome.PermissionDenied(reason=reason):
-            return Forbidden(f"a publish to {shown}", reason)
+            return Forbidden(f"a publish to {subject_list}", reason)
         case outcome.Unknown(cause=cause, is_read_only=is_read_only, is_torn=is_torn):
-            ids = [new.event_id for write in writes for new in write.events]
+            ids = [event.event_id for write in writes for event in write.events]
             if is_torn:
                 return SaveTorn(subjects, ids, writes)
-            cause = f"{cause}.{changed}" if changed else cause
+            cause = f"{cause}.{drift_text}" if drift_text else cause
             return OutcomeUnknown(subjects, ids, cause, writes, is_read_only=is_read_only)

@@ -52,15 +52,15 @@ class MemoryStore(EventStore):
         for subject, write in zip(subjects, writes, strict=True):
             if self._last.get(subject, 0) != write.expected:
                 raise ConcurrencyConflict(subject, write.expected)
-        ids = [new.event_id for write in writes for new in write.events]
+        ids = [event.event_id for write in writes for event in write.events]
         if len(set(ids)) < len(ids) or not self._ids.isdisjoint(ids):
             raise Refused("A save", "one of its event ids is in the log already", "Give every event an id of its own.")
         self._ids.update(ids)
         time_ns = self._clock()
         stored = [
-            (subject, event_headers(write, index), new.encoded.body)
+            (subject, event_headers(write, index), event.encoded.body)
             for subject, write in zip(subjects, writes, strict=True)
-            for index, new in enumerate(write.events)
+            for index, event in enumerate(write.events)
         ]
         mark_batch([headers for _, headers, _ in stored])
         for subject, headers, body in stored:
@@ -75,8 +75,8 @@ class MemoryStore(EventStore):
         self, aggregate: str, aggregate_id: str, *, after: int = 0, most: int | None = None
     ) -> list[RawRecord]:
         subject = subject_of(self.app, aggregate, aggregate_id).encode()
-        own = (record for record in islice(self._records, max(after, 0), None) if record[2] == subject)
-        return list(islice(own, most))
+        records = (record for record in islice(self._records, max(after, 0), None) if record[2] == subject)
+        return list(islice(records, most))
 
     async def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
         yield await self.history(aggregate, aggregate_id, after=after)
@@ -96,8 +96,8 @@ class MemoryStore(EventStore):
         return (positions[0], positions[-1]) if positions else (0, 0)
 
     async def pages_of(self, aggregate: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
-        of_type = type_subjects(self.app, aggregate).removesuffix("*").encode()
-        yield [record for record in self._records[max(after, 0) :] if record[2].startswith(of_type)]
+        prefix = type_subjects(self.app, aggregate).removesuffix("*").encode()
+        yield [record for record in self._records[max(after, 0) :] if record[2].startswith(prefix)]
 
     async def position_at(self, at: datetime) -> int:
         return next((record[0] for record in self._records if logged_at(record) >= at), len(self._records) + 1)
@@ -110,8 +110,8 @@ class MemoryStore(EventStore):
         return LogState(self._identity, 1, len(self._records))
 
     async def some(self, start: int, most: int) -> list[RawRecord]:
-        first = max(start, 1) - 1
-        return self._records[first : first + most]
+        index = max(start, 1) - 1
+        return self._records[index : index + most]
 
     async def records(
         self, *, start: int = 1, until: int | None = None, follow: bool = False

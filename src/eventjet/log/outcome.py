@@ -121,11 +121,11 @@ def shared(answer: Answer, counts: Sequence[int]) -> list[Answer]:
     if len(counts) == 1:
         return [answer]
     match answer:
-        case Acked(position=last, duplicate=duplicate):
+        case Acked(position=position, duplicate=duplicate):
             answers: list[Answer] = []
             for count in reversed(counts):
-                answers.append(Acked(last, duplicate))
-                last -= count
+                answers.append(Acked(position, duplicate))
+                position -= count
             return answers[::-1]
         case ErrorReply(code=code, text=text) if code in (WRONG_SEQUENCE, IN_PROCESS, REPEATED_ID):
             return [BatchRejected(f"error {code}: {text}", is_conflict=True)] * len(counts)
@@ -333,7 +333,7 @@ class Save:
         return Look()
 
     def _pause(self) -> float:
-        first = BACKOFF_FIRST_S if self._uncertain else BACKOFF_CONTESTED_S
-        pause: float = min(BACKOFF_MAX_S, first * 2.0 ** min(self._pauses, 10))
+        first_pause = BACKOFF_FIRST_S if self._uncertain else BACKOFF_CONTESTED_S
+        pause: float = min(BACKOFF_MAX_S, first_pause * 2.0 ** min(self._pauses, 10))
         self._pauses += 1
         return pause * (0.5 + self._jitter())

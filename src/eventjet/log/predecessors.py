@@ -46,7 +46,7 @@ class PredecessorReader:
     def at(self, positions: Sequence[int]) -> list[RawRecord | None]:
         """Return the record at each position, in order; None for a position without a record."""
         requests = [message_at(self._stream, position) for position in positions]
-        return self._retried(lambda link: link.ask_all(requests, timeout_s=_TIMEOUT_S))
+        return self._retried(lambda connection: connection.ask_all(requests, timeout_s=_TIMEOUT_S))
 
     def before(self, subject: bytes, position: int) -> RawRecord | None:
         """Return the last record of a subject before a position, None if there is none.
@@ -54,19 +54,19 @@ class PredecessorReader:
         It takes some 2 log2(position) requests.
         """
         name = subject.decode()
-        last = self._next(name, 1)
-        if last is None or last[0] >= position:
+        candidate = self._next(name, 1)
+        if candidate is None or candidate[0] >= position:
             return None
         # A later record may lie between `low` and `high`: searched from the end, where it mostly is, in doubling steps.
-        low, high, step = last[0] + 1, position, 1
+        low, high, step = candidate[0] + 1, position, 1
         while low < high:
             middle = max(low, high - step) if step else (low + high) // 2
             record = self._next(name, middle)
             if record is not None and record[0] < position:
-                last, low, step = record, record[0] + 1, 0
+                candidate, low, step = record, record[0] + 1, 0
             else:
                 high, step = middle, 2 * step
-        return last
+        return candidate
 
     def close(self) -> None:
         self._closed = True
@@ -74,7 +74,7 @@ class PredecessorReader:
 
     def _next(self, subject: str, position: int) -> RawRecord | None:
         request = next_message(self._stream, position, subject)
-        return self._retried(lambda link: link.ask(request, timeout_s=_TIMEOUT_S))
+        return self._retried(lambda connection: connection.ask(request, timeout_s=_TIMEOUT_S))
 
     def _retried(self, ask: Callable[[NatsConnection], T]) -> T:
         deadline = time.monotonic() + _RETRY_S

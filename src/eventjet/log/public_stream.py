@@ -64,9 +64,9 @@ class PublicStream:
         """
         await self.published_until()
         assert self._known is not None
-        last, _ = self._known
+        last_sequence, _ = self._known
         blocks = [list(message.headers) for message in messages]
-        blocks[0] += [(EXPECTED, str(last)), (EXPECTED_OF, f"{self.prefix}.>")]
+        blocks[0] += [(EXPECTED, str(last_sequence)), (EXPECTED_OF, f"{self.prefix}.>")]
         mark_batch(blocks)
         *before, (subject, body, block) = [
             (message.subject, message.body, header_block(headers))
@@ -78,10 +78,10 @@ class PublicStream:
             answer = answer_in(frame, f"The stream {self._stream}")
         except (ApiRefused, StoreUnavailable) as error:
             if isinstance(error, ApiRefused) and error.err_code in (WRONG_SEQUENCE, IN_PROCESS, REPEATED_ID):
-                raise ConcurrencyConflict(f"{self.prefix}.>", last) from None
+                raise ConcurrencyConflict(f"{self.prefix}.>", last_sequence) from None
             raise await self._explained(error) from error
         if answer.get("duplicate"):
-            raise ConcurrencyConflict(f"{self.prefix}.>", last)
+            raise ConcurrencyConflict(f"{self.prefix}.>", last_sequence)
         self._known = (int(answer["seq"]), position)
 
     async def _explained(self, error: ApiRefused | StoreUnavailable) -> StoreError:
@@ -123,9 +123,9 @@ def check_public(state: StreamState | None, stream: str, publication: str) -> St
         raise LogUnusable(
             what, f"its subject_transform {transform} stores what is published on other subjects", "Take that away."
         )
-    for setting, why in _PREVENTS.items():
+    for setting, effect in _PREVENTS.items():
         if config.get(setting):
-            raise LogUnusable(what, f"{setting} is set on it: {why}", "Take that away, or name another stream.")
+            raise LogUnusable(what, f"{setting} is set on it: {effect}", "Take that away, or name another stream.")
     return state
 
 
@@ -138,10 +138,10 @@ _PREVENTS = {
 
 def _overlap(subject: str, other: str) -> bool:
     """Return whether two subject patterns both match some subject."""
-    first, second = subject.split("."), other.split(".")
-    for a, b in zip(first, second, strict=False):
-        if ">" in (a, b):
+    tokens, other_tokens = subject.split("."), other.split(".")
+    for token, other_token in zip(tokens, other_tokens, strict=False):
+        if ">" in (token, other_token):
             return True
-        if a != b and "*" not in (a, b):
+        if token != other_token and "*" not in (token, other_token):
             return False
-    return len(first) == len(second)
+    return len(tokens) == len(other_tokens)

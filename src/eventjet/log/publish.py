@@ -80,19 +80,19 @@ class BatchQueue(Generic[T]):
         No two saves of a batch share a subject, and no save overtakes an earlier one that shares a subject with it.
         """
         batch: list[PendingSave[T]] = []
-        left: deque[PendingSave[T]] = deque()
-        touched: set[str] = set()
+        remaining: deque[PendingSave[T]] = deque()
+        subjects: set[str] = set()
         events = size = 0
         for save in self._waiting:
             fits = events + save.events <= BATCH_MAX and size + save.size <= BYTES_MAX
-            if fits and touched.isdisjoint(save.subjects):
+            if fits and subjects.isdisjoint(save.subjects):
                 batch.append(save)
                 events += save.events
                 size += save.size
             else:
-                left.append(save)
-            touched.update(save.subjects)
-        self._waiting = left
+                remaining.append(save)
+            subjects.update(save.subjects)
+        self._waiting = remaining
         return batch
 
 
@@ -137,14 +137,14 @@ class Sender:
 
     def _pending(self, writes: _Writes) -> PendingSave[_Try]:
         subjects = {self._subject(write) for write in writes}
-        sizes = [message_size(new) for write in writes for new in write.events]
+        sizes = [message_size(event) for write in writes for event in write.events]
         attempt = _Try(writes, asyncio.get_running_loop().create_future())
         return PendingSave(subjects, len(sizes), sum(sizes), attempt)
 
     async def _send_with_others(self, save: PendingSave[_Try], left_s: float) -> outcome.Answer:
         attempt = save.payload
-        late = outcome.NoReply("its batch was not answered in time")
-        timer = asyncio.get_running_loop().call_later(left_s, attempt.settle, late)
+        no_reply = outcome.NoReply("its batch was not answered in time")
+        timer = asyncio.get_running_loop().call_later(left_s, attempt.settle, no_reply)
         self._queue.put(save)
         if self._driver is None:
             self._driver = asyncio.create_task(self._drive())
@@ -160,9 +160,9 @@ class Sender:
         """Send batch after batch until no save waits."""
         try:
             while batch := self._queue.next_batch():
-                began = time.monotonic()
+                started_at = time.monotonic()
                 await self._send_batch([save.payload for save in batch])
-                await self._gather(len(batch), time.monotonic() - began)
+                await self._gather(len(batch), time.monotonic() - started_at)
         finally:
             self._driver = None
 
@@ -178,8 +178,8 @@ class Sender:
                 attempt.settle(outcome.BatchRejected(str(error), is_conflict=True))
             return
         counts = [sum(len(write.events) for write in attempt.writes) for attempt in attempts]
-        for attempt, own in zip(attempts, outcome.shared(answer, counts), strict=True):
-            attempt.settle(own)
+        for attempt, save_answer in zip(attempts, outcome.shared(answer, counts), strict=True):
+            attempt.settle(save_answer)
 
     async def _gather(self, answered: int, took_s: float) -> None:
         """Wait a moment for the next saves of the callers that were just answered, if there are several.
@@ -209,11 +209,11 @@ class Sender:
             [event_headers(write, index) for write in writes for index in range(len(write.events))] for writes in saves
         ]
         mark_saves(blocks)
-        bodies = [
-            (self._subject(write), new.encoded.body) for writes in saves for write in writes for new in write.events
+        messages = [
+            (self._subject(write), event.encoded.body) for writes in saves for write in writes for event in write.events
         ]
-        headers = [header_block(block) for each in blocks for block in each]
-        *before, last = [(*body, block) for body, block in zip(bodies, headers, strict=True)]
+        headers = [header_block(block) for save_blocks in blocks for block in save_blocks]
+        *before, last = [(*message, block) for message, block in zip(messages, headers, strict=True)]
         return await self._ask(*last, timeout_s, before)
 
     async def _ask(

@@ -107,7 +107,7 @@ class SnapshotCodec(Generic[S]):
             state, _ = self._codec.read_back(folded.state, exact=True)
         except UnencodableEvent:
             return None
-        inner = {
+        snapshot = {
             "format": FORMAT,
             "fingerprint": self.fingerprint,
             "position": folded.position,
@@ -117,7 +117,7 @@ class SnapshotCodec(Generic[S]):
             "complete": folded.commands.complete,
             "state": orjson.Fragment(state),
         }
-        body = orjson.dumps(inner)
+        body = orjson.dumps(snapshot)
         return _HEAD % _digest(body).encode() + body + _TAIL
 
     def decode(self, value: bytes) -> FoldedState[S] | None:
@@ -126,14 +126,14 @@ class SnapshotCodec(Generic[S]):
             body = value[_HEAD_BYTES:-1]
             if value[:_HEAD_BYTES] != _HEAD % _digest(body).encode() or value[-1:] != _TAIL:
                 return None
-            inner: dict[str, Any] = read_json(body)
-            if inner["format"] != FORMAT or inner["fingerprint"] != self.fingerprint:
+            snapshot: dict[str, Any] = read_json(body)
+            if snapshot["format"] != FORMAT or snapshot["fingerprint"] != self.fingerprint:
                 return None
-            state = cast("S", self._codec.decode(dump_json(inner["state"])))
-            versions = {key: (_counted(first), _counted(last)) for key, (first, last) in inner["commands"].items()}
-            commands = Commands(versions, complete=bool(inner["complete"]))
-            version, position = _counted(inner["version"]), _counted(inner["position"])
-            return FoldedState(state, version, position, str(inner["event_id"]), commands)
+            state = cast("S", self._codec.decode(dump_json(snapshot["state"])))
+            versions = {key: (_counted(first), _counted(last)) for key, (first, last) in snapshot["commands"].items()}
+            commands = Commands(versions, complete=bool(snapshot["complete"]))
+            version, position = _counted(snapshot["version"]), _counted(snapshot["position"])
+            return FoldedState(state, version, position, str(snapshot["event_id"]), commands)
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
@@ -251,8 +251,8 @@ class KeyValueSnapshots:
                     with tracing.span(spans.SNAPSHOT, labels={"eventjet.aggregate": aggregate}):
                         await self.put(aggregate, aggregate_id, value)
                     self.written += 1
-            except BaseException as raised:
-                if is_cancelled(raised):
+            except BaseException as error:
+                if is_cancelled(error):
                     raise
                 self.dropped += 1
             finally:
@@ -305,15 +305,17 @@ class BulkSnapshots:
         `StoreUnavailable` or `Unreachable`.
         """
         deadline = time.monotonic() + _RETRY_S
-        lost = False
-        left = list(offers)
-        while left:
+        through_leader = False
+        remaining = list(offers)
+        while remaining:
             try:
-                left = self._round(left, through_leader=lost)
-                lost = True
-                if not left:
+                remaining = self._round(remaining, through_leader=through_leader)
+                through_leader = True
+                if not remaining:
                     return
-                fault: Exception = StoreUnavailable(f"The bucket {self._bucket.name}", f"{left[0].key} keeps changing")
+                fault: Exception = StoreUnavailable(
+                    f"The bucket {self._bucket.name}", f"{remaining[0].key} keeps changing"
+                )
             except (StoreUnavailable, Unreachable, ApiRefused) as error:
                 fault = error if isinstance(error, Unreachable) else self._explained(error)
                 self._hang_up()
@@ -347,7 +349,7 @@ class BulkSnapshots:
         stored = link.ask_all(writes, timeout_s=_TIMEOUT_S) if writes else []
         self.newer += len(offers) - len(due)
         self.written += sum(stored)
-        return [offer for (offer, _), done in zip(due, stored, strict=True) if not done]
+        return [offer for (offer, _), is_stored in zip(due, stored, strict=True) if not is_stored]
 
     def _is_current(self, link: NatsConnection, offer: Offer, existing: FoldedState[Any]) -> bool:
         """Return whether the existing snapshot is of this log and contains every event of the offer."""

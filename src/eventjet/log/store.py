@@ -158,14 +158,14 @@ class EventStore(Protocol):
 
 def event_headers(write: Append, index: int) -> list[tuple[str, str]]:
     """Return all headers of the event at `index` in a write, in the order of the wire format."""
-    new = write.events[index]
+    event = write.events[index]
     return [
-        (MSG_ID, new.event_id),
+        (MSG_ID, event.event_id),
         *([(EXPECTED, str(write.expected))] if index == 0 else ()),
-        (TYPE, new.encoded.type_name),
-        (SCHEMA, str(new.encoded.schema)),
+        (TYPE, event.encoded.type_name),
+        (SCHEMA, str(event.encoded.schema)),
         (VERSION, str(write.version + index + 1)),
-        *new.context,
+        *event.context,
     ]
 
 
@@ -185,11 +185,11 @@ def check_save(app: str, writes: Sequence[Append]) -> None:
     for subject, write in zip(subjects, writes, strict=True):
         if not write.events:
             raise Refused("A save", "it records nothing for one of its aggregates", "Leave that aggregate out.")
-        for new in write.events:
-            size = len(subject) + message_size(new)
+        for event in write.events:
+            size = len(subject) + message_size(event)
             if size > SERVER_MESSAGE_MAX:
                 raise Refused(
-                    f"{new.encoded.type_name} of {size:,} bytes",
+                    f"{event.encoded.type_name} of {size:,} bytes",
                     f"a message holds {SERVER_MESSAGE_MAX:,}, headers included",
                     "Keep large content elsewhere and record where it is.",
                 )

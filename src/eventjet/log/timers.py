@@ -87,12 +87,12 @@ class JetStreamTimers:
         subject = timer_subject(self._app, process, token)
         time = max(_EARLIEST, min(in_utc(at), datetime.now(UTC) + FARTHEST)).isoformat().replace("+00:00", "Z")
         for _ in range(_TRIES):
-            known = None if fired else self._known.get(subject)
-            known = known or await self._read(process, token, fired)
-            if known.version > version or (known.version == version and known.time == time):
+            timer = None if fired else self._known.get(subject)
+            timer = timer or await self._read(process, token, fired)
+            if timer.version > version or (timer.version == version and timer.time == time):
                 return
             headers = [
-                (EXPECTED, str(known.sequence)),
+                (EXPECTED, str(timer.sequence)),
                 (_SCHEDULE, f"@at {time}"),
                 (_TARGET, due_subject(self._app, process, token)),
                 (_VERSION, str(version)),
@@ -119,10 +119,10 @@ class JetStreamTimers:
         A timer that is not removed fires once, and the process finds nothing to do.
         """
         subject = timer_subject(self._app, process, encode_id(process_id))
-        known = self._known.get(subject)
-        if known is not None and known.sequence and known.version <= version:
+        timer = self._known.get(subject)
+        if timer is not None and timer.sequence and timer.version <= version:
             # Only up to the known sequence, so that a successor's timer is never removed.
-            await self._client.ask(purge_stream(self._stream, subject, known.sequence))
+            await self._client.ask(purge_stream(self._stream, subject, timer.sequence))
             self._known.pop(subject, None)
 
     async def newest_fired(self) -> int:
@@ -166,8 +166,8 @@ class JetStreamTimers:
         timer = await self._client.ask(last_message(self._stream, timer_subject(self._app, process, token)))
         if timer is not None:
             return _known(timer, timer[0])
-        waiting = await self._client.ask(last_message(self._stream, due_subject(self._app, process, token)))
-        return _Known() if waiting is None or waiting[0] <= fired else _known(waiting, 0)
+        due_timer = await self._client.ask(last_message(self._stream, due_subject(self._app, process, token)))
+        return _Known() if due_timer is None or due_timer[0] <= fired else _known(due_timer, 0)
 
     def _keep(self, subject: str, known: _Known) -> None:
         self._known[subject] = known

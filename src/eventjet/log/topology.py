@@ -286,10 +286,10 @@ async def declare(
         name = str(config["name"])
         state = await _find(client, name)
         if state is None:
-            own = {IDENTITY: str(uuid4()), FIRST: "1", **_with_noted({}, aggregates)}
-            fresh = {**config, "metadata": own} if name == app else config
-            state = await _create(client, fresh)
-            if name == app and state.last and identity_of(state) == fresh["metadata"][IDENTITY]:
+            metadata = {IDENTITY: str(uuid4()), FIRST: "1", **_with_noted({}, aggregates)}
+            new_config = {**config, "metadata": metadata} if name == app else config
+            state = await _create(client, new_config)
+            if name == app and state.last and identity_of(state) == new_config["metadata"][IDENTITY]:
                 raise await _not_new(client, config, state)
             created.append(name)
         else:
@@ -319,7 +319,7 @@ async def note_aggregates(client: Client, app: str, aggregates: Collection[str])
     at once after it was read, and some time later the stream is read again, until the names are there. Raises
     `LogUnusable` for a stream that is missing.
     """
-    missing, why = set(aggregates), "others change the stream again and again"
+    missing, reason = set(aggregates), "others change the stream again and again"
     for _ in range(_NOTES_MAX):
         state = await info(client, app)
         missing = set(aggregates) - _noted(state.metadata)
@@ -327,16 +327,16 @@ async def note_aggregates(client: Client, app: str, aggregates: Collection[str])
             return None
         try:
             await client.ask(update_stream({**state.config, "metadata": _with_noted(state.metadata, aggregates)}))
-        except Forbidden as denied:
-            why = f"these credentials may not use {denied.subject}"
+        except Forbidden as error:
+            reason = f"these credentials may not use {error.subject}"
             break
         except ApiRefused as refusal:
-            why = f"the server refused it: {refusal.description} ({refusal.err_code})"
+            reason = f"the server refused it: {refusal.description} ({refusal.err_code})"
             break
         await asyncio.sleep(_SETTLED_S)
     return LogUnusable(
         f"The stream {app!r}",
-        f"it was not noted in it that {', '.join(sorted(missing))} may begin histories in it: {why}",
+        f"it was not noted in it that {', '.join(sorted(missing))} may begin histories in it: {reason}",
         "First events of these are refused as long as the log is noted to be of others that the app does not declare. "
         f"Run `eventjet init` again, with credentials that may use $JS.API.STREAM.UPDATE.{app}: the role `admin` may.",
     )
@@ -457,7 +457,7 @@ def check_settings(state: StreamState) -> None:
     Other drifts only get a warning. A limit that refuses new events is among them; one that drops stored events is not.
     """
     drifts, dropping = compare(stream_config(state.name, 1), state.config), ["max_msgs", "max_bytes", "discard"]
-    if state.config.get("discard") != "old" or not {each.setting for each in drifts} & set(dropping[:2]):
+    if state.config.get("discard") != "old" or not {drift.setting for drift in drifts} & set(dropping[:2]):
         dropping = []
     if not (state.config.get("discard") == "new" and state.config.get("discard_new_per_subject")):
         dropping.append("max_msgs_per_subject")
@@ -466,7 +466,9 @@ def check_settings(state: StreamState) -> None:
         for drift in drifts
         if drift.setting in (*_WRONG, *dropping)
         # Additional subjects bring another program's messages, but no event is lost by them.
-        and not (drift.setting == "subjects" and any(covers(each, f"{state.name}.*") for each in drift.actual or ()))
+        and not (
+            drift.setting == "subjects" and any(covers(subject, f"{state.name}.*") for subject in drift.actual or ())
+        )
     ]
     if wrong:
         raise drifted(state.name, wrong)
@@ -484,12 +486,12 @@ def standstill(state: StreamState, declared: Mapping[str, Any]) -> LogDrifted | 
     sizes = {"max_bytes": state.bytes}
     if state.config.get("discard") == "old":
         sizes = {"max_msgs": state.messages, "max_bytes": state.bytes + _ROOM_BYTES}
-    reached = [limit for limit, size in sizes.items() if size >= state.config.get(limit, 0)]
-    timers = ["allow_msg_schedules"] if declared.get("allow_msg_schedules") else []
+    reached_limits = [limit for limit, size in sizes.items() if size >= state.config.get(limit, 0)]
+    timer_settings = ["allow_msg_schedules"] if declared.get("allow_msg_schedules") else []
     wrong = [
         drift
         for drift in compare(declared, state.config)
-        if drift.setting in (*_STANDSTILL, *timers, *reached)
+        if drift.setting in (*_STANDSTILL, *timer_settings, *reached_limits)
         and not (drift.setting == "subjects" and {*drift.declared} <= {*(drift.actual or ())})
     ]
     return drifted(state.name, wrong) if wrong else None

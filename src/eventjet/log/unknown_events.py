@@ -55,32 +55,32 @@ def unknown_aggregates(app: str, known: Collection[str]) -> Conversation[list[Un
     time, and the rest of an aggregate's subjects is left out once its name was met. The conversation is run with
     `LIST_S` as its timeout; it raises as `ask`, and `StreamMissing`.
     """
-    own = sorted({*known, CLAIMS, VOID_NAME})
+    known_names = sorted({*known, CLAIMS, VOID_NAME})
     sizes: dict[str, int] = {}
-    for name in own:
+    for name in known_names:
         _, sizes[name] = yield subjects_of(app, f"{app}.{name}.>", _BEYOND)
     # Asked last: subjects are only ever added, so one that was added meanwhile leads to a listing and is not missed.
     state: StreamState = yield stream_info(app)
     if state.subjects <= sum(sizes.values()):
         return []
-    at, total = 0, 1
-    while at < total and len(sizes) < len(own) + UNKNOWN_MAX:
+    offset, total = 0, 1
+    while offset < total and len(sizes) < len(known_names) + UNKNOWN_MAX:
         subjects: list[str]
-        subjects, total = yield subjects_of(app, f"{app}.>", at)
+        subjects, total = yield subjects_of(app, f"{app}.>", offset)
         if not subjects:
             break
-        last = _aggregate_in(subjects[-1])
+        last_name = _aggregate_in(subjects[-1])
         for name in dict.fromkeys(map(_aggregate_in, subjects)):
-            if name not in sizes and len(sizes) < len(own) + UNKNOWN_MAX:
+            if name not in sizes and len(sizes) < len(known_names) + UNKNOWN_MAX:
                 _, sizes[name] = yield subjects_of(app, f"{app}.{name}.>", _BEYOND)
         # The subjects of one aggregate are adjacent, so the rest of the last aggregate's need not be listed.
-        at += next(index for index, subject in enumerate(subjects) if _aggregate_in(subject) == last)
-        at += max(1, sizes.get(last, 0))
-    unknown: list[UnknownAggregate] = []
+        offset += next(index for index, subject in enumerate(subjects) if _aggregate_in(subject) == last_name)
+        offset += max(1, sizes.get(last_name, 0))
+    errors: list[UnknownAggregate] = []
     for name, count in sorted(sizes.items()):
-        if name not in own:
-            unknown.append(_unknown_aggregate(app, name, count, (yield last_message(app, f"{app}.{name}.>"))))
-    return unknown
+        if name not in known_names:
+            errors.append(_unknown_aggregate(app, name, count, (yield last_message(app, f"{app}.{name}.>"))))
+    return errors
 
 
 def noted_unknown(state: StreamState, known: Collection[str]) -> Conversation[list[UnknownAggregate]]:
@@ -88,13 +88,13 @@ def noted_unknown(state: StreamState, known: Collection[str]) -> Conversation[li
 
     It is quick in a log of any length.
     """
-    unknown: list[UnknownAggregate] = []
+    errors: list[UnknownAggregate] = []
     for name in sorted(set(state.metadata.get(AGGREGATES, "").split()) - {*known, CLAIMS}):
         last: RawRecord | None = yield last_message(state.name, f"{state.name}.{name}.>")
         if last is not None:
             _, count = yield subjects_of(state.name, f"{state.name}.{name}.>", _BEYOND)
-            unknown.append(_unknown_aggregate(state.name, name, count, last))
-    return unknown
+            errors.append(_unknown_aggregate(state.name, name, count, last))
+    return errors
 
 
 def _aggregate_in(subject: str) -> str:
@@ -110,7 +110,9 @@ def _sample(state: StreamState) -> list[int]:
     first, last = max(1, state.first), state.last
     spread = LOOKS - _LAST
     positions = {first + (last - first) * number // spread for number in range(spread)}
-    return sorted(each for each in positions | set(range(last - _LAST + 1, last + 1)) if first <= each <= last)
+    return sorted(
+        position for position in positions | set(range(last - _LAST + 1, last + 1)) if first <= position <= last
+    )
 
 
 def _unknown_event(record: RawRecord, catalog: Catalog, aggregates: Collection[str] | None) -> UnknownEvent | None:

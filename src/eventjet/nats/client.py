@@ -77,7 +77,7 @@ def given_endpoint(nats: NatsClient, settings: Settings) -> Endpoint:
         state = "closed" if nats.is_closed else "draining" if nats.is_draining else "not connected"
         raise UsageError(f"The NATS client that was given is {state}. Give one that is connected.")
     scheme = client._current_server.uri.scheme
-    urls = [each for each in nats.servers if (each.scheme in WEBSOCKET) == (scheme in WEBSOCKET)]
+    urls = [url for url in nats.servers if (url.scheme in WEBSOCKET) == (scheme in WEBSOCKET)]
     return replace(
         Endpoint.of(settings),
         servers=tuple(f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}" for url in urls),
@@ -164,8 +164,8 @@ class LoopClient:
         tap.watchers.append(self._watcher)
         try:
             self._answers = await tap.subscribe(f"{self._exchanges.inbox}.*", self._exchanges.arrived)
-            for each in self._listening:
-                each.subscription = await tap.subscribe(each.subject, each.take, each.queue)
+            for listening in self._listening:
+                listening.subscription = await tap.subscribe(listening.subject, listening.take, listening.queue)
         except NatsError as error:
             raise Unreachable("NATS", f"it ended the connection at once ({reason_of(error)})", "Try again.") from None
         if nats.is_closed:  # a closed nats-py client does not reconnect
@@ -175,7 +175,7 @@ class LoopClient:
         return tap.greeting
 
     async def _dialled(self) -> NatsClient:
-        servers = [each.url for each in self.endpoint.addresses()]
+        servers = [address.url for address in self.endpoint.addresses()]
         bound_s = _CONNECT_S * (len(servers) + 1)
         try:
             return await self._opened_at(servers, bound_s)
@@ -191,14 +191,16 @@ class LoopClient:
         dialled.sock.close()
         try:
             addresses = self.endpoint.addresses()
-            return await self._opened_at([each.url for each in addresses if each.peer == dialled.peer], bound_s)
+            return await self._opened_at(
+                [address.url for address in addresses if address.peer == dialled.peer], bound_s
+            )
         except (OSError, NatsError, TimeoutError) as error:
             raise Unreachable("NATS", reason_of(self._fault or error), "Try again.") from None
 
     async def _opened_at(self, servers: list[str], bound_s: float) -> NatsClient:
         nats = NatsClient()
         addresses = self.endpoint.addresses()
-        needs_tls = any(each.tls and each.scheme not in WEBSOCKET for each in addresses)
+        needs_tls = any(address.tls and address.scheme not in WEBSOCKET for address in addresses)
         tap = Tap(nats, needs_tls=needs_tls, on_try=lambda: self._renew(nats))
         try:
             async with asyncio.timeout(bound_s):
@@ -213,7 +215,7 @@ class LoopClient:
 
     def _renew(self, nats: NatsClient) -> None:
         """Read certificates and keys for the next connection: their files may have changed since the last."""
-        if any(each.tls for each in self.endpoint.addresses()):
+        if any(address.tls for address in self.endpoint.addresses()):
             nats.options["tls"] = tls_context(self.endpoint)
         if self.endpoint.nkey is not None:
             cast("Any", nats)._public_nkey = login(self.endpoint, "")["nkey"]
@@ -269,9 +271,9 @@ class LoopClient:
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_S):
-                for each in (self._answers, *(served.subscription for served in self._listening)):
-                    if each is not None:
-                        await tap.unsubscribe(each)
+                for subscription in (self._answers, *(listening.subscription for listening in self._listening)):
+                    if subscription is not None:
+                        await tap.unsubscribe(subscription)
 
     # Requests.
 
@@ -351,9 +353,13 @@ class LoopClient:
 
         Returns once every message that the server has sent for them was taken, or the connection is lost.
         """
-        tap, nats, subscriptions = self._tap, self.nats, [each.subscription for each in served if each.subscription]
-        for each in served:
-            self._listening.remove(each)
+        tap, nats, subscriptions = (
+            self._tap,
+            self.nats,
+            [listening.subscription for listening in served if listening.subscription],
+        )
+        for listening in served:
+            self._listening.remove(listening)
         if tap is None or nats is None or not subscriptions:
             return
         leaving = asyncio.gather(*map(tap.unsubscribe, subscriptions))
@@ -399,7 +405,7 @@ class LoopClient:
     async def _with_room(self, what: str, wait_s: float) -> NatsClient:
         """Return the nats-py client once it takes a message; raises `StoreUnavailable` after `wait_s`."""
         loop = asyncio.get_running_loop()
-        until = loop.time() + wait_s
+        deadline = loop.time() + wait_s
         while not self._closed:
             if isinstance(self.unfit, Unreachable):
                 raise StoreUnavailable(what, str(self.unfit))
@@ -409,10 +415,10 @@ class LoopClient:
             if nats is not None and not self.is_own and (nats.is_draining or nats.is_closed):
                 state = "closed" if nats.is_closed else "draining"
                 raise StoreUnavailable(what, f"the NATS client that was given is {state}")
-            if roomy := self._roomy():
-                return roomy
+            if client := self._roomy():
+                return client
             is_connected = nats is not None and nats.is_connected
-            left_s = until - loop.time()
+            left_s = deadline - loop.time()
             if left_s <= 0:
                 reason = "the connection takes nothing" if is_connected else "there is no connection"
                 raise StoreUnavailable(what, f"{reason}{f' ({self._fault})' if self._fault else ''}")
@@ -425,7 +431,7 @@ class LoopClient:
                 async with asyncio.timeout_at(due):
                     await (asyncio.sleep(_ROOM_PAUSE_S) if is_connected else self._usable.wait())
             if (still_s := loop.time() - due) > STILL_S:
-                until += still_s
+                deadline += still_s
         raise ConnectionClosed
 
     def _open(self) -> None:
@@ -470,8 +476,8 @@ class LoopClient:
             self.unfit = fault
             self._exchanges.end_all(ConnectionLost(f"NATS at {self._peer}", fault.reason))
         elif not self._exchanges.denied(fault):
-            for tell in self.on_denied:
-                tell(fault)
+            for callback in self.on_denied:
+                callback(fault)
 
     def _lost(self, reason: str) -> None:
         self._usable.clear()
@@ -479,8 +485,8 @@ class LoopClient:
         if self._closed:
             return
         self._exchanges.end_all(ConnectionLost(f"NATS at {self._peer}", reason))
-        for forget in self.on_lost:
-            forget()
+        for callback in self.on_lost:
+            callback()
 
     def _informed(self) -> None:
         """Add the discovered servers of the cluster, each with the name that its certificate must have."""

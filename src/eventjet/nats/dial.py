@@ -120,12 +120,12 @@ def _await_control(dialled: Dialled, verb: bytes, deadline: float) -> bytes:
     """Wait for the first control line of this verb and return its argument; raises the error of an `-ERR` before it."""
     while True:
         while dialled.controls:
-            found, argument = dialled.controls.pop(0)
-            if found == b"-ERR":
+            received_verb, argument = dialled.controls.pop(0)
+            if received_verb == b"-ERR":
                 raise server_fault(argument.decode("utf-8", "replace"), dialled.peer)
-            if found == verb:
+            if received_verb == verb:
                 return argument
-            if found == b"INFO":
+            if received_verb == b"INFO":
                 # After the login: the limits of the account and the user.
                 dialled.info |= json.loads(argument)
         dialled.sock.settimeout(_left(deadline))
@@ -214,16 +214,16 @@ def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
         reason = getattr(error, "strerror", None) or "no path"
         # Only files that exist are named: a path may be the secret that should stand in the file.
         files = [path for path in (endpoint.tls_ca, endpoint.tls_cert, endpoint.tls_key) if path and is_file(path)]
-        named = ", ".join(map(str, files)) or f"of {endpoint!r}"
-        raise UsageError(f"The TLS files {named} cannot be used: {reason}. Give readable PEM.") from None
+        file_list = ", ".join(map(str, files)) or f"of {endpoint!r}"
+        raise UsageError(f"The TLS files {file_list} cannot be used: {reason}. Give readable PEM.") from None
     return context
 
 
 def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
         raise TimeoutError("gave no answer in time")
-    return left
+    return left_s
 
 
 def _refusal_of_client(error: Exception, endpoint: Endpoint, peer: str) -> Unauthorized | None:
@@ -233,8 +233,8 @@ def _refusal_of_client(error: Exception, endpoint: Endpoint, peer: str) -> Unaut
     """
     text = str(error).lower().replace("_", " ")
     if isinstance(error, ssl.SSLError) and "alert" in text and any(word in text for word in _CLIENT_CERTIFICATE):
-        which = f"the client certificate {endpoint.tls_cert}" if endpoint.tls_cert else "a client without certificate"
-        return Unauthorized(f"the connection to {peer}", f"it refuses {which}")
+        client = f"the client certificate {endpoint.tls_cert}" if endpoint.tls_cert else "a client without certificate"
+        return Unauthorized(f"the connection to {peer}", f"it refuses {client}")
     return None
 
 

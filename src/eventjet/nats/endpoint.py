@@ -89,15 +89,15 @@ class Endpoint:
     def __post_init__(self) -> None:
         if not self.servers:
             raise UsageError("No NATS server is named. Give at least one, for instance nats://127.0.0.1:4222.")
-        plain: list[str] = []
+        urls: list[str] = []
         for url in self.servers:
-            found = _parsed(url)
-            path = found.path if found.scheme in WEBSOCKET else ""
-            plain.append(f"{found.scheme}://{found.host}:{found.port or _PORTS.get(found.scheme, 4222)}{path}")
-            if found.user is not None:
-                self._take_userinfo(found.user, found.password)
-        object.__setattr__(self, "servers", tuple(plain))
-        if self.is_websocket and not all(url.startswith("ws") for url in plain):
+            server = _parsed(url)
+            path = server.path if server.scheme in WEBSOCKET else ""
+            urls.append(f"{server.scheme}://{server.host}:{server.port or _PORTS.get(server.scheme, 4222)}{path}")
+            if server.user is not None:
+                self._take_userinfo(server.user, server.password)
+        object.__setattr__(self, "servers", tuple(urls))
+        if self.is_websocket and not all(url.startswith("ws") for url in urls):
             raise UsageError("Some servers are WebSockets and some are not. Give one kind.")
 
     @property
@@ -107,7 +107,7 @@ class Endpoint:
 
     def __reduce__(self) -> str | tuple[object, ...]:
         check_picklable(self)
-        return (_endpoint, tuple(getattr(self, each.name) for each in fields(self)))
+        return (_endpoint, tuple(getattr(self, field.name) for field in fields(self)))
 
     def _take_userinfo(self, name: str, password: str | None) -> None:
         userinfo = {"token": name} if password is None else {"user": name, "password": password}
@@ -165,26 +165,26 @@ class Endpoint:
 
     def with_discovered(self, connect_urls: Iterable[str]) -> Endpoint:
         """Return the endpoint with the servers added that an INFO names in its `connect_urls`."""
-        named = {url.partition("://")[2] for url in self.servers}
-        told = {url for url in connect_urls if (found := parse(f"nats://{url}")) and found.is_server}
-        return replace(self, discovered=tuple(sorted({*self.discovered, *told} - named)))
+        configured_servers = {url.partition("://")[2] for url in self.servers}
+        announced_servers = {url for url in connect_urls if (server := parse(f"nats://{url}")) and server.is_server}
+        return replace(self, discovered=tuple(sorted({*self.discovered, *announced_servers} - configured_servers)))
 
     def addresses(self) -> list[Address]:
         """Return the addresses of all servers, in the order to try.
 
         If one server demands TLS, all do: they get the same credentials.
         """
-        named = [_parsed(url) for url in self.servers]
+        urls = [_parsed(url) for url in self.servers]
         tls = self.tls_first or bool(self.tls or self.tls_ca or self.tls_cert or self.tls_key)
-        tls = tls or any(url.scheme in ("tls", "wss") for url in named)
-        found = [_address(url, tls, _bare(url)) for url in named]
+        tls = tls or any(url.scheme in ("tls", "wss") for url in urls)
+        addresses = [_address(url, tls, _bare(url)) for url in urls]
         for url in map(_parsed, self.discovered):
             # Servers announce addresses, but certificates are issued for names. And an attacker may have written what
             # a server says before TLS: the owner of any name has a certificate for it, but not from a CA of our own.
-            own_name = not _is_ip(_bare(url)) and (self.tls_ca is not None or self.tls_first or not tls)
-            found.append(_address(url, tls, _bare(url if own_name else named[0])))
-        start = secrets.randbelow(len(found)) if self.shuffle else 0
-        return found[start:] + found[:start]
+            has_own_name = not _is_ip(_bare(url)) and (self.tls_ca is not None or self.tls_first or not tls)
+            addresses.append(_address(url, tls, _bare(url if has_own_name else urls[0])))
+        start = secrets.randbelow(len(addresses)) if self.shuffle else 0
+        return addresses[start:] + addresses[:start]
 
 
 def _is_ip(host: str) -> bool:

@@ -127,10 +127,10 @@ class Exchanges:
 
     def denied(self, fault: Forbidden) -> bool:
         """End the exchanges that published on the subject of a violation; return whether there were any."""
-        concerned = [each for each in self.waiting.values() if fault.subject in each.subjects]
-        for exchange in concerned:
+        exchanges = [exchange for exchange in self.waiting.values() if fault.subject in exchange.subjects]
+        for exchange in exchanges:
             exchange.end(fault)
-        return bool(concerned)
+        return bool(exchanges)
 
     def end_all(self, fault: Exception) -> None:
         """End every exchange with this error."""
@@ -155,19 +155,19 @@ class Exchanges:
         now = asyncio.get_running_loop().time()
         lateness_s, self._timer = now - self._timer.when(), None
         is_late = False
-        for each in self.waiting.values():
-            if each.fault is not None:
+        for exchange in self.waiting.values():
+            if exchange.fault is not None:
                 continue
             if lateness_s > STILL_S:
-                each.until += min(lateness_s, now - each.began)
-            if each.until > now:
-                self._look_by(min(each.until, now + min(LOOK_S, each.patience_s / 8)))
-            elif not each.is_overdue:
-                each.is_overdue = True
+                exchange.until += min(lateness_s, now - exchange.began)
+            if exchange.until > now:
+                self._look_by(min(exchange.until, now + min(LOOK_S, exchange.patience_s / 8)))
+            elif not exchange.is_overdue:
+                exchange.is_overdue = True
                 self._look_by(now + _OVERDUE_S)
             else:
-                reason = f"no answer within {each.patience_s:g} s"
-                each.end(StoreUnavailable(next(iter(each.subjects)), reason))
+                reason = f"no answer within {exchange.patience_s:g} s"
+                exchange.end(StoreUnavailable(next(iter(exchange.subjects)), reason))
                 is_late = True
         if is_late:
             self._on_late()

@@ -69,41 +69,41 @@ def _parse(data: bytes, frames: list[Frame], controls: list[Control]) -> tuple[i
     size = len(data)
     find, append = data.find, frames.append
     while True:
-        line = find(b"\r", position)
-        if line < 0 or line + 2 > size:
+        line_end = find(b"\r", position)
+        if line_end < 0 or line_end + 2 > size:
             if size - position > LINE_MAX:
                 raise ValueError(f"a control line of more than {LINE_MAX} bytes")
             return position, size - position + 1
         if data[position] == 72:  # H
-            fields = data[position:line].split(b" ")
+            fields = data[position:line_end].split(b" ")
             if len(fields) == 6:
-                verb, subject, sid, reply, head, total = fields
+                verb, subject, sid, reply, header_size, total_size = fields
             else:
-                verb, subject, sid, head, total = fields
+                verb, subject, sid, header_size, total_size = fields
                 reply = b""
-            start = line + 2
-            end = start + int(total)
+            start = line_end + 2
+            end = start + int(total_size)
             if end + 2 > size:
                 return position, _needed(end + 2 - position)
-            body = start + int(head)
-            if verb != b"HMSG" or not start <= body <= end or data[end] != 13:
-                raise ValueError(f"a broken message: {data[position:line][:80]!r}")
-            append((sid, subject, reply, data[start:body], data[body:end]))
+            body_start = start + int(header_size)
+            if verb != b"HMSG" or not start <= body_start <= end or data[end] != 13:
+                raise ValueError(f"a broken message: {data[position:line_end][:80]!r}")
+            append((sid, subject, reply, data[start:body_start], data[body_start:end]))
             position = end + 2
         elif data[position] == 77:  # M
-            verb, subject, sid, *more = data[position:line].split(b" ")
-            reply, total = (b"", *more) if len(more) == 1 else more
-            start = line + 2
-            end = start + int(total)
+            verb, subject, sid, *rest = data[position:line_end].split(b" ")
+            reply, total_size = (b"", *rest) if len(rest) == 1 else rest
+            start = line_end + 2
+            end = start + int(total_size)
             if end + 2 > size:
                 return position, _needed(end + 2 - position)
             if verb != b"MSG" or start > end or data[end] != 13:
-                raise ValueError(f"a broken message: {data[position:line][:80]!r}")
+                raise ValueError(f"a broken message: {data[position:line_end][:80]!r}")
             append((sid, subject, reply, b"", data[start:end]))
             position = end + 2
         else:
-            controls.append(_control(data[position:line]))
-            position = line + 2
+            controls.append(_control(data[position:line_end]))
+            position = line_end + 2
 
 
 def _control(line: bytes) -> Control:
@@ -124,10 +124,10 @@ def publish_frame(subject: str | bytes, body: bytes = b"", *, reply: bytes = b""
 
     `headers` is a whole block, `NATS/1.0␍␊…␍␊␍␊`. Raises `UsageError` for an invalid subject.
     """
-    name, to = checked_subject(subject), reply + b" " if reply else b""
+    name, reply_to = checked_subject(subject), reply + b" " if reply else b""
     if headers:
-        return b"HPUB %b %b%d %d\r\n%b%b\r\n" % (name, to, len(headers), len(headers) + len(body), headers, body)
-    return b"PUB %b %b%d\r\n%b\r\n" % (name, to, len(body), body)
+        return b"HPUB %b %b%d %d\r\n%b%b\r\n" % (name, reply_to, len(headers), len(headers) + len(body), headers, body)
+    return b"PUB %b %b%d\r\n%b\r\n" % (name, reply_to, len(body), body)
 
 
 def subscribe_frame(subject: str | bytes, sid: bytes, queue: str = "") -> bytes:

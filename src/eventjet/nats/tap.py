@@ -91,8 +91,8 @@ class Tap:
         missing = [name for name in _PRIVATE if not hasattr(client, name)]
         missing = missing or [f"_ps.{name}" for name in _OF_PARSER if not hasattr(client._ps, name)]
         if missing:
-            lacks = f"nats-py {version('nats-py')} has no {missing[0]}"
-            raise UsageError(f"{lacks}, which eventjet needs. Install nats-py 2.16.")
+            problem = f"nats-py {version('nats-py')} has no {missing[0]}"
+            raise UsageError(f"{problem}, which eventjet needs. Install nats-py 2.16.")
         self.watchers: list[Watcher] = []
         self.last_error: Exception | None = None
         self.room = asyncio.Semaphore(REQUESTS_MAX)
@@ -141,19 +141,19 @@ class Tap:
 
     async def unsubscribe(self, subscription: Subscription) -> None:
         """End a subscription once every message that the server has sent for it was taken."""
-        ours: Any = subscription
+        nats_subscription: Any = subscription
         try:
             with suppress(NatsError):
                 # nats-py's `drain` sends its PING ahead of the UNSUB, and drops what the server sends in between.
-                await self._nats._send_unsubscribe(ours._id)
+                await self._nats._send_unsubscribe(nats_subscription._id)
                 await self._nats._flush_pending(force_flush=True)
                 await self._nats.flush(60)  # the caller may be cancelled before
         finally:
             # nats-py subscribes anew to what it could not drain.
-            self._nats._remove_sub(ours._id)
-            self._takers.pop(ours._cb, None)
-            ours._stop_processing()
-            ours._closed = True
+            self._nats._remove_sub(nats_subscription._id)
+            self._takers.pop(nats_subscription._cb, None)
+            nats_subscription._stop_processing()
+            nats_subscription._closed = True
 
     def taker(self, sid: int) -> Callable[[list[Frame]], object] | None:
         """Return the `take` of a subscription; None for a subscription that others have made."""
@@ -163,7 +163,7 @@ class Tap:
     def hears(self, subject: str) -> bool:
         """Return whether any subscription of the client, whoever made it, matches a subject."""
         tokens = subject.split(".")
-        return any(_matches(each._subject.split("."), tokens) for each in self._nats._subs.values())
+        return any(_matches(subscription._subject.split("."), tokens) for subscription in self._nats._subs.values())
 
     async def failed(self, error: Exception) -> None:
         """Report an error of the client to all watchers and to the client's own callback; nats-py's `error_cb`."""
@@ -230,13 +230,13 @@ class Tap:
 
     async def _logging_in(self) -> None:
         self._nats._ps.reset()  # nats-py does so only where it is reconnecting
-        transport, came = self._nats._transport, b""
+        transport, line = self._nats._transport, b""
         read: Callable[[], Awaitable[bytes]] = transport.readline
 
         async def readline() -> bytes:
-            nonlocal came
-            came = await read()
-            return came
+            nonlocal line
+            line = await read()
+            return line
 
         transport.readline = readline
         try:
@@ -247,7 +247,7 @@ class Tap:
         finally:
             del transport.readline
         # Over a WebSocket, the limits of the user come in one frame with the PONG, and nats-py reads only the PONG.
-        await self._nats._ps.parse(came.partition(b"PONG\r\n")[2])
+        await self._nats._ps.parse(line.partition(b"PONG\r\n")[2])
 
     async def _broken(self, error: Exception) -> None:
         match error:
@@ -292,13 +292,13 @@ class Tap:
 
     def _drop(self, inbox: bytes) -> None:
         # The messages of a batch before its last have no reply subject; the server drops a batch without an end.
-        kept = [
+        commands = [
             command
             for command in self._nats._pending
             if inbox not in command.split(b"\r\n", 1)[0] and b"\r\nNats-Batch-Id: " not in command
         ]
-        self._nats._pending = kept
-        self._nats._pending_data_size = sum(map(len, kept))
+        self._nats._pending = commands
+        self._nats._pending_data_size = sum(map(len, commands))
 
 
 class _Parser:
@@ -326,8 +326,8 @@ class _Parser:
         if self._nats.is_closed or self._nats.is_reconnecting:
             return
         if self._wake is None:
-            before, self._before = self._before, None
-            self._feed((b"" if before is None else _unparsed(before)) + data)
+            previous_parser, self._before = self._before, None
+            self._feed((b"" if previous_parser is None else _unparsed(previous_parser)) + data)
             stream = getattr(self._nats._transport, "_io_reader", None)  # a WebSocket has none
             if stream is not None and 0 < len(data) < DEFAULT_BUFFER_SIZE:
                 wake = self._wake = stream.feed_data
@@ -356,17 +356,17 @@ class _Parser:
             if verb == b"-ERR":
                 # Reported before the answer to the permitted messages of the same batch.
                 self._tap.said(_text(argument))
-        others: list[Frame] = []
+        other_frames: list[Frame] = []
         for sid, group in groupby(frames, _sid_of):
             messages, take = list(group), self._tap.taker(int(sid))
             if take is None:
-                others += messages
+                other_frames += messages
                 continue
             self._nats.stats["in_msgs"] += len(messages)
             self._nats.stats["in_bytes"] += sum([len(frame[4]) for frame in messages])
             take(messages)
-        if others or controls:
-            self._left.append((others, controls))
+        if other_frames or controls:
+            self._left.append((other_frames, controls))
 
     async def _took(self, frames: list[Frame], controls: list[Control]) -> None:
         for sid, subject, reply, headers, body in frames:
@@ -406,9 +406,9 @@ def _unparsed(parser: Any) -> bytes:
     if parser.state == AWAITING_CONTROL_LINE:
         return bytes(parser.buf)
     verb, head = (b"HMSG", b"%d " % parser.header_needed) if parser.header_needed else (b"MSG", b"")
-    name = parser.msg_arg
-    reply = name["reply"] + b" " if name["reply"] else b""
-    return b"%b %b %d %b%b%d\r\n%b" % (verb, name["subject"], name["sid"], reply, head, parser.needed, parser.buf)
+    fields = parser.msg_arg
+    reply = fields["reply"] + b" " if fields["reply"] else b""
+    return b"%b %b %d %b%b%d\r\n%b" % (verb, fields["subject"], fields["sid"], reply, head, parser.needed, parser.buf)
 
 
 def _text(argument: bytes) -> str:
@@ -419,7 +419,7 @@ def _matches(pattern: list[str], tokens: list[str]) -> bool:
     if pattern[-1] == ">":
         pattern = [*pattern[:-1], *("*" * (len(tokens) - len(pattern) + 1) or ">")]
     return len(pattern) == len(tokens) and all(
-        ours in ("*", token) for ours, token in zip(pattern, tokens, strict=True)
+        pattern_token in ("*", token) for pattern_token, token in zip(pattern, tokens, strict=True)
     )
 
 
