@@ -95,8 +95,8 @@ def aggregate_of(app: Application, name: str) -> tuple[Any, AggregateInfo]:
     for cls, info in app.aggregates.items():
         if info.name == name:
             return cls, info
-    known = sorted(info.name for info in app.aggregates.values())
-    raise UsageError(f"The app {app.name!r} has no aggregate {name!r}. {meant(name, known)}It has {listed(known)}.")
+    names = sorted(info.name for info in app.aggregates.values())
+    raise UsageError(f"The app {app.name!r} has no aggregate {name!r}. {meant(name, names)}It has {listed(names)}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,9 +170,9 @@ class AppRef:
     def function(self) -> Callable[..., Any]:
         """Import a function, where the reference names one instead of an app; raises `UsageError` for anything else."""
         module = self._imported()
-        named: Any = getattr(module, self.attribute, None)
-        if callable(named) and not isinstance(named, type):
-            return named
+        target: Any = getattr(module, self.attribute, None)
+        if callable(target) and not isinstance(target, type):
+            return target
         functions = [name for name, value in vars(module).items() if inspect.isfunction(value)]
         hint = "" if hasattr(module, self.attribute) else f"There is no such name. {meant(self.attribute, functions)}"
         raise UsageError(
@@ -194,34 +194,34 @@ class AppRef:
             ) from error
         except ModuleNotFoundError as error:
             raise self._not_found(error) from error
-        except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the application's
-            error = UnexpectedExit.instead_of(raised)
+        except BaseException as exception:  # noqa: BLE001 - whatever it is, it is the application's
+            error = UnexpectedExit.instead_of(exception)
             raise UsageError(
-                f"The module {self.module!r} failed when it was imported: {type(raised).__name__}: {raised}. "
+                f"The module {self.module!r} failed when it was imported: {type(exception).__name__}: {exception}. "
                 "Fix it first."
             ) from error
 
     def _no_app(self, module: ModuleType) -> UsageError:
         apps = sorted(name for name, value in vars(module).items() if _is_app(value))
         hint = f"It holds {listed(apps)}." if apps else "It holds no App."
-        below = f"{self.module}.{self.attribute}"
+        module_name = f"{self.module}.{self.attribute}"
         if not apps and self.attribute in _modules_below(module):
-            hint = f"It is a module: name an App that it holds, as in {below}:app."
+            hint = f"It is a module: name an App that it holds, as in {module_name}:app."
         elif not hasattr(module, self.attribute):
             hint = f"There is no such name. {meant(self.attribute, apps)}{hint}"
         return UsageError(f"{self.attribute!r} in the module {self.module!r} is not an App. {hint}")
 
     def _not_found(self, error: ModuleNotFoundError) -> UsageError:
         if error.name and (self.module == error.name or self.module.startswith(error.name + ".")):
-            where = f" in {', '.join(self.path)}" if self.path else ""
+            searched = f" in {', '.join(self.path)}" if self.path else ""
             package, dot, _ = error.name.rpartition(".")
-            beside = _modules_below(sys.modules.get(package)) if package else _modules_in(self.path)
-            near = meant(error.name, [f"{package}{dot}{name}" for name in beside])
+            neighbours = _modules_below(sys.modules.get(package)) if package else _modules_in(self.path)
+            hint = meant(error.name, [f"{package}{dot}{name}" for name in neighbours])
             if self.module.endswith(".py"):
-                near = f"Write the module's name, not its file's: {self.module.removesuffix('.py')}:{self.attribute}. "
+                hint = f"Write the module's name, not its file's: {self.module.removesuffix('.py')}:{self.attribute}. "
             return UsageError(
-                f"There is no module {error.name!r} for '{self.module}:{self.attribute}'{where}. "
-                f"{near}Run from the folder that holds it, or name that folder with --app-dir."
+                f"There is no module {error.name!r} for '{self.module}:{self.attribute}'{searched}. "
+                f"{hint}Run from the folder that holds it, or name that folder with --app-dir."
             )
         return UsageError(
             f"The module {self.module!r} needs {error.name!r}, which is not installed. Install it and try again."
@@ -230,9 +230,9 @@ class AppRef:
     def _module(self) -> ModuleType:
         if self.file is None:
             return importlib.import_module(self.module)
-        running = sys.modules["__main__"]
-        if getattr(running, "__file__", None) and Path(str(running.__file__)).resolve() == Path(self.file):
-            return running
+        main = sys.modules["__main__"]
+        if getattr(main, "__file__", None) and Path(str(main.__file__)).resolve() == Path(self.file):
+            return main
         if not Path(self.file).exists():
             return importlib.import_module(Path(self.file).stem)
         return sys.modules.get(_MAIN) or _imported_from(self.file)
@@ -263,7 +263,7 @@ def _modules_below(package: ModuleType | None) -> list[str]:
 
 
 def _modules_in(path: Iterable[str]) -> list[str]:
-    return sorted(one.name for one in pkgutil.iter_modules(list(path)))
+    return sorted(module.name for module in pkgutil.iter_modules(list(path)))
 
 
 def _is_app(value: object) -> bool:

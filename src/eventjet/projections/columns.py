@@ -59,14 +59,14 @@ def plain(kind: sa.TypeEngine[Any]) -> sa.TypeEngine[Any]:
 def stored(kind: sa.TypeEngine[Any], dialect: Dialect) -> sa.TypeEngine[Any]:
     """Return the type that a database is asked for: its own variant, or the type that a decorator loads for it."""
     variants: Mapping[str, Any] = getattr(kind, "_variant_mapping", {})
-    own = variants.get(dialect.name, kind)
-    return stored(own.type_engine(dialect), dialect) if isinstance(own, sa.TypeDecorator) else own
+    variant = variants.get(dialect.name, kind)
+    return stored(variant.type_engine(dialect), dialect) if isinstance(variant, sa.TypeDecorator) else variant
 
 
 def element(kind: sa.TypeEngine[Any], dialect: Dialect) -> sa.TypeEngine[Any]:
     """Return the type that a database stores; for an array, that of its elements."""
-    own = stored(kind, dialect)
-    return stored(cast("Any", own).item_type, dialect) if isinstance(own, sa.ARRAY) else own
+    stored_type = stored(kind, dialect)
+    return stored(cast("Any", stored_type).item_type, dialect) if isinstance(stored_type, sa.ARRAY) else stored_type
 
 
 def unsupported(kind: sa.TypeEngine[Any]) -> str | None:
@@ -75,7 +75,7 @@ def unsupported(kind: sa.TypeEngine[Any]) -> str | None:
     if type(kind) not in _SUPPORTED:
         return f"has the type {kind!r}, which eventjet cannot keep exactly"
     variants: Mapping[str, Any] = getattr(kind, "_variant_mapping", {})
-    if any(plain(other) is other and not isinstance(other, sa.JSON) for other in variants.values()):
+    if any(plain(variant) is variant and not isinstance(variant, sa.JSON) for variant in variants.values()):
         return "has a type with variants, which could differ between databases"
     if isinstance(kind, sa.Float):
         if kind.asdecimal:
@@ -106,19 +106,19 @@ def normaliser(kind: sa.TypeEngine[Any]) -> Convert:
         return double
     if isinstance(kind, sa.Numeric):
         return any_numeric if kind.precision is None else numeric(kind.precision, kind.scale or 0)
-    for known, bits in _BITS:
-        if isinstance(kind, known):
+    for column_type, bits in _BITS:
+        if isinstance(kind, column_type):
             return integer(bits)
     if isinstance(kind, sa.DateTime):
         return instant if kind.timezone else wall_time
-    return next(convert for known, convert in _SIMPLE if isinstance(kind, known))
+    return next(convert for column_type, convert in _SIMPLE if isinstance(kind, column_type))
 
 
 def key_check(column: Column[Any], parts: int) -> Convert:
     """Return the check of one column of a key of `parts` columns; PostgreSQL indexes at most about 2,700 bytes."""
     check = normaliser(column.type)
-    most = _KEY_BYTES // parts
-    short = most // 4
+    max_bytes = _KEY_BYTES // parts
+    short = max_bytes // 4
     length = column.type.length if isinstance(column.type, sa.String) and not isinstance(column.type, sa.Enum) else 0
     shortest = short if length is None else min(short, length)
 
@@ -129,8 +129,8 @@ def key_check(column: Column[Any], parts: int) -> Convert:
         if value is None:
             raise ValueError("a key cannot be None")
         fitted = check(value)
-        if type(fitted) is str and len(fitted) > short and len(fitted.encode()) > most:
-            raise ValueError(f"a key of this table holds {most} bytes of text in each column")
+        if type(fitted) is str and len(fitted) > short and len(fitted.encode()) > max_bytes:
+            raise ValueError(f"a key of this table holds {max_bytes} bytes of text in each column")
         return fitted
 
     return check_key
@@ -317,12 +317,12 @@ def one_of(labels: Mapping[str, Any]) -> Convert:
 
     def check(value: Any) -> Any:
         try:
-            found = members[value]
+            member = members[value]
         except (KeyError, TypeError):
             raise ValueError(f"it takes {', '.join(map(str, members))}") from None
-        if isinstance(found, Enum) and not isinstance(value, Enum):
-            raise ValueError(f"it takes {type(found).__name__}, not {_kind(value)}")
-        return found
+        if isinstance(member, Enum) and not isinstance(value, Enum):
+            raise ValueError(f"it takes {type(member).__name__}, not {_kind(value)}")
+        return member
 
     return check
 

@@ -39,11 +39,11 @@ def fingerprint(roots: tuple[Any, ...]) -> str:
     for root in roots:
         root = inspect.unwrap(root) if callable(root) else root
         module = sys.modules.get(getattr(root, "__module__", ""))
-        named = _definitions_of(module)
+        by_name = _definitions_of(module)
         path = str(getattr(root, "__qualname__", "")).split(".")
-        if path[0] not in named:
+        if path[0] not in by_name:
             return ""
-        for name, definitions in sorted(_reached(path[0], named, vars(module)).items()):
+        for name, definitions in sorted(_reached(path[0], by_name, vars(module)).items()):
             digest.update(f"{name}\0".encode())
             for definition in definitions:
                 digest.update(_digest_and_names(definition)[0])
@@ -61,11 +61,11 @@ def _definitions_of(module: ModuleType | None) -> Mapping[str, Sequence[ast.stmt
 @lru_cache(maxsize=16)
 def _definitions(source: str) -> Mapping[str, Sequence[ast.stmt]]:
     """Parse a module's source, once for all its projections, into top-level statements by the name they define."""
-    named: dict[str, list[ast.stmt]] = {}
+    by_name: dict[str, list[ast.stmt]] = {}
     for statement in _statements(ast.parse(source).body):
         for name in dict.fromkeys((*_bound(statement), *_changed(statement))):
-            named.setdefault(name, []).append(statement)
-    return named
+            by_name.setdefault(name, []).append(statement)
+    return by_name
 
 
 def _bound(statement: ast.stmt) -> Iterator[str]:
@@ -84,14 +84,14 @@ def _changed(statement: ast.stmt) -> Iterator[str]:
     The names that a decorator is taken from count too, as in `@rate.register`.
     """
     is_definition, is_call = isinstance(statement, _DEFINITIONS), isinstance(statement, ast.Expr)
-    for part in statement.decorator_list if isinstance(statement, _DEFINITIONS) else [statement]:
-        for node in ast.walk(part):
+    for tree in statement.decorator_list if isinstance(statement, _DEFINITIONS) else [statement]:
+        for node in ast.walk(tree):
             if isinstance(node, ast.Attribute | ast.Subscript):
                 if is_definition or is_call or not isinstance(node.ctx, ast.Load):
                     yield from _owner(node)
             elif is_call and isinstance(node, ast.Call):
-                for given in (*node.args, *(each.value for each in node.keywords)):
-                    yield from _owner(given)
+                for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+                    yield from _owner(argument)
 
 
 def _owner(node: ast.expr) -> Iterator[str]:
@@ -118,10 +118,10 @@ def _counted(statements: Sequence[ast.stmt], value: Any) -> Sequence[ast.stmt]:
     if isinstance(value, Table | MetaData):
         return []
     if isinstance(value, ModuleType):
-        return [each for each in statements if not isinstance(each, (*_DEFINITIONS, ast.Expr))]
+        return [statement for statement in statements if not isinstance(statement, (*_DEFINITIONS, ast.Expr))]
     if isinstance(value, type) and is_event(value):
-        bodies = [each.body for each in statements if isinstance(each, ast.ClassDef)]
-        return [each for body in bodies for each in body if isinstance(each, _FUNCTIONS)]
+        bodies = [statement.body for statement in statements if isinstance(statement, ast.ClassDef)]
+        return [statement for body in bodies for statement in body if isinstance(statement, _FUNCTIONS)]
     return statements
 
 
@@ -132,14 +132,14 @@ def _statements(body: Iterable[ast.AST]) -> Iterator[ast.stmt]:
             yield statement
         elif isinstance(statement, ast.Import | ast.ImportFrom):
             # An alias counts as an assignment of the imported name, whatever module that comes from.
-            for each in statement.names:
-                if each.asname is not None:
-                    yield ast.Assign([ast.Name(each.asname, ast.Store())], ast.Name(each.name, ast.Load()))
+            for alias in statement.names:
+                if alias.asname is not None:
+                    yield ast.Assign([ast.Name(alias.asname, ast.Store())], ast.Name(alias.name, ast.Load()))
         else:
             # The names that `if (rate := 2) > 1:`, `for rate in rates:` and `with opened() as rate:` bind.
-            inner = [each for part in _BLOCKS for each in getattr(statement, part, ())]
-            header = [each for each in ast.iter_child_nodes(statement) if each not in inner]
-            if any(isinstance(getattr(node, "ctx", None), ast.Store) for each in header for node in ast.walk(each)):
+            inner = [child for block in _BLOCKS for child in getattr(statement, block, ())]
+            header = [child for child in ast.iter_child_nodes(statement) if child not in inner]
+            if any(isinstance(getattr(node, "ctx", None), ast.Store) for child in header for node in ast.walk(child)):
                 yield ast.Expr(ast.List(cast("list[ast.expr]", header), ast.Load()))
             yield from _statements(inner)
 
@@ -149,22 +149,22 @@ def _reached(
 ) -> dict[str, Sequence[ast.stmt]]:
     """Return the definitions of a name and of everything in the module that they name, directly or indirectly."""
     reached: dict[str, Sequence[ast.stmt]] = {}
-    waiting = [name]
-    while waiting:
-        name = waiting.pop()
+    pending = [name]
+    while pending:
+        name = pending.pop()
         if name in reached or name not in named:
             continue
         reached[name] = _counted(named[name], values.get(name))
         for definition in reached[name]:
-            waiting += _digest_and_names(definition)[1]
+            pending += _digest_and_names(definition)[1]
     return reached
 
 
 def _tokens(tree: ast.AST) -> Iterator[str]:
     """Yield a syntax tree of any depth, without docstrings, as the same tokens in every version of Python."""
-    waiting: list[Any] = [tree]
-    while waiting:
-        node: Any = waiting.pop()
+    pending: list[Any] = [tree]
+    while pending:
+        node: Any = pending.pop()
         children: list[Any] = []
         if isinstance(node, list):
             children = cast("list[Any]", node)
@@ -178,4 +178,4 @@ def _tokens(tree: ast.AST) -> Iterator[str]:
             yield f"{type(node).__name__} {' '.join(fields)}"
         else:
             yield repr(node)
-        waiting += reversed(children)
+        pending += reversed(children)

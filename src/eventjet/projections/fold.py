@@ -48,15 +48,15 @@ class Fold:
 
     def keys(self, events: Iterable[Recorded[Any]]) -> list[RowKey]:
         """Return every key that the events touch, once; raises `HandlerFailed`."""
-        found: dict[RowKey, None] = {}
+        keys: dict[RowKey, None] = {}
         keys_of = self._resolved.keys_of
         event: Recorded[Any] | None = None
         try:
             for event in events:
-                found.update(dict.fromkeys(keys_of(event)))
+                keys.update(dict.fromkeys(keys_of(event)))
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises names its event
             self._fail(event, error)
-        return list(found)
+        return list(keys)
 
     def each_key(self, events: Sequence[Recorded[Any]]) -> list[RowKey] | None:
         """Return the key of each event, for `__call__`; None where an event may touch several keys.
@@ -66,11 +66,11 @@ class Fold:
         key_of = self._resolved.key_of
         if key_of is None:
             return None
-        coming = iter(events)
+        remaining = iter(events)
         try:
-            return [key_of(event) for event in coming]
+            return [key_of(event) for event in remaining]
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises names its event
-            self._fail(events[len(events) - length_hint(coming) - 1], error)
+            self._fail(events[len(events) - length_hint(remaining) - 1], error)
 
     def __call__(
         self, rows: Mapping[RowKey, Any], events: Iterable[Recorded[Any]], each_key: Sequence[RowKey] | None = None
@@ -112,7 +112,7 @@ class Fold:
     def _append(self, events: Iterable[Recorded[Any]]) -> Rows:
         codec = self._codec
         alone = len(self._resolved.key_columns) == 1
-        made: Rows = {}
+        rows: Rows = {}
         event: Recorded[Any] | None = None
         try:
             for event in events:
@@ -121,10 +121,10 @@ class Fold:
                     key = (event.position,) if alone else (event.position, index)
                     if codec.key(fitted) != key or (alone and index):
                         raise ValueError(_stranger(codec.key(fitted), (event.position, index)))
-                    made[key] = fitted
+                    rows[key] = fitted
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises names its event
             self._fail(event, error)
-        return made
+        return rows
 
     def _fail(self, event: Recorded[Any] | None, raised: BaseException) -> NoReturn:
         error = UnexpectedExit.instead_of(raised)
@@ -155,9 +155,9 @@ def row_steps(
             before = changed_by_now(key, _UNCHANGED)
             if before is _UNCHANGED:
                 before = before_batch(key)
-            given = own_copy(before) if is_open else before
-            after = apply(given, event, key) if fold is None else fold(given, event)
-            if after is given and (given is before or is_same(given, before)):
+            argument = own_copy(before) if is_open else before
+            after = apply(argument, event, key) if fold is None else fold(argument, event)
+            if after is argument and (argument is before or is_same(argument, before)):
                 continue
             if after is not None:
                 after = normalise(after, before)
@@ -307,15 +307,15 @@ class ParkingFold:
 
     def keys(self, offers: Iterable[Offered]) -> list[RowKey]:
         """Return every key that the decoded events touch, once; an event whose key raises fails again in the fold."""
-        found: dict[RowKey, None] = {}
+        keys: dict[RowKey, None] = {}
         key_of = self._key_of
         for offer in offers:
             if offer.event is not None:
                 try:
-                    found[key_of(offer.event)] = None
+                    keys[key_of(offer.event)] = None
                 except BaseException:  # noqa: BLE001, S112 - the fold parks it
                     continue
-        return list(found)
+        return list(keys)
 
     def __call__(self, rows: Mapping[RowKey, Any], offers: Iterable[Offered], blocked: BlockedAggregates) -> Sorted:
         """Fold the events that are not blocked, and quarantine the others; changes none of the arguments.
@@ -323,24 +323,26 @@ class ParkingFold:
         Changed rows are normalised; None stands for a deleted row.
         """
         key_of = self._key_of
-        aggregates, known = blocked.aggregates, blocked.known
+        aggregates, resolutions = blocked.aggregates, blocked.known
         changed: Rows = {}
         take, _ = row_steps(self._resolved, self._codec, rows, changed)
         parked: list[Parked] = []
-        fresh: set[AggregateKey] = set()
+        newly_blocked: set[AggregateKey] = set()
         for offer in offers:
-            if (aggregates or fresh or known) and _waits(offer, aggregates, known, fresh, parked):
+            if (aggregates or newly_blocked or resolutions) and _waits(
+                offer, aggregates, resolutions, newly_blocked, parked
+            ):
                 continue
             try:
                 if offer.error is not None:
                     raise offer.error
                 if offer.event is not None:
                     take(((offer.event, key_of(offer.event)),))
-            except BaseException as raised:  # noqa: BLE001 - whatever it is, it is kept with its event
-                error = UnexpectedExit.instead_of(raised)
-                fresh.add(offer.aggregate_key)
+            except BaseException as exception:  # noqa: BLE001 - whatever it is, it is kept with its event
+                error = UnexpectedExit.instead_of(exception)
+                newly_blocked.add(offer.aggregate_key)
                 parked.append(parked_for(offer, error, private=self._resolved.is_private))
-        return Sorted(without_ghosts(changed, rows), parked, fresh)
+        return Sorted(without_ghosts(changed, rows), parked, newly_blocked)
 
 
 def _waits(
@@ -382,8 +384,8 @@ def parked_for(offer: Offered, error: Exception, *, private: bool) -> Parked:
 
     `private` keeps personal data out of the reason and the traceback.
     """
-    told = _storable(traceback_of(error, private=private))
-    return _parked_as(offer, PARKED, _reason(error, private=private), told, offer.record[4])
+    traceback = _storable(traceback_of(error, private=private))
+    return _parked_as(offer, PARKED, _reason(error, private=private), traceback, offer.record[4])
 
 
 def is_of(event_id: str, record: RawRecord | None) -> bool:

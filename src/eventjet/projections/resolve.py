@@ -98,15 +98,15 @@ class ResolvedProjection:
         fold = self.fold_alone
         if fold is not None:
             return fold(row, event)
-        (only, *more) = key
-        return cast("Any", self.declared).fold(row, event, key if more else only)
+        (only, *rest) = key
+        return cast("Any", self.declared).fold(row, event, key if rest else only)
 
     def entries(self, event: Recorded[Any]) -> Sequence[Any]:
         """Call the projection's own function for one event; the rows it returns are not normalised."""
-        made = cast("Entries[Any, Any]", self.declared).rows(event)
-        if made is None:
+        rows = cast("Entries[Any, Any]", self.declared).rows(event)
+        if rows is None:
             return ()
-        return cast("Sequence[Any]", made) if isinstance(made, list | tuple) else (made,)
+        return cast("Sequence[Any]", rows) if isinstance(rows, list | tuple) else (rows,)
 
 
 def resolve(declared: Projection[Any, Any] | Entries[Any, Any], catalog: Catalog) -> ResolvedProjection:
@@ -114,8 +114,8 @@ def resolve(declared: Projection[Any, Any] | Entries[Any, Any], catalog: Catalog
     check = _Resolving(declared, catalog)
     resolved = check.resolved()
     if resolved is None or check.faults:
-        where = f"projection {declared.name!r}"
-        raise DefinitionError([f"{where}: {fault}" for fault in check.faults])
+        subject = f"projection {declared.name!r}"
+        raise DefinitionError([f"{subject}: {fault}" for fault in check.faults])
     return resolved
 
 
@@ -162,10 +162,10 @@ def name_faults(name: str, revision: int) -> list[str]:
 def call_faults(function: Callable[..., Any], arguments: Sequence[str]) -> Iterator[str]:
     """Yield what keeps a pure function from being called with these arguments, for the value that it returns."""
     name = shown_name(function)
-    called: Any = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004 - of an object
-    if inspect.iscoroutinefunction(called) or inspect.isasyncgenfunction(called):
+    target: Any = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004 - of an object
+    if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
         yield f"{name} is an `async def`; it is called and never awaited, so write it without effects, as a plain `def`"
-    elif inspect.isgeneratorfunction(called) and "row" in arguments:
+    elif inspect.isgeneratorfunction(target) and "row" in arguments:
         yield f"{name} yields; it must return the row"
     signature = inspect.signature(function)
     try:
@@ -199,7 +199,7 @@ class _Resolving:
         if row_type is None or self.faults:
             return None
         functions = (declared.rows,) if isinstance(declared, Entries) else (declared.fold, declared.key, declared.keys)
-        code = fingerprint((*(each for each in functions if each is not None), row_type))
+        code = fingerprint((*(function for function in functions if function is not None), row_type))
         self.declared = declared = _guarded(declared, events)
         key_of, keys_of = self._keys()
         return ResolvedProjection(
@@ -224,13 +224,13 @@ class _Resolving:
         if len(names) <= index:
             return ()  # `_check_calls` says so.
         try:
-            found = recorded_events_of(self.function, names[index])
+            event_types = recorded_events_of(self.function, names[index])
         except DefinitionError as error:
             self.faults.extend(error.faults)
             return ()
-        if strangers := ", ".join(shown_name(one) for one in found if one not in self.catalog):
-            self.faults.append(f"it takes {strangers}, which no aggregate of the app folds")
-        return found
+        if unknown := ", ".join(shown_name(event_type) for event_type in event_types if event_type not in self.catalog):
+            self.faults.append(f"it takes {unknown}, which no aggregate of the app folds")
+        return event_types
 
     def _row_type(self) -> type | None:
         try:
@@ -238,31 +238,31 @@ class _Resolving:
         except DefinitionError as error:
             self.faults.extend(error.faults)
             return None
-        listed = not isinstance(self.declared, Projection)
-        found = {_item(one) if listed else one for one in union_members(hint)}
-        if len(found) != 1 or not is_dataclass(only := next(iter(found))) or not isinstance(only, type):
+        is_entries = not isinstance(self.declared, Projection)
+        row_types = {_item(member) if is_entries else member for member in union_members(hint)}
+        if len(row_types) != 1 or not is_dataclass(row_type := next(iter(row_types))) or not isinstance(row_type, type):
             self.faults.append(f"{shown_name(self.function)} must be annotated to return one dataclass, or None")
             return None
-        return only
+        return row_type
 
     def _check_keys(self, events: Sequence[type]) -> None:
-        where = f"the primary key of {self.table.name!r}"
+        subject = f"the primary key of {self.table.name!r}"
         if not self.key_columns:
-            self.faults.append(f"{where} is missing; it is the projection's key")
+            self.faults.append(f"{subject} is missing; it is the projection's key")
             return
         types = [_key_type(column) for column in self.key_columns]
         for column, kind in zip(self.key_columns, types, strict=True):
             if kind is None:
-                self.faults.append(f"{where} has {column.name!r}, which is not text, integer, UUID or date")
+                self.faults.append(f"{subject} has {column.name!r}, which is not text, integer, UUID or date")
             if isinstance(column.type, sa.String) and column.type.collation:
-                self.faults.append(f"{where} has {column.name!r} with a collation, which may take two keys for one")
+                self.faults.append(f"{subject} has {column.name!r} with a collation, which may take two keys for one")
         if isinstance(self.declared, Entries):
             if types not in ([int], [int, int]) or not isinstance(self.key_columns[0].type, sa.BigInteger):
-                self.faults.append(f"{where} must be the position, a BigInteger, alone or with an integer index")
+                self.faults.append(f"{subject} must be the position, a BigInteger, alone or with an integer index")
             return
         expected = self._declared_key(events)
         if expected is not None and expected != types:
-            self.faults.append(f"{where} is ({_shown(types)}), and the projection's key is ({_shown(expected)})")
+            self.faults.append(f"{subject} is ({_shown(types)}), and the projection's key is ({_shown(expected)})")
 
     def _check_on_error(self) -> None:
         declared = self.declared
@@ -296,16 +296,16 @@ class _Resolving:
         if function is None:
             return [str]
         try:
-            known = recorded_events_of(function)
+            accepted = recorded_events_of(function)
             hint = resolved_hint(function, "return")
         except DefinitionError as error:
             self.faults.extend(error.faults)
             return None
-        strangers = {shown_name(one) for one in events if one not in known}
-        if strangers:
-            self.faults.append(f"{shown_name(function)} gives no key for {listed_names(strangers)}")
+        missing = {shown_name(event_type) for event_type in events if event_type not in accepted}
+        if missing:
+            self.faults.append(f"{shown_name(function)} gives no key for {listed_names(missing)}")
         if declared.key is None:
-            members = {one for one in typing.get_args(hint) if one is not ...}
+            members = {member for member in typing.get_args(hint) if member is not ...}
             if len(members) != 1:
                 self.faults.append(f"{shown_name(function)} must be annotated to return a sequence of one type of key")
                 return None
@@ -324,17 +324,17 @@ class _Resolving:
 
 
 def _by_aggregate(check: Convert) -> KeyOf:
-    known: dict[str, tuple[Any, ...]] = {}
+    cache: dict[str, tuple[Any, ...]] = {}
 
     def checked(aggregate_id: str) -> tuple[Any, ...]:
         key = (check(aggregate_id),)
-        if len(known) >= _KEYS_KEPT:
-            known.clear()
-        known[aggregate_id] = key
+        if len(cache) >= _KEYS_KEPT:
+            cache.clear()
+        cache[aggregate_id] = key
         return key
 
     def key_of(event: Recorded[Any]) -> tuple[Any, ...]:
-        return known.get(event.aggregate_id) or checked(event.aggregate_id)
+        return cache.get(event.aggregate_id) or checked(event.aggregate_id)
 
     return key_of
 
@@ -345,10 +345,10 @@ def _one(key: Callable[[Recorded[Any]], Any], checks: Sequence[Convert]) -> KeyO
 
 def _several(keys: Callable[[Recorded[Any]], Sequence[Any]], checks: Sequence[Convert]) -> KeysOf:
     def keys_of(event: Recorded[Any]) -> tuple[tuple[Any, ...], ...]:
-        found = keys(event)
-        if isinstance(found, str | bytes):
-            raise ValueError(f"{shown_name(keys)} returned {shown(found)} instead of a sequence of keys")
-        return tuple(dict.fromkeys(_checked(key, checks) for key in found))
+        result = keys(event)
+        if isinstance(result, str | bytes):
+            raise ValueError(f"{shown_name(keys)} returned {shown(result)} instead of a sequence of keys")
+        return tuple(dict.fromkeys(_checked(key, checks) for key in result))
 
     return keys_of
 
@@ -372,4 +372,4 @@ def _item(hint: Any) -> Any:
 
 
 def _shown(types: Sequence[Any]) -> str:
-    return ", ".join(shown_name(one) for one in types)
+    return ", ".join(shown_name(kind) for kind in types)

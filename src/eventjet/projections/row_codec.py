@@ -110,7 +110,7 @@ class RowCodec:
         """Return the error for a row that cannot be read, with the first column at fault."""
         parts = [self._loaded_part(place, values[place]) for place in self._key_places]
         key, has_key = tuple(part for part, _ in parts), all(is_one for _, is_one in parts)
-        given = dict(zip(self.fields, values, strict=True))
+        values_by_field = dict(zip(self.fields, values, strict=True))
         for field, column, value, load, check in zip(
             self.fields, self.columns, values, self._loaders, self._checks, strict=True
         ):
@@ -118,18 +118,18 @@ class RowCodec:
                 check(value if value is None or load is None else load(value))
             except Exception as fault:  # noqa: BLE001 - as above
                 private = is_private(field_hint(self.row_type, field))
-                told = MASK if private else shown(str(value) if isinstance(value, Unread) else value)
+                shown_value = MASK if private else shown(str(value) if isinstance(value, Unread) else value)
                 return RowUnreadable(
                     self.table_name,
                     key,
                     column,
                     _reason(value, fault, private=private),
-                    given,
-                    given=told,
+                    values_by_field,
+                    given=shown_value,
                     has_key=has_key,
                 )
         reason = f"{self.row_type.__name__} cannot be made of it ({type(error).__name__})"
-        return RowUnreadable(self.table_name, key, "", reason, given, has_key=has_key)
+        return RowUnreadable(self.table_name, key, "", reason, values_by_field, has_key=has_key)
 
     def _loaded_part(self, place: int, value: Any) -> tuple[Any, bool]:
         """Return (the loaded part of a key, True), or (the driver's value, False) where no fold can have written it."""
@@ -174,33 +174,33 @@ def _normaliser_of(
             raise RowRefused(table_name, name, MASK, reason, given=MASK) from None
         raise RowRefused(table_name, name, value, "it is NOT NULL" if value is None else str(error)) from None
 
-    known = {"row_type": row_type, "make": make, "stray": stray, "refuse": refuse}
-    known |= {f"check{index}": check for index, (_, _, check) in enumerate(columns)}
-    exec(_source([attribute for attribute, _, _ in columns], shares=shares), known)  # noqa: S102 - of a dataclass's field names
-    return known["normalise"]
+    namespace = {"row_type": row_type, "make": make, "stray": stray, "refuse": refuse}
+    namespace |= {f"check{index}": check for index, (_, _, check) in enumerate(columns)}
+    exec(_source([attribute for attribute, _, _ in columns], shares=shares), namespace)  # noqa: S102 - of a dataclass's field names
+    return namespace["normalise"]
 
 
 def _source(attributes: Sequence[str], *, shares: bool) -> str:
-    every = range(len(attributes))
-    values = [f"value{index}" for index in every]
-    fitted = [f"fitted{index}" for index in every]
-    fresh = [f"{fitted[index]} = check{index}({values[index]})" for index in every]
-    changed = [
-        f"if {values[index]} is not before.{attributes[index]}: {fresh[index]}" if shares else fresh[index]
-        for index in every
+    indexes = range(len(attributes))
+    values = [f"value{index}" for index in indexes]
+    fitted = [f"fitted{index}" for index in indexes]
+    checked = [f"{fitted[index]} = check{index}({values[index]})" for index in indexes]
+    checked_if_changed = [
+        f"if {values[index]} is not before.{attributes[index]}: {checked[index]}" if shares else checked[index]
+        for index in indexes
     ]
     return "\n".join((
         "def normalise(row, before=None):",
         " if type(row) is not row_type: stray(row)",
-        *(f" {values[index]} = {fitted[index]} = row.{attributes[index]}" for index in every),
+        *(f" {values[index]} = {fitted[index]} = row.{attributes[index]}" for index in indexes),
         " try:",
         "  if before is None:",
-        *(f"   at = {index}; {fresh[index]}" for index in every),
+        *(f"   at = {index}; {checked[index]}" for index in indexes),
         "  else:",
-        *(f"   at = {index}\n   {changed[index]}" for index in every),
+        *(f"   at = {index}\n   {checked_if_changed[index]}" for index in indexes),
         " except ValueError as error:",
         "  refuse(row, at, error)",
-        f" if {' and '.join(f'{fitted[index]} is {values[index]}' for index in every)}: return row",
+        f" if {' and '.join(f'{fitted[index]} is {values[index]}' for index in indexes)}: return row",
         f" return make(({', '.join(fitted)},))",
     ))  # fmt: skip
 
@@ -258,9 +258,9 @@ def json_form(hint: Any) -> Convert | None:
     def convert(value: Any) -> Any:
         is_dict, is_list = isinstance(value, dict), isinstance(value, list)
         if is_dict and issubclass(kind, Mapping):
-            return {name: form(one) for name, one in cast("dict[str, Any]", value).items()}
+            return {name: form(item) for name, item in cast("dict[str, Any]", value).items()}
         if is_list and not issubclass(kind, Mapping):
-            return [form(one) for one in cast("list[Any]", value)]
+            return [form(item) for item in cast("list[Any]", value)]
         return value
 
     return convert
@@ -283,10 +283,10 @@ def _tuple_form(forms: list[Convert | None], *, is_row: bool) -> Convert:
         if type(value) is not list:
             return value
         items = cast("list[Any]", value)
-        each = forms if is_row else forms[:1] * len(items)
-        if len(each) != len(items):
+        item_forms = forms if is_row else forms[:1] * len(items)
+        if len(item_forms) != len(items):
             return tuple(items)
-        return tuple([one if form is None else form(one) for one, form in zip(items, each, strict=True)])
+        return tuple([item if form is None else form(item) for item, form in zip(items, item_forms, strict=True)])
 
     return convert
 
@@ -294,16 +294,16 @@ def _tuple_form(forms: list[Convert | None], *, is_row: bool) -> Convert:
 def _composed(first: Convert | None, then: Convert | None) -> Convert | None:
     if first is None or then is None:
         return first or then
-    one, other = first, then
-    return lambda value: other(one(value))
+    inner, outer = first, then
+    return lambda value: outer(inner(value))
 
 
 def listed(value: Any) -> Any:
     """Return a row's JSON with lists in the place of tuples."""
     if type(value) is tuple or type(value) is list:
-        return [listed(one) for one in cast("Sequence[Any]", value)]
+        return [listed(item) for item in cast("Sequence[Any]", value)]
     if type(value) is dict:
-        return {name: listed(one) for name, one in cast("dict[Any, Any]", value).items()}
+        return {name: listed(item) for name, item in cast("dict[Any, Any]", value).items()}
     return value
 
 
@@ -311,15 +311,15 @@ def _values_of(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
     """Return a function that reads these fields of a row as a tuple, also where there is only one field."""
     if len(names) > 1:
         return attrgetter(*names)
-    known: dict[str, Any] = {}
+    namespace: dict[str, Any] = {}
     # Called for every event; an `attrgetter` would take twice as long.
-    exec(f"def value(row): return (row.{names[0]},)", known)  # noqa: S102 - of a dataclass's field name
-    return known["value"]
+    exec(f"def value(row): return (row.{names[0]},)", namespace)  # noqa: S102 - of a dataclass's field name
+    return namespace["value"]
 
 
 def _maker(row_type: type, names: Sequence[str]) -> Callable[[Sequence[Any]], Any]:
-    own = fields(row_type)
-    if tuple(field.name for field in own) == tuple(names) and not any(field.kw_only for field in own):
+    row_fields = fields(row_type)
+    if tuple(field.name for field in row_fields) == tuple(names) and not any(field.kw_only for field in row_fields):
         return lambda values: row_type(*values)
     return lambda values: row_type(**dict(zip(names, values, strict=True)))
 

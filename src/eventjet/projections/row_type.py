@@ -117,17 +117,17 @@ def row_faults(row_type: type, table: Table) -> Iterator[str]:
             f"{row_type.__qualname__} is not frozen, and a row that is changed in place is not seen to have changed; "
             "declare it with @dataclass(frozen=True), and return replace(row, …)"
         )
-    own = {one.name: one for one in fields(row_type)}
+    row_fields = {field.name: field for field in fields(row_type)}
     columns = {column.key: column for column in table.columns}
-    where = f"{row_type.__qualname__} and the table {table.name!r} differ"
-    if own.keys() - columns.keys():
-        yield f"{where}: the table has no column {listed_names(own.keys() - columns.keys())}"
-    if columns.keys() - own.keys():
-        yield f"{where}: the row has no field {listed_names(columns.keys() - own.keys())}"
-    fixed = {name for name, one in own.items() if not one.init}
+    subject = f"{row_type.__qualname__} and the table {table.name!r} differ"
+    if row_fields.keys() - columns.keys():
+        yield f"{subject}: the table has no column {listed_names(row_fields.keys() - columns.keys())}"
+    if columns.keys() - row_fields.keys():
+        yield f"{subject}: the row has no field {listed_names(columns.keys() - row_fields.keys())}"
+    fixed = {name for name, field in row_fields.items() if not field.init}
     if fixed:
         yield f"{row_type.__qualname__} cannot be made with {listed_names(fixed)}: init=False"
-    for name in own:
+    for name in row_fields:
         if name in columns and columns[name].primary_key and is_private(field_hint(row_type, name)):
             yield f"{row_type.__qualname__}.{name} is personal and a key, and keys are shown: take an id of the person"
         if name in columns:
@@ -141,20 +141,20 @@ def listed_names(names: set[str]) -> str:
 
 
 def _type_faults(row_type: type, name: str, table: Table, column: Column[Any]) -> Iterator[str]:
-    taken = _taken(column.type)
-    strange = [one for one in _classes(annotated(row_type, name)) if taken and not _fits(one, taken)]
+    accepted = _taken(column.type)
+    strange = [cls for cls in _classes(annotated(row_type, name)) if accepted and not _fits(cls, accepted)]
     if strange:
-        given = " | ".join(map(shown_name, strange))
-        takes = " or ".join(shown_name(_NAMED.get(one, one)) for one in taken)
+        names = " | ".join(map(shown_name, strange))
+        takes = " or ".join(shown_name(_NAMED.get(cls, cls)) for cls in accepted)
         field = f"{row_type.__qualname__}.{name}"
-        yield f"{field} is {given}, and column {table.name}.{column.name} ({column.type!r}) takes {takes}"
+        yield f"{field} is {names}, and column {table.name}.{column.name} ({column.type!r}) takes {takes}"
 
 
 def _taken(kind: sa.TypeEngine[Any]) -> tuple[type, ...]:
     kind = plain(kind)
     if isinstance(kind, sa.Enum):
         return (kind.enum_class or str,)
-    return next((taken for known, taken in _TAKEN if isinstance(kind, known)), ())
+    return next((accepted for column_type, accepted in _TAKEN if isinstance(kind, column_type)), ())
 
 
 def _fits(given: type, taken: tuple[type, ...]) -> bool:
@@ -162,32 +162,32 @@ def _fits(given: type, taken: tuple[type, ...]) -> bool:
     if getattr(given, "_is_protocol", False) or given is object:
         return True
     if inspect.isabstract(given):
-        return any(issubclass(one, given) for one in taken)
+        return any(issubclass(cls, given) for cls in taken)
     if given is not tuple and issubclass(given, tuple):
         return False
     base = _NOT_ALSO.get(cast("Any", given))
-    return any(one is not base and issubclass(given, one) for one in taken)
+    return any(cls is not base and issubclass(given, cls) for cls in taken)
 
 
 def _classes(hint: Any) -> Iterator[type]:
     """Yield the classes of an annotation's values, without None and without those of which nothing is known."""
-    for one in union_members(hint):
-        origin = typing.get_origin(one)
-        if isinstance(one, typing.NewType):
-            yield from _classes(one.__supertype__)
-        elif type(one).__name__ == "TypeAliasType":
-            yield from _classes(one.__value__)
+    for member in union_members(hint):
+        origin = typing.get_origin(member)
+        if isinstance(member, typing.NewType):
+            yield from _classes(member.__supertype__)
+        elif type(member).__name__ == "TypeAliasType":
+            yield from _classes(member.__value__)
         elif origin is typing.Literal:
-            yield from {type(value) for value in typing.get_args(one) if value is not None}
+            yield from {type(value) for value in typing.get_args(member) if value is not None}
         elif origin is typing.Final:
-            yield from _classes(typing.get_args(one)[0])
-        elif isinstance(known := origin or one, type) and known is not Any:
-            yield known
+            yield from _classes(typing.get_args(member)[0])
+        elif isinstance(cls := origin or member, type) and cls is not Any:
+            yield cls
 
 
 def annotated(row_type: type, name: str) -> Any:
     """Return the annotation of a field as an object; Any where it cannot be evaluated."""
-    owner = next(one for one in row_type.__mro__ if name in vars(one).get("__annotations__", {}))
+    owner = next(cls for cls in row_type.__mro__ if name in vars(cls).get("__annotations__", {}))
     probe = types.SimpleNamespace(__annotations__={name: vars(owner)["__annotations__"][name]})
     try:
         return typing.get_type_hints(probe, globalns=vars(sys.modules[owner.__module__]))[name]

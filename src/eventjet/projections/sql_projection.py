@@ -90,8 +90,8 @@ class SqlProjection:
         Raises `DefinitionError` once an `App` was built with it.
         """
         if self._is_sealed:
-            late = f"{shown_name(function)} is declared after the App was built, so it would never run"
-            raise DefinitionError([f"projection {self.name!r}: {late}"])
+            reason = f"{shown_name(function)} is declared after the App was built, so it would never run"
+            raise DefinitionError([f"projection {self.name!r}: {reason}"])
         self._handlers.append(function)
         return function
 
@@ -165,8 +165,8 @@ def resolve_sql(declared: SqlProjection, catalog: Catalog) -> ResolvedSql:
         guarded = function if all(map(is_fixed, events)) else _guarded(function, takes_many)
         resolved[function] = ResolvedHandler(shown_name(function), guarded, takes_many)
     code = fingerprint(tuple(resolved))
-    own = {event: resolved[function] for event, function in handlers.items()}
-    return ResolvedSql(declared.name, declared.revision, tables, tuple(handlers), own, code=code)
+    by_event = {event: resolved[function] for event, function in handlers.items()}
+    return ResolvedSql(declared.name, declared.revision, tables, tuple(handlers), by_event, code=code)
 
 
 def _guarded(handler: Handler, takes_many: bool) -> Handler:
@@ -174,8 +174,8 @@ def _guarded(handler: Handler, takes_many: bool) -> Handler:
 
     @wraps(handler)
     async def guarded(given: Any, connection: AsyncConnection) -> None:
-        own: Any = tuple([own_event(event) for event in given]) if takes_many else own_event(given)
-        await handler(own, connection)
+        argument: Any = tuple([own_event(event) for event in given]) if takes_many else own_event(given)
+        await handler(argument, connection)
 
     return guarded
 
@@ -190,11 +190,11 @@ def _taken(function: Handler) -> tuple[tuple[type, ...], bool]:
     kind = get_origin(hint) or hint
     if kind not in (Sequence, Iterable, list, tuple):
         return recorded_events_of(function), False
-    each = next(iter(get_args(hint)), None)
-    if kind is not Sequence or get_origin(each) is not Recorded:
+    item = next(iter(get_args(hint)), None)
+    if kind is not Sequence or get_origin(item) is not Recorded:
         form = f"{parameter}: Sequence[Recorded[…]]"
         raise DefinitionError([f"{shown_name(function)} is given a sequence of `Recorded`: write `{form}`"])
-    return union_members(get_args(each)[0]), True
+    return union_members(get_args(item)[0]), True
 
 
 def subscription(declared: SqlProjection) -> list[type]:
@@ -203,7 +203,7 @@ def subscription(declared: SqlProjection) -> list[type]:
 
 
 def _handlers(functions: Sequence[Handler], catalog: Catalog, faults: list[str]) -> dict[type, Handler]:
-    found: dict[type, Handler] = {}
+    handlers: dict[type, Handler] = {}
     if not functions:
         faults.append("it has no handler; declare one with `@….handler`")
     for function in functions:
@@ -218,14 +218,16 @@ def _handlers(functions: Sequence[Handler], catalog: Catalog, faults: list[str])
         except DefinitionError as error:
             faults.extend(error.faults)
             continue
-        for one in events:
-            if one not in catalog:
-                faults.append(f"{shown_name(function)} takes {shown_name(one)}, which no aggregate of the app folds")
-            other = found.setdefault(one, function)
-            if other is not function:
-                takers = f"{shown_name(other)} and by {shown_name(function)}"
-                faults.append(f"{shown_name(one)} is taken by {takers}; give it one handler")
-    return found
+        for event_type in events:
+            if event_type not in catalog:
+                faults.append(
+                    f"{shown_name(function)} takes {shown_name(event_type)}, which no aggregate of the app folds"
+                )
+            previous = handlers.setdefault(event_type, function)
+            if previous is not function:
+                takers = f"{shown_name(previous)} and by {shown_name(function)}"
+                faults.append(f"{shown_name(event_type)} is taken by {takers}; give it one handler")
+    return handlers
 
 
 def _tables(declared: Sequence[Table], faults: list[str]) -> tuple[Table, ...]:
@@ -241,8 +243,8 @@ def _tables(declared: Sequence[Table], faults: list[str]) -> tuple[Table, ...]:
         return tuple(declared)
     order = TopologicalSorter[Table](dict.fromkeys(declared, ()))
     for table in declared:
-        others = (key.referred_table for key in table.foreign_key_constraints)
-        order.add(table, *(other for other in others if other is not table))
+        targets = (key.referred_table for key in table.foreign_key_constraints)
+        order.add(table, *(target for target in targets if target is not table))
     try:
         return tuple(order.static_order())
     except CycleError as error:

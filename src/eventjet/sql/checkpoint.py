@@ -163,8 +163,8 @@ def lock(connection: Connection, name: str, revision: int) -> Checkpoint | None:
 
 def read_all(connection: Connection) -> list[tuple[Checkpoint, float]]:
     """Return every checkpoint with the seconds that its lease still lasts, ordered by name and revision."""
-    left = (projections.c.lease_until - Clock()).label("left")
-    query = select(projections, left).order_by(projections.c.name, projections.c.revision)
+    remaining = (projections.c.lease_until - Clock()).label("left")
+    query = select(projections, remaining).order_by(projections.c.name, projections.c.revision)
     return [(Checkpoint(*row[:-1]), float(row[-1])) for row in connection.execute(query)]
 
 
@@ -180,7 +180,7 @@ def revisions(
 
 def names_of(tables: str) -> list[tuple[str | None, str]]:
     """Return (declared schema, name) of each table that a checkpoint lists in its `tables`."""
-    return [(None, one) if isinstance(one, str) else (one[0], one[1]) for one in json.loads(tables)]
+    return [(None, entry) if isinstance(entry, str) else (entry[0], entry[1]) for entry in json.loads(tables)]
 
 
 def is_row(name: str, revision: int) -> ColumnElement[bool]:
@@ -214,11 +214,11 @@ def take(
     """
     free = _free(name, revision, owner, stumbled_at, silent)
     candidate = select(projections.c.position, projections.c.code).where(free)
-    now = connection.execute(candidate.with_for_update(skip_locked=True)).one_or_none()
-    if now is None:
+    row = connection.execute(candidate.with_for_update(skip_locked=True)).one_or_none()
+    if row is None:
         return None
-    taken = {"owner": owner, "lease_until": Clock() + ttl_s, "lease_s": ttl_s, "reason": None}
-    return _change(connection, TAKE, name, revision, **taken, code=_with_code(now.code if now.position else "", code))
+    values = {"owner": owner, "lease_until": Clock() + ttl_s, "lease_s": ttl_s, "reason": None}
+    return _change(connection, TAKE, name, revision, **values, code=_with_code(row.code if row.position else "", code))
 
 
 def is_free(
@@ -258,10 +258,10 @@ def note_proof(connection: Connection, seen: Checkpoint, code: str) -> bool:
     the owner has this code, or where nobody owns the checkpoint and its position is the same.
     """
     row = projections.c
-    where = [row.epoch == seen.epoch, row.generation == seen.generation, row.code == seen.code]
+    conditions = [row.epoch == seen.epoch, row.generation == seen.generation, row.code == seen.code]
     if seen.code.rpartition(",")[2] != code:
-        where += [row.owner.is_(None), row.position == seen.position]
-    return _change(connection, NOTE, seen.name, seen.revision, *where, code=code) is not None
+        conditions += [row.owner.is_(None), row.position == seen.position]
+    return _change(connection, NOTE, seen.name, seen.revision, *conditions, code=code) is not None
 
 
 def settle(connection: Connection, held: Checkpoint, state: str | None, reason: str | None = None) -> int | None:
@@ -269,8 +269,8 @@ def settle(connection: Connection, held: Checkpoint, state: str | None, reason: 
 
     Returns the checkpoint's position, or None when another epoch has begun.
     """
-    found = _own(connection, {None: NOTE, ACTIVE: ACTIVATE, FAILED: FAIL}[state], held, reason=reason)
-    return None if found is None else found.position
+    checkpoint = _own(connection, {None: NOTE, ACTIVE: ACTIVATE, FAILED: FAIL}[state], held, reason=reason)
+    return None if checkpoint is None else checkpoint.position
 
 
 def stand_back(connection: Connection, held: Checkpoint) -> bool:
@@ -280,9 +280,9 @@ def stand_back(connection: Connection, held: Checkpoint) -> bool:
 
 def advance(connection: Connection, held: Checkpoint, after: int, last: int, event_id: str, ttl_s: float) -> bool:
     """Advance by a batch that follows `after` and ends at `last`; False in another epoch or at another position."""
-    moved = {"position": last, "event_id": event_id, "lease_until": Clock() + ttl_s}
-    where = and_(projections.c.epoch == held.epoch, projections.c.position == after)
-    return _change(connection, NOTE, held.name, held.revision, where, **moved) is not None
+    values = {"position": last, "event_id": event_id, "lease_until": Clock() + ttl_s}
+    condition = and_(projections.c.epoch == held.epoch, projections.c.position == after)
+    return _change(connection, NOTE, held.name, held.revision, condition, **values) is not None
 
 
 def pause(connection: Connection, found: Checkpoint) -> Checkpoint | None:
@@ -295,8 +295,8 @@ def resume(connection: Connection, found: Checkpoint) -> Checkpoint | None:
 
     An unknown state becomes building, since building becomes active by itself.
     """
-    before = (found.reason or "").removeprefix(_WHILE)
-    transition = RESUME_AS.get(before, RESUME_AS[BUILDING])
+    state = (found.reason or "").removeprefix(_WHILE)
+    transition = RESUME_AS.get(state, RESUME_AS[BUILDING])
     return _change(connection, transition, found.name, found.revision, reason=None)
 
 
@@ -305,17 +305,17 @@ def retire(connection: Connection, name: str, revision: int) -> None:
 
     Raises `CheckpointFenced` when it is retired already.
     """
-    gone = {"location": DECLARED, "tables": UNASSIGNED, "takes_over": False, "reason": None}
-    _must(connection, RETIRE, name, revision, **gone)
+    values = {"location": DECLARED, "tables": UNASSIGNED, "takes_over": False, "reason": None}
+    _must(connection, RETIRE, name, revision, **values)
 
 
 def assign(
     connection: Connection, name: str, revision: int, *, app: str, location: str, tables: str, takes_over: bool
 ) -> Checkpoint:
     """Set the app and the location of a revision's tables; a retired revision begins anew there."""
-    given = {"app": app, "location": location, "tables": tables, "takes_over": takes_over}
-    begun = _change(connection, BEGIN_ANEW, name, revision, **given, **_NOTHING_READ)
-    return begun or _must(connection, ASSIGN, name, revision, **given)
+    values = {"app": app, "location": location, "tables": tables, "takes_over": takes_over}
+    checkpoint = _change(connection, BEGIN_ANEW, name, revision, **values, **_NOTHING_READ)
+    return checkpoint or _must(connection, ASSIGN, name, revision, **values)
 
 
 def reset(connection: Connection, found: Checkpoint) -> Checkpoint | None:
@@ -366,7 +366,7 @@ def depose(connection: Connection, name: str, revision: int) -> None:
 
 def _with_code(noted: str, code: str) -> str:
     """Return the noted fingerprints with `code` as the last; an empty (unknown) fingerprint is not noted."""
-    codes = [one for one in noted.split(",") if one not in ("", code)] + [code] * bool(code)
+    codes = [fingerprint for fingerprint in noted.split(",") if fingerprint not in ("", code)] + [code] * bool(code)
     return ",".join(codes if len(codes) <= CODES_MAX else [codes[0], *codes[1 - CODES_MAX :]])
 
 
@@ -375,23 +375,23 @@ def _free(name: str, revision: int, owner: str, stumbled_at: int, silent: Checkp
     unowned = (row.lease_until < Clock()) | row.owner.is_(None) | (row.owner == owner)
     if silent is not None:
         unowned |= (row.epoch == silent.epoch) & (row.lease_until == silent.lease_until)
-    whole = ~func.coalesce(row.reason, "").contains(HALF_WRITTEN)
-    failed_elsewhere = and_(row.position != stumbled_at, whole)
+    is_intact = ~func.coalesce(row.reason, "").contains(HALF_WRITTEN)
+    failed_elsewhere = and_(row.position != stumbled_at, is_intact)
     takeable = row.state.in_(TAKE.states) & ((row.state != FAILED) | failed_elsewhere)
     return and_(is_row(name, revision), unowned, takeable)
 
 
 def _own(connection: Connection, transition: Transition, held: Checkpoint, **values: Any) -> Checkpoint | None:
     """Carry out a transition for the owner; None when another epoch has begun or the state refuses it."""
-    where = projections.c.epoch == held.epoch
-    return _change(connection, transition, held.name, held.revision, where, **values)
+    condition = projections.c.epoch == held.epoch
+    return _change(connection, transition, held.name, held.revision, condition, **values)
 
 
 def _must(connection: Connection, transition: Transition, name: str, revision: int, **values: Any) -> Checkpoint:
-    changed = _change(connection, transition, name, revision, **values)
-    if changed is None:
+    checkpoint = _change(connection, transition, name, revision, **values)
+    if checkpoint is None:
         raise CheckpointFenced(name, f"its checkpoint is gone, or does not allow to {transition.name} it")
-    return changed
+    return checkpoint
 
 
 def _change(
@@ -399,10 +399,10 @@ def _change(
 ) -> Checkpoint | None:
     """Carry out a transition; None when the state or `where` refuses it. Only this function deposes an owner."""
     state = projections.c.state
-    moved = {before: after for before, after in transition.states.items() if before != after}
-    changed: dict[str, Any] = {"state": case(moved, value=state, else_=state)} if moved else {}
+    next_states = {before: after for before, after in transition.states.items() if before != after}
+    updates: dict[str, Any] = {"state": case(next_states, value=state, else_=state)} if next_states else {}
     if transition.deposes:
-        changed |= {"epoch": projections.c.epoch + 1, "owner": None, "lease_until": 0}
+        updates |= {"epoch": projections.c.epoch + 1, "owner": None, "lease_until": 0}
     allowed = state.in_(transition.states)
-    statement = update(projections).where(is_row(name, revision), allowed, *where).values(**{**changed, **values})
+    statement = update(projections).where(is_row(name, revision), allowed, *where).values(**{**updates, **values})
     return checkpoint_of(connection.execute(statement.returning(projections)).one_or_none())

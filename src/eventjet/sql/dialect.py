@@ -91,12 +91,12 @@ class Dialect(ColumnValues):
     def dumper(self, kind: sa.TypeEngine[Any], /) -> Convert | None:
         if isinstance(kind, sa.Enum):
             return {value: label for label, value in reversed(labels(kind).items())}.__getitem__
-        return next((dump for known, dump, _ in self.conversions if isinstance(plain(kind), known)), None)
+        return next((dump for column_type, dump, _ in self.conversions if isinstance(plain(kind), column_type)), None)
 
     def loader(self, kind: sa.TypeEngine[Any], /) -> Convert | None:
         if isinstance(kind, sa.Enum):
             return labels(kind).__getitem__
-        return next((load for known, _, load in self.conversions if isinstance(plain(kind), known)), None)
+        return next((load for column_type, _, load in self.conversions if isinstance(plain(kind), column_type)), None)
 
     def storage_type(self, kind: sa.TypeEngine[Any], /) -> sa.TypeEngine[Any]:
         """Return the type of column that stores the values of this type exactly."""
@@ -205,14 +205,16 @@ class Fit(Enum):
 
 def spoken(kind: sa.TypeEngine[Any], dialect: SqlalchemyDialect) -> str:
     """Return a type as SQL writes it, an enum type with its labels; name both types where it is stored as another."""
-    own = stored(kind, dialect)
-    if isinstance(own, sa.NullType):
+    stored_type = stored(kind, dialect)
+    if isinstance(stored_type, sa.NullType):
         return "of no type that is known"
-    each = element(own, dialect)
-    if isinstance(each, sa.Enum) and each.native_enum:
-        return cut(f"{each.name} ENUM{'' if each is own else '[]'} ({', '.join(map(repr, each.enums))})")
-    told = str(own.compile(dialect=dialect))
-    return told if plain(kind) is kind else f"{plain(kind)!s}, kept as {told}"
+    item_type = element(stored_type, dialect)
+    if isinstance(item_type, sa.Enum) and item_type.native_enum:
+        return cut(
+            f"{item_type.name} ENUM{'' if item_type is stored_type else '[]'} ({', '.join(map(repr, item_type.enums))})"
+        )
+    text = str(stored_type.compile(dialect=dialect))
+    return text if plain(kind) is kind else f"{plain(kind)!s}, kept as {text}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,4 +242,4 @@ class Soundness:
 def numbers_of(version: str) -> tuple[int, ...]:
     """Return the numbers with which a version begins: 18 and 1 of `18.1 (Debian …)`."""
     numbers = version.partition(" ")[0].split(".")
-    return tuple(int(one) for one in numbers if one.isdecimal())
+    return tuple(int(number) for number in numbers if number.isdecimal())

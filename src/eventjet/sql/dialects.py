@@ -43,5 +43,5 @@ def is_about_data(error: DBAPIError) -> bool:
 
 def is_transient(error: DBAPIError) -> bool:
     """Whether the connection, a lock or the server failed, so that another try may succeed."""
-    known = _dialects().values()
-    return error.connection_invalidated or any(Fault.TRANSIENT in dialect.faults(error) for dialect in known)
+    dialects = _dialects().values()
+    return error.connection_invalidated or any(Fault.TRANSIENT in dialect.faults(error) for dialect in dialects)

@@ -45,10 +45,10 @@ def create_tables(
     if isinstance(engine, Engine):
         with engine.begin() as connection:
             return create_tables(connection, resolved, to_rebuild=to_rebuild, log=log)
-    made = list(migrations.upgrade(engine).tables)
-    for one in resolved:
-        made += prepare(engine, one, to_rebuild=to_rebuild, log=log)
-    return made
+    created = list(migrations.upgrade(engine).tables)
+    for projection in resolved:
+        created += prepare(engine, projection, to_rebuild=to_rebuild, log=log)
+    return created
 
 
 def check_tables(connection: Connection, resolved: Iterable[AnyResolved], log: str = "") -> None:
@@ -57,9 +57,9 @@ def check_tables(connection: Connection, resolved: Iterable[AnyResolved], log: s
     Raises as `check`, too.
     """
     migrations.check(connection)
-    for one in resolved:
-        tables = check(connection, one, log)
-        check_columns(connection, one, tables)
+    for projection in resolved:
+        tables = check(connection, projection, log)
+        check_columns(connection, projection, tables)
 
 
 def check_owner(connection: Connection, name: str, app: str, log: str = "") -> None:
@@ -69,21 +69,21 @@ def check_owner(connection: Connection, name: str, app: str, log: str = "") -> N
     caller knows it, or a log that another checkpoint names together with this app.
     """
     row = projections.c
-    own = select(row.log).where(row.app == app, row.log != "")
-    unproven = (row.app == "") & row.log.not_in(("", log)) & row.log.not_in(own)
+    own_logs = select(row.log).where(row.app == app, row.log != "")
+    unproven = (row.app == "") & row.log.not_in(("", log)) & row.log.not_in(own_logs)
     of_another = row.app.not_in(("", app)) | unproven
-    others = select(row.app, row.log).where(row.name == name, of_another).order_by(row.app.desc())
-    other = connection.execute(others.limit(1)).one_or_none() if app else None
-    if other is None:
+    query = select(row.app, row.log).where(row.name == name, of_another).order_by(row.app.desc())
+    foreign = connection.execute(query.limit(1)).one_or_none() if app else None
+    if foreign is None:
         return
-    renamed = f"update eventjet_projection set app = '{app}' where app = '{other.app}'"  # noqa: S608 - for a person
-    if not other.app:
-        whose = f"the app {app!r} has the log {log}: it belongs to another app"
+    renamed = f"update eventjet_projection set app = '{app}' where app = '{foreign.app}'"  # noqa: S608 - for a person
+    if not foreign.app:
+        reason = f"the app {app!r} has the log {log}: it belongs to another app"
         if not log:
-            whose = f"nothing in the database says that this is the log of the app {app!r}"
+            reason = f"nothing in the database says that this is the log of the app {app!r}"
         raise unusable(
             connection,
-            f"its read model {name!r} was made from the log {other.log} by an older eventjet, and {whose}",
+            f"its read model {name!r} was made from the log {foreign.log} by an older eventjet, and {reason}",
             f"Run the worker of the app that made it, which notes whose it is. Where that is another app, give the "
             f"projection another name and another table, or {app!r} a database of its own. If it is {app!r} itself, "
             f"and its log was replaced or the projection is paused, run: {renamed} and name = '{name}'. Where the log "
@@ -91,8 +91,8 @@ def check_owner(connection: Connection, name: str, app: str, log: str = "") -> N
         )
     raise unusable(
         connection,
-        f"its read model {name!r} belongs to the app {other.app!r}, and this is the app {app!r}",
-        f"Give the projection another name and another table, or {app!r} a database of its own. If {other.app!r} is "
+        f"its read model {name!r} belongs to the app {foreign.app!r}, and this is the app {app!r}",
+        f"Give the projection another name and another table, or {app!r} a database of its own. If {foreign.app!r} is "
         f"called {app!r} now, stop its workers and run: {renamed}.",
     )
 
@@ -104,17 +104,17 @@ def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool =
     """
     check_owner(connection, resolved.name, resolved.app, log)
     dialect = dialect_of(connection)
-    held = checkpoint.read(connection, resolved.name, resolved.revision)
-    if held is None or not held.has_begun:
+    current = checkpoint.read(connection, resolved.name, resolved.revision)
+    if current is None or not current.has_begun:
         _check_free(connection, resolved)
-    if held is None or not _is_assigned(held):
-        held = _give(connection, resolved, log)
-    tables = located_tables(resolved, held.location, dialect)
+    if current is None or not _is_assigned(current):
+        current = _give(connection, resolved, log)
+    tables = located_tables(resolved, current.location, dialect)
     missing: list[Table] = []
-    if held.has_begun:
+    if current.has_begun:
         # Must not be created again: an empty table in the place of a lost one would be mistaken for it.
         if not to_rebuild:
-            check_identity(connection, held)
+            check_identity(connection, current)
     else:
         missing = [table for table in tables if not inspect(connection).has_table(table.name, schema=table.schema)]
     for schema in {table.schema for table in missing if table.schema is not None}:
@@ -144,14 +144,14 @@ def making(database: Connection | Engine, name: str, tables: Sequence[Table]) ->
         dialect, cause = dialect_of(database), error
         if isinstance(error, DBAPIError):
             cause = error.orig or error
-            others = Fault.TRANSIENT | Fault.LOCKED_OUT | Fault.FORBIDDEN
-            if error.connection_invalidated or dialect.faults(error) & others:
+            unrelated = Fault.TRANSIENT | Fault.LOCKED_OUT | Fault.FORBIDDEN
+            if error.connection_invalidated or dialect.faults(error) & unrelated:
                 raise
-        said = str(cause).strip().partition("\n")[0].rstrip(".")
+        message = str(cause).strip().partition("\n")[0].rstrip(".")
         raise unusable(
             database,
             f"the table {listed([table.name for table in tables])} of projection {name!r} could not be made as it is "
-            f"declared: {said}",
+            f"declared: {message}",
             "Make there what it asks for (say an extension, a type, a collation, a function or a tablespace), or "
             "declare the table otherwise; then run this again.",
         ) from None
@@ -163,13 +163,13 @@ def ensure(connection: Connection, resolved: AnyResolved, log: str = "") -> None
     Raises `LocationTaken` where another revision has that location, or where the revision cannot work in the location
     that it has, and raises as `check_owner`. A retired revision stays retired: `prepare` lets it begin anew.
     """
-    held = checkpoint.read(connection, resolved.name, resolved.revision)
-    if held is not None and (_is_assigned(held) or held.state == RETIRED):
-        check_location(resolved, held.location, dialect_of(connection))
+    current = checkpoint.read(connection, resolved.name, resolved.revision)
+    if current is not None and (_is_assigned(current) or current.state == RETIRED):
+        check_location(resolved, current.location, dialect_of(connection))
         return
     dialect_of(connection).tables.lock_migrations(connection)
-    held = checkpoint.read(connection, resolved.name, resolved.revision)
-    if held is None or not _is_assigned(held):
+    current = checkpoint.read(connection, resolved.name, resolved.revision)
+    if current is None or not _is_assigned(current):
         _give(connection, resolved, log, may_create=False)
 
 
@@ -181,29 +181,29 @@ def check(connection: Connection, resolved: AnyResolved, log: str = "") -> list[
     """
     check_owner(connection, resolved.name, resolved.app, log)
     dialect = dialect_of(connection)
-    held = checkpoint.read(connection, resolved.name, resolved.revision)
-    if held is None or not held.has_begun:
+    current = checkpoint.read(connection, resolved.name, resolved.revision)
+    if current is None or not current.has_begun:
         _check_free(connection, resolved)
-    named = f"revision {resolved.revision} of projection {resolved.name!r}"
-    if held is not None and held.state == RETIRED:
-        raise unusable(connection, f"{named} was retired", "Run `eventjet init` to let it begin anew.")
-    if held is None or not _is_assigned(held):
+    subject = f"revision {resolved.revision} of projection {resolved.name!r}"
+    if current is not None and current.state == RETIRED:
+        raise unusable(connection, f"{subject} was retired", "Run `eventjet init` to let it begin anew.")
+    if current is None or not _is_assigned(current):
         holder = _holder(connection, resolved)
         if holder is not None:
             check_location(resolved, dialect.own_location(resolved.name, resolved.revision), dialect)
-            taken = str(LocationTaken(resolved, holder)).partition(". Run")[0]
-            raise unusable(connection, taken, "Run `eventjet init`.")
-    elif held.has_begun and held.tables != recorded(resolved):
-        was = ", ".join(name for _, name in names_of(held.tables))
-        reason = f"the rows of {named} are in {was}, and another table is declared"
+            refusal = str(LocationTaken(resolved, holder)).partition(". Run")[0]
+            raise unusable(connection, refusal, "Run `eventjet init`.")
+    elif current.has_begun and current.tables != recorded(resolved):
+        recorded_names = ", ".join(name for _, name in names_of(current.tables))
+        reason = f"the rows of {subject} are in {recorded_names}, and another table is declared"
         raise unusable(connection, reason, "Raise its revision, or rebuild it.")
-    elif held.has_begun:
+    elif current.has_begun:
         try:
-            check_identity(connection, held)
+            check_identity(connection, current)
         except TableLost:
             return []  # Only this projection stops, with that reason: its worker raises the same.
     inspector = inspect(connection)
-    tables = located_tables(resolved, held.location if held else DECLARED, dialect)
+    tables = located_tables(resolved, current.location if current else DECLARED, dialect)
     for table in tables:
         if not inspector.has_table(table.name, schema=table.schema):
             raise unusable(connection, f"the table {table.fullname!r} is not in it", "Run `eventjet init` once.")
@@ -217,18 +217,18 @@ def check_columns(
 
     With `to_rebuild`, raise only for what a rebuild would not mend.
     """
-    wrong = [one for one in column_differences(connection, tables) if one.breaks]
+    differences = [difference for difference in column_differences(connection, tables) if difference.breaks]
     if to_rebuild:
-        wrong = [one for one in wrong if one.statement]
-    if wrong:
-        told = "; ".join(f"{one.what} ({one.cost})" for one in wrong[:_TOLD_MAX])
-        more = f"; and {len(wrong) - _TOLD_MAX} more" if len(wrong) > _TOLD_MAX else ""
-        reason = f"projection {resolved.name!r} is declared otherwise than its table is: {told}{more}"
+        differences = [difference for difference in differences if difference.statement]
+    if differences:
+        text = "; ".join(f"{difference.what} ({difference.cost})" for difference in differences[:_TOLD_MAX])
+        suffix = f"; and {len(differences) - _TOLD_MAX} more" if len(differences) > _TOLD_MAX else ""
+        reason = f"projection {resolved.name!r} is declared otherwise than its table is: {text}{suffix}"
         remedy = (
             f"Run `eventjet rebuild {resolved.name}`, which makes the table as it is declared while readers have the "
             "old one, or raise the revision and run `eventjet init`. A table that you migrate yourself: alter it."
         )
-        statements = list(dict.fromkeys(one.statement for one in wrong if one.statement))
+        statements = list(dict.fromkeys(difference.statement for difference in differences if difference.statement))
         if statements:
             remedy = f"Run: {'; '.join(statements)}."
         raise unusable(connection, reason, remedy)
@@ -236,14 +236,14 @@ def check_columns(
 
 def holders(found: Sequence[Checkpoint], resolved: AnyResolved) -> list[Checkpoint]:
     """Return the checkpoints of other revisions that have, in the declared location, a table that this one declares."""
-    own = set(names_of(recorded(resolved)))
+    own_names = set(names_of(recorded(resolved)))
     return [
-        one
-        for one in found
-        if one.revision != resolved.revision
-        and one.state != RETIRED
-        and one.location == DECLARED
-        and own & set(names_of(one.tables))
+        candidate
+        for candidate in found
+        if candidate.revision != resolved.revision
+        and candidate.state != RETIRED
+        and candidate.location == DECLARED
+        and own_names & set(names_of(candidate.tables))
     ]
 
 
@@ -308,26 +308,26 @@ def _give(connection: Connection, resolved: AnyResolved, log: str, *, may_create
 def _check_free(connection: Connection, resolved: AnyResolved) -> None:
     """Raise `Unreachable` where a declared table belongs to another projection, of this app or another app."""
     dialect = dialect_of(connection)
-    own = {dialect.tables.name_in_full(connection, name) for name in names_of(recorded(resolved))}
-    for other, _ in checkpoint.read_all(connection):
-        if other.name == resolved.name or other.state == RETIRED:
+    own_names = {dialect.tables.name_in_full(connection, name) for name in names_of(recorded(resolved))}
+    for row, _ in checkpoint.read_all(connection):
+        if row.name == resolved.name or row.state == RETIRED:
             continue
-        shared = [name for name in names_of(other.tables) if dialect.tables.name_in_full(connection, name) in own]
+        shared = [name for name in names_of(row.tables) if dialect.tables.name_in_full(connection, name) in own_names]
         if shared:
-            drop = f"`eventjet db unused --drop {other.name}:{other.revision}` of that app"
+            drop = f"`eventjet db unused --drop {row.name}:{row.revision}` of that app"
             raise unusable(
                 connection,
                 f"its table {shared[0][1]!r}, which projection {resolved.name!r} declares, belongs to the read model "
-                f"{other.name!r}{f' of the app {other.app!r}' if other.app else ''}",
-                f"Give {resolved.name!r} a table of another name. If {other.name!r} is not declared any more, {drop} "
+                f"{row.name!r}{f' of the app {row.app!r}' if row.app else ''}",
+                f"Give {resolved.name!r} a table of another name. If {row.name!r} is not declared any more, {drop} "
                 "drops its table; run `eventjet init` then.",
             )
 
 
 def _holder(connection: Connection, resolved: AnyResolved) -> int | None:
     """Return the newest revision that keeps this one out of the declared location; None when there is none."""
-    found = holders(revisions(connection, resolved.name), resolved)
-    return max((one.revision for one in found), default=None)
+    checkpoints = holders(revisions(connection, resolved.name), resolved)
+    return max((holder.revision for holder in checkpoints), default=None)
 
 
 def _is_assigned(held: Checkpoint) -> bool:
@@ -336,22 +336,22 @@ def _is_assigned(held: Checkpoint) -> bool:
 
 def _copies(tables: Sequence[Table], location: str, dialect: Dialect, *, by_hand: bool = False) -> list[Table]:
     """Copy declared tables into a `MetaData` of their own, with types that the database stores exactly."""
-    together = MetaData()
-    made = [table.to_metadata(together) for table in tables]
-    for table, declared in zip(made, tables, strict=True):
+    metadata = MetaData()
+    copies = [table.to_metadata(metadata) for table in tables]
+    for table, declared in zip(copies, tables, strict=True):
         # SQLAlchemy does not copy prefixes such as UNLOGGED.
         vars(table)["_prefixes"] = vars(declared)["_prefixes"]
         for column in table.columns:
             column.type = dialect.storage_type(column.type)
-    for table in made if by_hand else ():
+    for table in copies if by_hand else ():
         for check in dialect.exactness_checks(table):
             table.append_constraint(check)
         for key in table.foreign_keys:
             # Resolves the foreign key by name, while the tables still have their declared names.
             _ = key.column
     if location != DECLARED:
-        dialect.relocate(made, location)
-    return made
+        dialect.relocate(copies, location)
+    return copies
 
 
 def identities(connection: Connection, tables: str, location: str) -> str:
@@ -361,15 +361,15 @@ def identities(connection: Connection, tables: str, location: str) -> str:
     """
     dialect = dialect_of(connection)
     names = names_of(tables)
-    found = dialect.tables.find_all(connection, names, location)
-    known = [dialect.tables.identity(connection, found[name], make=True) for name in names if name in found]
-    return json.dumps([dialect.tables.home(connection), *known])
+    existing = dialect.tables.find_all(connection, names, location)
+    table_ids = [dialect.tables.identity(connection, existing[name], make=True) for name in names if name in existing]
+    return json.dumps([dialect.tables.home(connection), *table_ids])
 
 
 def are_noted(connection: Connection, held: Checkpoint) -> bool:
     """Whether the checkpoint knows the identities of its tables in this database; not after a restore from a dump."""
-    home, *known = json.loads(held.identities) or [""]
-    return len(known) == len(names_of(held.tables)) and home == dialect_of(connection).tables.home(connection)
+    home, *table_ids = json.loads(held.identities) or [""]
+    return len(table_ids) == len(names_of(held.tables)) and home == dialect_of(connection).tables.home(connection)
 
 
 def check_identity(connection: Connection, held: Checkpoint) -> None:
@@ -379,8 +379,8 @@ def check_identity(connection: Connection, held: Checkpoint) -> None:
     """
     reason = _lost(connection, held)
     if reason is not None:
-        again = checkpoint.read(connection, held.name, held.revision) or held
-        reason = reason if again.epoch == held.epoch else _lost(connection, again)
+        current = checkpoint.read(connection, held.name, held.revision) or held
+        reason = reason if current.epoch == held.epoch else _lost(connection, current)
     if reason is not None:
         raise TableLost(held.name, held.revision, reason)
 
@@ -390,14 +390,14 @@ def _lost(connection: Connection, held: Checkpoint) -> str | None:
         return None
     dialect = dialect_of(connection)
     names = names_of(held.tables)
-    found = dialect.tables.find_all(connection, names, held.location)
-    missing = [repr(name[1]) for name in names if name not in found]
+    existing = dialect.tables.find_all(connection, names, held.location)
+    missing = [repr(name[1]) for name in names if name not in existing]
     if missing:
         return f"{listed(missing)} is not in the database"
     if not are_noted(connection, held):
         return None
-    known = zip(names, json.loads(held.identities)[1:], strict=True)
-    strange = [
-        repr(name[1]) for name, identity in known if dialect.tables.identity(connection, found[name]) != identity
+    expected = zip(names, json.loads(held.identities)[1:], strict=True)
+    replaced = [
+        repr(name[1]) for name, identity in expected if dialect.tables.identity(connection, existing[name]) != identity
     ]
-    return f"{listed(strange)} is another table than the one its rows were written to" if strange else None
+    return f"{listed(replaced)} is another table than the one its rows were written to" if replaced else None

@@ -50,7 +50,7 @@ _LOCKED_OUT = ("55P03", "40P01", "57014", "2BP01")
 """SQLSTATEs of a lock that was not granted (timeout, deadlock, cancelled statement), and of a dependent that was
 created meanwhile, which the next try sees."""
 _ONE_FORM = (sa.Integer, sa.Boolean, sa.Date, sa.DateTime, sa.LargeBinary, sa.Uuid)
-_OPTIONS = frozenset(each.keyword.decode() for each in psycopg.pq.Conninfo.get_defaults())
+_OPTIONS = frozenset(option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults())
 _TOO_LONG = "22001"
 _FORBIDDEN = "42501"
 _PARAMETERS_MAX = 65_535
@@ -109,15 +109,15 @@ class Postgres(Dialect):
 
     def async_engine(self, url: URL, purpose: str, limits: SessionLimits, pool: Mapping[str, Any]) -> AsyncEngine:
         arguments = postgres_connections.session_arguments(url, purpose, limits)
-        made = create_async_engine(postgres_connections.with_psycopg(url), **pool, connect_args=arguments)
-        event.listen(made.sync_engine, "connect", postgres_connections.proving(url, limits))
-        return made
+        engine = create_async_engine(postgres_connections.with_psycopg(url), **pool, connect_args=arguments)
+        event.listen(engine.sync_engine, "connect", postgres_connections.proving(url, limits))
+        return engine
 
     def engine(self, url: URL, purpose: str, limits: SessionLimits) -> Engine:
         arguments = postgres_connections.session_arguments(url, purpose, limits)
-        made = create_engine(postgres_connections.with_psycopg(url), poolclass=NullPool, connect_args=arguments)
-        event.listen(made, "connect", postgres_connections.proving(url, limits))
-        return made
+        engine = create_engine(postgres_connections.with_psycopg(url), poolclass=NullPool, connect_args=arguments)
+        event.listen(engine, "connect", postgres_connections.proving(url, limits))
+        return engine
 
     def check_sessions(self, url: URL) -> None:
         postgres_connections.check_sessions(url)
@@ -147,16 +147,16 @@ class Postgres(Dialect):
             return Fault.NO_TABLE
         if not isinstance(error, DBAPIError):
             return Fault.NOTHING_KNOWN
-        state, found = _state(error), Fault.NOTHING_KNOWN
+        state, faults = _state(error), Fault.NOTHING_KNOWN
         if state[:2] in _ABOUT_DATA or postgres_statements.is_of_driver(error):
-            found |= Fault.DATA
+            faults |= Fault.DATA
         if state == _TOO_LONG:
-            found |= Fault.TOO_LONG
+            faults |= Fault.TOO_LONG
         if state == _FORBIDDEN:
-            found |= Fault.FORBIDDEN
+            faults |= Fault.FORBIDDEN
         if state in _LOCKED_OUT:
-            found |= Fault.LOCKED_OUT
-        return found | Fault.TRANSIENT if _is_transient(error, state) else found
+            faults |= Fault.LOCKED_OUT
+        return faults | Fault.TRANSIENT if _is_transient(error, state) else faults
 
     def refuses_writes(self, connection: Connection) -> str:
         if connection.scalar(text("select pg_is_in_recovery()")):
@@ -187,8 +187,8 @@ def _has_too_many_parameters(error: DBAPIError) -> bool:
 
     The driver raises an operational error, as it does where the server is at fault.
     """
-    given: object = error.params
-    return not error.ismulti and isinstance(given, Sized) and len(given) > _PARAMETERS_MAX
+    parameters: object = error.params
+    return not error.ismulti and isinstance(parameters, Sized) and len(parameters) > _PARAMETERS_MAX
 
 
 def _state(error: DBAPIError) -> str:
@@ -225,33 +225,38 @@ class _Room:
     """Distinguishes types that take the same values."""
 
     def takes(self, other: _Room) -> bool:
-        enough = all(own >= least for own, least in zip(self.limits, other.limits, strict=True))
+        enough = all(limit >= needed for limit, needed in zip(self.limits, other.limits, strict=True))
         return enough and self.labels >= other.labels
 
 
 def fit_of(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
     """Return how a column of type `found` takes `declared` values; for types that SQL writes differently."""
-    there, wanted = _room(found), _room(stored(declared, _DIALECT))
-    if wanted is None:
+    existing, needed = _room(found), _room(stored(declared, _DIALECT))
+    if needed is None:
         return Fit.OTHER
-    if there == wanted:
+    if existing == needed:
         return Fit.SAME
-    return Fit.OTHER if there is not None and there.kind == wanted.kind and there.takes(wanted) else Fit.LOSES
+    return Fit.OTHER if existing is not None and existing.kind == needed.kind and existing.takes(needed) else Fit.LOSES
 
 
 def missing_labels(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> list[str]:
     """Return the labels that an enum type of the database (or of an array's elements) lacks; none for other types."""
-    there, own = element(found, _DIALECT), element(declared, _DIALECT)
-    if not (isinstance(there, sa.Enum) and isinstance(own, sa.Enum) and own.native_enum and there.name == own.name):
+    existing_type, declared_type = element(found, _DIALECT), element(declared, _DIALECT)
+    if not (
+        isinstance(existing_type, sa.Enum)
+        and isinstance(declared_type, sa.Enum)
+        and declared_type.native_enum
+        and existing_type.name == declared_type.name
+    ):
         return []
-    return [label for label in own.enums if label not in there.enums]
+    return [label for label in declared_type.enums if label not in existing_type.enums]
 
 
 def _room(kind: sa.TypeEngine[Any]) -> _Room | None:
     """Return what a type takes; None for a type that eventjet does not know, as a SQL projection may declare it."""
     if isinstance(kind, sa.ARRAY):
-        each = _room(element(cast("sa.TypeEngine[Any]", kind), _DIALECT))
-        return each and replace(each, kind=f"array of {each.kind}")
+        room = _room(element(cast("sa.TypeEngine[Any]", kind), _DIALECT))
+        return room and replace(room, kind=f"array of {room.kind}")
     if isinstance(kind, sa.String):
         return _text(kind)
     if isinstance(kind, sa.Float):
@@ -262,12 +267,12 @@ def _room(kind: sa.TypeEngine[Any]) -> _Room | None:
         return _Room("decimal", (inf, inf) if kind.precision is None else (kind.precision - scale, scale))
     if isinstance(kind, sa.DateTime):
         digits = getattr(kind, "precision", None)
-        named = "instant" if kind.timezone else "wall time"
-        return _Room(named, (_MICROSECONDS if digits is None else digits,))
-    for known, bits in _INTEGERS:
-        if isinstance(kind, known):
+        kind_name = "instant" if kind.timezone else "wall time"
+        return _Room(kind_name, (_MICROSECONDS if digits is None else digits,))
+    for column_type, bits in _INTEGERS:
+        if isinstance(kind, column_type):
             return _Room("integer", (bits,))
-    return next((_Room(name, form=known) for known, name in _SIMPLE if isinstance(kind, known)), None)
+    return next((_Room(name, form=column_type) for column_type, name in _SIMPLE if isinstance(kind, column_type)), None)
 
 
 def _text(kind: sa.String) -> _Room | None:
@@ -312,12 +317,12 @@ _SETTINGS = text("select name, setting from pg_settings where name = any(:names)
 def soundness_of(connection: Connection) -> Soundness:
     """Check the settings of this session, which every role may read."""
     names = ["server_version", *_FAULTS, *_WARNINGS]
-    found = {str(name): str(setting) for name, setting in connection.execute(_SETTINGS, {"names": names})}
+    settings = {str(name): str(setting) for name, setting in connection.execute(_SETTINGS, {"names": names})}
     # This session may be read-only by its own choice, so its default counts.
-    found["transaction_read_only"] = str(connection.scalar(text("show default_transaction_read_only")))
+    settings["transaction_read_only"] = str(connection.scalar(text("show default_transaction_read_only")))
     if connection.scalar(text("select pg_is_in_recovery()")):
-        found["transaction_read_only"] = "on"
-    return judged(found)
+        settings["transaction_read_only"] = "on"
+    return judged(settings)
 
 
 def judged(found: Mapping[str, str]) -> Soundness:
@@ -325,13 +330,13 @@ def judged(found: Mapping[str, str]) -> Soundness:
     version = found["server_version"]
     weaknesses = [
         Weakness(f"{name} is {found[name]}", cost, remedy, is_fault=True)
-        for name, (wanted, cost, remedy) in _FAULTS.items()
-        if found.get(name, wanted) != wanted
+        for name, (expected, cost, remedy) in _FAULTS.items()
+        if found.get(name, expected) != expected
     ]
     weaknesses += [
         Weakness(f"{name} is {found[name]}", cost, remedy)
-        for name, (wanted, cost, remedy) in _WARNINGS.items()
-        if found.get(name, wanted[0]) not in wanted
+        for name, (accepted, cost, remedy) in _WARNINGS.items()
+        if found.get(name, accepted[0]) not in accepted
     ]
     numbers = numbers_of(version)
     if numbers < MAINTAINED:

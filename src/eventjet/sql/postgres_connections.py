@@ -50,11 +50,11 @@ _ESCAPED = re.compile(r"[\s\\]")
 
 def wanted(url: URL, limits: SessionLimits) -> dict[str, str]:
     """Return the settings of a session by name: those of the URL's `options`, overridden by eventjet's own."""
-    given = url.query.get("options", "")
-    text = given if isinstance(given, str) else " ".join(given)
-    own = {name.replace("-", "_"): re.sub(r"\\(.)", r"\1", value) for name, value in _OPTION.findall(text)}
+    options = url.query.get("options", "")
+    text = options if isinstance(options, str) else " ".join(options)
+    url_settings = {name.replace("-", "_"): re.sub(r"\\(.)", r"\1", value) for name, value in _OPTION.findall(text)}
     return {
-        **own,
+        **url_settings,
         **_ALWAYS,
         "lock_timeout": str(limits.lock_ms),
         "statement_timeout": str(limits.statement_ms),
@@ -83,24 +83,30 @@ def prove(connection: Any, url: URL, settings: Mapping[str, str]) -> None:
 def _prove(connection: Any, url: URL, settings: Mapping[str, str]) -> None:
     names = list(settings)
     # Set for this transaction alone, to learn how the server writes the values: the session may be a shared one.
-    asked = ", ".join("current_setting(%s, true), set_config(%s, %s, true)" for _ in names)
-    session, *found = _ask(connection, asked, [part for name in names for part in (name, name, settings[name])])
-    meant = found[1::2]
-    if found[0::2] != meant:
-        once = ", ".join(
+    columns = ", ".join("current_setting(%s, true), set_config(%s, %s, true)" for _ in names)
+    session, *values = _ask(
+        connection, columns, [parameter for name in names for parameter in (name, name, settings[name])]
+    )
+    expected = values[1::2]
+    if values[0::2] != expected:
+        assignments = ", ".join(
             f"case when pg_backend_pid() = {int(session)} then set_config(%s, %s, false) end" for _ in names
         )
-        mended, *_ = _ask(connection, once, [part for name in names for part in (name, settings[name])])
-        if mended != session:
+        second_session, *_ = _ask(
+            connection, assignments, [parameter for name in names for parameter in (name, settings[name])]
+        )
+        if second_session != session:
             raise shared(url)
-    after, *kept = _ask(connection, ", ".join("current_setting(%s, true)" for _ in names), names)
-    if after != session:
+    last_session, *actual = _ask(connection, ", ".join("current_setting(%s, true)" for _ in names), names)
+    if last_session != session:
         raise shared(url)
-    lost = [
-        f"{name} is {has}, not {should}" for name, has, should in zip(names, kept, meant, strict=True) if has != should
+    differences = [
+        f"{name} is {has}, not {should}"
+        for name, has, should in zip(names, actual, expected, strict=True)
+        if has != should
     ]
-    if lost:
-        raise _refused(url, f"its sessions do not keep what they are told ({'; '.join(lost)})")
+    if differences:
+        raise _refused(url, f"its sessions do not keep what they are told ({'; '.join(differences)})")
 
 
 def shared(url: URL) -> Unreachable:
@@ -134,9 +140,9 @@ def _ask(connection: Any, columns: str, parameters: Sequence[Any]) -> Sequence[A
 def connect(url: URL, purpose: str, limits: SessionLimits) -> psycopg.Connection[tuple[Any, ...]]:
     """Open a blocking psycopg connection, for COPY."""
     # By keyword: an error in parsing a connection string would quote it, with the password.
-    made = psycopg.connect(**{**_given(url), **session_arguments(url, purpose, limits)}, autocommit=False)
-    prove(made, url, wanted(url, limits))
-    return made
+    connection = psycopg.connect(**{**_given(url), **session_arguments(url, purpose, limits)}, autocommit=False)
+    prove(connection, url, wanted(url, limits))
+    return connection
 
 
 def look_first_in(connection: PoolProxiedConnection | DBAPIConnection, schema: str) -> None:
@@ -152,14 +158,14 @@ def look_first_in(connection: PoolProxiedConnection | DBAPIConnection, schema: s
 def check_sessions(url: URL) -> None:
     """Check that two connections have two sessions; once in a process. Blocks. Raises `Unreachable`."""
     with closing(connect(url, "eventjet", SessionLimits())) as first:
-        waiting = threading.Timer(_SECOND_S, first.close)
+        timer = threading.Timer(_SECOND_S, first.close)
         session = _session_of(first)
-        waiting.start()
+        timer.start()
         try:
             with closing(connect(url, "eventjet", SessionLimits())) as second:
                 is_shared = _session_of(second) == session
         finally:
-            waiting.cancel()
+            timer.cancel()
         if first.closed:
             raise too_few(url, _SECOND_S)
         if is_shared:
@@ -185,9 +191,9 @@ def proving(url: URL, limits: SessionLimits) -> Callable[[Any, Any], None]:
 def session_arguments(url: URL, purpose: str, limits: SessionLimits) -> dict[str, Any]:
     """Return the arguments with which a session is connected; its time zone is UTC."""
     _warn_of_trust(_given(url))
-    own = url.query.get("options", "")
-    given = own if isinstance(own, str) else " ".join(own)
-    options = f"{given} {options_of(wanted(url, limits))}".strip()
+    query_options = url.query.get("options", "")
+    url_options = query_options if isinstance(query_options, str) else " ".join(query_options)
+    options = f"{url_options} {options_of(wanted(url, limits))}".strip()
     arguments: dict[str, Any] = {"options": options, "application_name": purpose}
     if "connect_timeout" not in url.query:
         arguments["connect_timeout"] = CONNECT_TIMEOUT_S
@@ -207,8 +213,8 @@ def _given(url: URL) -> Mapping[str, Any]:
 def _warn_of_trust(given: Mapping[str, Any]) -> None:
     """Warn of an `sslmode` below `verify-full`: libpq sends the password and all rows to whoever answers there."""
     hosts = str(given.get("hostaddr") or given.get("host") or os.environ.get("PGHOST", ""))
-    least = "verify-full" if given.get("sslrootcert") == "system" else "prefer"
-    mode = str(given.get("sslmode") or os.environ.get("PGSSLMODE") or least)
+    default = "verify-full" if given.get("sslrootcert") == "system" else "prefer"
+    mode = str(given.get("sslmode") or os.environ.get("PGSSLMODE") or default)
     if mode != "verify-full" and not all(map(_is_here, hosts.split(","))):
         warn_once(hosts, mode)
 

@@ -72,13 +72,13 @@ class PostgresStatements:
         arrays = ", ".join(array for array, _ in of_row)
         keys = ", ".join(array for array, _ in of_key)
         aliases = ", ".join(f"k{index}" for index in range(len(names.key)))
-        same = " and ".join(f"t.{names.quoted(column)} = k.k{index}" for index, column in enumerate(names.key))
-        self._read = f"select {names.all('t.')} from unnest({keys}) as k({aliases}) join {names.table} t on {same}"  # noqa: S608 - declared names
+        match = " and ".join(f"t.{names.quoted(column)} = k.k{index}" for index, column in enumerate(names.key))
+        self._read = f"select {names.all('t.')} from unnest({keys}) as k({aliases}) join {names.table} t on {match}"  # noqa: S608 - declared names
         if len(names.key) == 1:
-            (only,) = names.key
+            (key_column,) = names.key
             self._read = (
                 f"select {names.all('t.')} from {names.table} t "  # noqa: S608 - declared names
-                f"where t.{names.quoted(only)} = any({keys})"
+                f"where t.{names.quoted(key_column)} = any({keys})"
             )
         self._held = f"with held as ({ADVANCE.format('%s', CLOCK)} returning 1)"
         self._made = (
@@ -86,7 +86,7 @@ class PostgresStatements:
         )
         self._kept = self._made.replace("made as", "kept as", 1)[:-1] + names.on_conflict() + ")"
         self._gone = (
-            f", gone as (delete from {names.table} t using unnest({keys}) as k({aliases}) where {same} and {_HELD})"  # noqa: S608 - declared names
+            f", gone as (delete from {names.table} t using unnest({keys}) as k({aliases}) where {match} and {_HELD})"  # noqa: S608 - declared names
         )
 
     def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
@@ -102,25 +102,25 @@ class PostgresStatements:
 
     def render(self, changes: Changes) -> Rendered:
         dump = self._codec.dump
-        kept, made = (
+        upserts, inserts = (
             _arrays([dump(row) for row in rows], self._literals) if rows else ()
             for rows in (changes.kept, changes.made)
         )
-        return kept, made, _arrays(changes.gone, self._key_literals) if changes.gone else ()
+        return upserts, inserts, _arrays(changes.gone, self._key_literals) if changes.gone else ()
 
     def write(self, connection: Connection, advance: Advance, changes: Changes) -> bool:
         parts = [self._held]
         values: list[Any] = list(advance)
         rendered = [self.render(changes), *changes.rendered]
-        for part, which in ((self._made, 1), (self._kept, 0), (self._gone, 2)):
-            arrays = _joined([one[which] for one in rendered if one[which]])
+        for part, index in ((self._made, 1), (self._kept, 0), (self._gone, 2)):
+            arrays = _joined([entry[index] for entry in rendered if entry[index]])
             if arrays:
                 parts.append(part)
                 values += arrays
         if changes.quarantine is not None:
-            own, its = quarantine_parts(advance[3], advance[4], changes.quarantine)
-            parts += own
-            values += its
+            quarantine_sql, quarantine_values = quarantine_parts(advance[3], advance[4], changes.quarantine)
+            parts += quarantine_sql
+            values += quarantine_values
         parts.append(" select count(*) from held")
         return connection.exec_driver_sql("".join(parts), tuple(values)).scalar_one() == 1
 
@@ -171,7 +171,7 @@ def quarantine_parts(name: str, revision: int, changes: QuarantineChanges) -> tu
     values: list[Any] = []
     if changes.parked:
         parts.append(_PARKED)
-        columns = zip(*[astuple(one) for one in changes.parked], strict=True)
+        columns = zip(*[astuple(row) for row in changes.parked], strict=True)
         values += [name, revision, *map(list, columns)]
     if changes.freed:
         parts.append(_FREED)
@@ -193,7 +193,7 @@ def _joined(several: Sequence[Sequence[str]]) -> Sequence[str]:
     """Join several array literals of each column into one."""
     if len(several) < 2:
         return several[0] if several else ()
-    return ["{" + ",".join([one[1:-1] for one in column]) + "}" for column in zip(*several, strict=True)]
+    return ["{" + ",".join([literal[1:-1] for literal in column]) + "}" for column in zip(*several, strict=True)]
 
 
 def _array(write: Callable[[Any], str]) -> Literal:
@@ -234,6 +234,6 @@ value.
 def _array_of(column: Column[Any]) -> tuple[str, Literal]:
     """Return the placeholder for an array of a column's values, and the function that writes the array."""
     kind = column.type
-    name, write = next((name, write) for known, name, write in _ARRAYS_OF if isinstance(kind, known))
+    name, write = next((name, write) for column_type, name, write in _ARRAYS_OF if isinstance(kind, column_type))
     is_text = isinstance(kind, sa.Enum) and not kind.native_enum
     return f"%s::{name or ('text' if is_text else kind.compile(_DIALECT))}[]", write

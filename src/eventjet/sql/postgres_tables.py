@@ -30,13 +30,15 @@ class PostgresTables(Tables):
     def find(self, connection: Connection, name: TableName, location: str) -> TableRef | None:
         """Find a table; the search path says where declared tables without a schema are."""
         schema, table = name
-        found = connection.execute(_FIND, {"name": qualified(location or schema, table)}).one_or_none()
-        return None if found is None else TableRef(int(found[0]), str(found[1]), str(found[2]))
+        row = connection.execute(_FIND, {"name": qualified(location or schema, table)}).one_or_none()
+        return None if row is None else TableRef(int(row[0]), str(row[1]), str(row[2]))
 
     def count_rows(self, connection: Connection, table: TableRef) -> int:
         """Return the number of rows at the last ANALYZE, or the exact number where there was none."""
-        about = connection.scalar(text("select reltuples::bigint from pg_class where oid = :oid"), {"oid": table.oid})
-        return int(about) if about and about > 0 else super().count_rows(connection, table)
+        estimate = connection.scalar(
+            text("select reltuples::bigint from pg_class where oid = :oid"), {"oid": table.oid}
+        )
+        return int(estimate) if estimate and estimate > 0 else super().count_rows(connection, table)
 
     def features(self, connection: Connection, table: TableRef, heir: TableRef | None = None) -> list[Feature]:
         """Return everything in which tables can differ, without owner and dependents.
@@ -65,8 +67,8 @@ class PostgresTables(Tables):
         for_good: bool,  # noqa: ARG002 - nothing follows a name
     ) -> list[str]:
         """Return what would be dropped with the table, keep it from being dropped, or stay with it when it moves."""
-        query = _DEPENDENTS.bindparams(along=[one.oid for one in along])
-        return [str(one) for one in connection.scalars(query, {"oid": table.oid})]
+        query = _DEPENDENTS.bindparams(along=[ref.oid for ref in along])
+        return [str(dependent) for dependent in connection.scalars(query, {"oid": table.oid})]
 
     @contextmanager
     def modelled(self, connection: Connection, tables: Sequence[Table]) -> Generator[Connection]:
@@ -74,12 +76,15 @@ class PostgresTables(Tables):
 
         Each of these schemas is created in the same transaction, so none of them may exist.
         """
-        with connection.engine.connect().execution_options(postgresql_readonly=False) as other, other.begin() as made:
+        with (
+            connection.engine.connect().execution_options(postgresql_readonly=False) as model_connection,
+            model_connection.begin() as transaction,
+        ):
             for schema in {table.schema for table in tables}:
-                other.execute(verbatim(f"create schema {qualified(None, str(schema))}"))
-            make(other, tables)
-            yield other
-            made.rollback()
+                model_connection.execute(verbatim(f"create schema {qualified(None, str(schema))}"))
+            make(model_connection, tables)
+            yield model_connection
+            transaction.rollback()
 
     def text_order(self, connection: Connection, table: TableRef, column: str) -> TextOrder | None:
         """Return in which order an index sorts the column; None where no index sorts it by code points.
@@ -88,8 +93,8 @@ class PostgresTables(Tables):
         few rows match, and would read and sort all of them.
         """
         connection.execute(_KEEP_TO_INDEXES)
-        found = connection.execute(_ORDER, {"oid": table.oid, "column": column}).scalar()
-        return None if found is None else TextOrder[found]
+        order_name = connection.execute(_ORDER, {"oid": table.oid, "column": column}).scalar()
+        return None if order_name is None else TextOrder[order_name]
 
     def home(self, connection: Connection) -> str:
         """Return the database and the oid of eventjet's own table, which changes when a dump is restored."""
@@ -113,15 +118,19 @@ class PostgresTables(Tables):
         for statements in (_OWNER, _RIGHTS):
             for statement in connection.scalars(statements, ids).all():
                 connection.execute(verbatim(str(statement)))
-        there = {one.key for one in self.features(connection, heir)}
-        for one in self.features(connection, old, heir):
-            if one.carried is not None and one.key not in there and (not one.needs or one.needs in there):
-                connection.execute(verbatim(one.carried))
+        heir_keys = {feature.key for feature in self.features(connection, heir)}
+        for feature in self.features(connection, old, heir):
+            if (
+                feature.carried is not None
+                and feature.key not in heir_keys
+                and (not feature.needs or feature.needs in heir_keys)
+            ):
+                connection.execute(verbatim(feature.carried))
 
     def drop(self, connection: Connection, tables: Sequence[TableRef]) -> None:
         """Drop all in one statement, as foreign keys may be between them; fails if anything else depends on one."""
         if tables:
-            connection.execute(verbatim(f"drop table {', '.join(one.quoted() for one in tables)} restrict"))
+            connection.execute(verbatim(f"drop table {', '.join(table.quoted() for table in tables)} restrict"))
 
     def ensure_location(self, connection: Connection, location: str) -> None:
         # Not IF NOT EXISTS, which requires the right to create a schema even when it exists.

@@ -55,7 +55,7 @@ def blocked_aggregates(connection: Connection, name: str, revision: int, last: i
 
 def to_retry(connection: Connection, name: str, revision: int, limit: int) -> list[WaitingEvent]:
     """Return the blocking rows of aggregates with an event to be tried again, by aggregate and position."""
-    asked = (
+    aggregates = (
         select(_q.aggregate, _q.aggregate_id)
         .where(of(name, revision), _q.resolution == RETRY)
         .group_by(_q.aggregate, _q.aggregate_id)
@@ -63,18 +63,18 @@ def to_retry(connection: Connection, name: str, revision: int, limit: int) -> li
         .limit(limit)
         .subquery()
     )
-    same = (_q.aggregate == asked.c.aggregate) & (_q.aggregate_id == asked.c.aggregate_id)
+    condition = (_q.aggregate == aggregates.c.aggregate) & (_q.aggregate_id == aggregates.c.aggregate_id)
     query = (
         select(_q.position, _q.resolution, _q.reason != "", _q.aggregate, _q.aggregate_id)
-        .join(asked, same)
+        .join(aggregates, condition)
         .where(of(name, revision), _q.resolution.in_(BLOCKING))
         .order_by(_q.aggregate, _q.aggregate_id, _q.position)
         .limit(limit)
     )
     rows = connection.execute(query)
     return [
-        WaitingEvent(position, resolution, bool(failed), (whose, one))
-        for position, resolution, failed, whose, one in rows
+        WaitingEvent(position, resolution, bool(has_failed), (aggregate, aggregate_id))
+        for position, resolution, has_failed, aggregate, aggregate_id in rows
     ]
 
 
@@ -146,7 +146,7 @@ _blocked = select(func.count()).where(
     _other.c.resolution == BLOCKED,
 )
 _LISTED: list[ColumnElement[Any]] = [
-    *(_q[one.name] for one in fields(Listed)[:-1]),
+    *(_q[field.name] for field in fields(Listed)[:-1]),
     case((_q.resolution.in_((PARKED, RETRY)), _blocked.scalar_subquery()), else_=0),
 ]
 """The columns of `Listed`."""
@@ -164,16 +164,20 @@ def listed(
 
     With `resolved`, resolved events are included. Only events `after` a position, and at most `limit`, are returned.
     """
-    which = _q.resolution != BLOCKED if resolved else _q.resolution.in_((PARKED, RETRY))
-    query = select(*_LISTED).where(_q.projection.in_(names), _q.position > after, which)
+    condition = _q.resolution != BLOCKED if resolved else _q.resolution.in_((PARKED, RETRY))
+    query = select(*_LISTED).where(_q.projection.in_(names), _q.position > after, condition)
     rows = connection.execute(query.order_by(_q.projection, _q.revision, _q.position).limit(limit))
     return [Listed(*row) for row in rows]
 
 
 def waiting(connection: Connection, head: Listed, limit: int) -> list[Listed]:
     """Return the first `limit` events that wait behind a quarantined event, in order."""
-    same = of(head.projection, head.revision), _q.aggregate == head.aggregate, _q.aggregate_id == head.aggregate_id
-    query = select(*_LISTED).where(*same, _q.resolution == BLOCKED, _q.position > head.position)
+    conditions = (
+        of(head.projection, head.revision),
+        _q.aggregate == head.aggregate,
+        _q.aggregate_id == head.aggregate_id,
+    )
+    query = select(*_LISTED).where(*conditions, _q.resolution == BLOCKED, _q.position > head.position)
     return [Listed(*row) for row in connection.execute(query.order_by(_q.position).limit(limit))]
 
 
@@ -191,9 +195,9 @@ def shown(connection: Connection, name: str, revision: int, position: int) -> Sh
 
 def retry(connection: Connection, name: str, revision: int, positions: Sequence[int] | None) -> list[int]:
     """Mark quarantined events to be tried again (None: all of them); return their positions. Raises `UsageError`."""
-    found = _locked(connection, name, revision)
-    chosen = sorted(found) if positions is None else list(dict.fromkeys(positions))
-    _check(connection, name, revision, chosen, found)
+    blocking = _locked(connection, name, revision)
+    chosen = sorted(blocking) if positions is None else list(dict.fromkeys(positions))
+    _check(connection, name, revision, chosen, blocking)
     if chosen:
         _resolve(connection, name, revision, chosen, RETRY)
         checkpoint.depose(connection, name, revision)
@@ -205,18 +209,18 @@ def drop(connection: Connection, name: str, revision: int, positions: Sequence[i
 
     Returns the positions of the dropped events.
     """
-    found = _locked(connection, name, revision)
+    blocking = _locked(connection, name, revision)
     chosen = list(dict.fromkeys(positions))
-    _check(connection, name, revision, chosen, found)
+    _check(connection, name, revision, chosen, blocking)
     _resolve(connection, name, revision, chosen, DROPPED)
-    following: list[int] = []
+    next_positions: list[int] = []
     for position in chosen:
-        aggregate, aggregate_id = found[position]
+        aggregate, aggregate_id = blocking[position]
         blocked = select(func.min(_q.position)).where(
             of(name, revision), _q.aggregate == aggregate, _q.aggregate_id == aggregate_id, _q.resolution == BLOCKED
         )
-        following += [one for one in connection.scalars(blocked) if one is not None]
-    _resolve(connection, name, revision, following, RETRY)
+        next_positions += [next_position for next_position in connection.scalars(blocked) if next_position is not None]
+    _resolve(connection, name, revision, next_positions, RETRY)
     checkpoint.depose(connection, name, revision)
     return chosen
 
@@ -228,13 +232,13 @@ def outcomes(connection: Connection, name: str, revision: int, positions: Sequen
         of(name, revision), _q.resolution != BLOCKED, _q.position.in_(positions)
     )
     rows = {row[0]: row for row in connection.execute(query)}
-    found: list[VerdictOutcome] = []
+    results: list[VerdictOutcome] = []
     for position in positions:
         row = rows.get(position)
         if row is not None:
             head, resolution, reason = heads.get((row[3], row[4]), (None, None, ""))
-            found.append(VerdictOutcome(position, row[1], row[2], head, resolution, reason))
-    return found
+            results.append(VerdictOutcome(position, row[1], row[2], head, resolution, reason))
+    return results
 
 
 def _heads(connection: Connection, name: str, revision: int) -> dict[tuple[str, str], tuple[int, str, str]]:
@@ -259,13 +263,13 @@ def _check(connection: Connection, name: str, revision: int, chosen: Sequence[in
     for position in chosen:
         if position in found:
             continue
-        there = shown(connection, name, revision, position)
-        if there is None:
+        details = shown(connection, name, revision, position)
+        if details is None:
             reason = "is not in its quarantine"
-        elif there.blocked_by is not None:
-            reason = f"waits for the parked event at position {there.blocked_by}; give your verdict on that one"
+        elif details.blocked_by is not None:
+            reason = f"waits for the parked event at position {details.blocked_by}; give your verdict on that one"
         else:
-            reason = f"has its verdict already: {there.event.resolution}"
+            reason = f"has its verdict already: {details.event.resolution}"
         raise UsageError(
             f"The event at position {position} of projection {name!r} {reason}. "
             f"Look at `eventjet quarantine list {name} --all`."
@@ -275,5 +279,5 @@ def _check(connection: Connection, name: str, revision: int, chosen: Sequence[in
 def _resolve(connection: Connection, name: str, revision: int, positions: Sequence[int], resolution: str) -> None:
     values = {"resolution": resolution, "resolved_at": Clock()}
     for start in range(0, len(positions), 500):
-        some = _q.position.in_(positions[start : start + 500])
-        connection.execute(update(quarantine).where(of(name, revision), some).values(**values))
+        condition = _q.position.in_(positions[start : start + 500])
+        connection.execute(update(quarantine).where(of(name, revision), condition).values(**values))

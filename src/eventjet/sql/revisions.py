@@ -76,16 +76,16 @@ def freeze(connection: Connection, resolved: AnyResolved) -> int:
     """
     with _limited(connection, resolved):
         check_owner(connection, resolved.name, resolved.app)
-        found = revisions(connection, resolved.name)
-        own, there = _own_of(found, resolved), holders(found, resolved)
-        numbers = [one.revision for one in there]
+        checkpoints = revisions(connection, resolved.name)
+        promoted, displaced = _own_of(checkpoints, resolved), holders(checkpoints, resolved)
+        numbers = [holder.revision for holder in displaced]
         locked = lock_as_workers(
             connection,
             resolved,
-            _exchange(connection, own, there).lock_leaving,
+            _exchange(connection, promoted, displaced).lock_leaving,
             lambda: revisions(connection, resolved.name, lock=True, only=numbers),
         )
-        return own.position + _lag(own, locked)
+        return promoted.position + _lag(promoted, locked)
 
 
 def attempt(connection: Connection, resolved: AnyResolved, *, epoch: int | None = None) -> Promoted | None:
@@ -97,39 +97,39 @@ def attempt(connection: Connection, resolved: AnyResolved, *, epoch: int | None 
     """
     with _limited(connection, resolved):
         check_owner(connection, resolved.name, resolved.app)
-        found = revisions(connection, resolved.name)
-        own = _own_of(found, resolved)
-        if own.location == DECLARED:
+        checkpoints = revisions(connection, resolved.name)
+        promoted = _own_of(checkpoints, resolved)
+        if promoted.location == DECLARED:
             return None
-        exchange = _exchange(connection, own, holders(found, resolved))
+        exchange = _exchange(connection, promoted, holders(checkpoints, resolved))
         locked = lock_as_workers(
             connection, resolved, exchange.lock, lambda: revisions(connection, resolved.name, lock=True)
         )
-        if [_assignment(one) for one in locked] != [_assignment(one) for one in found]:
+        if [_assignment(row) for row in locked] != [_assignment(row) for row in checkpoints]:
             raise NotNow("another process moved its tables meanwhile")
         exchange.look_again()
-        found = revisions(connection, resolved.name)
-        own, there = _own_of(found, resolved), holders(found, resolved)
-        if epoch is not None and own.epoch != epoch:
+        checkpoints = revisions(connection, resolved.name)
+        promoted, displaced = _own_of(checkpoints, resolved), holders(checkpoints, resolved)
+        if epoch is not None and promoted.epoch != epoch:
             raise CheckpointFenced(resolved.name, f"its epoch is no longer {epoch}")
-        if epoch is not None and any(one.revision > own.revision for one in there):
+        if epoch is not None and any(holder.revision > promoted.revision for holder in displaced):
             # The newer revision came after the worker looked. Only a person gives the location back to an older one.
-            raise NotNow(f"revision {there[-1].revision} took over meanwhile")
-        missing = _lag(own, there)
-        if missing:
-            raise NotNow(f"it is {missing} events behind revision {there[-1].revision}")
-        _check_promotion(connection, resolved, own, exchange)
+            raise NotNow(f"revision {displaced[-1].revision} took over meanwhile")
+        events_behind = _lag(promoted, displaced)
+        if events_behind:
+            raise NotNow(f"it is {events_behind} events behind revision {displaced[-1].revision}")
+        _check_promotion(connection, resolved, promoted, exchange)
         broken = dialect_of(connection).tables.broken_by_name(connection)
         exchange.carry_out()
         broken = dialect_of(connection).tables.broken_by_name(connection) - broken
         if broken:
             raise PromotionRefused(resolved, f"{listed(sorted(broken))} could not be used with its table")
         failpoints.reach("takeover.moved")
-        for one in there:
-            location = dialect_of(connection).own_location(one.name, one.revision)
-            checkpoint.displace(connection, one.name, one.revision, location)
-        checkpoint.promote(connection, own.name, own.revision)
-        return Promoted(tuple(one.revision for one in there), own.position)
+        for holder in displaced:
+            location = dialect_of(connection).own_location(holder.name, holder.revision)
+            checkpoint.displace(connection, holder.name, holder.revision, location)
+        checkpoint.promote(connection, promoted.name, promoted.revision)
+        return Promoted(tuple(holder.revision for holder in displaced), promoted.position)
 
 
 def promote(database: Database, resolved: AnyResolved, *, patience_s: float = 60.0) -> Promoted | None:
@@ -144,14 +144,14 @@ def promote(database: Database, resolved: AnyResolved, *, patience_s: float = 60
 
     try:
         return retried(try_once, patience_s)
-    except NotNow as later:
-        raise PromotionRefused(resolved, str(later)) from None
+    except NotNow as error:
+        raise PromotionRefused(resolved, str(error)) from None
 
 
 def lag(connection: Connection, resolved: AnyResolved) -> int:
     """Return how many events a revision is behind the one that readers see; locks nothing."""
-    found = revisions(connection, resolved.name)
-    return _lag(_own_of(found, resolved), holders(found, resolved))
+    checkpoints = revisions(connection, resolved.name)
+    return _lag(_own_of(checkpoints, resolved), holders(checkpoints, resolved))
 
 
 def _await_worker(connection: Connection, resolved: AnyResolved, patience_s: float) -> None:
@@ -179,9 +179,9 @@ def _exchange(connection: Connection, own: Checkpoint, there: Sequence[Checkpoin
     """Return the exchange: tables of `there` go to their revisions' own locations, those of `own` come from its own."""
     dialect = dialect_of(connection)
     leaving = [
-        Move(name, DECLARED, dialect.own_location(one.name, one.revision))
-        for one in there
-        for name in names_of(one.tables)
+        Move(name, DECLARED, dialect.own_location(holder.name, holder.revision))
+        for holder in there
+        for name in names_of(holder.tables)
     ]
     return Exchange(connection, leaving, [Move(name, own.location, DECLARED) for name in names_of(own.tables)])
 
@@ -198,32 +198,32 @@ def _check_promotion(connection: Connection, resolved: AnyResolved, own: Checkpo
         locations.check_identity(connection, own)
     except TableLost as error:
         raise PromotionRefused(resolved, error.reason) from None
-    strangers = [
+    unknown_tables = [
         name[1]
         for name in exchange.coming
         if name not in exchange.leaving and dialect.tables.find(connection, name, DECLARED)
     ]
-    if strangers:
-        raise PromotionRefused(resolved, f"no checkpoint knows whose {listed(strangers)} is")
-    hanging = dependents(connection, exchange.leaving)
-    if hanging:
-        raise PromotionRefused(resolved, f"{listed(hanging)} would stay with the table that leaves")
-    left = [
-        f"{one} of {name[1]}"
+    if unknown_tables:
+        raise PromotionRefused(resolved, f"no checkpoint knows whose {listed(unknown_tables)} is")
+    blockers = dependents(connection, exchange.leaving)
+    if blockers:
+        raise PromotionRefused(resolved, f"{listed(blockers)} would stay with the table that leaves")
+    features_left = [
+        f"{feature} of {name[1]}"
         for name, table in exchange.leaving.items()
         if name in exchange.coming
-        for one in undeclared(
+        for feature in undeclared(
             dialect.tables.features(connection, table), dialect.tables.features(connection, exchange.coming[name])
         )
     ]
-    if left:
-        logs.FEATURES_LEFT.tell(_log, name=resolved.name, features=listed(left))
+    if features_left:
+        logs.FEATURES_LEFT.tell(_log, name=resolved.name, features=listed(features_left))
 
 
 def _own_of(found: Sequence[Checkpoint], resolved: AnyResolved) -> Checkpoint:
-    for one in found:
-        if one.revision == resolved.revision:
-            return one
+    for row in found:
+        if row.revision == resolved.revision:
+            return row
     raise CheckpointFenced(resolved.name, "its checkpoint is gone")
 
 
@@ -237,7 +237,7 @@ def _lag(own: Checkpoint, there: Sequence[Checkpoint]) -> int:
 
     Positions in another log do not count. A revision without a log has not begun, and lacks every event.
     """
-    return max([0, *(one.position - own.position for one in there if own.log in ("", one.log))])
+    return max([0, *(row.position - own.position for row in there if own.log in ("", row.log))])
 
 
 _ASIDE = "ej_reset"
@@ -258,68 +258,70 @@ def reset(database: Database, resolved: AnyResolved, log: str = "") -> list[str]
             with bounded(connection):
                 locations.check_owner(connection, resolved.name, resolved.app, log)
                 old = _forget(connection, resolved)
-                made = locations.prepare(connection, resolved, log=log)
+                created = locations.prepare(connection, resolved, log=log)
                 _drop(connection, resolved, old)
-            return made
+            return created
 
     try:
         return retried(attempt)
-    except NotNow as later:
-        raise UsageError(f"{resolved.name} is not reset: {later}. Try again.") from None
+    except NotNow as error:
+        raise UsageError(f"{resolved.name} is not reset: {error}. Try again.") from None
 
 
 def _forget(connection: Connection, resolved: AnyResolved) -> Mapping[TableName, TableRef]:
     """Move a revision's tables away, reset its checkpoint and delete its quarantine; return the moved tables."""
     name, revision = resolved.name, resolved.revision
-    held = checkpoint.read(connection, name, revision)
-    if held is None or held.state == RETIRED:
+    current = checkpoint.read(connection, name, revision)
+    if current is None or current.state == RETIRED:
         return {}  # A retired revision begins anew in any case.
-    _check_resettable(held)
-    exchange = Exchange(connection, [Move(table, held.location, _ASIDE) for table in names_of(held.tables)], [])
+    _check_resettable(current)
+    exchange = Exchange(connection, [Move(table, current.location, _ASIDE) for table in names_of(current.tables)], [])
     exchange.look()
     _check_dependents(resolved, exchange)
     (locked,) = lock_as_workers(
         connection, resolved, exchange.lock_leaving, lambda: revisions(connection, name, lock=True, only=[revision])
     )
-    if (locked.location, locked.tables, locked.identities) != (held.location, held.tables, held.identities):
+    if (locked.location, locked.tables, locked.identities) != (current.location, current.tables, current.identities):
         raise NotNow("its tables were swapped or moved meanwhile")
     exchange.look_again()
     _check_dependents(resolved, exchange)
     if checkpoint.reset(connection, locked) is None:
         _check_resettable(locked)
-    own = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
-    connection.execute(delete(quarantine).where(own))
+    condition = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
+    connection.execute(delete(quarantine).where(condition))
     exchange.carry_out()
     return dialect_of(connection).tables.find_all(connection, exchange.leaving, _ASIDE)
 
 
 def _drop(connection: Connection, resolved: AnyResolved, old: Mapping[TableName, TableRef]) -> None:
     """Let the new tables inherit from the old ones, then drop those; raises `UsageError` for what would be lost."""
-    held = checkpoint.read(connection, resolved.name, resolved.revision)
-    assert held is not None, "the caller has prepared it"
+    current = checkpoint.read(connection, resolved.name, resolved.revision)
+    assert current is not None, "the caller has prepared it"
     dialect = dialect_of(connection)
-    made = dialect.tables.find_all(connection, names_of(held.tables), held.location)
-    added = dependents(connection, made)
-    if added:
-        what = f"{listed(added)} would come with the table that is made"
+    new_tables = dialect.tables.find_all(connection, names_of(current.tables), current.location)
+    added_dependents = dependents(connection, new_tables)
+    if added_dependents:
+        problem = f"{listed(added_dependents)} would come with the table that is made"
         raise UsageError(
-            f"{resolved.name} is not reset: {what}. Keep from it what gives it to new tables, an event trigger say."
+            f"{resolved.name} is not reset: {problem}. Keep from it what gives it to new tables, an event trigger say."
         )
-    for name, heir in made.items():
+    for name, heir in new_tables.items():
         if name in old:
-            lost = undeclared(dialect.tables.features(connection, old[name]), dialect.tables.features(connection, heir))
-            if lost:
-                what = f"{listed(lost)} of {heir.name}, which the table does not declare, would be lost"
-                raise UsageError(f"{resolved.name} is not reset: {what}. {UNDECLARED_REMEDY}")
+            lost_features = undeclared(
+                dialect.tables.features(connection, old[name]), dialect.tables.features(connection, heir)
+            )
+            if lost_features:
+                problem = f"{listed(lost_features)} of {heir.name}, which the table does not declare, would be lost"
+                raise UsageError(f"{resolved.name} is not reset: {problem}. {UNDECLARED_REMEDY}")
             dialect.tables.inherit(connection, old[name], heir)
     dialect.tables.drop(connection, list(old.values()))
     dialect.tables.drop_location(connection, _ASIDE)
 
 
 def _check_dependents(resolved: AnyResolved, exchange: Exchange) -> None:
-    hanging = dependents(exchange.connection, exchange.leaving)
-    if hanging:
-        raise UsageError(f"{resolved.name} is not reset: {listed(hanging)} would be lost. Drop that first.")
+    blockers = dependents(exchange.connection, exchange.leaving)
+    if blockers:
+        raise UsageError(f"{resolved.name} is not reset: {listed(blockers)} would be lost. Drop that first.")
 
 
 def _check_resettable(held: Checkpoint) -> None:
@@ -352,16 +354,18 @@ def unused(connection: Connection, declared: Collection[AnyResolved], app: str =
 
     Revisions of another app are left out, and those that name no app and whose log is not one of this app.
     """
-    found = checkpoint.read_all(connection)
-    own = {(resolved.name, resolved.revision) for resolved in declared}
+    checkpoints = checkpoint.read_all(connection)
+    declared_revisions = {(resolved.name, resolved.revision) for resolved in declared}
     # A row of an older eventjet names no app; its log tells the app where another row names both.
-    logs = {one.log for one, _ in found if (one.app == app if app else (one.name, one.revision) in own)}
+    logs = {
+        row.log for row, _ in checkpoints if (row.app == app if app else (row.name, row.revision) in declared_revisions)
+    }
     return [
-        _described(connection, one, left_s, declared)
-        for one, left_s in found
-        if (one.name, one.revision) not in own
-        and one.state != RETIRED
-        and (one.app == app if one.app and app else not one.log or one.log in logs)
+        _described(connection, row, left_s, declared)
+        for row, left_s in checkpoints
+        if (row.name, row.revision) not in declared_revisions
+        and row.state != RETIRED
+        and (row.app == app if row.app and app else not row.log or row.log in logs)
     ]
 
 
@@ -374,41 +378,41 @@ def retire(
     again, it begins anew.
     """
     dropped = _droppable(connection, name, revision, declared, app)
-    (held,) = [one for one in revisions(connection, name) if one.revision == revision]
+    (current,) = [row for row in revisions(connection, name) if row.revision == revision]
     # Tables before checkpoints, as workers lock them.
     dialect = dialect_of(connection)
-    exchange = Exchange(connection, [Move(table, held.location, None) for table in names_of(held.tables)], [])
+    exchange = Exchange(connection, [Move(table, current.location, None) for table in names_of(current.tables)], [])
     try:
         with bounded(connection):
             exchange.look()
             exchange.carry_out()
-    except NotNow as later:
-        raise UsageError(f"{name}:{revision} is not dropped: {later}. Try again.") from None
+    except NotNow as error:
+        raise UsageError(f"{name}:{revision} is not dropped: {error}. Try again.") from None
     locked = checkpoint.lock(connection, name, revision)
-    if locked is None or (locked.location, locked.tables) != (held.location, held.tables):
+    if locked is None or (locked.location, locked.tables) != (current.location, current.tables):
         raise UsageError(f"{name}:{revision} was moved meanwhile. Look again with `eventjet db unused`.")
     # Checks once more, now that no worker can take the lease.
     _droppable(connection, name, revision, declared, app)
     dialect.tables.drop_location(connection, dialect.own_location(name, revision))
-    of_it = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
-    connection.execute(delete(quarantine).where(of_it))
+    condition = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
+    connection.execute(delete(quarantine).where(condition))
     checkpoint.retire(connection, name, revision)
     return dropped
 
 
 def _droppable(connection: Connection, name: str, revision: int, declared: Collection[AnyResolved], app: str) -> Unused:
-    known = {(one.projection, one.revision): one for one in unused(connection, declared, app)}
-    one = known.get((name, revision))
-    if one is not None and one.in_use is None:
-        return one
-    if one is not None:
-        raise UsageError(f"{name}:{revision} is not dropped: {one.in_use}")
+    unused_revisions = {(entry.projection, entry.revision): entry for entry in unused(connection, declared, app)}
+    candidate = unused_revisions.get((name, revision))
+    if candidate is not None and candidate.in_use is None:
+        return candidate
+    if candidate is not None:
+        raise UsageError(f"{name}:{revision} is not dropped: {candidate.in_use}")
     if any((resolved.name, resolved.revision) == (name, revision) for resolved in declared):
         raise UsageError(
             f"{name}:{revision} is declared by the app, so it is not dropped. Take it out of the app first."
         )
-    shown = ", ".join(f"{other}:{number}" for other, number in sorted(known)) or "none"
-    raise UsageError(f"There is no unused revision {name}:{revision}. Unused are: {shown}.")
+    listing = ", ".join(f"{projection}:{number}" for projection, number in sorted(unused_revisions)) or "none"
+    raise UsageError(f"There is no unused revision {name}:{revision}. Unused are: {listing}.")
 
 
 def _described(connection: Connection, one: Checkpoint, left_s: float, declared: Collection[AnyResolved]) -> Unused:
@@ -420,8 +424,8 @@ def _described(connection: Connection, one: Checkpoint, left_s: float, declared:
         in_use = f"the worker {owner} keeps it. Stop the workers that still list it."
     elif successor is not None and one in holders(revisions(connection, one.name), successor):
         in_use = f"readers see its rows until revision {successor.revision} takes over from it."
-    elif hanging := dependents(connection, tables, for_good=True):
-        in_use = f"{listed(hanging)} would be lost or broken. Drop that first."
+    elif blockers := dependents(connection, tables, for_good=True):
+        in_use = f"{listed(blockers)} would be lost or broken. Drop that first."
     return Unused(
         one.name,
         one.revision,
@@ -479,12 +483,12 @@ async def resume(
 async def _change(
     database: str, change: _Change, chosen: Sequence[tuple[str, int]], *, app: str = "", declared: bool
 ) -> list[Paused]:
-    where = Database(database)
-    engine = where.engine("eventjet pause", COMMAND)
+    target = Database(database)
+    engine = target.engine("eventjet pause", COMMAND)
     try:
-        async with where.reaching(), engine.begin() as connection:
+        async with target.reaching(), engine.begin() as connection:
             return await connection.run_sync(
-                lambda sync: [_changed(sync, change, *one, app=app, declared=declared) for one in sorted(chosen)]
+                lambda sync: [_changed(sync, change, *pair, app=app, declared=declared) for pair in sorted(chosen)]
             )
     finally:
         await engine.dispose()
@@ -505,15 +509,15 @@ def _changed(
 
 def _paused(connection: Connection, found: Checkpoint) -> Checkpoint | None:
     if found.state != PAUSED and found.state not in checkpoint.PAUSE.states:
-        because = f" ({' '.join(found.reason.split()).rstrip('.')})" if found.reason else ""
-        what = f"Revision {found.revision} of projection {found.name!r} is {found.state}{because}"
-        raise UsageError(f"{what}, so nothing advances it. There is nothing to pause.")
+        reason = f" ({' '.join(found.reason.split()).rstrip('.')})" if found.reason else ""
+        subject = f"Revision {found.revision} of projection {found.name!r} is {found.state}{reason}"
+        raise UsageError(f"{subject}, so nothing advances it. There is nothing to pause.")
     return checkpoint.pause(connection, found)
 
 
 def _resumed(connection: Connection, found: Checkpoint) -> Checkpoint | None:
     if found.state != PAUSED:
         remedy = "Start a worker that takes it, or rebuild it." if found.state == FAILED else "Nothing to resume."
-        what = f"Revision {found.revision} of projection {found.name!r} is {found.state}"
-        raise UsageError(f"{what}, not paused. {remedy}")
+        subject = f"Revision {found.revision} of projection {found.name!r} is {found.state}"
+        raise UsageError(f"{subject}, not paused. {remedy}")
     return checkpoint.resume(connection, found)

@@ -155,8 +155,8 @@ class Sqlite(Dialect):
         return f"__r{revision}"
 
     def declared_name(self, name: str) -> str:
-        found = _OWN_LOCATION.fullmatch(name)
-        return found[1] if found else name
+        match = _OWN_LOCATION.fullmatch(name)
+        return match[1] if match else name
 
     def relocate(self, tables: Sequence[Table], location: str) -> None:
         for table in tables:
@@ -179,15 +179,15 @@ class Sqlite(Dialect):
 
     def async_engine(self, url: URL, purpose: str, limits: SessionLimits, pool: Mapping[str, Any]) -> AsyncEngine:  # noqa: ARG002
         driver = url.set(drivername=f"{self.name}+aiosqlite")
-        made = create_async_engine(driver, **pool)
-        prepare(made.sync_engine)
-        return made
+        engine = create_async_engine(driver, **pool)
+        prepare(engine.sync_engine)
+        return engine
 
     def engine(self, url: URL, purpose: str, limits: SessionLimits) -> Engine:  # noqa: ARG002 - no sessions
         driver = url.set(drivername=f"{self.name}+pysqlite")
-        made = create_engine(driver, poolclass=NullPool)
-        prepare(made)
-        return made
+        engine = create_engine(driver, poolclass=NullPool)
+        prepare(engine)
+        return engine
 
     def soundness(self, connection: Connection) -> Soundness:
         return soundness_of(connection)
@@ -202,8 +202,8 @@ class Sqlite(Dialect):
         # In `mode=ro` a reader would leave -wal and -shm files beside a file that nobody has open. Such a file does not
         # change, so it is opened as immutable.
         mode = "mode=ro" if file.with_name(f"{file.name}-wal").exists() else "immutable=1"
-        made = create_engine(f"sqlite:///file:{quote(str(file))}?{mode}&uri=true", poolclass=NullPool)
-        with made.connect().execution_options(**{READ_ONLY: True}) as connection:
+        engine = create_engine(f"sqlite:///file:{quote(str(file))}?{mode}&uri=true", poolclass=NullPool)
+        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
             yield connection
 
     def prepare_for_handlers(self, engine: Engine) -> None:
@@ -214,15 +214,15 @@ class Sqlite(Dialect):
 
     def faults(self, error: DBAPIError | BaseException) -> Fault:
         cause = getattr(error, "orig", None) or error
-        found = Fault.NO_TABLE if "no such table" in str(cause) else Fault.NOTHING_KNOWN
+        faults = Fault.NO_TABLE if "no such table" in str(cause) else Fault.NOTHING_KNOWN
         if not isinstance(error, DBAPIError):
-            return found
+            return faults
         is_refused = isinstance(cause, sqlite3.IntegrityError | sqlite3.DataError | OverflowError)
         if is_refused or is_of_driver(error):
-            found |= Fault.DATA
+            faults |= Fault.DATA
         code = getattr(cause, "sqlite_errorcode", None)
         is_transient = isinstance(code, int) and code & 0xFF in _TRANSIENT
-        return found | Fault.TRANSIENT if is_transient else found
+        return faults | Fault.TRANSIENT if is_transient else faults
 
     def remedy(self, cause: object) -> str:
         if isinstance(cause, FileReplaced):
@@ -241,10 +241,10 @@ def make_readable(table: Table) -> None:
     Adds variants for SQLite to the types of columns; the declared types stay.
     """
     for column in table.columns:
-        stored = SQLITE.storage_type(column.type)
-        if stored is not column.type:
+        storage_type = SQLITE.storage_type(column.type)
+        if storage_type is not column.type:
             with suppress(ArgumentError):  # the variant was added before
-                column.type = column.type.with_variant(stored, SQLITE.name)
+                column.type = column.type.with_variant(storage_type, SQLITE.name)
 
 
 @compiles(Clock, Sqlite.name)
@@ -279,12 +279,12 @@ def _in_bytes(column: ColumnElement[Any]) -> ColumnElement[Any]:
 
 
 def _exact(column: Column[Any], scale: int) -> CheckConstraint:
-    stored = type_coerce(column, sa.Text())
+    as_text = type_coerce(column, sa.Text())
     digits = "." + "[0-9]" * scale if scale else ""
     return CheckConstraint(
         and_(
-            stored.bool_op("glob")(f"*[0-9]{digits}"),
-            not_(stored.bool_op("glob")("*[^-.0-9]*" if scale else "*[^-0-9]*")),
+            as_text.bool_op("glob")(f"*[0-9]{digits}"),
+            not_(as_text.bool_op("glob")("*[^-.0-9]*" if scale else "*[^-0-9]*")),
         )
     )
 
@@ -312,18 +312,18 @@ _ALSO = {"time": "text", "day": "text"}
 
 def fit_of(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
     """Return how a column of type `found` takes `declared` values; for types that SQL writes differently."""
-    there, wanted = _kind(found), _kind(stored(declared, _DIALECT))
-    if wanted is None:
+    existing, needed = _kind(found), _kind(stored(declared, _DIALECT))
+    if needed is None:
         return Fit.OTHER
-    if there == wanted:
+    if existing == needed:
         return Fit.SAME
     # An instant is stored as text, and stays unchanged where a user's migration declared the column as DATETIME.
-    also = "time" if isinstance(plain(declared), sa.DateTime) else _ALSO.get(wanted)
-    return Fit.OTHER if there in (_ANY, also, _ALSO.get(wanted)) else Fit.LOSES
+    compatible = "time" if isinstance(plain(declared), sa.DateTime) else _ALSO.get(needed)
+    return Fit.OTHER if existing in (_ANY, compatible, _ALSO.get(needed)) else Fit.LOSES
 
 
 def _kind(kind: sa.TypeEngine[Any]) -> str | None:
-    return next((name for known, name in _KINDS if isinstance(kind, known)), None)
+    return next((name for column_type, name in _KINDS if isinstance(kind, column_type)), None)
 
 
 OLDEST = (3, 35)
@@ -337,8 +337,8 @@ def soundness_of(connection: Connection) -> Soundness:
     """Check the SQLite library that this process uses, and the journal mode of the file."""
     file = next(str(path) for _, name, path in connection.execute(text("pragma database_list")) if name == "main")
     # Read from the file's header: on a connection that opened it as immutable, `pragma journal_mode` says `delete`.
-    with Path(file).open("rb") as opened:
-        is_wal = opened.read(20)[18:] == b"\x02\x02"
+    with Path(file).open("rb") as database_file:
+        is_wal = database_file.read(20)[18:] == b"\x02\x02"
     return judged(str(connection.scalar(text("select sqlite_version()"))), is_wal=is_wal)
 
 
@@ -349,7 +349,7 @@ def judged(version: str, *, is_wal: bool) -> Soundness:
     if numbers < OLDEST:
         remedy = f"Use a Python whose sqlite3 is {'.'.join(map(str, OLDEST))} or newer."
         weaknesses.append(Weakness(f"SQLite {version} is too old", "eventjet cannot use it", remedy, is_fault=True))
-    elif numbers < _MENDED and not any(one[:2] == numbers[:2] and one <= numbers for one in _BACKPORTED):
+    elif numbers < _MENDED and not any(release[:2] == numbers[:2] and release <= numbers for release in _BACKPORTED):
         weaknesses.append(
             Weakness(
                 f"SQLite {version} has the WAL-reset fault",
@@ -386,27 +386,29 @@ class SqliteStatements:
         self._codec = codec
         self._key_dumps = key_dumps
         self._alone = len(names.key) == 1
-        parts = ["k.value"] if self._alone else [f"k.value ->> {index}" for index in range(len(names.key))]
-        same = " and ".join(f"t.{names.quoted(column)} = {part}" for column, part in zip(names.key, parts, strict=True))
+        key_parts = ["k.value"] if self._alone else [f"k.value ->> {index}" for index in range(len(names.key))]
+        match = " and ".join(
+            f"t.{names.quoted(column)} = {part}" for column, part in zip(names.key, key_parts, strict=True)
+        )
         equal = " and ".join(f"{names.quoted(column)} = ?" for column in names.key)
         self._advance = ADVANCE.format("?", CLOCK)
         self._insert = f"insert into {names.table} ({names.all()}) values ({marks})"  # noqa: S608 - declared names
         self._upsert = self._insert + names.on_conflict()
         # A cross join keeps the order: each key is looked up in the index.
-        self._read = f"select {names.all('t.')} from json_each(?) k cross join {names.table} t on {same}"  # noqa: S608 - declared names
+        self._read = f"select {names.all('t.')} from json_each(?) k cross join {names.table} t on {match}"  # noqa: S608 - declared names
         self._delete = f"delete from {names.table} where {equal}"  # noqa: S608 - declared names
 
     def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
         dumped = self._dumped(keys)
-        wanted = json.dumps([key[0] for key in dumped] if self._alone else dumped)
+        json_keys = json.dumps([key[0] for key in dumped] if self._alone else dumped)
         try:
-            return by_key(self._codec, connection.exec_driver_sql(self._read, (wanted,)))
+            return by_key(self._codec, connection.exec_driver_sql(self._read, (json_keys,)))
         except DBAPIError as error:
             if not is_of_driver(error):
                 raise
         # Read once more, so that the error names the row whose value the driver cannot load.
         load_all(connection)
-        return by_key(self._codec, connection.exec_driver_sql(self._read, (wanted,)))
+        return by_key(self._codec, connection.exec_driver_sql(self._read, (json_keys,)))
 
     def render(self, changes: Changes) -> Rendered:
         dump = self._codec.dump
@@ -416,8 +418,8 @@ class SqliteStatements:
         if connection.exec_driver_sql(self._advance, advance).rowcount != 1:
             return False
         rendered = [self.render(changes), *changes.rendered]
-        for statement, which in ((self._delete, 2), (self._insert, 1), (self._upsert, 0)):
-            rows: list[Key] = [row for one in rendered for row in one[which]]
+        for statement, index in ((self._delete, 2), (self._insert, 1), (self._upsert, 0)):
+            rows: list[Key] = [row for entry in rendered for row in entry[index]]
             if rows:
                 connection.exec_driver_sql(statement, rows)
         if changes.quarantine is not None:
@@ -427,9 +429,10 @@ class SqliteStatements:
     def _dumped(self, keys: Sequence[Key]) -> list[Key]:
         if not any(self._key_dumps):
             return list(keys)
-        dumps = self._key_dumps
+        key_dumps = self._key_dumps
         return [
-            tuple([part if dump is None else dump(part) for dump, part in zip(dumps, key, strict=True)]) for key in keys
+            tuple([part if dump is None else dump(part) for dump, part in zip(key_dumps, key, strict=True)])
+            for key in keys
         ]
 
 
@@ -454,7 +457,7 @@ def _text(data: bytes) -> str | bytes:
 def write_quarantine(connection: Connection, name: str, revision: int, changes: QuarantineChanges) -> None:
     """Write what a batch changes in the quarantine."""
     for statement, rows in (
-        (_PARKED, [(name, revision, *astuple(one)) for one in changes.parked]),
+        (_PARKED, [(name, revision, *astuple(row)) for row in changes.parked]),
         (_FREED, [(name, revision, position) for position in changes.freed]),
         (_RESOLVED, [(resolution, name, revision, position) for position, resolution in changes.resolved]),
     ):

@@ -82,18 +82,18 @@ class _Opened:
                 elif _file_id(_log_of(self.path)) == log:
                     with suppress(OperationalError):  # for those who have moved the old file elsewhere
                         connection.exec_driver_sql("PRAGMA wal_checkpoint(PASSIVE)")
-                    for left in (f"{self.path}-shm", _log_of(self.path)):
-                        Path(left).unlink(missing_ok=True)
+                    for leftover in (f"{self.path}-shm", _log_of(self.path)):
+                        Path(leftover).unlink(missing_ok=True)
 
 
 def connect(url: URL) -> sqlite3.Connection:
     """Open a blocking sqlite3 connection that begins no transaction by itself."""
     with ExitStack() as unwanted:
-        made = sqlite3.connect(str(url.database), isolation_level=None)
-        unwanted.callback(made.close)
-        _set_pragmas(made)
+        connection = sqlite3.connect(str(url.database), isolation_level=None)
+        unwanted.callback(connection.close)
+        _set_pragmas(connection)
         unwanted.pop_all()
-    return made
+    return connection
 
 
 def prepare(engine: Engine) -> None:

@@ -71,9 +71,9 @@ class SqliteTables(Tables):
 
     def find(self, connection: Connection, name: TableName, location: str) -> TableRef | None:
         """Find a table; SQLite ignores upper and lower case in names."""
-        wanted = f"{name[1]}{location}"
-        found = connection.scalar(_TABLE, {"name": wanted})
-        return None if found is None else TableRef(None, None, wanted)
+        located_name = f"{name[1]}{location}"
+        existing = connection.scalar(_TABLE, {"name": located_name})
+        return None if existing is None else TableRef(None, None, located_name)
 
     def name_in_full(self, connection: Connection, name: TableName) -> TableName:  # noqa: ARG002 - there are no schemas
         return None, name[1].lower()
@@ -89,13 +89,13 @@ class SqliteTables(Tables):
 
         Foreign keys of tables `along`, which go together, do not count.
         """
-        found = [str(one) for one in connection.scalars(_TRIGGERS, {"name": table.name})]
+        dependents = [str(trigger) for trigger in connection.scalars(_TRIGGERS, {"name": table.name})]
         if for_good:
-            found += _broken_without(connection, table.name)
-            together = {f"a foreign key of {one.name}".lower() for one in along}
+            dependents += _broken_without(connection, table.name)
+            ignored = {f"a foreign key of {ref.name}".lower() for ref in along}
             referring = connection.scalars(_REFERRING, {"name": table.name})
-            found += [one for one in referring if one.lower() not in together]
-        return found
+            dependents += [key for key in referring if key.lower() not in ignored]
+        return dependents
 
     def broken_by_name(self, connection: Connection) -> set[str]:
         return broken_by_name(connection)
@@ -112,12 +112,14 @@ class SqliteTables(Tables):
 
         The trigger goes with the table when it is moved or backed up, and is dropped with it.
         """
-        known = connection.scalar(_MARKS, {"name": table.name})
-        if known is not None or not make:
-            return None if known is None else str(known)
-        made = f"eventjet_identity_{secrets.token_hex(8)}"
-        connection.exec_driver_sql(f"create trigger {made} after delete on {table.quoted()} when 0 begin select 1; end")
-        return made
+        mark = connection.scalar(_MARKS, {"name": table.name})
+        if mark is not None or not make:
+            return None if mark is None else str(mark)
+        trigger = f"eventjet_identity_{secrets.token_hex(8)}"
+        connection.exec_driver_sql(
+            f"create trigger {trigger} after delete on {table.quoted()} when 0 begin select 1; end"
+        )
+        return trigger
 
     def move(
         self,
@@ -131,24 +133,26 @@ class SqliteTables(Tables):
 
         Views and foreign keys keep the name that they refer to, and so refer to the table that takes that name over.
         """
-        after = f"{name[1]}{location}"
-        made = [(str(index), str(statement)) for index, statement in connection.execute(_INDEXES, {"name": table.name})]
-        for index, _ in made:
+        new_name = f"{name[1]}{location}"
+        indexes = [
+            (str(index), str(statement)) for index, statement in connection.execute(_INDEXES, {"name": table.name})
+        ]
+        for index, _ in indexes:
             connection.exec_driver_sql(f"drop index {qualified(None, index)}")
         connection.exec_driver_sql("pragma legacy_alter_table = on")
         try:
-            quoted = table.quoted(), qualified(None, after)
+            quoted = table.quoted(), qualified(None, new_name)
             connection.exec_driver_sql(f"alter table {quoted[0]} rename to {quoted[1]}")
         finally:
             connection.exec_driver_sql("pragma legacy_alter_table = off")
-        for index, statement in made:
+        for index, statement in indexes:
             # The name that `Sqlite.relocate` gives the index.
-            own = index.removesuffix(f"__{table.name}") + (f"__{after}" if location else "")
-            found = _INDEX.match(statement)
-            assert found is not None, f"SQLite stores an index as {statement!r}"
-            columns = statement[found.end() :]
-            kind = f"{(found[1] or '').lower()}index"
-            connection.exec_driver_sql(f"create {kind} {qualified(None, own)} on {quoted[1]} {columns}")
+            index_name = index.removesuffix(f"__{table.name}") + (f"__{new_name}" if location else "")
+            match = _INDEX.match(statement)
+            assert match is not None, f"SQLite stores an index as {statement!r}"
+            columns = statement[match.end() :]
+            kind = f"{(match[1] or '').lower()}index"
+            connection.exec_driver_sql(f"create {kind} {qualified(None, index_name)} on {quoted[1]} {columns}")
 
     def drop(self, connection: Connection, tables: Sequence[TableRef]) -> None:
         """Drop the tables; eventjet's own connections do not enforce foreign keys."""
@@ -159,9 +163,9 @@ class SqliteTables(Tables):
 def broken_by_name(connection: Connection) -> set[str]:
     """Return the views and triggers that SQLite cannot prepare; reads and writes no rows."""
     broken: set[str] = set()
-    for kind, name, of, made in connection.execute(_NAMING).all():
+    for kind, name, table, statement in connection.execute(_NAMING).all():
         try:
-            connection.exec_driver_sql(f"explain {_use(connection, str(kind), str(of), str(made))}").close()
+            connection.exec_driver_sql(f"explain {_use(connection, str(kind), str(table), str(statement))}").close()
         except DBAPIError:
             broken.add(f"the {kind} {name}")
     return broken
@@ -174,14 +178,14 @@ def _broken_without(connection: Connection, name: str) -> list[str]:
     function of the application, counts if it names the table.
     """
     with modelled(()) as copy:
-        for made in connection.scalars(_SCHEMA):
+        for statement in connection.scalars(_SCHEMA):
             with suppress(DBAPIError):
-                copy.exec_driver_sql(made)
+                copy.exec_driver_sql(statement)
         before = broken_by_name(copy)
         copy.exec_driver_sql(f"drop table if exists {qualified(None, name)}")
         after = broken_by_name(copy)
-        naming = {f"the {kind} {its}": str(made) for kind, its, _, made in copy.execute(_NAMING)}
-    return sorted(one for one in after if one not in before or name.lower() in map(_plain, _tokens(naming[one])))
+        naming = {f"the {kind} {item_name}": str(statement) for kind, item_name, _, statement in copy.execute(_NAMING)}
+    return sorted(item for item in after if item not in before or name.lower() in map(_plain, _tokens(naming[item])))
 
 
 def _use(connection: Connection, kind: str, of: str, made: str) -> str:
@@ -189,10 +193,10 @@ def _use(connection: Connection, kind: str, of: str, made: str) -> str:
     table = qualified(None, of)
     if kind == "view":
         return f"select * from {table}"  # noqa: S608 - of a known view
-    event = next(one for one in map(str.lower, _tokens(made)) if one in ("insert", "update", "delete"))
+    event = next(token for token in map(str.lower, _tokens(made)) if token in ("insert", "update", "delete"))
     if event == "update":
         columns = connection.execute(_COLUMNS, {"name": of})
-        sets = ", ".join(f"{qualified(None, str(one.name))} = null" for one in columns if not one.hidden)
+        sets = ", ".join(f"{qualified(None, str(column.name))} = null" for column in columns if not column.hidden)
         return f"update {table} set {sets}"  # noqa: S608 - of a known table
     return f"insert into {table} default values" if event == "insert" else f"delete from {table}"  # noqa: S608 - as above
 
@@ -215,70 +219,84 @@ def _features(connection: Connection, name: str) -> Iterator[Feature]:
     key: list[tuple[int, str]] = []
     columns: set[str] = set()
     for column, not_null, default, in_key, _ in connection.execute(_COLUMNS, {"name": name}):
-        known = str(column).lower()
-        columns.add(known)
-        yield Feature(f"column {known}", f"the column {column}")
+        column_name = str(column).lower()
+        columns.add(column_name)
+        yield Feature(f"column {column_name}", f"the column {column}")
         if not_null and not in_key:
-            yield Feature(f"not null {known}", f"NOT NULL of the column {column}")
+            yield Feature(f"not null {column_name}", f"NOT NULL of the column {column}")
         if default is not None:
             # '1' and 1 are the same to a column.
             value = _NUMBER.sub(r"\1", str(default)) if _NUMBER.fullmatch(str(default)) else _normal(default, columns)
-            yield Feature(f"default {known}", f"the default of the column {column}", f"{known} default {value}")
+            yield Feature(
+                f"default {column_name}", f"the default of the column {column}", f"{column_name} default {value}"
+            )
         if in_key:
-            key.append((in_key, known))
-    keyed: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for index, origin, column, how in connection.execute(_KEYED, {"name": name}):
-        keyed.setdefault((str(origin), str(index)), []).append((str(column), f"{column}{how}"))
+            key.append((in_key, column_name))
+    constraints: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for index, origin, column, suffix in connection.execute(_KEYED, {"name": name}):
+        constraints.setdefault((str(origin), str(index)), []).append((str(column), f"{column}{suffix}"))
     if key:
-        exactly = [", ".join(how for _, how in one) for (origin, _), one in keyed.items() if origin == "pk"]
-        words = ", ".join(one for _, one in sorted(key))
+        exactly = [
+            ", ".join(key_column for _, key_column in parts)
+            for (origin, _), parts in constraints.items()
+            if origin == "pk"
+        ]
+        words = ", ".join(key_column for _, key_column in sorted(key))
         yield Feature("key", f"the primary key ({words})", exactly[0] if exactly else words)
-    for unique in (one for (origin, _), one in keyed.items() if origin == "u"):
+    for unique in (parts for (origin, _), parts in constraints.items() if origin == "u"):
         words = ", ".join(column for column, _ in unique)
         yield Feature(
-            f"unique {words}", f"the constraint UNIQUE ({words})", f"unique ({', '.join(how for _, how in unique)})"
+            f"unique {words}",
+            f"the constraint UNIQUE ({words})",
+            f"unique ({', '.join(key_column for _, key_column in unique)})",
         )
-    for column, table, to, update, delete in connection.execute(_FOREIGN, {"name": name}):
-        definition = f"{column} references {table} ({to}) on update {update} on delete {delete}"
+    for column, table, target, update, delete in connection.execute(_FOREIGN, {"name": name}):
+        definition = f"{column} references {table} ({target}) on update {update} on delete {delete}"
         yield Feature(f"foreign {column} {table}", f"the foreign key of the column {column}", definition)
-    for index, made in connection.execute(_INDEXES, {"name": name}):
+    for index, statement in connection.execute(_INDEXES, {"name": name}):
         # `Sqlite.relocate` adds this suffix in other locations.
-        own = str(index).removesuffix(f"__{name}")
-        tokens = list(_tokens(str(made)))
+        index_name = str(index).removesuffix(f"__{name}")
+        tokens = list(_tokens(str(statement)))
         unique = "unique " if tokens[1].lower() == "unique" else ""
-        what = " ".join(one for one in _normal(tokens[tokens.index("(") :], columns).split(" ") if one != "asc")
-        yield Feature(f"index {own.lower()}", f"the index {own}", f"{unique}index {own.lower()} {what}")
+        body = " ".join(word for word in _normal(tokens[tokens.index("(") :], columns).split(" ") if word != "asc")
+        yield Feature(
+            f"index {index_name.lower()}", f"the index {index_name}", f"{unique}index {index_name.lower()} {body}"
+        )
     yield from _written(str(connection.scalar(_MADE, {"name": name})), columns)
 
 
 def _written(made: str, columns: Container[str]) -> Iterator[Feature]:
     """Yield the features that only the table's statement has: checks, expressions, collations, ON CONFLICT, options."""
     tokens = list(_tokens(made))
-    depth, of, referring = 0, "", ""
+    depth, column, referring = 0, "", ""
     for number, token in enumerate(tokens):
-        word, after = token.lower(), [one.lower() for one in tokens[number + 1 : number + 3]]
+        word, next_tokens = token.lower(), [following.lower() for following in tokens[number + 1 : number + 3]]
         if depth == 1 and tokens[number - 1] in ("(", ","):
-            of = referring = _plain(token)
+            column = referring = _plain(token)
         if depth == 1 and word == "check":
             rule = list(_group(tokens[number + 1 :]))
-            named = tokens[number - 2].lower() == "constraint"
+            is_named = tokens[number - 2].lower() == "constraint"
             definition = f"CHECK {_normal(rule, columns)}"
-            key = f"check {_plain(tokens[number - 1]) if named else definition}"
+            key = f"check {_plain(tokens[number - 1]) if is_named else definition}"
             yield Feature(key, f"the constraint CHECK {' '.join(rule)}", definition)
         elif depth == 1 and word == "as":
             rule = list(_group(tokens[number + 1 :]))
-            stored = [one.lower() for one in tokens[number + 1 + len(rule) :][:1]] == ["stored"]
-            definition = f"{of} {'stored' if stored else 'virtual'} as {_normal(rule, columns)}"
-            yield Feature(f"generated {of}", f"how it generates the column {of}", definition)
-        elif depth == 1 and word == "collate" and _plain(after[0]) != "binary":
-            yield Feature(f"collate {of}", f"the collation of the column {of}", f"{of} collate {_plain(after[0])}")
-        elif depth == 1 and word == "on" and after[0] == "conflict":
-            yield Feature(f"on conflict {of} {after[1]}", f"ON CONFLICT {after[1].upper()} of {of}")
+            is_stored = [following.lower() for following in tokens[number + 1 + len(rule) :][:1]] == ["stored"]
+            definition = f"{column} {'stored' if is_stored else 'virtual'} as {_normal(rule, columns)}"
+            yield Feature(f"generated {column}", f"how it generates the column {column}", definition)
+        elif depth == 1 and word == "collate" and _plain(next_tokens[0]) != "binary":
+            yield Feature(
+                f"collate {column}",
+                f"the collation of the column {column}",
+                f"{column} collate {_plain(next_tokens[0])}",
+            )
+        elif depth == 1 and word == "on" and next_tokens[0] == "conflict":
+            yield Feature(f"on conflict {column} {next_tokens[1]}", f"ON CONFLICT {next_tokens[1].upper()} of {column}")
         elif depth == 1 and word == "autoincrement":
-            yield Feature(f"autoincrement {of}", f"AUTOINCREMENT of the column {of}")
+            yield Feature(f"autoincrement {column}", f"AUTOINCREMENT of the column {column}")
         elif depth == 1 and word == "foreign":
             referring = _normal(list(_group(tokens[number + 2 :]))[1:-1], columns)
-        elif depth == 1 and word == "deferrable" and after == ["initially", "deferred"]:
+        elif depth == 1 and word == "deferrable" and next_tokens == ["initially", "deferred"]:
             if tokens[number - 1].lower() != "not":
                 words = f"DEFERRABLE INITIALLY DEFERRED of the foreign key of {referring}"
                 yield Feature(f"deferred {referring}", words)
@@ -300,7 +318,7 @@ def _group(tokens: Sequence[str]) -> Iterator[str]:
 
 def _tokens(statement: str) -> Iterator[str]:
     """Return the tokens of a statement, without comments."""
-    return (one for one in _TOKEN.findall(statement) if not one.startswith(("--", "/*")))
+    return (token for token in _TOKEN.findall(statement) if not token.startswith(("--", "/*")))
 
 
 def _normal(written: str | Sequence[str], columns: Container[str]) -> str:
@@ -310,8 +328,8 @@ def _normal(written: str | Sequence[str], columns: Container[str]) -> str:
     """
     tokens = _tokens(written) if isinstance(written, str) else written
     return " ".join(
-        one if one.startswith("'") or (one.startswith('"') and _plain(one) not in columns) else _plain(one)
-        for one in tokens
+        token if token.startswith("'") or (token.startswith('"') and _plain(token) not in columns) else _plain(token)
+        for token in tokens
     )
 
 

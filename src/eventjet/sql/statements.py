@@ -38,7 +38,7 @@ class QuarantineChanges:
     """Positions with their new resolution."""
 
 
-COLUMNS = tuple(one.name for one in fields(Parked))
+COLUMNS = tuple(field.name for field in fields(Parked))
 INSERT = f"insert into {quarantine.name} (projection, revision, {', '.join(COLUMNS)}, parked_at)"
 REPLACE = (
     "on conflict (projection, revision, position) do update set "
@@ -107,10 +107,10 @@ class Names:
     def on_conflict(self) -> str:
         """Return the clause that makes an insert replace the other columns of an existing row."""
         key = ", ".join(self.quoted(column) for column in self.key)
-        rest = [self.quoted(column) for column in self._columns if column not in self.key]
-        if not rest:
+        other_columns = [self.quoted(column) for column in self._columns if column not in self.key]
+        if not other_columns:
             return f" on conflict ({key}) do nothing"
-        return f" on conflict ({key}) do update set " + ", ".join(f"{name} = excluded.{name}" for name in rest)
+        return f" on conflict ({key}) do update set " + ", ".join(f"{name} = excluded.{name}" for name in other_columns)
 
 
 def by_key(codec: RowCodec, found: Iterable[Sequence[Any]]) -> dict[Key, Any]:
@@ -140,23 +140,23 @@ def keys_from(table: Table, key: str, order: TextOrder, prefix: str, after: str,
     collation, at_least, above, below = order.value
     column: Column[Any] = table.c[key]
     compared: ColumnElement[Any] = column.collate(collation) if collation else column
-    found = select(column).limit(most)
+    query = select(column).limit(most)
     start = (above, after) if after >= prefix and after else (at_least, prefix)
     end = next_text(prefix)
-    found = found.where(compared.bool_op(start[0])(start[1]))
+    query = query.where(compared.bool_op(start[0])(start[1]))
     if end is not None:
-        found = found.where(compared.bool_op(below)(end))
+        query = query.where(compared.bool_op(below)(end))
     if order is TextOrder.PATTERN:
         using: custom_op[Any] = custom_op("USING ~<~")
         by_pattern: UnaryExpression[Any] = UnaryExpression(column, modifier=using)
-        return found.order_by(by_pattern)
-    return found.order_by(compared)
+        return query.order_by(by_pattern)
+    return query.order_by(compared)
 
 
 def next_text(prefix: str) -> str | None:
     """Return the least text that sorts after everything with this prefix, by code points; None where there is none."""
-    kept = prefix.rstrip(_LAST)
-    if not kept:
+    stripped = prefix.rstrip(_LAST)
+    if not stripped:
         return None
-    last = kept[-1]
-    return kept[:-1] + (_AFTER_SURROGATES if last == _BEFORE_SURROGATES else chr(ord(last) + 1))
+    last = stripped[-1]
+    return stripped[:-1] + (_AFTER_SURROGATES if last == _BEFORE_SURROGATES else chr(ord(last) + 1))

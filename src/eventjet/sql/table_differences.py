@@ -47,57 +47,59 @@ def column_differences(connection: Connection, tables: Sequence[Table]) -> list[
     Tables that do not exist are left out.
     """
     inspector = inspect(connection)
-    found: list[TableDifference] = []
+    result: list[TableDifference] = []
     for table in tables:
         with suppress(NoSuchTableError):
-            there = {one["name"]: one for one in inspector.get_columns(table.name, schema=table.schema)}
-            found += _of_table(connection, table, there)
-            found += _of_checks(inspector, table)
-    return found
+            existing = {column["name"]: column for column in inspector.get_columns(table.name, schema=table.schema)}
+            result += _of_table(connection, table, existing)
+            result += _of_checks(inspector, table)
+    return result
 
 
 def _of_table(connection: Connection, table: Table, there: Mapping[str, Any]) -> Iterator[TableDifference]:
     for column in table.columns:
-        named = f"the column {table.name}.{column.name}"
+        subject = f"the column {table.name}.{column.name}"
         if column.name not in there:
-            yield TableDifference(f"{named} is missing", "no row can be written", breaks=True)
+            yield TableDifference(f"{subject} is missing", "no row can be written", breaks=True)
             continue
-        yield from _of_type(connection, column, there[column.name]["type"], named)
+        yield from _of_type(connection, column, there[column.name]["type"], subject)
         # Not for keys: SQLite lets a key be null, and such a row is refused before it is written.
         if not column.primary_key and bool(column.nullable) != there[column.name]["nullable"]:
-            yield _of_null(column, named)
+            yield _of_null(column, subject)
     declared = {column.name for column in table.columns}
-    for name, one in there.items():
-        fills_itself = one["nullable"] or one.get("default") is not None or "identity" in one or "computed" in one
+    for name, details in there.items():
+        fills_itself = (
+            details["nullable"] or details.get("default") is not None or "identity" in details or "computed" in details
+        )
         if name not in declared and not fills_itself:
             what = f"the column {table.name}.{name} is not declared, and must have a value"
             yield TableDifference(what, "no row can be written", breaks=True)
 
 
 def _of_type(connection: Connection, column: Column[Any], found: Any, named: str) -> Iterator[TableDifference]:
-    own = connection.dialect
-    is_there = spoken(found, own)
-    if is_there == spoken(stored(column.type, own), own):
+    dialect = connection.dialect
+    existing_text = spoken(found, dialect)
+    if existing_text == spoken(stored(column.type, dialect), dialect):
         return
     fit = dialect_of(connection).fit(found, column.type)
     if fit is not Fit.SAME:
         loses = fit is Fit.LOSES
         cost = _CHANGES if loses else "as far as is known it holds every value"
-        what = f"{named} is {is_there}, declared is {spoken(column.type, own)}"
+        what = f"{named} is {existing_text}, declared is {spoken(column.type, dialect)}"
         labels = [label.replace("'", "''") for label in missing_labels(found, column.type)]
-        kind: Any = element(found, own)
-        added = "; ".join(f"alter type {qualified(kind.schema, kind.name)} add value '{label}'" for label in labels)
-        yield TableDifference(what, cost, breaks=loses, statement=added)
+        kind: Any = element(found, dialect)
+        statement = "; ".join(f"alter type {qualified(kind.schema, kind.name)} add value '{label}'" for label in labels)
+        yield TableDifference(what, cost, breaks=loses, statement=statement)
 
 
 def _of_checks(inspector: Inspector, table: Table) -> Iterator[TableDifference]:
     """Yield the labels that the CHECK constraint of an enum lacks; the type of its column does not show them."""
-    own = inspector.dialect
-    kinds = (stored(column.type, own) for column in table.columns)
+    dialect = inspector.dialect
+    kinds = (stored(column.type, dialect) for column in table.columns)
     checked = [kind for kind in kinds if isinstance(kind, sa.Enum) and kind.create_constraint and kind.name]
-    there = inspector.get_check_constraints(table.name, schema=table.schema) if checked else []
+    constraints = inspector.get_check_constraints(table.name, schema=table.schema) if checked else []
     for kind in checked:
-        for check in (one for one in there if one["name"] == kind.name):
+        for check in (constraint for constraint in constraints if constraint["name"] == kind.name):
             lacking = [label for label in kind.enums if "'" + label.replace("'", "''") + "'" not in check["sqltext"]]
             if lacking:
                 what = f"the check {kind.name} of {table.name} lacks {', '.join(map(repr, lacking))}"
@@ -120,21 +122,23 @@ def _others(connection: Connection, tables: Sequence[Table]) -> list[TableDiffer
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
-    own = {(table.schema, table.name) for table in tables}
+    included = {(table.schema, table.name) for table in tables}
     schemas = {table.schema for table in tables}
 
     def include_name(name: str | None, kind: str, parents: Any) -> bool:
         if kind == "schema":
             return name in schemas
-        return kind != "table" or (parents.get("schema_name"), name) in own
+        return kind != "table" or (parents.get("schema_name"), name) in included
 
     options = {"compare_type": False, "include_schemas": schemas != {None}, "include_name": include_name}
     context = MigrationContext.configure(connection, opts=options)
     # In another location the tables have other names than those under which their own `MetaData` knows them.
-    named = MetaData()
+    metadata = MetaData()
     for table in tables:
-        table.to_metadata(named)
-    return [one for one in map(_missing, _flat(compare_metadata(context, named))) if one is not None]
+        table.to_metadata(metadata)
+    return [
+        difference for difference in map(_missing, _flat(compare_metadata(context, metadata))) if difference is not None
+    ]
 
 
 def _flat(diffs: Iterable[Any]) -> Iterator[Any]:

@@ -81,9 +81,9 @@ class Exchange:
 
         While this transaction waited for a lock, another exchange may have moved them.
         """
-        before = self.leaving, self.coming
+        previous = self.leaving, self.coming
         self.look()
-        if (self.leaving, self.coming) != before:
+        if (self.leaving, self.coming) != previous:
             raise NotNow("its tables were swapped or moved meanwhile")
 
     def carry_out(self) -> None:
@@ -97,22 +97,24 @@ class Exchange:
         for name, table in self.coming.items():
             if name in self.leaving:
                 tables.inherit(connection, self.leaving[name], table)
-        tables.drop(connection, [self.leaving[one.name] for one in leaving if self._is_dropped(one)])
-        for one in leaving:
-            if one.name in self.leaving and one.after is not None:
-                tables.ensure_location(connection, one.after)
-                tables.move(connection, self.leaving[one.name], one.name, one.after, None)
-        for one in coming:
-            left = self.leaving.get(one.name)
-            assert one.after is not None, "what comes stays"
-            tables.move(connection, self.coming[one.name], one.name, one.after, left.schema if left else None)
+        tables.drop(connection, [self.leaving[move.name] for move in leaving if self._is_dropped(move)])
+        for move in leaving:
+            if move.name in self.leaving and move.after is not None:
+                tables.ensure_location(connection, move.after)
+                tables.move(connection, self.leaving[move.name], move.name, move.after, None)
+        for move in coming:
+            replaced = self.leaving.get(move.name)
+            assert move.after is not None, "what comes stays"
+            tables.move(
+                connection, self.coming[move.name], move.name, move.after, replaced.schema if replaced else None
+            )
 
     def _is_dropped(self, one: Move) -> bool:
         return one.after is None and one.name in self.leaving
 
     def _found(self, moves: Iterable[Move]) -> dict[TableName, TableRef]:
-        looked = {one.name: self._tables.find(self.connection, one.name, one.before) for one in moves}
-        return {name: table for name, table in looked.items() if table is not None}
+        located = {move.name: self._tables.find(self.connection, move.name, move.before) for move in moves}
+        return {name: table for name, table in located.items() if table is not None}
 
 
 def dependents(connection: Connection, tables: Mapping[TableName, TableRef], *, for_good: bool = False) -> list[str]:
@@ -123,9 +125,9 @@ def dependents(connection: Connection, tables: Mapping[TableName, TableRef], *, 
     """
     along, dialect = list(tables.values()), dialect_of(connection)
     return [
-        f"{one} on {name[1]}"
+        f"{dependent} on {name[1]}"
         for name, table in tables.items()
-        for one in dialect.tables.dependents(connection, table, along, for_good=for_good)
+        for dependent in dialect.tables.dependents(connection, table, along, for_good=for_good)
     ]
 
 
@@ -137,18 +139,20 @@ def undeclared(old: Iterable[Feature], new: Iterable[Feature]) -> list[str]:
     it; one of the same name with another definition does not. Where columns get other types, the casts that the
     database writes into definitions do not count.
     """
-    old, named = list(old), {one.key: one for one in new}
-    retyped = any(one.key.startswith("type ") and one.key not in named for one in old)
+    old, new_features = list(old), {feature.key: feature for feature in new}
+    retyped = any(feature.key.startswith("type ") and feature.key not in new_features for feature in old)
 
     def identity(one: Feature) -> tuple[str, str]:
         definition = _TYPED.sub("", one.definition) if retyped else one.definition
         return (one.key.partition(" ")[0], definition) if definition else (one.key, "")
 
-    there = {identity(one) for one in named.values()}
+    identities = {identity(feature) for feature in new_features.values()}
     return [
-        _in_words(one, named.get(one.key))
-        for one in old
-        if one.words and (one.carried is None or (one.needs and one.needs not in named)) and identity(one) not in there
+        _in_words(feature, new_features.get(feature.key))
+        for feature in old
+        if feature.words
+        and (feature.carried is None or (feature.needs and feature.needs not in new_features))
+        and identity(feature) not in identities
     ]
 
 

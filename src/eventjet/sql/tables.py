@@ -72,8 +72,8 @@ class Tables(Protocol):
 
     def find_all(self, connection: Connection, names: Iterable[TableName], location: str) -> dict[TableName, TableRef]:
         """Return the tables that are declared under these names and exist in a location."""
-        looked = {name: self.find(connection, name, location) for name in names}
-        return {name: table for name, table in looked.items() if table is not None}
+        located = {name: self.find(connection, name, location) for name in names}
+        return {name: table for name, table in located.items() if table is not None}
 
     def count_rows(self, connection: Connection, table: TableRef, /) -> int:
         """Return the approximate number of a table's rows."""
@@ -170,29 +170,29 @@ def has_rows(connection: Connection, table: TableRef) -> bool:
 
 def creation(tables: Iterable[Table]) -> list[ExecutableDDLElement]:
     """Return the statements that create tables with their constraints and indexes, and nothing else."""
-    found: list[ExecutableDDLElement] = []
+    statements: list[ExecutableDDLElement] = []
     for table in tables:
-        found.append(CreateTable(table))
-        found += [CreateIndex(index) for index in sorted(table.indexes, key=lambda one: str(one.name))]
-    return found
+        statements.append(CreateTable(table))
+        statements += [CreateIndex(index) for index in sorted(table.indexes, key=lambda index: str(index.name))]
+    return statements
 
 
 def make_enums(connection: Connection, tables: Iterable[Table]) -> None:
     """Create the missing enum types of columns, including those that a type decorator or a variant loads."""
-    own = connection.dialect
-    for kind in (element(column.type, own) for table in tables for column in table.columns):
-        if isinstance(kind, sa.Enum) and kind.native_enum and getattr(kind.dialect_impl(own), "create_type", True):
+    dialect = connection.dialect
+    for kind in (element(column.type, dialect) for table in tables for column in table.columns):
+        if isinstance(kind, sa.Enum) and kind.native_enum and getattr(kind.dialect_impl(dialect), "create_type", True):
             kind.create(connection, checkfirst=True)
 
 
 def comments(tables: Iterable[Table]) -> list[ExecutableDDLElement]:
     """Return the statements for declared comments; for databases that store comments."""
-    found: list[ExecutableDDLElement] = []
+    statements: list[ExecutableDDLElement] = []
     for table in tables:
-        found += [SetTableComment(table)] if table.comment else []
-        found += [SetColumnComment(column) for column in table.columns if column.comment]
-        found += [SetConstraintComment(one) for one in table.constraints if one.comment]
-    return found
+        statements += [SetTableComment(table)] if table.comment else []
+        statements += [SetColumnComment(column) for column in table.columns if column.comment]
+        statements += [SetConstraintComment(constraint) for constraint in table.constraints if constraint.comment]
+    return statements
 
 
 def qualified(schema: str | None, name: str) -> str:

@@ -59,11 +59,11 @@ class Standing:
 
 def serving(found: Sequence[Standing], revision: int) -> Standing:
     """Return the revision that has the declared table, as seen by a process that declares `revision`."""
-    own = next((one for one in found if one.revision == revision), Standing(revision))
-    if own.state not in ("", RETIRED) and not own.location:
-        return own
-    others = [one for one in found if one.state != RETIRED and not one.location]
-    return max(others, key=lambda one: one.revision, default=own)
+    declared = next((snapshot for snapshot in found if snapshot.revision == revision), Standing(revision))
+    if declared.state not in ("", RETIRED) and not declared.location:
+        return declared
+    candidates = [snapshot for snapshot in found if snapshot.state != RETIRED and not snapshot.location]
+    return max(candidates, key=lambda snapshot: snapshot.revision, default=declared)
 
 
 @dataclass(slots=True, eq=False)
@@ -82,21 +82,23 @@ class _Waiter:
     """The result of the last query that began after the waiter came; None before that."""
 
     def settle(self, found: Sequence[Standing]) -> None:
-        self.at = at = serving(found, self.revision)
+        self.at = snapshot = serving(found, self.revision)
         if self.done.done():
             return
-        if self.app and at.app not in ("", self.app):
-            self.fail(self.of_another_app(at))
-        elif self.log and at.log not in ("", self.log):
-            self.fail(self.elsewhere(at))
-        elif at.position >= self.position and LOST_ROWS not in (at.reason or ""):
+        if self.app and snapshot.app not in ("", self.app):
+            self.fail(self.of_another_app(snapshot))
+        elif self.log and snapshot.log not in ("", self.log):
+            self.fail(self.elsewhere(snapshot))
+        elif snapshot.position >= self.position and LOST_ROWS not in (snapshot.reason or ""):
             self.done.set_result(None)
-        elif at.state in _HOPELESS or time.monotonic() - self.began >= self.timeout_s:
+        elif snapshot.state in _HOPELESS or time.monotonic() - self.began >= self.timeout_s:
             self.fail(self.late())
 
     def late(self) -> NotCaughtUp:
-        at = self.at or Standing(self.revision)
-        return NotCaughtUp(self.projection, self.position, at.position, self.timeout_s, at.state, at.reason)
+        snapshot = self.at or Standing(self.revision)
+        return NotCaughtUp(
+            self.projection, self.position, snapshot.position, self.timeout_s, snapshot.state, snapshot.reason
+        )
 
     def of_another_app(self, at: Standing) -> NotCaughtUp:
         reason = f"in this database it belongs to the app {at.app!r}, and this is the app {self.app!r}"
@@ -194,16 +196,16 @@ class Waiting:
             self._heard.discard(projection)  # the queries at intervals serve meanwhile
 
     def _notice(self, projection: str, payload: bytes) -> None:
-        told = read_notice(payload)
-        if told is not None:
-            revision, position = told
+        notice = read_notice(payload)
+        if notice is not None:
+            revision, position = notice
             key = projection, revision
             self._told[key] = max(position, self._told.get(key, 0))
             self._wake(key)
 
     def _wake(self, key: tuple[str, int]) -> None:
-        least = self._least.get(key)
-        if least is not None and self._told[key] >= least:
+        lowest = self._least.get(key)
+        if lowest is not None and self._told[key] >= lowest:
             self._due.set()
 
     async def _run(self) -> None:
@@ -225,13 +227,13 @@ class Waiting:
         self._began = time.monotonic()
         try:
             async with asyncio.timeout(_LOOK_MAX_S):
-                found = await self.look()
+                snapshots = await self.look()
         except Exception as error:  # noqa: BLE001 - each of those who wait raises it
             for waiter in came:
                 waiter.fail(_copied(error))
         else:
             for waiter in came:
-                waiter.settle(found.get(waiter.projection, ()))
+                waiter.settle(snapshots.get(waiter.projection, ()))
         finally:
             self._began = 0.0
         self._waiters = {waiter for waiter in self._waiters if not waiter.done.done()}
@@ -251,13 +253,13 @@ class Checkpoints:
 
     async def __call__(self) -> Mapping[str, Sequence[Standing]]:
         """Read all checkpoints, by projection; raises `Unreachable`. A connection that broke is replaced once."""
-        where = Database(self.url)
-        async with where.reaching():
+        database = Database(self.url)
+        async with database.reaching():
             try:
-                return await self._read(where)
+                return await self._read(database)
             except (OperationalError, InterfaceError):
                 await self.close()
-                return await self._read(where)
+                return await self._read(database)
 
     async def close(self) -> None:
         """Close the connection; the next query opens another."""
@@ -268,11 +270,11 @@ class Checkpoints:
     async def _read(self, where: Database) -> Mapping[str, Sequence[Standing]]:
         if self._engine is None:
             self._engine = where.engine("eventjet caught_up").execution_options(**where.dialect.look_options)
-        found: dict[str, list[Standing]] = {}
+        snapshots: dict[str, list[Standing]] = {}
         async with self._engine.connect() as connection:
-            for name, *rest in await connection.execute(_QUERY):
-                found.setdefault(name, []).append(Standing(*rest))
-        return found
+            for name, *columns in await connection.execute(_QUERY):
+                snapshots.setdefault(name, []).append(Standing(*columns))
+        return snapshots
 
 
 _QUERY = select(*projections.c["name", "revision", "position", "state", "reason", "location", "log", "app"])

@@ -101,7 +101,7 @@ class Parts:
 
         Raises the error at once where nothing precedes the event.
         """
-        before = part.before(error.position)
-        if before is None:
+        preceding = part.before(error.position)
+        if preceding is None:
             raise error
-        self._waiting, self._failure = [before], error
+        self._waiting, self._failure = [preceding], error

@@ -59,18 +59,18 @@ class RecentRows:
         `before` holds changes that are not committed yet, and takes precedence over the cache.
         """
         new, old = self._new, self._old
-        known: Rows = {}
+        rows: Rows = {}
         missing: list[RowKey] = []
         for key in keys:
             if key in before:
-                known[key] = before[key]
+                rows[key] = before[key]
             elif key in new:
-                known[key] = new[key]
+                rows[key] = new[key]
             elif key in old:
-                known[key] = old[key]
+                rows[key] = old[key]
             else:
                 missing.append(key)
-        return known, missing
+        return rows, missing
 
     def remember(self, changed: Mapping[RowKey, Any]) -> None:
         """Keep the rows of a committed batch; drop the older generation when the newer one is full."""
@@ -128,12 +128,12 @@ class BatchFold:
         """
         end: int | None = None
         while self._uncommitted and self._uncommitted[0].batch.last <= position:
-            done = self._uncommitted.popleft()
-            self._recent.remember(done.rows)
-            self._blocked.aggregates.update(done.blocked)
-            end = done.batch.last
+            prepared = self._uncommitted.popleft()
+            self._recent.remember(prepared.rows)
+            self._blocked.aggregates.update(prepared.blocked)
+            end = prepared.batch.last
         if end is not None:
-            self._ahead = {key: row for one in self._uncommitted for key, row in one.rows.items()}
+            self._ahead = {key: row for pending in self._uncommitted for key, row in pending.rows.items()}
         return end
 
     def drop_uncommitted(self) -> None:
@@ -162,9 +162,9 @@ class BatchFold:
                 changed = self._fold(rows, events, each_key)
                 prepared = Prepared(batch, changes_of(changed), changed)
             else:
-                found = self._parking(rows, events, self._blocked_by_now())
-                quarantine = QuarantineChanges(found.parked) if found.parked else None
-                prepared = Prepared(batch, changes_of(found.changed, quarantine), found.changed, found.blocked)
+                result = self._parking(rows, events, self._blocked_by_now())
+                quarantine = QuarantineChanges(result.parked) if result.parked else None
+                prepared = Prepared(batch, changes_of(result.changed, quarantine), result.changed, result.blocked)
         # Keeps no events: they are not needed again, whether the batch is committed or not.
         self._uncommitted.append(replace(prepared, batch=replace(batch, events=()), changes=Changes()))
         self._ahead.update(prepared.rows)
@@ -180,17 +180,17 @@ class BatchFold:
         return self._parking(read(keys) if keys else {}, offers, BlockedAggregates())
 
     def _blocked_by_now(self) -> BlockedAggregates:
-        more = [one.blocked for one in self._uncommitted if one.blocked]
-        if not more:
+        blocked = [prepared.blocked for prepared in self._uncommitted if prepared.blocked]
+        if not blocked:
             return self._blocked
-        return replace(self._blocked, aggregates=self._blocked.aggregates.union(*more))
+        return replace(self._blocked, aggregates=self._blocked.aggregates.union(*blocked))
 
 
 def changes_of(changed: Rows, quarantine: QuarantineChanges | None = None) -> Changes:
     """Return the rows to store and the keys to delete, from the rows that a fold changed."""
-    kept = [row for row in changed.values() if row is not None]
-    gone = [key for key, row in changed.items() if row is None] if len(kept) < len(changed) else []
-    return Changes(kept, gone=gone, quarantine=quarantine)
+    upserts = [row for row in changed.values() if row is not None]
+    deletions = [key for key, row in changed.items() if row is None] if len(upserts) < len(changed) else []
+    return Changes(upserts, gone=deletions, quarantine=quarantine)
 
 
 class FoldWriter:

@@ -104,16 +104,16 @@ class SqlWriter:
         driver = await driver_of(connection)
         calls = self._calls(events)
         if len(calls) == len(events):
-            for handler, given in calls:
-                await self._call(connection, driver, handler, given)
+            for handler, handler_events in calls:
+                await self._call(connection, driver, handler, handler_events)
             return
         await connection.exec_driver_sql(_MARK)
         try:
-            for handler, given in calls:
-                await self._call(connection, driver, handler, given)
-        except _CallFailed as failed:
+            for handler, handler_events in calls:
+                await self._call(connection, driver, handler, handler_events)
+        except _CallFailed as error:
             logs.EVENT_BY_EVENT.tell(
-                _log, name=self._resolved.name, handler=failed.handler.name, count=len(events), reason=failed.reason
+                _log, name=self._resolved.name, handler=error.handler.name, count=len(events), reason=error.reason
             )
             await _undo(connection)
             for event in events:
@@ -142,10 +142,10 @@ class SqlWriter:
         try:
             with guard.handling(handler.name):
                 await handler.function(events if handler.takes_many else events[0], connection)
-        except BaseException as raised:
-            if is_cancelled(raised):
+        except BaseException as exception:
+            if is_cancelled(exception):
                 raise
-            error = UnexpectedExit.instead_of(raised)
+            error = UnexpectedExit.instead_of(exception)
         fault = guard.refusal or guard.fault
         if fault is None and connection.invalidated:
             raise self._failed(events[0], _CUT) from error
@@ -264,10 +264,10 @@ class Guard:
             self.fault = self.fault or error
             return
         if Fault.TOO_LONG in dialect_named(context.dialect.name).faults(error):
-            running = context.execution_context
-            compiled = getattr(running, "compiled", None)
-            given = running.compiled_parameters if compiled is not None else context.parameters
-            self._overlong = error, overlong(compiled, given, self._tables)
+            execution = context.execution_context
+            compiled = getattr(execution, "compiled", None)
+            parameters = execution.compiled_parameters if compiled is not None else context.parameters
+            self._overlong = error, overlong(compiled, parameters, self._tables)
 
 
 def _is_by_hand(context: Any) -> bool:
@@ -306,8 +306,12 @@ def overlong(compiled: Any, parameters: Any, declared: Sequence[Table]) -> str:
     `compiled` is None for SQL text of the application. `parameters` is one mapping, or one for each row. Where the
     column cannot be told, say because SQL computes the value, all columns with a limit are listed.
     """
-    several = cast("Sequence[Any]", parameters if isinstance(parameters, list | tuple) else [parameters])
-    rows = [cast("Mapping[str, Any]", one) for one in several if isinstance(one, Mapping)]
+    parameter_sets = cast("Sequence[Any]", parameters if isinstance(parameters, list | tuple) else [parameters])
+    rows = [
+        cast("Mapping[str, Any]", parameter_set)
+        for parameter_set in parameter_sets
+        if isinstance(parameter_set, Mapping)
+    ]
     texts = [(name, len(value)) for row in rows for name, value in row.items() if isinstance(value, str)]
     statement = getattr(compiled, "statement", None)
     target: Any = statement.table if isinstance(statement, UpdateBase) else None
@@ -319,10 +323,10 @@ def overlong(compiled: Any, parameters: Any, declared: Sequence[Table]) -> str:
                     return f"{column} holds {limit} characters, and {length} were given"
     else:
         limits = _limits(declared)
-    known = listed([f"{column} holds {limit}" for _, column, limit in limits]) or "none is known"
-    name, length = max(texts, key=lambda one: one[1], default=("", 0))
-    given = f"; the longest text given is {name!r} with {length}" if name else ""
-    return f"of the columns limited in characters {known}{given}"
+    limits_text = listed([f"{column} holds {limit}" for _, column, limit in limits]) or "none is known"
+    name, length = max(texts, key=lambda entry: entry[1], default=("", 0))
+    longest_text = f"; the longest text given is {name!r} with {length}" if name else ""
+    return f"of the columns limited in characters {limits_text}{longest_text}"
 
 
 def _limits(tables: Sequence[Table]) -> list[Limited]:

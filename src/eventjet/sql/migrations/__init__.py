@@ -41,8 +41,8 @@ class Upgraded:
 
 def version(connection: Connection) -> str | None:
     """Return the revision of eventjet's tables in a database; None when none is noted."""
-    there = dialect_of(connection).tables.find(connection, (None, VERSION_TABLE), DECLARED) is not None
-    return connection.scalar(select(_version.c.version_num)) if there else None
+    exists = dialect_of(connection).tables.find(connection, (None, VERSION_TABLE), DECLARED) is not None
+    return connection.scalar(select(_version.c.version_num)) if exists else None
 
 
 def upgrade(connection: Connection) -> Upgraded:
@@ -61,9 +61,9 @@ def upgrade(connection: Connection) -> Upgraded:
     before = version(connection)
     if before == HEAD:
         return Upgraded(before, HEAD)
-    had = _shape(connection)
-    if before is None and had.keys() - {VERSION_TABLE}:
-        raise _unversioned(connection, had)
+    shape_before = _shape(connection)
+    if before is None and shape_before.keys() - {VERSION_TABLE}:
+        raise _unversioned(connection, shape_before)
     try:
         steps = list(scripts.iterate_revisions(HEAD, before or "base"))
     except RevisionError:
@@ -72,12 +72,16 @@ def upgrade(connection: Connection) -> Upgraded:
     for step in reversed(steps):
         step.module.upgrade(Operations(context))
         context.stamp(scripts, step.revision)
-    has = _shape(connection)
+    shape_after = _shape(connection)
     return Upgraded(
         before,
         HEAD,
-        tuple(sorted(has.keys() - had.keys())),
-        tuple(f"{table}.{column}" for table in sorted(had) for column in sorted(has[table] - had[table])),
+        tuple(sorted(shape_after.keys() - shape_before.keys())),
+        tuple(
+            f"{table}.{column}"
+            for table in sorted(shape_before)
+            for column in sorted(shape_after[table] - shape_before[table])
+        ),
     )
 
 
@@ -89,17 +93,17 @@ def newer(connection: Connection, found: str | None) -> Unreachable:
 
 def check(connection: Connection) -> None:
     """Raise `Unreachable` unless eventjet's tables are at the newest revision."""
-    found = version(connection)
-    if found == HEAD:
+    current = version(connection)
+    if current == HEAD:
         return
-    if found is None:
-        there = _shape(connection)
-        if there.keys() - {VERSION_TABLE}:
-            raise _unversioned(connection, there)
+    if current is None:
+        tables = _shape(connection)
+        if tables.keys() - {VERSION_TABLE}:
+            raise _unversioned(connection, tables)
         raise unusable(connection, "eventjet's tables are not in it", "Run `eventjet init` once.")
-    if found > HEAD:
-        raise newer(connection, found)
-    reason = f"eventjet's tables in it are at revision {found}, and this version needs {HEAD}"
+    if current > HEAD:
+        raise newer(connection, current)
+    reason = f"eventjet's tables in it are at revision {current}, and this version needs {HEAD}"
     raise unusable(connection, reason, "Run `eventjet db upgrade`.")
 
 
@@ -112,9 +116,9 @@ def _unversioned(connection: Connection, there: Iterable[str]) -> Unreachable:
 
 def _shape(connection: Connection) -> dict[str, set[str]]:
     """Return the tables of eventjet that exist, with the names of their columns."""
-    found = inspect(connection)
+    inspector = inspect(connection)
     return {
-        name: {column["name"] for column in found.get_columns(name)}
-        for name in found.get_table_names()
+        name: {column["name"] for column in inspector.get_columns(name)}
+        for name in inspector.get_table_names()
         if name.startswith("eventjet_")
     }
