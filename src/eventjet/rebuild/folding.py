@@ -144,18 +144,18 @@ class Foldings:
 
     def _take_offers(self, offers: Sequence[Offered]) -> None:
         """Give each projection its own events; an unreadable record is decoded again for each, which may raise."""
-        for folding, own in zip(self.each, self._own, strict=True):
+        for folding, decode in zip(self.each, self._own, strict=True):
             wanted, known = folding.events, folding.blocked.known
-            mine = [
+            own_offers = [
                 offer
                 for offer in offers
                 if offer.position in known
-                or (type(offer.event.data) in wanted if offer.event is not None else own(offer.record) is not None)
+                or (type(offer.event.data) in wanted if offer.event is not None else decode(offer.record) is not None)
             ]
             if folding.resolved.quarantines:
-                folding.take_offers(mine)
+                folding.take_offers(own_offers)
             else:
-                folding.take([_readable(offer) for offer in mine])
+                folding.take([_readable(offer) for offer in own_offers])
 
 
 def _readable(offer: Offered) -> Recorded[Any]:

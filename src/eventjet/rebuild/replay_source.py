@@ -119,7 +119,7 @@ def archived_source(log: Log, files: ArchiveFiles) -> ReplaySource:
 def check_same_past(log: Log, archive: Archive) -> None:
     """Raise `ArchiveBroken` unless the archive has this log's past, and no event is missing between the two."""
     check_archive_is_of(log, archive)
-    newest, state = archive.segments[-1], log.state
+    last_segment, state = archive.segments[-1], log.state
     if state.last < archive.last:
         reason = f"it ends at position {archive.last}, and the log at {state.last}, so the log has lost its end"
         raise ArchiveBroken(archive.url, reason, f"`eventjet restore {archive.url}` gives the log its end back.")
@@ -129,10 +129,12 @@ def check_same_past(log: Log, archive: Archive) -> None:
         return
     # The position is still in the log, so both must have the same event there.
     event_id = log.event_id(archive.last)
-    if event_id == newest.last_id:
+    if event_id == last_segment.last_id:
         return
-    there = "nothing" if event_id is None else f"the event {event_id or 'without an id'}"
-    reason = f"it ends with the event {newest.last_id} at position {archive.last}, and the log has {there} there"
+    log_event = "nothing" if event_id is None else f"the event {event_id or 'without an id'}"
+    reason = (
+        f"it ends with the event {last_segment.last_id} at position {archive.last}, and the log has {log_event} there"
+    )
     raise ArchiveBroken(archive.url, reason, "`eventjet audit --archive` says where the two part, and what to do.")
 
 
@@ -141,10 +143,10 @@ def check_archive_is_of(log: Log, archive: Archive) -> None:
     if not archive.segments:
         raise ArchiveBroken(archive.url, "nothing is in it", "Name what `eventjet archive` made.")
     if (archive.stream, archive.log) != (log.stream, log.identity):
-        other = f"the stream {log.stream!r} is the log {log.identity}"
+        this_log = f"the stream {log.stream!r} is the log {log.identity}"
         raise ArchiveBroken(
             archive.url,
-            f"it is of the log {archive.log} of {archive.stream!r}, and {other}",
+            f"it is of the log {archive.log} of {archive.stream!r}, and {this_log}",
             "Name an archive of this log, or an empty folder; what is in this one comes back with `eventjet restore` "
             "on another server or account.",
         )
