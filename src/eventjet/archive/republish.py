@@ -150,9 +150,9 @@ class Restore:
         if state.messages == 0 and state.last + 1 == sealed.first:
             # The empty stream becomes another log; workers that wait for its events would note the wrong identity.
             same_log = state.metadata.get(IDENTITY) == sealed.log
-            waiting = () if same_log else self._ask(api.waiting_consumers(sealed.stream))
-            if waiting:
-                raise self._refused(f"workers wait for its events ({', '.join(waiting)}); stop them first")
+            consumers = () if same_log else self._ask(api.waiting_consumers(sealed.stream))
+            if consumers:
+                raise self._refused(f"workers wait for its events ({', '.join(consumers)}); stop them first")
             start = sealed.first
         else:
             start = self._continued(state)
@@ -191,11 +191,11 @@ class Restore:
 
     def _configure(self, state: api.StreamState, *, finished: bool) -> None:
         """Set the identity, the maximum message size and the duplicate window of an existing stream."""
-        wanted = _config(self.sealed, self.replicas)
+        declared = _config(self.sealed, self.replicas)
         size = state.config["max_msg_size"]
         if size > 0:
-            size = max(size, wanted["max_msg_size"])
-        window = wanted["duplicate_window"] if finished else WINDOW_NS
+            size = max(size, declared["max_msg_size"])
+        window = declared["duplicate_window"] if finished else WINDOW_NS
         metadata = {**state.metadata, **_metadata(self.sealed)}
         config = {**state.config, "metadata": metadata, "max_msg_size": size, "duplicate_window": window}
         if config != state.config:
@@ -445,9 +445,9 @@ def _check_subject(sealed: Archive, record: RawRecord) -> None:
     """Raise `ArchiveBroken` for a subject outside the log, because a restore may have the right to publish anywhere."""
     position, _, subject, _, _ = record
     if not subject.startswith(f"{sealed.stream}.".encode()) or subject.count(b".") != 2:
-        where = cut(subject.decode("utf-8", "replace"))
+        shown_subject = cut(subject.decode("utf-8", "replace"))
         raise ArchiveBroken(
-            sealed.url, f"position {position:,} is on {where!r}, no subject of the log {sealed.stream!r}"
+            sealed.url, f"position {position:,} is on {shown_subject!r}, no subject of the log {sealed.stream!r}"
         )
 
 

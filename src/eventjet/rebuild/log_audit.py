@@ -356,9 +356,9 @@ class LogAudit:
         is_batched = _BATCH in block
         if previous is not None:
             self._open = None
-            same = is_batched and header(block, BATCH_ID) == header(previous[3], BATCH_ID)
+            same_batch = is_batched and header(block, BATCH_ID) == header(previous[3], BATCH_ID)
             # If positions between the two records are missing, that has been reported already.
-            if not same and record[0] == previous[0] + 1:
+            if not same_batch and record[0] == previous[0] + 1:
                 self._torn(previous)
         if is_batched and open_batch(block) is not None:
             self._open = record

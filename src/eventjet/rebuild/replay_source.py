@@ -158,10 +158,10 @@ def read_ahead(batches: Generator[list[RawRecord]], watch: Watch) -> Generator[l
     Raises `Stopped` soon after the job was cancelled, even while the server sends nothing.
     """
     ready: queue.Queue[list[RawRecord] | BaseException | None] = queue.Queue(_AHEAD)
-    over = threading.Event()
+    stopped = threading.Event()
 
     def put(item: list[RawRecord] | BaseException | None) -> None:
-        while not over.is_set():
+        while not stopped.is_set():
             try:
                 ready.put(item, timeout=_POLL_S)
                 return
@@ -174,7 +174,7 @@ def read_ahead(batches: Generator[list[RawRecord]], watch: Watch) -> Generator[l
             with closing(batches):
                 for batch in batches:
                     put(batch)
-                    if over.is_set():
+                    if stopped.is_set():
                         break
         except BaseException as error:  # noqa: BLE001 - it is raised again where the batches are awaited
             end = error
@@ -195,5 +195,5 @@ def read_ahead(batches: Generator[list[RawRecord]], watch: Watch) -> Generator[l
                 raise item
             yield item
     finally:
-        over.set()
+        stopped.set()
         reader.join(_LEAVE_S)

@@ -280,9 +280,9 @@ def catching_up(
         with connection.begin():
             shadow.begin(connection, position, event_id, log.identity)
             park(connection, resolved.name, resolved.revision, parked)
-            waiting = blocked_aggregates(connection, resolved.name, resolved.revision, position)
+            aggregates = blocked_aggregates(connection, resolved.name, resolved.revision, position)
         start = shadow.checkpoint()
-        blocked = BlockedAggregates(waiting, known)
+        blocked = BlockedAggregates(aggregates, known)
         writer = FoldWriter(resolved, dialect_of(connection), lease_s=0, table=shadow.tables[0], blocked=blocked)
 
         def commit(part: Batch) -> None:
@@ -360,13 +360,13 @@ def swap_in(shadow: Shadow[AnyResolved], writer: ShadowWriter, job: Job) -> Chec
                 swapped = shadow.swap(log.identity, writer.to if same_past else None)
                 failpoints.reach("rebuild.after_swap")
                 return swapped
-            except NotNow as reason:
+            except NotNow as error:
                 if time.monotonic() > deadline:
                     raise RebuildError(
                         f"The rebuilt {shadow.resolved.name!r} could not be swapped in within {PATIENCE_S:g} s: "
-                        f"{reason}. The live table is untouched. End the transactions that stay open on it, then run "
+                        f"{error}. The live table is untouched. End the transactions that stay open on it, then run "
                         "the rebuild again."
-                    ) from reason
+                    ) from error
         watch.wait(backoff_s)
         backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
 

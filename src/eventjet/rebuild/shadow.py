@@ -203,10 +203,10 @@ class Shadow(Generic[R_co]):
         """
         with self.workspace.swapping() as connection:
             runs.hold(connection, self.run)
-            seen = self._checkpoint(connection)
-            assert seen is not None, "made by `create`"
-            exchange = self.workspace.exchange(connection, self.resolved, seen.location)
-            locked = lock_as_workers(
+            unlocked_checkpoint = self._checkpoint(connection)
+            assert unlocked_checkpoint is not None, "made by `create`"
+            exchange = self.workspace.exchange(connection, self.resolved, unlocked_checkpoint.location)
+            locked_checkpoints = lock_as_workers(
                 connection,
                 self.resolved,
                 exchange.lock_leaving,
@@ -215,11 +215,11 @@ class Shadow(Generic[R_co]):
             )
             live = next(
                 locked_checkpoint
-                for locked_checkpoint in locked
+                for locked_checkpoint in locked_checkpoints
                 if locked_checkpoint.revision == self.resolved.revision
             )
             check_kept(self.resolved, live)
-            if live.location != seen.location:
+            if live.location != unlocked_checkpoint.location:
                 raise NotNow("its tables were moved meanwhile")
             exchange.look_again()
             shadow_checkpoint = self._caught_up(live.position, tail)

@@ -631,10 +631,10 @@ def _load_sqlite(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> 
 
 def _insert(connection: sqlite3.Connection, projection: str, statement: str, chunk: Sequence[Sequence[Any]]) -> None:
     """Insert all rows or none; raises `RowsRefused` with the row at fault, since the driver does not name it."""
-    before = connection.total_changes
+    changes_before = connection.total_changes
 
     def refused_row() -> str:
-        values = chunk[connection.total_changes - before]
+        values = chunk[connection.total_changes - changes_before]
         return f"the row is ({', '.join(map(reprlib.repr, values))})"
 
     connection.execute("begin immediate")

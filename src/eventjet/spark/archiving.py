@@ -120,9 +120,9 @@ def reading(spark: SparkSession, conf: Mapping[str, str] | None = None) -> Gener
 
     `conf` has more settings for the same time.
     """
-    wanted = {_ROWS_OF_A_BATCH: str(ROWS_OF_A_BATCH), **(conf or {})}
-    previous = {name: spark.conf.get(name) for name in wanted}
-    for name, value in wanted.items():
+    settings = {_ROWS_OF_A_BATCH: str(ROWS_OF_A_BATCH), **(conf or {})}
+    previous = {name: spark.conf.get(name) for name in settings}
+    for name, value in settings.items():
         spark.conf.set(name, value)
     try:
         yield

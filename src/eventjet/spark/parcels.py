@@ -93,8 +93,8 @@ def read_columns(batches: Iterator[Any]) -> Iterator[list[RawRecord]]:
         for start in range(0, batch.num_rows, BATCH):
             records = list(records_of(batch.slice(start, BATCH)))
             run_start = 0
-            for number, (before, after) in enumerate(pairwise(records), 1):
-                if after[0] != before[0] + 1:
+            for number, (previous, record) in enumerate(pairwise(records), 1):
+                if record[0] != previous[0] + 1:
                     yield records[run_start:number]
                     run_start = number
             yield records[run_start:]
@@ -164,9 +164,9 @@ class PackByKey:
         resolved = fold_of(app, self.projection)
         decode = chained(app.catalog.of_log(self.voids), resolved.events, earlier)
         tokens_of = Tokens(resolved, self.dialect)
-        seen = 0
+        events_read = 0
         for records in self.read(batches):
-            seen += len(records)
+            events_read += len(records)
             yield from packer.begun(records)
             decode.expect(records)
             for record in records:
@@ -176,7 +176,7 @@ class PackByKey:
                     # One event may have thousands of keys and be sent in several blocks; their keys differ.
                     yield from packer.took((record,))
         yield from packer.emptied()
-        yield _batch([_told(events=seen)])
+        yield _batch([_told(events=events_read)])
 
 
 def opened(batches: Iterator[Any]) -> Iterator[tuple[int, list[Any]]]:
@@ -199,10 +199,10 @@ class _Packer:
     """A buffer of records by partition, which is sent when it is full."""
 
     def __init__(self, partitions: int, *, accounts: bool = True) -> None:
-        least, most = _HELD_BYTES
+        minimum, maximum = _HELD_BYTES
         self.held: list[list[Any]] = [[] for _ in range(partitions)]
         """The buffered records of each partition; callers append to these lists, then call `took`."""
-        self._held_max = min(max(least, partitions * _SHARE_BYTES), most)
+        self._held_max = min(max(minimum, partitions * _SHARE_BYTES), maximum)
         self._held_bytes = 0
         self._accounts = accounts
         self._last = 0

@@ -279,15 +279,15 @@ def _variables(url: str, scratch: Path) -> dict[str, str]:
     if url.startswith("sc://"):
         return {}
     # Without these, the data source is looked up, and local workers run, with the `python3` on the PATH.
-    wanted = {"PYSPARK_DRIVER_PYTHON": sys.executable}
+    defaults = {"PYSPARK_DRIVER_PYTHON": sys.executable}
     if _is_local(url):
-        wanted |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        defaults |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     if not os.environ.get("SPARK_HOME"):
         conf = scratch / "conf"
         conf.mkdir()
         (conf / LOG4J2).write_text(_LOG4J2)
-        wanted["SPARK_CONF_DIR"] = str(conf)
-    return {name: os.environ.get(name) or value for name, value in wanted.items()}
+        defaults["SPARK_CONF_DIR"] = str(conf)
+    return {name: os.environ.get(name) or value for name, value in defaults.items()}
 
 
 @contextmanager
