@@ -135,20 +135,22 @@ def dump_segment(segment: Segment) -> str:
 def load_archive(url: str, lines: Iterable[str]) -> Archive:
     """Read the manifest's lines, in any order; raises `ArchiveBroken` for a gap, an overlap or another format."""
     segments = sorted((_segment(url, line) for line in lines), key=lambda segment: segment.first)
-    for before, after in pairwise(segments):
-        if (before.stream, before.log) != (after.stream, after.log):
-            raise ArchiveBroken(url, f"the segments {before.name} and {after.name} are of different logs")
-        if after.first != before.last + 1:
-            raise ArchiveBroken(url, f"position {before.last + 1} should follow {before.name}, and {after.name} does")
+    for previous, following in pairwise(segments):
+        if (previous.stream, previous.log) != (following.stream, following.log):
+            raise ArchiveBroken(url, f"the segments {previous.name} and {following.name} are of different logs")
+        if following.first != previous.last + 1:
+            raise ArchiveBroken(
+                url, f"position {previous.last + 1} should follow {previous.name}, and {following.name} does"
+            )
     return Archive(url, tuple(segments))
 
 
 def _check_types(part: Segment | ArchivedFile) -> None:
     """Raise `TypeError` unless every number and text has its field's type."""
-    for each in fields(part):
-        value = getattr(part, each.name)
-        if each.type in ("int", "str") and type(value).__name__ != each.type:
-            raise TypeError(f"{each.name} is {value!r}, and not {each.type}")
+    for field in fields(part):
+        value = getattr(part, field.name)
+        if field.type in ("int", "str") and type(value).__name__ != field.type:
+            raise TypeError(f"{field.name} is {value!r}, and not {field.type}")
 
 
 def _segment(url: str, line: str) -> Segment:
@@ -160,22 +162,22 @@ def _segment(url: str, line: str) -> Segment:
             raise ArchiveBroken(url, reason)
         names = ("stream", "log", "first", "last", "first_time_ns", "last_time_ns", "last_id")
         files = tuple(
-            ArchivedFile(**{each.name: file[each.name] for each in fields(ArchivedFile)}) for file in value["files"]
+            ArchivedFile(**{field.name: file[field.name] for field in fields(ArchivedFile)}) for file in value["files"]
         )
         segment = Segment(**{name: value[name] for name in names}, files=files)
         for part in (segment, *files):
             _check_types(part)
     except (orjson.JSONDecodeError, KeyError, TypeError) as error:
         raise ArchiveBroken(url, f"a line of its manifest cannot be read ({error})") from error
-    following = segment.first
+    next_position = segment.first
     for file in segment.files:
         if not _PATH.fullmatch(file.path):
             raise ArchiveBroken(url, f"a file of {segment.name} is not among its own, as its manifest names it")
-        if file.first != following or file.last < file.first:
-            raise ArchiveBroken(url, f"{file.path} does not go on at position {following}")
-        following = file.last + 1
-    if following != segment.last + 1:
-        raise ArchiveBroken(url, f"the files of {segment.name} end at position {following - 1}")
+        if file.first != next_position or file.last < file.first:
+            raise ArchiveBroken(url, f"{file.path} does not go on at position {next_position}")
+        next_position = file.last + 1
+    if next_position != segment.last + 1:
+        raise ArchiveBroken(url, f"the files of {segment.name} end at position {next_position - 1}")
     return segment
 
 
@@ -273,8 +275,8 @@ class ArchiveReader:
                 wanted = [record for record in records if position <= record[0] < end]
                 positions = [record[0] for record in wanted]
                 if positions != (expected := list(range(position, position + len(wanted)))):
-                    there, due = next(pair for pair in zip(positions, expected, strict=True) if pair[0] != pair[1])
-                    raise ArchiveBroken(url, f"{file.path} has position {there} where {due} should be")
+                    actual, due = next(pair for pair in zip(positions, expected, strict=True) if pair[0] != pair[1])
+                    raise ArchiveBroken(url, f"{file.path} has position {actual} where {due} should be")
                 position += len(wanted)
                 if wanted:
                     yield wanted

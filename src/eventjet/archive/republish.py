@@ -149,10 +149,10 @@ class Restore:
             raise self._refused(f"the stream is not as it should be ({'; '.join(wrong)})")
         if state.messages == 0 and state.last + 1 == sealed.first:
             # The empty stream becomes another log; workers that wait for its events would note the wrong identity.
-            same = state.metadata.get(IDENTITY) == sealed.log
-            waiting = () if same else self._ask(api.waiting_consumers(sealed.stream))
-            if waiting:
-                raise self._refused(f"workers wait for its events ({', '.join(waiting)}); stop them first")
+            same_log = state.metadata.get(IDENTITY) == sealed.log
+            consumers = () if same_log else self._ask(api.waiting_consumers(sealed.stream))
+            if consumers:
+                raise self._refused(f"workers wait for its events ({', '.join(consumers)}); stop them first")
             start = sealed.first
         else:
             start = self._continued(state)
@@ -191,11 +191,11 @@ class Restore:
 
     def _configure(self, state: api.StreamState, *, finished: bool) -> None:
         """Set the identity, the maximum message size and the duplicate window of an existing stream."""
-        wanted = _config(self.sealed, self.replicas)
+        declared = _config(self.sealed, self.replicas)
         size = state.config["max_msg_size"]
         if size > 0:
-            size = max(size, wanted["max_msg_size"])
-        window = wanted["duplicate_window"] if finished else WINDOW_NS
+            size = max(size, declared["max_msg_size"])
+        window = declared["duplicate_window"] if finished else WINDOW_NS
         metadata = {**state.metadata, **_metadata(self.sealed)}
         config = {**state.config, "metadata": metadata, "max_msg_size": size, "duplicate_window": window}
         if config != state.config:
@@ -325,8 +325,8 @@ class Restore:
         """Read the whole stream and compare it with the archive; raises `HistoryBroken` at the first difference."""
         sealed, began = self.sealed, time.monotonic()
         stored = read_range(self.endpoint, sealed.stream, sealed.first, sealed.last + 1)
-        kept = self.archive.records(sealed.first, sealed.last + 1)
-        pairs = zip(chain.from_iterable(stored), chain.from_iterable(kept), strict=True)
+        archived = self.archive.records(sealed.first, sealed.last + 1)
+        pairs = zip(chain.from_iterable(stored), chain.from_iterable(archived), strict=True)
         for count, (stored_record, sealed_record) in enumerate(pairs, 1):
             if lasting(stored_record) != lasting(sealed_record):
                 raise HistoryBroken(sealed.stream, stored_record[0], "it is not the event of the archive")
@@ -400,15 +400,15 @@ class RestoreBatch:
 
         The server stores none of the batch unless its log ends right before it.
         """
-        before: list[bytes] = []
+        frames: list[bytes] = []
         expected = b"Nats-Expected-Last-Sequence: %d\r\n" % (self.first - 1)
         name, headers = batch_id.encode(), b""
         for number, (record, block) in enumerate(zip(self.records, self.blocks, strict=True), 1):
             headers = b"%bNats-Batch-Id: %b\r\nNats-Batch-Sequence: %d\r\n%b" % (block[:-2], name, number, expected)
             expected = b""
             if number < len(self.records):
-                before.append(publish_frame(record[2], record[4], headers=headers + b"\r\n"))
-        return b"".join(before), headers + b"Nats-Batch-Commit: 1\r\n\r\n"
+                frames.append(publish_frame(record[2], record[4], headers=headers + b"\r\n"))
+        return b"".join(frames), headers + b"Nats-Batch-Commit: 1\r\n\r\n"
 
 
 def batches(archive: ArchiveReader, start: int) -> Iterator[RestoreBatch]:
@@ -445,9 +445,9 @@ def _check_subject(sealed: Archive, record: RawRecord) -> None:
     """Raise `ArchiveBroken` for a subject outside the log, because a restore may have the right to publish anywhere."""
     position, _, subject, _, _ = record
     if not subject.startswith(f"{sealed.stream}.".encode()) or subject.count(b".") != 2:
-        where = cut(subject.decode("utf-8", "replace"))
+        shown_subject = cut(subject.decode("utf-8", "replace"))
         raise ArchiveBroken(
-            sealed.url, f"position {position:,} is on {where!r}, no subject of the log {sealed.stream!r}"
+            sealed.url, f"position {position:,} is on {shown_subject!r}, no subject of the log {sealed.stream!r}"
         )
 
 
@@ -462,9 +462,9 @@ def _may_expect(sealed: Archive, record: RawRecord, lasts: Mapping[bytes, int]) 
     expected = number_of(block, EXPECTED)
     if expected is None or _OF_ANOTHER in block or 0 < expected < sealed.first:
         return False
-    before = lasts.get(subject, expected)
-    if expected != before:
-        reason = f"position {position} was written after {expected}, but {before} came before it"
+    previous = lasts.get(subject, expected)
+    if expected != previous:
+        reason = f"position {position} was written after {expected}, but {previous} came before it"
         raise ArchiveBroken(sealed.url, reason)
     return subject not in lasts
 
@@ -480,12 +480,12 @@ def _kept(record: RawRecord) -> bytes:
     block = _FOR_SERVER.sub(b"", record[3] or _NO_HEADERS)
     names = [_RECORDED, _LOGGED] if is_imported(block) else [_RECORDED]
     missing = [name for name in names if name not in block]
-    kept = block.rstrip(b"\r\n")
+    headers = block.rstrip(b"\r\n")
     if missing:
         second, nanosecond = divmod(record[1], 1_000_000_000)
         time = f"{_second(second)}.{nanosecond:09d}Z".encode()
-        kept += b"".join(name + time for name in missing)
-    return kept + b"\r\n\r\n"
+        headers += b"".join(name + time for name in missing)
+    return headers + b"\r\n\r\n"
 
 
 @lru_cache(maxsize=64)

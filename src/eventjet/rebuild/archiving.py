@@ -80,13 +80,13 @@ def _archive(job: Job, url: str, to: int | None, segment_events: int) -> Archive
             raise UsageError(
                 f"The log {log.stream!r} has no position {to:,}; it ends at {log.last:,}. Name one that it has."
             )
-        before = ArchiveReader(job.engine.archive_files(url)).manifest
-        if before.segments:
-            check_same_past(log, before)
-        first = before.last + 1 if before.segments else log.first
+        manifest = ArchiveReader(job.engine.archive_files(url)).manifest
+        if manifest.segments:
+            check_same_past(log, manifest)
+        first = manifest.last + 1 if manifest.segments else log.first
     # The engine is not started for an archive that is up to date.
     sealed = job.engine.seal(job, url, list(cut(first, end, segment_events))) if first <= end else []
-    whole = Archive(url, (*before.segments, *sealed))
+    whole = Archive(url, (*manifest.segments, *sealed))
     return ArchiveReport(
         url, log.stream, log.identity, whole.first, whole.last, whole.events, tuple(sealed), watch.seconds
     )
@@ -114,8 +114,8 @@ async def restore(
     def work(watch: Watch) -> Restored:
         stream = loaded(app).name
         options = options_of(engine).on(settings)
-        with open_engine("local" if options.name == "local" else "spark", options, watch) as chosen:
-            archive = ArchiveReader(chosen.archive_files(url))
+        with open_engine("local" if options.name == "local" else "spark", options, watch) as running_engine:
+            archive = ArchiveReader(running_engine.archive_files(url))
             _check(stream, archive, watch)
             restoring = republish.Restore(
                 Endpoint.of(settings).with_name("eventjet-restore"),

@@ -81,12 +81,14 @@ class AuditReport:
     @property
     def sound(self) -> bool:
         """Whether the log has no faults: the findings are notes, or missing positions that were accepted."""
-        return all(each.kind in NOTES or (each.kind in MISSING and self.may_be_missing) for each in self.findings)
+        return all(
+            finding.kind in NOTES or (finding.kind in MISSING and self.may_be_missing) for finding in self.findings
+        )
 
     @property
     def may_be_missing(self) -> bool:
         """Whether no more positions are missing than were accepted."""
-        return sum(each.positions for each in self.findings if each.kind in MISSING) <= self.accepted
+        return sum(finding.positions for finding in self.findings if finding.kind in MISSING) <= self.accepted
 
 
 async def audit(
@@ -123,10 +125,10 @@ def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
     archive = None if url is None else _opened(job, url)
     _walk(audit, job, archive)
     grown = ask_once(log.endpoint, stream_info(log.stream)).last > last
-    compared = None
+    audited_archive = None
     if archive is not None:
-        sealed = archive.manifest
-        compared = AuditedArchive(sealed.url, sealed.first, sealed.last, audit.compared)
+        manifest = archive.manifest
+        audited_archive = AuditedArchive(manifest.url, manifest.first, manifest.last, audit.compared)
     return AuditReport(
         stream=log.stream,
         log=log.identity,
@@ -135,7 +137,7 @@ def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
         events=audit.events,
         aggregates=audit.aggregates,
         accepted=accepted_missing(log.state),
-        archive=compared,
+        archive=audited_archive,
         findings=audit.finish(grown=grown),
         seconds=watch.seconds,
     )
@@ -168,10 +170,10 @@ def _walk(audit: LogAudit, job: Job, archive: ArchiveReader | None) -> None:
         manifest = archive.manifest
         with closing(read_ahead(archive.records(manifest.first, manifest.last + 1), watch)) as archived:
             pairs = side_by_side(chain.from_iterable(records), chain.from_iterable(archived))
-            for number, (record, other) in enumerate(pairs, 1):
-                audit.take(record, other)
+            for number, (record, archived_record) in enumerate(pairs, 1):
+                audit.take(record, archived_record)
                 if number % _REPORT_EVERY == 0:
-                    watch.tell("read", (record or other or (0,))[0], total)
+                    watch.tell("read", (record or archived_record or (0,))[0], total)
 
 
 def _nothing() -> Generator[list[RawRecord]]:

@@ -104,12 +104,12 @@ class Foldings:
         self.each = [
             Folding(fold_of(app, target.projection), target.database.dialect, target.known) for target in targets
         ]
-        wanted = {event for folding in self.each for event in folding.events}
-        self._decode = chained(catalog, wanted, earlier)
+        event_types = {event for folding in self.each for event in folding.events}
+        self._decode = chained(catalog, event_types, earlier)
         self._offer: Offering | None = None
         if any(folding.resolved.quarantines for folding in self.each):
             self._offer = Offering(
-                catalog, wanted, {position for target in targets for position in target.known}, earlier
+                catalog, event_types, {position for target in targets for position in target.known}, earlier
             )
             self._own = [reader(catalog, folding.resolved, folding.blocked.known) for folding in self.each]
 
@@ -144,18 +144,22 @@ class Foldings:
 
     def _take_offers(self, offers: Sequence[Offered]) -> None:
         """Give each projection its own events; an unreadable record is decoded again for each, which may raise."""
-        for folding, own in zip(self.each, self._own, strict=True):
-            wanted, known = folding.events, folding.blocked.known
-            mine = [
+        for folding, decode in zip(self.each, self._own, strict=True):
+            event_types, known = folding.events, folding.blocked.known
+            own_offers = [
                 offer
                 for offer in offers
                 if offer.position in known
-                or (type(offer.event.data) in wanted if offer.event is not None else own(offer.record) is not None)
+                or (
+                    type(offer.event.data) in event_types
+                    if offer.event is not None
+                    else decode(offer.record) is not None
+                )
             ]
             if folding.resolved.quarantines:
-                folding.take_offers(mine)
+                folding.take_offers(own_offers)
             else:
-                folding.take([_readable(offer) for offer in mine])
+                folding.take([_readable(offer) for offer in own_offers])
 
 
 def _readable(offer: Offered) -> Recorded[Any]:

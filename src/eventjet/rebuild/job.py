@@ -200,13 +200,13 @@ def _engine_for(log: Log, options: EngineOptions, watch: Watch, from_archive: st
     if options.name != "auto":
         return options.name
     state, configured = log.state, options.master or os.environ.get("SPARK_REMOTE")
-    name, why = choose_engine(
+    name, reason = choose_engine(
         max(0, state.last if from_archive else state.last - state.first + 1),
         cluster=shown_master(configured) if configured else None,
         installed=find_spec("pyspark") is not None,
         remote_archive=from_archive is not None and folder_of(from_archive) is None,
     )
-    watch.say(why)
+    watch.say(reason)
     return name
 
 
@@ -230,13 +230,13 @@ def open_job(
             log = Log(endpoint, application.name, *state_of_log(connection, application.name))
             catalog = application.catalog.of_log(connection.run(reading_skip_markers(application.name)))
         name = _engine_for(log, options, watch, from_archive)
-    with open_engine(name, options, watch) as chosen:
+    with open_engine(name, options, watch) as running_engine:
         source = ReplaySource(log)
         if from_archive is not None:
             with watch.phase("start"):
-                source = archived_source(log, chosen.archive_files(from_archive))
+                source = archived_source(log, running_engine.archive_files(from_archive))
         ref = app if isinstance(app, AppRef) else None
-        yield Job(application, ref, settings, chosen, source, watch, catalog)
+        yield Job(application, ref, settings, running_engine, source, watch, catalog)
 
 
 async def in_job(
@@ -260,10 +260,10 @@ async def in_job(
             try:
                 return work(job)
             except RowsRefused as error:
-                shown = redacted(error, job.app)
-                if shown is error:
+                redacted_error = redacted(error, job.app)
+                if redacted_error is error:
                     raise
-                raise shown from None
+                raise redacted_error from None
 
     return await in_thread(settings, progress, run)
 

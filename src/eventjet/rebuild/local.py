@@ -63,8 +63,8 @@ class LocalEngine:
                 batches = read_range(endpoint, plan.stream, plan.first, plan.last + 1, filter_subject=subjects)
                 with closing(batches):
                     for records in batches:
-                        for subject, own in by_subject(records).items():
-                            fold.take(subject, own)
+                        for subject, subject_records in by_subject(records).items():
+                            fold.take(subject, subject_records)
                         watch.tell("read", records[-1][0] - plan.first + 1, plan.events)
             with watch.phase("load", len(fold)):
                 return fold.done(lambda done, total: watch.tell("load", done, total))

@@ -352,14 +352,14 @@ class LogAudit:
 
     def _check_batch(self, record: RawRecord) -> None:
         """Check that the messages of an atomic batch (ADR-50) follow one another up to the message that ends it."""
-        before, block = self._open, record[3]
+        previous, block = self._open, record[3]
         is_batched = _BATCH in block
-        if before is not None:
+        if previous is not None:
             self._open = None
-            same = is_batched and header(block, BATCH_ID) == header(before[3], BATCH_ID)
+            same_batch = is_batched and header(block, BATCH_ID) == header(previous[3], BATCH_ID)
             # If positions between the two records are missing, that has been reported already.
-            if not same and record[0] == before[0] + 1:
-                self._torn(before)
+            if not same_batch and record[0] == previous[0] + 1:
+                self._torn(previous)
         if is_batched and open_batch(block) is not None:
             self._open = record
 
@@ -376,9 +376,9 @@ class LogAudit:
                 self._report(Kind.ID, record, "it has no id")
             return
         key, position = hash(event_id), record[0]
-        before = self._ids.get(key) or self._older_ids.get(key)
-        if before is not None:
-            self._report(Kind.ID, record, f"its id {event_id} is that of position {before}, too")
+        previous_position = self._ids.get(key) or self._older_ids.get(key)
+        if previous_position is not None:
+            self._report(Kind.ID, record, f"its id {event_id} is that of position {previous_position}, too")
         self._ids[key] = position
         if len(self._ids) >= IDS_KEPT:
             self._older_ids, self._ids = self._ids, {}
@@ -409,22 +409,22 @@ class LogAudit:
             back_s = (self._time_ns - time_ns) / 1e9
             self._report(Kind.TIME, record, f"{back_s:,.1f} s earlier than the event before it")
         self._time_ns = time_ns
-        before, version_before = unpacked(last)
+        previous_position, previous_version = unpacked(last)
         if version is None:
-            version = version_before
-        elif (version != version_before + 1 or (expected is not None and expected != before)) and (
+            version = previous_version
+        elif (version != previous_version + 1 or (expected is not None and expected != previous_position)) and (
             # A predecessor before the beginning of the log cannot be compared.
             last or self._first == 1 or not (expected is None or 0 < expected < self._first)
         ):
-            self._report(Kind.CHAIN, record, broken(version, expected, before, version_before))
+            self._report(Kind.CHAIN, record, broken(version, expected, previous_position, previous_version))
         self._lasts[key] = packed(position, version)
         return readable
 
     def _void(self, record: RawRecord, version: int) -> None:
         """Report a record with a skip marker; it counts as a version if its version is the next, as in a fold."""
         self._report(Kind.VOID, record, self._voids[record[0]])
-        own = number_of(record[3], VERSION)
-        self._lasts[hash(record[2])] = packed(record[0], version + 1 if own == version + 1 else version)
+        record_version = number_of(record[3], VERSION)
+        self._lasts[hash(record[2])] = packed(record[0], version + 1 if record_version == version + 1 else version)
 
     def _unreadable(self, record: RawRecord, error: UnknownEvent | UndecodableEvent) -> None:
         if isinstance(error, UnknownEvent):
@@ -439,8 +439,8 @@ class LogAudit:
         declared = self._app.catalog.named(_type_of(record))
         if declared is None or declared.aggregate is None:
             return None
-        own = f"{self._app.name}.{declared.aggregate}.".encode()
-        return None if record[2].startswith(own) else declared.aggregate
+        prefix = f"{self._app.name}.{declared.aggregate}.".encode()
+        return None if record[2].startswith(prefix) else declared.aggregate
 
     def _report(self, kind: Kind, record: RawRecord, what: str) -> None:
         self._add(kind, record[0], record[0], record[2].decode("utf-8", "replace"), what)
@@ -451,19 +451,19 @@ def side_by_side(
 ) -> Iterator[tuple[RawRecord | None, RawRecord | None]]:
     """Yield the records of log and archive in pairs, by position, with None where one of them has no record."""
     archived = iter(archive)
-    other = next(archived, None)
+    archived_record = next(archived, None)
     for record in log:
-        while other is not None and other[0] < record[0]:
-            yield None, other
-            other = next(archived, None)
-        if other is not None and other[0] == record[0]:
-            yield record, other
-            other = next(archived, None)
+        while archived_record is not None and archived_record[0] < record[0]:
+            yield None, archived_record
+            archived_record = next(archived, None)
+        if archived_record is not None and archived_record[0] == record[0]:
+            yield record, archived_record
+            archived_record = next(archived, None)
         else:
             yield record, None
-    while other is not None:
-        yield None, other
-        other = next(archived, None)
+    while archived_record is not None:
+        yield None, archived_record
+        archived_record = next(archived, None)
 
 
 def _id_of(record: RawRecord) -> str:

@@ -78,7 +78,9 @@ class Plan(Extent):
 
     def folded(self) -> Plan:
         """Return the plan with only the passes that the engine runs: those that are not sequential."""
-        return replace(self, passes=tuple(each for each in self.passes if each.route is not Route.SEQUENTIAL))
+        return replace(
+            self, passes=tuple(log_pass for log_pass in self.passes if log_pass.route is not Route.SEQUENTIAL)
+        )
 
 
 def choose_engine(

@@ -119,7 +119,7 @@ def archived_source(log: Log, files: ArchiveFiles) -> ReplaySource:
 def check_same_past(log: Log, archive: Archive) -> None:
     """Raise `ArchiveBroken` unless the archive has this log's past, and no event is missing between the two."""
     check_archive_is_of(log, archive)
-    newest, state = archive.segments[-1], log.state
+    last_segment, state = archive.segments[-1], log.state
     if state.last < archive.last:
         reason = f"it ends at position {archive.last}, and the log at {state.last}, so the log has lost its end"
         raise ArchiveBroken(archive.url, reason, f"`eventjet restore {archive.url}` gives the log its end back.")
@@ -129,10 +129,12 @@ def check_same_past(log: Log, archive: Archive) -> None:
         return
     # The position is still in the log, so both must have the same event there.
     event_id = log.event_id(archive.last)
-    if event_id == newest.last_id:
+    if event_id == last_segment.last_id:
         return
-    there = "nothing" if event_id is None else f"the event {event_id or 'without an id'}"
-    reason = f"it ends with the event {newest.last_id} at position {archive.last}, and the log has {there} there"
+    log_event = "nothing" if event_id is None else f"the event {event_id or 'without an id'}"
+    reason = (
+        f"it ends with the event {last_segment.last_id} at position {archive.last}, and the log has {log_event} there"
+    )
     raise ArchiveBroken(archive.url, reason, "`eventjet audit --archive` says where the two part, and what to do.")
 
 
@@ -141,10 +143,10 @@ def check_archive_is_of(log: Log, archive: Archive) -> None:
     if not archive.segments:
         raise ArchiveBroken(archive.url, "nothing is in it", "Name what `eventjet archive` made.")
     if (archive.stream, archive.log) != (log.stream, log.identity):
-        other = f"the stream {log.stream!r} is the log {log.identity}"
+        this_log = f"the stream {log.stream!r} is the log {log.identity}"
         raise ArchiveBroken(
             archive.url,
-            f"it is of the log {archive.log} of {archive.stream!r}, and {other}",
+            f"it is of the log {archive.log} of {archive.stream!r}, and {this_log}",
             "Name an archive of this log, or an empty folder; what is in this one comes back with `eventjet restore` "
             "on another server or account.",
         )
@@ -156,10 +158,10 @@ def read_ahead(batches: Generator[list[RawRecord]], watch: Watch) -> Generator[l
     Raises `Stopped` soon after the job was cancelled, even while the server sends nothing.
     """
     ready: queue.Queue[list[RawRecord] | BaseException | None] = queue.Queue(_AHEAD)
-    over = threading.Event()
+    stopped = threading.Event()
 
     def put(item: list[RawRecord] | BaseException | None) -> None:
-        while not over.is_set():
+        while not stopped.is_set():
             try:
                 ready.put(item, timeout=_POLL_S)
                 return
@@ -172,7 +174,7 @@ def read_ahead(batches: Generator[list[RawRecord]], watch: Watch) -> Generator[l
             with closing(batches):
                 for batch in batches:
                     put(batch)
-                    if over.is_set():
+                    if stopped.is_set():
                         break
         except BaseException as error:  # noqa: BLE001 - it is raised again where the batches are awaited
             end = error
@@ -193,5 +195,5 @@ def read_ahead(batches: Generator[list[RawRecord]], watch: Watch) -> Generator[l
                 raise item
             yield item
     finally:
-        over.set()
+        stopped.set()
         reader.join(_LEAVE_S)

@@ -140,10 +140,10 @@ def _named(app: Application, names: Sequence[str]) -> list[AnyResolved]:
 def load(job: Job, plan: Plan, shadows: Sequence[Shadow[ResolvedProjection]]) -> list[Part]:
     """Check the archive that a plan reads, then fold the events and load the shadows on the job's engine."""
     job.source.check(plan, job.watch)
-    folded = plan.folded()
-    if not folded.passes:
+    folded_plan = plan.folded()
+    if not folded_plan.passes:
         return []
-    return job.engine.load(job, folded, [shadow.target for shadow in shadows])
+    return job.engine.load(job, folded_plan, [shadow.target for shadow in shadows])
 
 
 def _rebuild(job: Job, names: Sequence[str]) -> RebuildReport:
@@ -155,14 +155,14 @@ def _rebuild(job: Job, names: Sequence[str]) -> RebuildReport:
             plan = job.plan(resolved, job.log.last)
             failpoints.reach("rebuild.planned")
             shadows = [
-                stack.enter_context(shadow_of(database, one, job.log.identity, watch))
-                for one in resolved
-                if isinstance(one, ResolvedProjection)
+                stack.enter_context(shadow_of(database, projection, job.log.identity, watch))
+                for projection in resolved
+                if isinstance(projection, ResolvedProjection)
             ]
-            by_hand = [
-                stack.enter_context(shadow_of(database, one, job.log.identity, watch))
-                for one in resolved
-                if isinstance(one, ResolvedSql)
+            sql_shadows = [
+                stack.enter_context(shadow_of(database, projection, job.log.identity, watch))
+                for projection in resolved
+                if isinstance(projection, ResolvedSql)
             ]
             for shadow in shadows:
                 # Decisions about the events of another log do not apply to this log.
@@ -171,8 +171,8 @@ def _rebuild(job: Job, names: Sequence[str]) -> RebuildReport:
         parts = load(job, plan, shadows)
         failpoints.reach("rebuild.loaded")
         rebuilt = [_finish(job, plan, shadow, parts) for shadow in shadows]
-        rebuilt += [_replay(job, plan, shadow) for shadow in by_hand]
-    rebuilt.sort(key=lambda each: list(names).index(each.projection))
+        rebuilt += [_replay(job, plan, shadow) for shadow in sql_shadows]
+    rebuilt.sort(key=lambda read_model: list(names).index(read_model.projection))
     return RebuildReport(
         plan.engine, plan.last, plan.first, plan.events, tuple(rebuilt), watch.seconds, watch.local_at_most_s()
     )
@@ -200,9 +200,9 @@ def _replay(job: Job, plan: Plan, shadow: Shadow[ResolvedSql]) -> Rebuilt:
 
 
 def _rebuilt(resolved: AnyResolved, rows: int, swapped: Checkpoint) -> Rebuilt:
-    by_hand = isinstance(resolved, ResolvedSql)
+    is_sequential = isinstance(resolved, ResolvedSql)
     return Rebuilt(
-        resolved.name, resolved.revision, rows, swapped.position, swapped.generation, swapped.location, by_hand
+        resolved.name, resolved.revision, rows, swapped.position, swapped.generation, swapped.location, is_sequential
     )
 
 
@@ -280,9 +280,9 @@ def catching_up(
         with connection.begin():
             shadow.begin(connection, position, event_id, log.identity)
             park(connection, resolved.name, resolved.revision, parked)
-            waiting = blocked_aggregates(connection, resolved.name, resolved.revision, position)
+            aggregates = blocked_aggregates(connection, resolved.name, resolved.revision, position)
         start = shadow.checkpoint()
-        blocked = BlockedAggregates(waiting, known)
+        blocked = BlockedAggregates(aggregates, known)
         writer = FoldWriter(resolved, dialect_of(connection), lease_s=0, table=shadow.tables[0], blocked=blocked)
 
         def commit(part: Batch) -> None:
@@ -330,11 +330,11 @@ def check_loaded(shadow: Shadow[AnyResolved], plan: Plan, parts: Sequence[Part])
     Raises `VerificationFailed`.
     """
     name = shadow.resolved.name
-    own = [part for part in parts if part.projection == name]
-    events = sum(part.events for part in own)
+    own_parts = [part for part in parts if part.projection == name]
+    events = sum(part.events for part in own_parts)
     if events != plan.events:
         raise VerificationFailed(name, f"{events} events were folded, and the log holds {plan.events}")
-    rows = sum(part.rows for part in own)
+    rows = sum(part.rows for part in own_parts)
     stored = shadow.count()
     if stored != rows:
         raise VerificationFailed(name, f"{rows} rows were loaded, and the shadow holds {stored}")
@@ -360,13 +360,13 @@ def swap_in(shadow: Shadow[AnyResolved], writer: ShadowWriter, job: Job) -> Chec
                 swapped = shadow.swap(log.identity, writer.to if same_past else None)
                 failpoints.reach("rebuild.after_swap")
                 return swapped
-            except NotNow as later:
+            except NotNow as error:
                 if time.monotonic() > deadline:
                     raise RebuildError(
                         f"The rebuilt {shadow.resolved.name!r} could not be swapped in within {PATIENCE_S:g} s: "
-                        f"{later}. The live table is untouched. End the transactions that stay open on it, then run "
+                        f"{error}. The live table is untouched. End the transactions that stay open on it, then run "
                         "the rebuild again."
-                    ) from later
+                    ) from error
         watch.wait(backoff_s)
         backoff_s = min(2 * backoff_s, _BACKOFF_S[1])
 
@@ -450,9 +450,11 @@ def _preview(job: Job, names: Sequence[str]) -> Preview:
     plan = job.plan(resolved, job.log.last)
     with database.reaching_sync(), database.read_only(f"{PURPOSE} --dry-run", BULK) as connection:
         current = connection is not None and migrations.version(connection) == migrations.HEAD
-        known = connection if current else None
-        candidates = tuple(_candidate(database, one, job.log.identity, known) for one in resolved)
-        left = () if connection is None else tuple(leftovers(connection, database))
+        usable_connection = connection if current else None
+        candidates = tuple(
+            _candidate(database, projection, job.log.identity, usable_connection) for projection in resolved
+        )
+        leftover_names = () if connection is None else tuple(leftovers(connection, database))
     return Preview(
         plan=plan,
         master=job.engine.location(),
@@ -460,7 +462,7 @@ def _preview(job: Job, names: Sequence[str]) -> Preview:
         location=f"{workspace_of(database, '<run>').description} each",
         candidates=candidates,
         upgrades=not current,
-        leftovers=left,
+        leftovers=leftover_names,
         refusal=job.engine.obstacle(),
     )
 

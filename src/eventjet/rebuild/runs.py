@@ -90,7 +90,7 @@ def known_runs(connection: Connection) -> dict[str, bool]:
     ended = rebuilds.c.lease_until < Clock()
     query = select(rebuilds.c.run, ended).where(rebuilds.c.part == _SELF)
     # The name of a run becomes that of a schema or a file, so only names made by `new_run` may pass.
-    return {run: bool(over) for run, over in connection.execute(query) if RUN.fullmatch(run)}
+    return {run: bool(has_ended) for run, has_ended in connection.execute(query) if RUN.fullmatch(run)}
 
 
 def hold(connection: Connection, run: str) -> None:
@@ -99,8 +99,8 @@ def hold(connection: Connection, run: str) -> None:
     Raises `RebuildOvertaken` when the row is gone. A process that removes a run deletes its row in the transaction that
     removes its workspace, so a run whose row is there still has its workspace.
     """
-    own = (rebuilds.c.run == run) & (rebuilds.c.part == _SELF)
-    if connection.execute(update(rebuilds).where(own).values(lease_until=Clock() + LEASE_S)).rowcount != 1:
+    condition = (rebuilds.c.run == run) & (rebuilds.c.part == _SELF)
+    if connection.execute(update(rebuilds).where(condition).values(lease_until=Clock() + LEASE_S)).rowcount != 1:
         raise RebuildOvertaken("This rebuild stood still for so long that its lease ended, and its shadow may be gone")
 
 

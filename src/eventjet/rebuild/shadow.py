@@ -114,10 +114,10 @@ class Shadow(Generic[R_co]):
         keys = [key for table in tables for key in table.foreign_key_constraints]
         if keys:
             # A fold's table is loaded in the run's schema, where the table that a foreign key refers to is missing.
-            named = listed([f"the foreign key to {key.referred_table.name}" for key in keys])
+            foreign_keys = listed([f"the foreign key to {key.referred_table.name}" for key in keys])
             raise RebuildRefused(
                 self.resolved.name,
-                f"its table declares {named}, which the table that is loaded could not have",
+                f"its table declares {foreign_keys}, which the table that is loaded could not have",
                 "Take it out of the declaration, or make the projection one of SQL by hand.",
             )
         live = checkpoint.read(connection, self.resolved.name, self.resolved.revision)
@@ -147,9 +147,9 @@ class Shadow(Generic[R_co]):
             live_tables = dialect_of(connection).tables.find_all(connection, self._names, live.location)
             if len(live_tables) < len(self._names):
                 return None
-            for name, (copied, made) in zip(self._names, self.pairs(), strict=True):
-                columns = ", ".join(qualified(None, column.name) for column in made.columns)
-                target = qualified(self.workspace.schema, copied.name)
+            for name, (live_copy, shadow_table) in zip(self._names, self.pairs(), strict=True):
+                columns = ", ".join(qualified(None, column.name) for column in shadow_table.columns)
+                target = qualified(self.workspace.schema, live_copy.name)
                 create = f"create {self.workspace.copied_as} {target}"
                 connection.execute(verbatim(f"{create} as select {columns} from {live_tables[name].quoted()}"))
             if isinstance(self.resolved, ResolvedProjection) and self.resolved.quarantines:
@@ -203,22 +203,26 @@ class Shadow(Generic[R_co]):
         """
         with self.workspace.swapping() as connection:
             runs.hold(connection, self.run)
-            seen = self._checkpoint(connection)
-            assert seen is not None, "made by `create`"
-            exchange = self.workspace.exchange(connection, self.resolved, seen.location)
-            locked = lock_as_workers(
+            unlocked_checkpoint = self._checkpoint(connection)
+            assert unlocked_checkpoint is not None, "made by `create`"
+            exchange = self.workspace.exchange(connection, self.resolved, unlocked_checkpoint.location)
+            locked_checkpoints = lock_as_workers(
                 connection,
                 self.resolved,
                 exchange.lock_leaving,
                 # The other revisions are locked as well: one of them may be about to take the declared location.
                 lambda: revisions(connection, self.resolved.name, lock=True),
             )
-            live = next(held for held in locked if held.revision == self.resolved.revision)
+            live = next(
+                locked_checkpoint
+                for locked_checkpoint in locked_checkpoints
+                if locked_checkpoint.revision == self.resolved.revision
+            )
             check_kept(self.resolved, live)
-            if live.location != seen.location:
+            if live.location != unlocked_checkpoint.location:
                 raise NotNow("its tables were moved meanwhile")
             exchange.look_again()
-            own = self._caught_up(live.position, tail)
+            shadow_checkpoint = self._caught_up(live.position, tail)
             self.workspace.attach(connection)
             self._give_quarantine_back(connection, None if tail is None else self._decided)
             # The check is repeated now that the tables are locked. SQLite gets rows instead of tables; there the
@@ -229,17 +233,19 @@ class Shadow(Generic[R_co]):
                 self.check_swappable(connection)
             self.workspace.carry_out(exchange, self.resolved, live.location)
             tables = recorded(self.resolved)
-            known = identities(connection, tables, live.location)
-            swapped = checkpoint.swap_in(connection, live, own, log, tables, known)
+            table_identities = identities(connection, tables, live.location)
+            swapped = checkpoint.swap_in(connection, live, shadow_checkpoint, log, tables, table_identities)
             failpoints.reach("rebuild.inside_swap")
             return swapped
 
     def _live_quarantine(self, connection: Connection) -> tuple[dict[int, str], frozenset[tuple[int, str]]]:
         """Return ({position: resolution} of events that are not in the live rows, {(position, decision)})."""
-        own = of(self.resolved.name, self.resolved.revision)
-        events = connection.execute(select(quarantine.c.position, quarantine.c.resolution).where(own)).all()
-        known = {position: resolution for position, resolution in events if resolution != RETRIED}
-        return known, frozenset((position, resolution) for position, resolution in events if resolution in VERDICTS)
+        condition = of(self.resolved.name, self.resolved.revision)
+        events = connection.execute(select(quarantine.c.position, quarantine.c.resolution).where(condition)).all()
+        resolutions = {position: resolution for position, resolution in events if resolution != RETRIED}
+        return resolutions, frozenset(
+            (position, resolution) for position, resolution in events if resolution in VERDICTS
+        )
 
     def _give_quarantine_back(self, connection: Connection, decided: frozenset[tuple[int, str]] | None) -> None:
         """Replace the live quarantine, whose checkpoint is locked, with the shadow's.
@@ -254,29 +260,31 @@ class Shadow(Generic[R_co]):
         self._copy_quarantine(connection, self._quarantine, quarantine)
 
     def _copy_quarantine(self, connection: Connection, source: Table, target: Table) -> None:
-        own = (source.c.projection == self.resolved.name) & (source.c.revision == self.resolved.revision)
-        connection.execute(insert(target).from_select([column.name for column in source.c], select(source).where(own)))
+        condition = (source.c.projection == self.resolved.name) & (source.c.revision == self.resolved.revision)
+        connection.execute(
+            insert(target).from_select([column.name for column in source.c], select(source).where(condition))
+        )
 
     def _caught_up(self, position: int, tail: Callable[[int], None] | None) -> Checkpoint:
         """Catch the shadow up to `position`, where the locked live checkpoint is, and return the shadow's checkpoint.
 
         Raises `NotNow` when the shadow is more than `TAIL_MAX` events behind.
         """
-        own = self.checkpoint()
-        if tail is not None and own.position < position:
-            if position - own.position > TAIL_MAX:
-                raise NotNow(f"the live read model is {position - own.position} events ahead")
+        shadow_checkpoint = self.checkpoint()
+        if tail is not None and shadow_checkpoint.position < position:
+            if position - shadow_checkpoint.position > TAIL_MAX:
+                raise NotNow(f"the live read model is {position - shadow_checkpoint.position} events ahead")
             tail(position)
-            own = self.checkpoint()
-        assert tail is None or own.position >= position
-        return own
+            shadow_checkpoint = self.checkpoint()
+        assert tail is None or shadow_checkpoint.position >= position
+        return shadow_checkpoint
 
     def checkpoint(self) -> Checkpoint:
         """Return the shadow's checkpoint."""
         with self.workspace.engine().begin() as connection:
-            own = self._checkpoint(connection)
-            assert own is not None, "made by `create`, or when the shadow was caught up"
-            return own
+            shadow_checkpoint = self._checkpoint(connection)
+            assert shadow_checkpoint is not None, "made by `create`, or when the shadow was caught up"
+            return shadow_checkpoint
 
     def _checkpoint(self, connection: Connection) -> Checkpoint | None:
         return checkpoint.read(connection, self.resolved.name, self.resolved.revision)
@@ -293,27 +301,29 @@ class Shadow(Generic[R_co]):
         That is: objects that depend on either, and features of the live tables that the new tables lack.
         """
         dialect = dialect_of(connection)
-        hanging = dependents(connection, leaving)
-        if hanging:
+        live_dependents = dependents(connection, leaving)
+        if live_dependents:
             raise RebuildRefused(
                 self.resolved.name,
-                f"{listed(hanging)} would be lost by a swap, or stay with the table that leaves",
+                f"{listed(live_dependents)} would be lost by a swap, or stay with the table that leaves",
                 "Drop it, and create it again after the rebuild.",
             )
-        added = dependents(model, coming)
-        if added:
+        new_dependents = dependents(model, coming)
+        if new_dependents:
             raise RebuildRefused(
                 self.resolved.name,
-                f"{listed(added)} would come with the table that is made",
+                f"{listed(new_dependents)} would come with the table that is made",
                 "Keep from it what gives it to new tables, an event trigger say.",
             )
         for name, table in leaving.items():
-            lost = undeclared(dialect.tables.features(connection, table), dialect.tables.features(model, coming[name]))
-            if lost:
+            lost_features = undeclared(
+                dialect.tables.features(connection, table), dialect.tables.features(model, coming[name])
+            )
+            if lost_features:
                 raise RebuildRefused(
                     self.resolved.name,
                     f"the table {table.name} has "
-                    + listed([f"{feature}, which the table does not declare" for feature in lost]),
+                    + listed([f"{feature}, which the table does not declare" for feature in lost_features]),
                     f"A swap would lose it. {UNDECLARED_REMEDY}",
                 )
 
@@ -347,5 +357,5 @@ def check_kept(resolved: AnyResolved, live: Checkpoint) -> None:
 
 def _without_rules(table: Table, name: str) -> Table:
     """Return a table of the same columns, without any constraint or index."""
-    columns = [Column(each.name, each.type, key=each.key, nullable=each.nullable) for each in table.columns]
+    columns = [Column(column.name, column.type, key=column.key, nullable=column.nullable) for column in table.columns]
     return Table(name, MetaData(), *columns, schema=table.schema)

@@ -151,35 +151,35 @@ def _verify(job: Job, name: str) -> VerifyReport:
 
 def _verify_rows(job: Job, resolved: ResolvedProjection) -> tuple[Plan, int, int, list[Difference]]:
     """Verify a folded projection, which is made again on the job's engine."""
-    with _copied(job, resolved) as (shadow, plan, at):
+    with _copied(job, resolved) as (shadow, plan, checkpoint):
         check_loaded(shadow, plan, load(job, plan, [shadow]))
         failpoints.reach("verify.loaded")
         with job.watch.phase("compare"):
             rows, differences, pairs = compare_rows(shadow, job.watch)
             codec = RowCodec(resolved.table, resolved.row_type, job.database.dialect)
-            keyed = [(key_of(made if row is None else row, codec), row, made) for row, made in pairs]
+            keyed = [(key_of(expected if row is None else row, codec), row, expected) for row, expected in pairs]
             live = {key: row for key, row, _ in keyed if not isinstance(row, RowUnreadable) or row.has_key}
             since = _since_when(job, plan, resolved, live, shadow.target.known) if live else {}
             examples = [
                 Difference(
                     key,
                     row.values if isinstance(row, RowUnreadable) else row,
-                    made,
-                    differing(row, made, codec),
+                    expected,
+                    differing(row, expected, codec),
                     NEVER if since.get(key) is None else f"missed since {since[key]}",
                     since.get(key),
                 )
-                for key, row, made in keyed
+                for key, row, expected in keyed
             ]
         failpoints.reach("verify.compared")
         if not differences:
-            shadow.note_proof(at)
+            shadow.note_proof(checkpoint)
         return plan, rows, differences, examples
 
 
 def _verify_tables(job: Job, resolved: ResolvedSql) -> tuple[Plan, int, int, list[Difference]]:
     """Verify an SQL projection, whose handlers run again in this process, whatever the engine."""
-    with _copied(job, resolved) as (shadow, plan, at):
+    with _copied(job, resolved) as (shadow, plan, checkpoint):
         job.source.check(plan, job.watch)
         with replaying(shadow, job) as writer:
             writer.replay(plan)
@@ -188,7 +188,7 @@ def _verify_tables(job: Job, resolved: ResolvedSql) -> tuple[Plan, int, int, lis
             rows, differences, examples = compare_tables(shadow, job.watch)
         failpoints.reach("verify.compared")
         if not differences:
-            shadow.note_proof(at)
+            shadow.note_proof(checkpoint)
         return plan, rows, differences, examples
 
 
@@ -197,16 +197,16 @@ def _copied(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan, Che
     """Yield a shadow with a copy of the live rows, the plan to make the rows again, and the checkpoint of the copy."""
     with shadow_of(job.database, resolved, job.log.identity, job.watch, to_swap=False) as shadow:
         with job.watch.phase("copy"):
-            at = shadow.copy_live()
-            if at is None or at.state == RETIRED:
+            checkpoint = shadow.copy_live()
+            if checkpoint is None or checkpoint.state == RETIRED:
                 raise RebuildError(
                     f"{resolved.name!r} has no live read model yet, so there is nothing to verify. "
                     "Start a worker, or run `eventjet rebuild`."
                 )
             with NatsConnection.open(job.log.endpoint) as connection:
-                check_same_log(connection, job.log.stream, at)
+                check_same_log(connection, job.log.stream, checkpoint)
         failpoints.reach("verify.copied")
-        yield shadow, job.plan([resolved], at.position), at
+        yield shadow, job.plan([resolved], checkpoint.position), checkpoint
 
 
 def _since_when(
@@ -318,19 +318,19 @@ def compare_rows(shadow: Shadow[ResolvedProjection], watch: Watch) -> tuple[int,
     A live row that no fold can have written appears as a `RowUnreadable`.
     """
     codec = RowCodec(shadow.resolved.table, shadow.resolved.row_type, shadow.target.database.dialect)
-    ((copied, made),) = shadow.pairs()
+    ((live_table, expected_table),) = shadow.pairs()
     rows = differences = 0
-    first: list[tuple[Any, Any]] = []
-    with _in_key_order(shadow, copied, codec) as live, _in_key_order(shadow, made, codec) as expected:
+    first_pairs: list[tuple[Any, Any]] = []
+    with _in_key_order(shadow, live_table, codec) as live, _in_key_order(shadow, expected_table, codec) as expected:
         for pair in _paired(live, expected, codec):
             rows += pair[0] is not None
             if rows % _REPORT_EVERY == 0:
                 watch.tell("compare", rows, 0)
             if not are_equal(*pair, codec):
                 differences += 1
-                if len(first) < EXAMPLES_MAX:
-                    first.append(pair)
-    return rows, differences, first
+                if len(first_pairs) < EXAMPLES_MAX:
+                    first_pairs.append(pair)
+    return rows, differences, first_pairs
 
 
 def compare_tables(shadow: Shadow[ResolvedSql], watch: Watch) -> tuple[int, int, list[Difference]]:
@@ -340,9 +340,9 @@ def compare_tables(shadow: Shadow[ResolvedSql], watch: Watch) -> tuple[int, int,
     numbered = shadow.workspace.numbered(shadow.tables)
     with shadow.workspace.engine().connect().execution_options(**{READ_ONLY: True}) as connection:
         for pair in shadow.pairs():
-            some, different, first = _compare_table(connection, pair, numbered, watch)
-            rows, differences = rows + some, differences + different
-            examples += first
+            table_rows, table_differences, table_examples = _compare_table(connection, pair, numbered, watch)
+            rows, differences = rows + table_rows, differences + table_differences
+            examples += table_examples
     return rows, differences, examples[:EXAMPLES_MAX]
 
 
@@ -386,21 +386,21 @@ def _paired(live: Iterator[Any], expected: Iterator[Any], codec: RowCodec) -> It
 
     Keys need not be unique: a second row with the same key is paired with None.
     """
-    row, made = next(live, None), next(expected, None)
-    while row is not None or made is not None:
+    live_row, expected_row = next(live, None), next(expected, None)
+    while live_row is not None or expected_row is not None:
         if (
-            made is None
-            or (isinstance(row, RowUnreadable) and not row.has_key)
-            or (row is not None and key_of(row, codec) < codec.key(made))
+            expected_row is None
+            or (isinstance(live_row, RowUnreadable) and not live_row.has_key)
+            or (live_row is not None and key_of(live_row, codec) < codec.key(expected_row))
         ):
-            yield row, None
-            row = next(live, None)
-        elif row is None or codec.key(made) < key_of(row, codec):
-            yield None, made
-            made = next(expected, None)
+            yield live_row, None
+            live_row = next(live, None)
+        elif live_row is None or codec.key(expected_row) < key_of(live_row, codec):
+            yield None, expected_row
+            expected_row = next(expected, None)
         else:
-            yield row, made
-            row, made = next(live, None), next(expected, None)
+            yield live_row, expected_row
+            live_row, expected_row = next(live, None), next(expected, None)
 
 
 def are_equal(left: Any, right: Any, codec: RowCodec) -> bool:
@@ -433,23 +433,23 @@ def _compare_table(
 
     `numbered` are the columns that the database fills from sequences.
     """
-    live, made = pair
+    live, expected = pair
     rows = connection.scalar(select(func.count()).select_from(live)) or 0
     watch.tell("compare", rows, 0)
-    compared = [column.key for column in made.columns if not _is_given(column, numbered)]
-    key = [column.key for column in made.primary_key.columns]
+    compared = [column.key for column in expected.columns if not _is_given(column, numbered)]
+    key = [column.key for column in expected.primary_key.columns]
     if not set(key) <= set(compared):
-        by = key
+        primary_key = key
         key = [_PAIRED]
         left, right = (
             select(
                 *[side.c[name] for name in compared],
-                func.row_number().over(order_by=[side.c[k] for k in by]).label(_PAIRED),
+                func.row_number().over(order_by=[side.c[key_name] for key_name in primary_key]).label(_PAIRED),
             ).subquery(f"eventjet_{name}")
-            for side, name in ((live, "a"), (made, "b"))
+            for side, name in ((live, "a"), (expected, "b"))
         )
     else:
-        left, right = live.alias("eventjet_a"), made.alias("eventjet_b")
+        left, right = live.alias("eventjet_a"), expected.alias("eventjet_b")
     joined = left.outerjoin(right, and_(*[left.c[name] == right.c[name] for name in key]), full=True)
     missing = left.c[key[0]].is_(None), right.c[key[0]].is_(None)
     distinct = [dialect_of(connection).differ(left.c[name], right.c[name]) for name in compared]
@@ -476,7 +476,7 @@ def _compare_table(
         rows,
         differences,
         [
-            _difference(made.name, row[:sides], names, len(key), list(compress(compared, row[sides:])))
+            _difference(expected.name, row[:sides], names, len(key), list(compress(compared, row[sides:])))
             for row in examples
         ],
     )
@@ -492,9 +492,9 @@ def _is_given(column: Column[Any], numbered: Collection[Column[Any]]) -> bool:
 def _difference(table: str, row: Sequence[Any], names: list[str], keys: int, differ: Sequence[str]) -> Difference:
     live, expected = dict(zip(names, row, strict=False)), dict(zip(names, row[len(names) :], strict=True))
     sides = [side if any(side[name] is not None for name in names[:keys]) else None for side in (live, expected)]
-    there = sides[0] or sides[1] or {}
-    shown = [
+    present_side = sides[0] or sides[1] or {}
+    rows = [
         None if side is None else {name: value for name, value in side.items() if name != _PAIRED} for side in sides
     ]
     columns = tuple(differ) if all(sides) else ()
-    return Difference((table, *[there[name] for name in names[:keys]]), shown[0], shown[1], columns, UNKNOWN_SINCE)
+    return Difference((table, *[present_side[name] for name in names[:keys]]), rows[0], rows[1], columns, UNKNOWN_SINCE)

@@ -90,10 +90,10 @@ def remove_leftovers(database: Database) -> list[str]:
     with engine.begin() as connection:
         create_tables(connection)
         ended = runs.known_runs(connection)
-        named = _names_of_runs(connection, database)
+        names_and_runs = _names_of_runs(connection, database)
     removed: set[str] = set()
     # A run that was killed before it was announced has no row, but may have a lock file.
-    for run in {*ended, *(run for _, run in named)}:
+    for run in {*ended, *(run for _, run in names_and_runs)}:
         workspace = workspace_of(database, run)
         # A workspace that another database user owns, or that is still read, is left to the next job.
         try:
@@ -104,7 +104,7 @@ def remove_leftovers(database: Database) -> list[str]:
                     removed.add(run)
         except SQLAlchemyError as error:
             runs.log_leftover(f"ej_{run}", error)
-    return sorted(name for name, run in named if run in removed)
+    return sorted(name for name, run in names_and_runs if run in removed)
 
 
 def _names_of_runs(connection: Connection, database: Database) -> list[tuple[str, str]]:
@@ -200,12 +200,12 @@ class PostgresWorkspace:
         `bare` tables are unlogged and without constraints and indexes until `finish`, because constraints and indexes
         are cheaper to create after the load.
         """
-        own = (projections.name, rebuilds.name, quarantine.name)
+        own_names = (projections.name, rebuilds.name, quarantine.name)
         with self.live.begin() as connection:
             schema = qualified(None, self.schema)
-            made = json.dumps([*(table.name for table in tables), *own]).replace("'", "''")
+            table_names = json.dumps([*(table.name for table in tables), *own_names]).replace("'", "''")
             connection.execute(verbatim(f"create schema {schema}"))
-            connection.execute(verbatim(f"comment on schema {schema} is '{made}'"))
+            connection.execute(verbatim(f"comment on schema {schema} is '{table_names}'"))
             make(connection, tables)
             if bare:
                 self._stripped = {table.name: _strip(connection, self._qualified(table.name)) for table in tables}
@@ -213,7 +213,7 @@ class PostgresWorkspace:
             if published:
                 logs.RUN_PUBLISHED.tell(_log, name=self.schema, publications=listed(published))
             # A crash of the server empties unlogged tables; the next batch notices that.
-            for name in own:
+            for name in own_names:
                 connection.execute(
                     verbatim(f"create unlogged table {self._qualified(name)} (like {name} including all)")
                 )
@@ -300,9 +300,9 @@ class PostgresWorkspace:
         run's own sessions are ended first, so that the drop does not wait for tasks that still write.
         """
         self._end_sessions(connection)
-        made = set(json.loads(connection.scalar(_MADE, {"schema": self.schema}) or "[]"))
-        there = connection.scalars(_TABLES, {"schema": self.schema}).all()
-        names = [self._qualified(name) for name in there if name in made or _COPY.fullmatch(name)]
+        run_tables = set(json.loads(connection.scalar(_MADE, {"schema": self.schema}) or "[]"))
+        schema_tables = connection.scalars(_TABLES, {"schema": self.schema}).all()
+        names = [self._qualified(name) for name in schema_tables if name in run_tables or _COPY.fullmatch(name)]
         if names:
             connection.execute(verbatim(f"drop table {', '.join(names)} restrict"))
         connection.execute(verbatim(f"drop schema if exists {qualified(None, self.schema)} restrict"))
@@ -319,9 +319,9 @@ class PostgresWorkspace:
         path = ",".join(qualified(None, schema) for schema in (self.schema, *self._search_path))
         option = f"-c search_path={path}".replace("\\", "\\\\").replace(" ", "\\ ").replace("-c\\ ", "-c ", 1)
         url = make_url(self.database.url)
-        given = url.query.get("options", "")
-        own = given if isinstance(given, str) else " ".join(given)
-        url = url.update_query_dict({"options": " ".join([own, option, *options]).strip()})
+        query_options = url.query.get("options", "")
+        url_options = query_options if isinstance(query_options, str) else " ".join(query_options)
+        url = url.update_query_dict({"options": " ".join([url_options, option, *options]).strip()})
         return Database(url.render_as_string(hide_password=False))
 
     @cached_property
@@ -353,9 +353,9 @@ def _load_postgres(target: Target, number: int, rows: Iterable[Sequence[Any]]) -
         )
         if not cursor.rowcount:
             cursor.execute(sql.SQL("select rows from {} where run = %s and part = %s").format(ledger), part)
-            loaded = cursor.fetchone()
-            assert loaded is not None
-            return int(loaded[0])
+            ledger_row = cursor.fetchone()
+            assert ledger_row is not None
+            return int(ledger_row[0])
         failpoints.reach("rebuild.part_begun")
         statement = sql.SQL("copy {} ({}) from stdin").format(
             sql.Identifier(schema, target.table), sql.SQL(", ").join(map(sql.Identifier, target.columns))
@@ -397,7 +397,9 @@ class _Stripped:
 def _strip(connection: Connection, name: str) -> _Stripped:
     """Remove what would slow a load from an empty table: its logging, constraints and indexes."""
     is_logged = bool(connection.scalar(_IS_LOGGED, {"name": name}))
-    rules = [(str(rule), str(made), check) for rule, made, check in connection.execute(_RULES, {"name": name})]
+    rules = [
+        (str(rule), str(definition), check) for rule, definition, check in connection.execute(_RULES, {"name": name})
+    ]
     for rule, _, _ in rules:
         connection.execute(verbatim(f"alter table {name} drop constraint {qualified(None, rule)}"))
     indexes = connection.execute(_INDEXES, {"name": name}).all()
@@ -405,7 +407,7 @@ def _strip(connection: Connection, name: str) -> _Stripped:
         connection.execute(verbatim(f"drop index {index}"))
     if is_logged:
         connection.execute(verbatim(f"alter table {name} set unlogged"))
-    return _Stripped(is_logged, rules, [str(made) for _, made in indexes])
+    return _Stripped(is_logged, rules, [str(definition) for _, definition in indexes])
 
 
 def _row_breaking(connection: Connection, table: Table, check: str | None) -> str:
@@ -441,8 +443,8 @@ class SqliteWorkspace:
         self.path = live.with_name(f"{live.name}.ej_{run}")
         self.description = f"a file {self.path}"
         self.live = database.sync_engine(PURPOSE)
-        own = make_url(database.url).set(database=str(self.path))
-        self.database = Database(own.render_as_string(hide_password=False))
+        run_url = make_url(database.url).set(database=str(self.path))
+        self.database = Database(run_url.render_as_string(hide_password=False))
         self.schema = "shadow"
         self.location = DECLARED
         self._lock = self.path.with_name(f"{self.path.name}.lock")
@@ -539,16 +541,16 @@ class SqliteWorkspace:
         connection, so the order of the tables does not matter.
         """
         connection = exchange.connection
-        live = located_tables(resolved, location, SQLITE)
-        for old, new in zip(live, located_tables(resolved, self.location, SQLITE), strict=True):
-            target = qualified("main", old.name)
-            source = qualified(self.schema, new.name)
+        live_tables = located_tables(resolved, location, SQLITE)
+        for live_table, run_table in zip(live_tables, located_tables(resolved, self.location, SQLITE), strict=True):
+            target = qualified("main", live_table.name)
+            source = qualified(self.schema, run_table.name)
             connection.exec_driver_sql(f"drop table if exists {target}")
-            for statement in creation([old]):
+            for statement in creation([live_table]):
                 connection.execute(statement)
-            columns = ", ".join(qualified(None, column.name) for column in new.columns)
+            columns = ", ".join(qualified(None, column.name) for column in run_table.columns)
             connection.exec_driver_sql(f"insert into {target} ({columns}) select {columns} from {source}")
-            self._keep_numbers(connection, old)
+            self._keep_numbers(connection, live_table)
 
     def strange_writes(self, connection: Connection) -> list[str]:  # noqa: ARG002 - as PostgreSQL's
         """Return nothing, because the connections of handlers reach only the run's file."""
@@ -629,10 +631,10 @@ def _load_sqlite(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> 
 
 def _insert(connection: sqlite3.Connection, projection: str, statement: str, chunk: Sequence[Sequence[Any]]) -> None:
     """Insert all rows or none; raises `RowsRefused` with the row at fault, since the driver does not name it."""
-    before = connection.total_changes
+    changes_before = connection.total_changes
 
     def refused_row() -> str:
-        values = chunk[connection.total_changes - before]
+        values = chunk[connection.total_changes - changes_before]
         return f"the row is ({', '.join(map(reprlib.repr, values))})"
 
     connection.execute("begin immediate")

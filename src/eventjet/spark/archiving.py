@@ -120,14 +120,14 @@ def reading(spark: SparkSession, conf: Mapping[str, str] | None = None) -> Gener
 
     `conf` has more settings for the same time.
     """
-    wanted = {_ROWS_OF_A_BATCH: str(ROWS_OF_A_BATCH), **(conf or {})}
-    before = {name: spark.conf.get(name) for name in wanted}
-    for name, value in wanted.items():
+    settings = {_ROWS_OF_A_BATCH: str(ROWS_OF_A_BATCH), **(conf or {})}
+    previous = {name: spark.conf.get(name) for name in settings}
+    for name, value in settings.items():
         spark.conf.set(name, value)
     try:
         yield
     finally:
-        for name, value in before.items():
+        for name, value in previous.items():
             if value is not None:
                 spark.conf.set(name, value)
 
@@ -159,8 +159,8 @@ class _Sealer:
 
     def seal(self, first: int, last: int) -> Segment:
         """Archive the positions from `first` to `last`; raises `ArchiveBroken` if another run has sealed them."""
-        path, found = self._written(first, last)
-        segment = self._segment(path, found)
+        path, file_rows = self._written(first, last)
+        segment = self._segment(path, file_rows)
         line = dump_segment(segment)
         # A segment that a reader would refuse must not be sealed.
         load_archive(self.url, [line])
@@ -182,24 +182,24 @@ class _Sealer:
         count = last - first + 1
         event_bytes = self.log.state.bytes / max(self.log.state.messages, 1)
         files = max(range_count(count), -(-int(count * event_bytes) // FILE_BYTES))
-        path, found = f"{EVENTS}/{first:020d}-{last:020d}-{token_hex(4)}", list[Any]()
+        path, file_rows = f"{EVENTS}/{first:020d}-{last:020d}-{token_hex(4)}", list[Any]()
         for _ in range(_TRIES):
-            seen = self._write(path, first, last, min(files, count))
+            written = self._write(path, first, last, min(files, count))
             failpoints.reach("archive.written")
-            found = self._read_back(path, seen)
-            largest = max(one.size for one in found)
+            file_rows = self._read_back(path, written)
+            largest = max(file_row.size for file_row in file_rows)
             if largest <= FILE_BYTES_MAX or files >= count:
                 break
             files *= 2 * -(-largest // FILE_BYTES_MAX)
-        return path, found
+        return path, file_rows
 
     def _write(self, path: str, first: int, last: int, files: int) -> tuple[int, int]:
         """Write one file for each task; return (number of records written, checksum of the records)."""
-        seen = Observation()
+        observation = Observation()
         frame: Any = log_frame(self.spark, self.options, split(first, last, files))
-        frame = frame.observe(seen, F.count(F.lit(1)).alias("count"), _checksum().alias("checksum"))
+        frame = frame.observe(observation, F.count(F.lit(1)).alias("count"), _checksum().alias("checksum"))
         frame.write.mode("overwrite").option("compression", "zstd").parquet(f"{url_for_spark(self.url)}/{path}")
-        return seen.get["count"], seen.get["checksum"]
+        return observation.get["count"], observation.get["checksum"]
 
     def _read_back(self, path: str, seen: tuple[int, int]) -> list[Any]:
         """Read the files back and return a row about each, ordered by position.
@@ -209,7 +209,7 @@ class _Sealer:
         row = F.col("position") - F.col("_metadata.row_index")
         with reading(self.spark, {_SHUFFLE: "1"}):
             frame: Any = self.spark.read.schema(SCHEMA).parquet(f"{url_for_spark(self.url)}/{path}")
-            found: list[Any] = (
+            file_rows: list[Any] = (
                 frame.groupBy(F.col("_metadata.file_name").alias("file"), F.col("_metadata.file_size").alias("size"))
                 .agg(
                     F.count(F.lit(1)).alias("events"),
@@ -223,22 +223,22 @@ class _Sealer:
                 .collect()
             )
         # If position minus row number is the same for all rows of a file, they are sorted and no position is missing.
-        if any(one.first != one.same for one in found):
+        if any(file_row.first != file_row.same for file_row in file_rows):
             raise ArchiveBroken(self.url, f"{path} was read back in another order than it was written")
         events = checksum = 0
-        for one in found:
-            events, checksum = events + one.events, checksum ^ one.checksum
+        for file_row in file_rows:
+            events, checksum = events + file_row.events, checksum ^ file_row.checksum
         if (events, checksum) != seen:
             raise ArchiveBroken(self.url, f"the {events} records of {path} are not the {seen[0]} that were written")
-        return sorted(found, key=lambda one: one.first)
+        return sorted(file_rows, key=lambda file_row: file_row.first)
 
     def _segment(self, path: str, found: list[Any]) -> Segment:
-        names = [f"{path}/{one.file}" for one in found]
+        names = [f"{path}/{file_row.file}" for file_row in found]
         # Spark wrote the files, so Spark computes their checksums, even in a folder of this machine.
         digests = SparkFiles(self.spark, self.url).digests(names)
         files = tuple(
-            ArchivedFile(name, one.first, one.first + one.events - 1, *digests[name])
-            for name, one in zip(names, found, strict=True)
+            ArchivedFile(name, file_row.first, file_row.first + file_row.events - 1, *digests[name])
+            for name, file_row in zip(names, found, strict=True)
         )
         return Segment(
             stream=self.log.stream,

@@ -72,8 +72,8 @@ class Jvm:
         parts = [str(self.program), *self.options, self.class_path]
         for file in (self.program.resolve().parent.parent / "lib" / "modules", *sorted(self.jars.glob("*.jar"))):
             with suppress(OSError):
-                known = file.stat()
-                parts.append(f"{file.name} {known.st_size} {known.st_mtime_ns}")
+                status = file.stat()
+                parts.append(f"{file.name} {status.st_size} {status.st_mtime_ns}")
         key = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
         return f"spark-{self.spark}-java-{self.version}-{key}"
 
@@ -118,9 +118,9 @@ class ClassArchive:
             return
         with suppress(OSError):
             if str(self._used) not in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace"):
-                said = _OF_SHARING.search(self._log.read_text(encoding="utf-8", errors="replace"))
-                why = "" if said is None else f" ({said['why'][:_SHOWN]})"
-                self._tell(f"the JVM does not take {self._used.name}{why}, so it is removed")
+                match = _OF_SHARING.search(self._log.read_text(encoding="utf-8", errors="replace"))
+                reason = "" if match is None else f" ({match['why'][:_SHOWN]})"
+                self._tell(f"the JVM does not take {self._used.name}{reason}, so it is removed")
                 self._used.unlink(missing_ok=True)
 
     def make(self, interrupted_by: InterruptedBy) -> None:
@@ -141,8 +141,8 @@ class ClassArchive:
         if self._jvm.class_path != str(self._jvm.jars / "*"):
             return "SPARK_CONF_DIR or SPARK_HOME puts a folder on the class path, for which Java makes no archives"
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        known = self._folder.stat()
-        if known.st_uid not in (os.getuid(), 0) or known.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        status = self._folder.stat()
+        if status.st_uid not in (os.getuid(), 0) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             return "others may write to it, and so decide what the JVM runs. Name a folder of your own, with mode 0700"
         return None
 
@@ -153,8 +153,8 @@ class ClassArchive:
                 if time.time() - making.stat().st_mtime > ABANDONED_S:
                     making.unlink()
         for file in _archives(self._folder, self._stem):
-            named = _ARCHIVE.fullmatch(file.name)
-            if named is not None and _sum_of(file) == named["sum"]:
+            match = _ARCHIVE.fullmatch(file.name)
+            if match is not None and _sum_of(file) == match["sum"]:
                 return file
             self._tell(f"{file.name} is damaged, so it is removed")
             file.unlink(missing_ok=True)
@@ -175,13 +175,13 @@ class ClassArchive:
                 return
             with making.open("rb") as file:
                 os.fsync(file.fileno())
-            made = self._folder / f"{self._stem}-{_sum_of(making)}.jsa"
-            making.replace(made)
+            archive = self._folder / f"{self._stem}-{_sum_of(making)}.jsa"
+            making.replace(archive)
         finally:
             making.unlink(missing_ok=True)
-        self._tell(f"{made.stat().st_size / 1e6:,.0f} MB in {time.monotonic() - began:.0f} s")
-        for other in [one for one in _archives(self._folder) if one != made][KEPT - 1 :]:
-            other.unlink(missing_ok=True)
+        self._tell(f"{archive.stat().st_size / 1e6:,.0f} MB in {time.monotonic() - began:.0f} s")
+        for outdated in [path for path in _archives(self._folder) if path != archive][KEPT - 1 :]:
+            outdated.unlink(missing_ok=True)
 
     def _run(self, arguments: Sequence[str], within_s: float, interrupted_by: InterruptedBy) -> str | None:
         """Run the JVM with these arguments; return what went wrong, or None."""
@@ -204,8 +204,8 @@ class ClassArchive:
                 process.wait()
         if not process.returncode:
             return None
-        said = self._log.read_text(encoding="utf-8", errors="replace").strip().partition("\n")[0]
-        return f"its JVM ended with status {process.returncode} {said[:_SHOWN]}".rstrip()
+        message = self._log.read_text(encoding="utf-8", errors="replace").strip().partition("\n")[0]
+        return f"its JVM ended with status {process.returncode} {message[:_SHOWN]}".rstrip()
 
     def _tell(self, what: str) -> None:
         self._say(f"JVM cache {self._folder}: {what}.")

@@ -97,12 +97,12 @@ class SparkEngine:
         Modules that import pyspark are imported after this call.
         """
         if self._started is None:
-            kept, watch = self._options.jvm_cache, self._watch
+            cache_folder, watch = self._options.jvm_cache, self._watch
             session = spark_session(
                 self._options.master,
                 bulk_only=True,
                 interrupted_by=watch.interrupted_by,
-                jvm_cache=None if kept is None else JvmCache(kept, watch.say),
+                jvm_cache=None if cache_folder is None else JvmCache(cache_folder, watch.say),
             )
             self._started = self._stack.enter_context(session)
         return self._started

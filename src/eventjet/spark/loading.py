@@ -74,17 +74,21 @@ def load_on_spark(job: Job, plan: Plan, targets: Sequence[Target], started: Star
     """Carry out a plan and return the loaded parts of all projections; raises `RebuildError`."""
     with reading(started.spark, CONF), job.watch.phase("read", plan.events), provisions(job, started) as provided:
         by_name = {target.projection: target for target in targets}
-        databases = {one: passwordless(one, provided.secrets) for one in {target.database for target in targets}}
-        for_tasks = {name: replace(one, database=databases[one.database]) for name, one in by_name.items()}
+        databases = {
+            database: passwordless(database, provided.secrets) for database in {target.database for target in targets}
+        }
+        for_tasks = {name: replace(target, database=databases[target.database]) for name, target in by_name.items()}
         loading = _Loading(job, plan, provided.app(ship=ship), LogOptions.parse(provided.options), started)
         send_files(provided.secrets, started)
         share = plan.events // len(plan.passes)
         parts: list[Part] = []
         failpoints.reach("rebuild.engine_started")
-        for number, one in enumerate(plan.passes):
-            own = [by_name[name] for name in one.projections]
+        for number, log_pass in enumerate(plan.passes):
+            pass_targets = [by_name[name] for name in log_pass.projections]
             with following(started.spark, job.watch, "read", share * number, share, plan.events):
-                parts += loading.run(one, own, tuple(for_tasks[target.projection] for target in own))
+                parts += loading.run(
+                    log_pass, pass_targets, tuple(for_tasks[target.projection] for target in pass_targets)
+                )
         return parts
 
 
@@ -147,7 +151,7 @@ class _Loading:
             else:
                 files = archive.manifest.files(plan.first, plan.archived)
                 pieces = (
-                    *(Range(max(one.first, plan.first), min(one.last, plan.archived) + 1) for one in files),
+                    *(Range(max(file.first, plan.first), min(file.last, plan.archived) + 1) for file in files),
                     *pieces,
                 )
         if pieces:
@@ -164,22 +168,22 @@ def _accounted(rows: Iterator[Any] | Sequence[Any], inserted_here: Mapping[str, 
 
     Raises `RebuildError` for a fault that a task returned.
     """
-    held: dict[tuple[str, int], list[bytes]] = {}
+    payloads: dict[tuple[str, int], list[bytes]] = {}
     parked: dict[tuple[str, int], list[Parked]] = {}
     for row in rows:
         if row.fault is not None:
             raise RebuildError(row.fault)
         key = (row.projection, row.part)
         if row.payload is not None:
-            held.setdefault(key, []).append(bytes(row.payload))
+            payloads.setdefault(key, []).append(bytes(row.payload))
             continue
         if row.parked is not None:
             parked.setdefault(key, []).extend(Parked(*event) for event in unpack_rows(bytes(row.parked)))
             continue
         target = inserted_here.get(row.projection)
         if target is not None:
-            handed = chain.from_iterable(map(unpack_rows, held.pop(key, [])))
-            loaded = load_part(target, row.part, handed)
+            task_rows = chain.from_iterable(map(unpack_rows, payloads.pop(key, [])))
+            loaded = load_part(target, row.part, task_rows)
             if loaded != row.rows:
                 raise RebuildError(f"A task folded {row.rows} rows and {loaded} arrived. Run the rebuild again.")
         yield Part(row.projection, row.events, row.rows, parked.pop(key, ()))
@@ -217,10 +221,10 @@ class FoldTask:
         context = TaskContext.get()
         assert context is not None
         part = context.partitionId()  # the same when the task is tried again
-        here = replace(self, targets=tuple(map(_at_hand, self.targets)))
+        task = replace(self, targets=tuple(map(_at_hand, self.targets)))
         try:
             with uncollected(), self.options.earlier() as earlier:
-                yield from here._fold(batches, part, None if self.keyed else earlier)
+                yield from task._fold(batches, part, None if self.keyed else earlier)
         except RowsRefused as error:
             yield _result(self.targets[0].projection, part, fault=str(redacted(error, self.app.load())))
         except (CodecError, ProjectionError, ToldError) as error:

@@ -76,8 +76,8 @@ class ReadPieces:
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[list[RawRecord]]:
         for batch in batches:
-            chosen: list[int] = batch.column(0).to_pylist()
-            for number in chosen:
+            piece_numbers: list[int] = batch.column(0).to_pylist()
+            for number in piece_numbers:
                 yield from self._records(self.pieces[number])
 
     def _records(self, piece: Range) -> Iterator[list[RawRecord]]:
@@ -92,12 +92,12 @@ def read_columns(batches: Iterator[Any]) -> Iterator[list[RawRecord]]:
     for batch in batches:
         for start in range(0, batch.num_rows, BATCH):
             records = list(records_of(batch.slice(start, BATCH)))
-            begun = 0
-            for number, (before, after) in enumerate(pairwise(records), 1):
-                if after[0] != before[0] + 1:
-                    yield records[begun:number]
-                    begun = number
-            yield records[begun:]
+            run_start = 0
+            for number, (previous, record) in enumerate(pairwise(records), 1):
+                if record[0] != previous[0] + 1:
+                    yield records[run_start:number]
+                    run_start = number
+            yield records[run_start:]
 
 
 def numbers(spark: SparkSession, count: int) -> DataFrame:
@@ -126,11 +126,11 @@ class PackByAggregate:
         with uncollected():
             for records in self.read(batches):
                 yield from packer.begun(records)
-                held = packer.held
+                buffers = packer.held
                 for record in records:
                     subject = record[2]
                     # The row's key is the id alone, so aggregates of different types with one id go together.
-                    held[crc32(subject[subject.rfind(b".") + 1 :]) % partitions].append(record)
+                    buffers[crc32(subject[subject.rfind(b".") + 1 :]) % partitions].append(record)
                 yield from packer.took(records)
             yield from packer.emptied()
 
@@ -164,9 +164,9 @@ class PackByKey:
         resolved = fold_of(app, self.projection)
         decode = chained(app.catalog.of_log(self.voids), resolved.events, earlier)
         tokens_of = Tokens(resolved, self.dialect)
-        seen = 0
+        events_read = 0
         for records in self.read(batches):
-            seen += len(records)
+            events_read += len(records)
             yield from packer.begun(records)
             decode.expect(records)
             for record in records:
@@ -176,7 +176,7 @@ class PackByKey:
                     # One event may have thousands of keys and be sent in several blocks; their keys differ.
                     yield from packer.took((record,))
         yield from packer.emptied()
-        yield _batch([_told(events=seen)])
+        yield _batch([_told(events=events_read)])
 
 
 def opened(batches: Iterator[Any]) -> Iterator[tuple[int, list[Any]]]:
@@ -199,10 +199,10 @@ class _Packer:
     """A buffer of records by partition, which is sent when it is full."""
 
     def __init__(self, partitions: int, *, accounts: bool = True) -> None:
-        least, most = _HELD_BYTES
+        minimum, maximum = _HELD_BYTES
         self.held: list[list[Any]] = [[] for _ in range(partitions)]
         """The buffered records of each partition; callers append to these lists, then call `took`."""
-        self._held_max = min(max(least, partitions * _SHARE_BYTES), most)
+        self._held_max = min(max(minimum, partitions * _SHARE_BYTES), maximum)
         self._held_bytes = 0
         self._accounts = accounts
         self._last = 0
@@ -221,7 +221,9 @@ class _Packer:
 
     def emptied(self) -> Iterator[Any]:
         """Send the buffer: yield its records as an Arrow batch of blocks, unless it is empty."""
-        rows = [row for partition, held in enumerate(self.held) if held for row in self._parcels(partition, held)]
+        rows = [
+            row for partition, entries in enumerate(self.held) if entries for row in self._parcels(partition, entries)
+        ]
         self.held = [[] for _ in self.held]
         self._held_bytes = 0
         if rows:
@@ -236,9 +238,9 @@ class _Packer:
                 yield from self._parcels(partition, half)
             return
         position = held[0][0] if self._accounts else held[0][1][0]
-        squeezed = pyarrow().compress(packed, _CODEC, asbytes=True)
+        compressed = pyarrow().compress(packed, _CODEC, asbytes=True)
         events = len(held) if self._accounts else 0
-        yield _told(partition=partition, position=position, events=events, size=len(packed), records=squeezed)
+        yield _told(partition=partition, position=position, events=events, size=len(packed), records=compressed)
 
 
 def _told(**told: int | str | bytes) -> dict[str, Any]:

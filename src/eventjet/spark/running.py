@@ -124,7 +124,7 @@ def following(spark: Any, watch: Watch, phase: Phase, done: int, share: int, tot
     The job is `share` of the phase's `total`, after the part that was `done`. Spark's errors become `RebuildError`.
     """
     ended = threading.Event()
-    seen = _Stages()
+    stages = _Stages()
 
     def follow() -> None:
         while not ended.wait(_POLL_S):
@@ -132,7 +132,7 @@ def following(spark: Any, watch: Watch, phase: Phase, done: int, share: int, tot
                 watch.check()
                 # An error of the progress report must not fail the job.
                 with suppress(Exception):
-                    watch.tell(phase, done + int(share * seen.fraction(spark)), total)
+                    watch.tell(phase, done + int(share * stages.fraction(spark)), total)
             except Stopped:
                 with suppress(Exception):
                     spark.interruptAll()
@@ -141,7 +141,7 @@ def following(spark: Any, watch: Watch, phase: Phase, done: int, share: int, tot
     thread = threading.Thread(target=follow, name="eventjet-spark-progress", daemon=True)
     thread.start()
     try:
-        with seen.told_by(spark):
+        with stages.told_by(spark):
             yield
     except RebuildError:
         raise
@@ -193,7 +193,7 @@ class _Stages:
             self._totals[stage] = (total, total)
 
     def _take(self, stages: Any, **_: Any) -> None:
-        self._totals |= {one.stage_id: (one.num_completed_tasks, one.num_tasks) for one in stages or ()}
+        self._totals |= {stage.stage_id: (stage.num_completed_tasks, stage.num_tasks) for stage in stages or ()}
 
 
 def _reason_of(error: Exception) -> str:

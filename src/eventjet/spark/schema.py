@@ -44,11 +44,11 @@ class Form:
 
 def forms_of(event_type: type) -> dict[str, Form]:
     """Return the forms of an event's fields, in their order."""
-    made: Any = event_type
-    node: dict[str, Any] = made.__pydantic_core_schema__
+    untyped: Any = event_type
+    node: dict[str, Any] = untyped.__pydantic_core_schema__
     definitions: dict[str, Node] = {}
     if node["type"] == "definitions":
-        definitions = {one["ref"]: one for one in node["definitions"]}
+        definitions = {definition["ref"]: definition for definition in node["definitions"]}
         node = node["schema"]
     return _Forms(definitions).of_fields(node) or {}
 
@@ -70,9 +70,11 @@ class _Forms:
         node = self._bare(node)
         inner = node.get("schema")
         if node["type"] == "dataclass":
-            fields = [(one["name"], one["schema"]) for one in self._bare(inner)["fields"] if one.get("init", True)]
+            fields = [
+                (field["name"], field["schema"]) for field in self._bare(inner)["fields"] if field.get("init", True)
+            ]
         elif node["type"] == "model" and not node.get("root_model"):
-            fields = [(name, one["schema"]) for name, one in self._bare(inner)["fields"].items()]
+            fields = [(name, field["schema"]) for name, field in self._bare(inner)["fields"].items()]
         else:
             return None
         return {name: self.of(schema) for name, schema in fields}
@@ -163,7 +165,9 @@ def _integer(value: Any) -> int:
 def _one_of(values: Sequence[Any], value_of: Callable[[Any], Any]) -> Form | None:
     """Return the common form of all values of an enumeration; None when their types differ or are not simple."""
     kinds: set[type] = {type(value) for value in values if value is not None}
-    kind = next((kind for one, kind in ((str, "str"), (int, "int"), (bool, "bool")) if kinds == {one}), None)
+    kind = next(
+        (kind for python_type, kind in ((str, "str"), (int, "int"), (bool, "bool")) if kinds == {python_type}), None
+    )
     if kind is None:
         return None
     inner = leaf(kind)
@@ -174,7 +178,7 @@ def _array(item: Form, *, in_order: bool) -> Form:
     """Return the form of an array; sets are sorted, so that equal sets give equal arrays."""
 
     def convert(value: Any) -> list[Any]:
-        return [_unless_none(item, one) for one in (value if in_order else sorted(value, key=repr))]
+        return [_unless_none(item, element) for element in (value if in_order else sorted(value, key=repr))]
 
     return Form(f"array<{item.ddl}>", pyarrow().list_(item.arrow), convert)
 
@@ -184,15 +188,15 @@ def _map(item: Form) -> Form:
     return Form(
         f"map<string,{item.ddl}>",
         arrow.map_(arrow.string(), item.arrow),
-        lambda value: [(key, _unless_none(item, one)) for key, one in value.items()],
+        lambda value: [(key, _unless_none(item, element)) for key, element in value.items()],
     )
 
 
 def _struct(fields: Mapping[str, Form]) -> Form:
     arrow = pyarrow()
-    told = ",".join(f"{quoted(name)}:{form.ddl}" for name, form in fields.items())
+    fields_ddl = ",".join(f"{quoted(name)}:{form.ddl}" for name, form in fields.items())
     return Form(
-        f"struct<{told}>",
+        f"struct<{fields_ddl}>",
         arrow.struct([arrow.field(name, form.arrow) for name, form in fields.items()]),
         lambda value: {name: _unless_none(form, getattr(value, name)) for name, form in fields.items()},
     )

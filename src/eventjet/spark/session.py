@@ -140,11 +140,11 @@ def scratch_folder() -> Generator[Path]:
     _remove_abandoned_folders()
     folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))
     try:
-        made = folder / "new"
-        with made.open("wb") as file:
+        lock_file = folder / "new"
+        with lock_file.open("wb") as file:
             try_lock(file)
             # The file gets its name when it is locked, so no other process finds it unlocked.
-            made.rename(folder / _ALIVE)
+            lock_file.rename(folder / _ALIVE)
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -154,15 +154,15 @@ def _remove_abandoned_folders() -> None:
     for folder in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
         # Folders of other users, and new folders that are not locked yet, are left alone.
         with suppress(OSError):
-            made = folder.stat()
-            if made.st_uid != os.getuid():
+            status = folder.stat()
+            if status.st_uid != os.getuid():
                 continue
             try:
                 with (folder / _ALIVE).open("r+b") as file:
                     if try_lock(file):
                         _remove(folder)
             except FileNotFoundError:
-                if time.time() - made.st_mtime > _UNLOCKED_S:
+                if time.time() - status.st_mtime > _UNLOCKED_S:
                     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -220,18 +220,18 @@ def _running(
     for name, value in settings.items():
         builder = builder.config(name, value)
     builder = builder.remote(url) if remote else builder.master(url)
-    taken = {} if remote else dict.fromkeys(("SPARK_REMOTE", *_MARKS))
+    unset = {} if remote else dict.fromkeys(("SPARK_REMOTE", *_MARKS))
     variables = _variables(url, scratch)
     with ExitStack() as stack:
         stack.callback(_set_environment, {name: os.environ.get(name) for name in _LEFT_SET})
         stack.enter_context(_quiet_loggers())
         stack.enter_context(_silent_about_an_ended_jvm())
         if _is_local(url) and not remote:
-            given = {**settings, "spark.master": url}
-            variables |= stack.enter_context(gateway(given, variables))
+            gateway_conf = {**settings, "spark.master": url}
+            variables |= stack.enter_context(gateway(gateway_conf, variables))
         elif not url.startswith("sc://"):
             variables["JAVA_HOME"] = str(make_java_home(find_java(), scratch / "java"))
-        with _environment({**taken, **variables}), _hushed():
+        with _environment({**unset, **variables}), _hushed():
             spark = _created(builder, url)
         if not remote and not url.startswith("sc://"):
             _hush_accumulators(spark)
@@ -250,10 +250,10 @@ def _created(builder: Any, url: str) -> SparkSession:
         _ = spark.version
     except Exception as error:
         _forget_gateway()
-        shown, remedy = shown_master(url), "Check --master and SPARK_REMOTE."
-        if shown != url:
+        shown_url, remedy = shown_master(url), "Check --master and SPARK_REMOTE."
+        if shown_url != url:
             # Spark's message repeats a URL that it cannot use, with its token.
-            raise Unreachable("Spark", f"no session at {shown} ({type(error).__name__})", remedy) from None
+            raise Unreachable("Spark", f"no session at {shown_url} ({type(error).__name__})", remedy) from None
         raise Unreachable("Spark", f"no session at {url} ({first_line(error)})", remedy) from error
     return spark
 
@@ -279,26 +279,26 @@ def _variables(url: str, scratch: Path) -> dict[str, str]:
     if url.startswith("sc://"):
         return {}
     # Without these, the data source is looked up, and local workers run, with the `python3` on the PATH.
-    wanted = {"PYSPARK_DRIVER_PYTHON": sys.executable}
+    defaults = {"PYSPARK_DRIVER_PYTHON": sys.executable}
     if _is_local(url):
-        wanted |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        defaults |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     if not os.environ.get("SPARK_HOME"):
         conf = scratch / "conf"
         conf.mkdir()
         (conf / LOG4J2).write_text(_LOG4J2)
-        wanted["SPARK_CONF_DIR"] = str(conf)
-    return {name: os.environ.get(name) or value for name, value in wanted.items()}
+        defaults["SPARK_CONF_DIR"] = str(conf)
+    return {name: os.environ.get(name) or value for name, value in defaults.items()}
 
 
 @contextmanager
 def _environment(variables: Mapping[str, str | None]) -> Generator[None]:
     """Set environment variables while the JVM starts; the JVM and its workers keep them, this process does not."""
-    before = {name: os.environ.get(name) for name in variables}
+    previous = {name: os.environ.get(name) for name in variables}
     try:
         _set_environment(variables)
         yield
     finally:
-        _set_environment(before)
+        _set_environment(previous)
 
 
 def _set_environment(variables: Mapping[str, str | None]) -> None:

@@ -59,8 +59,8 @@ def fold_on_spark(job: Job, plan: Plan, aggregate: str, least: int, started: Sta
         task = SnapshotTask(provided.app(ship=ship), aggregate, least, plan.last, provided.options, job.catalog.voids)
         send_files(provided.secrets, started)
         frame: Any = log_frame(started.spark, provided.options, plan.ranges)
-        own = frame.where(frame["subject"].startswith(f"{plan.stream}.{aggregate}."))
-        histories = own.repartition(plan.partitions, "subject").sortWithinPartitions("subject", "position")
+        selected = frame.where(frame["subject"].startswith(f"{plan.stream}.{aggregate}."))
+        histories = selected.repartition(plan.partitions, "subject").sortWithinPartitions("subject", "position")
         tally = SnapshotTally()
         with (
             job.watch.phase("read", plan.events),

@@ -198,9 +198,11 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
         """Return the log's state now; raises `HistoryBroken` unless it is the log from which `offset` was read."""
         state = self._current_state()
         name, position = self._options.stream, offset["position"]
-        was, now = offset.get("log"), state.metadata.get(IDENTITY)
-        if was is not None and was != now:
-            raise HistoryBroken(name, position, f"the query's checkpoint was made from the log {was}, this is {now}")
+        recorded_log, current_log = offset.get("log"), state.metadata.get(IDENTITY)
+        if recorded_log is not None and recorded_log != current_log:
+            raise HistoryBroken(
+                name, position, f"the query's checkpoint was made from the log {recorded_log}, this is {current_log}"
+            )
         if state.last < position:
             reason = f"the query's checkpoint says that it was read, and the log ends at {state.last}"
             raise HistoryBroken(name, position, reason)
@@ -256,11 +258,11 @@ def _log_state(options: LogOptions, connection: NatsConnection) -> StreamState:
 
 def _asked_for(options: LogOptions, state: StreamState) -> tuple[int, int]:
     """Return (first, last) position to read; raises `HistoryBroken` when the options name positions not in the log."""
-    begins = max(state.first, 1)
-    first = begins if options.first is None else max(options.first, 1)
+    log_first = max(state.first, 1)
+    first = log_first if options.first is None else max(options.first, 1)
     last = state.last if options.last is None else options.last
-    if first <= last and first < begins:
-        raise HistoryBroken(options.stream, first, f"the log begins at position {begins}")
+    if first <= last and first < log_first:
+        raise HistoryBroken(options.stream, first, f"the log begins at position {log_first}")
     if first <= last and last > state.last:
         missing = f"the log ends at {state.last}, though positions up to {last} were asked for"
         raise HistoryBroken(options.stream, state.last + 1, missing)
