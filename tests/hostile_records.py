@@ -122,7 +122,7 @@ def check_record(catalog: Catalog, only: tuple[type, ...], record: RawRecord) ->
     assert lasting((*record[:3], lasting(record)[2], record[4])) == lasting(record)
     with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")):
         event = event_view(cast("Any", _OfCatalog(catalog)), record)
-        line(event, named=True)
+        line(event, with_aggregate=True)
         print_json(event, indent=None)
         print_json(stored_json(record[4]))
     direct = direct_record((b"", b"", b"", _as_direct_get(record), record[4]))

@@ -110,7 +110,7 @@ async def test_a_process_that_waits_shows_its_deadlines_and_that_one_fired(setti
                     return "It came due" in said(await client.get("/processes/one?name=transfer&id=t-1"))
 
                 await eventually(fired)
-            assert len(await deadlines_waiting(nats, transfers, "transfer", most=1)) <= 1
+            assert len(await deadlines_waiting(nats, transfers, "transfer", limit=1)) <= 1
 
 
 async def test_what_a_process_heard_is_an_input_with_its_event(settings: Settings) -> None:

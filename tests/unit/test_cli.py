@@ -155,7 +155,7 @@ def test_an_event_is_shown_in_80_columns_and_whole_as_json() -> None:
         json.dumps(body).encode(),
     )
     event = event_view(cast("Any", SimpleNamespace(decode=lambda _: None, masked=lambda *told: told[-1])), record)
-    lines = line(event, named=True).splitlines()
+    lines = line(event, with_aggregate=True).splitlines()
     assert lines[0] == "     12  2026-01-02 03:04:05Z  account a-1  v3  account.withdrawn (schema 2)"
     assert all(len(line) <= 80 for line in lines)
     assert event == json.loads(json.dumps(event))

@@ -122,7 +122,7 @@ def test_history_and_tail(aggregate_id: str) -> None:
         "fault": REASON,
     }
     for named in (False, True):
-        fits(line(event, named=named), REASON, str(POSITION), *([aggregate_id] if named else []))
+        fits(line(event, with_aggregate=named), REASON, str(POSITION), *([aggregate_id] if named else []))
 
 
 def test_doctor(printed: Callable[[], str]) -> None:

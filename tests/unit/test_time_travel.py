@@ -135,10 +135,10 @@ async def test_few_states_are_kept_of_a_long_history() -> None:
     _, travel = await log_of([1] * 4_000)
     for version in range(1, 4_000, 37):
         await travel.at("counter", "a", version)
-    (known,) = travel._known.values()
-    assert len(known.states) <= 64
-    assert max(known.states) > 3_900
+    (cache,) = travel._caches.values()
+    assert len(cache.states) <= 64
+    assert max(cache.states) > 3_900
     for number in range(30):
         await travel.at("counter", f"b-{number}", 0)
-    assert len(travel._known) <= 16
+    assert len(travel._caches) <= 16
     assert FOLDED_MAX == 20_000

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _ENDED_S = 20.0
 """Seconds that local servers, workers and the console have to end after a signal."""
 _READY_S = 60.0
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _NAMED_MAX = 3
 
 
@@ -123,11 +123,11 @@ async def work_reloading(at: AppTarget, environ: Mapping[str, str], console: Con
     stop = asyncio.ensure_future(until_signalled())
     try:
         while not stop.done():
-            worker = _started(at, environ)
-            ended = asyncio.ensure_future(_ended(worker))
+            worker = _start_worker(at, environ)
+            ended = asyncio.ensure_future(_wait_until_ended(worker))
             try:
                 if console is not None:
-                    await _start(console)
+                    await _start_console(console)
                 await asyncio.wait({change, stop, ended}, return_when=asyncio.FIRST_COMPLETED)
                 if ended.done() and not change.done() and not stop.done():
                     note("The worker has ended; it starts again when a source changes.")
@@ -138,7 +138,7 @@ async def work_reloading(at: AppTarget, environ: Mapping[str, str], console: Con
                     await console.stop()
                 await asyncio.to_thread(worker.stop)
             if change.done():
-                note(f"changed: {_named(change.result(), at.folder)}; the worker starts again")
+                note(f"changed: {_paths_text(change.result(), at.folder)}; the worker starts again")
                 change = asyncio.ensure_future(anext(changes))
     finally:
         stop.cancel()
@@ -147,7 +147,7 @@ async def work_reloading(at: AppTarget, environ: Mapping[str, str], console: Con
         await changes.aclose()
 
 
-async def _start(console: ConsoleProcess) -> None:
+async def _start_console(console: ConsoleProcess) -> None:
     """Start the console; where it cannot start, print why and return, so that the next change tries again."""
     try:
         await console.start()
@@ -155,15 +155,15 @@ async def _start(console: ConsoleProcess) -> None:
         note(f"{error} It starts again when a source changes.")
 
 
-def _started(at: AppTarget, environ: Mapping[str, str]) -> ServerProcess:
+def _start_worker(at: AppTarget, environ: Mapping[str, str]) -> ServerProcess:
     command = [sys.executable, "-m", "eventjet.cli", "worker", "--prepare"]
     command += ["--app", at.reference, "--app-dir", str(at.folder)]
     return ServerProcess("The worker", Program(command, grace_s=25.0), None, {**os.environ, **environ})
 
 
-async def _ended(worker: ServerProcess) -> None:
+async def _wait_until_ended(worker: ServerProcess) -> None:
     while worker.running:  # noqa: ASYNC110 - a process tells nobody of its end
-        await asyncio.sleep(_LOOK_S)
+        await asyncio.sleep(_POLL_S)
 
 
 async def _changes_of(folder: Path) -> AsyncGenerator[set[str]]:
@@ -180,7 +180,7 @@ async def _changes_of(folder: Path) -> AsyncGenerator[set[str]]:
         yield {path for _, path in changes}
 
 
-def _named(paths: set[str], folder: Path) -> str:
+def _paths_text(paths: set[str], folder: Path) -> str:
     names = sorted(str(Path(path).relative_to(folder)) for path in paths if Path(path).is_relative_to(folder))
     remaining = len(names) - _NAMED_MAX
     return ", ".join(names[:_NAMED_MAX]) + (f" and {remaining:,} more" if remaining > 0 else "")
@@ -199,7 +199,7 @@ class ConsoleProcess:
         self._environ = environ
         self._port = _free_port()
         self._process: ServerProcess | None = None
-        self._is_told = False
+        self._is_announced = False
 
     async def start(self) -> None:
         """Start the console, wait until it answers, and print its URL the first time.
@@ -212,8 +212,8 @@ class ConsoleProcess:
         process = ServerProcess("The console", Program(command), None, {**os.environ, **self._environ})
         self._process = process
         await asyncio.to_thread(process.await_ready, self._answers, _READY_S)
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_announced:
+            self._is_announced = True
             show(f"console: http://{HERE}:{self._port}/")
 
     async def stop(self) -> None:

@@ -65,7 +65,7 @@ def history(
     if not events:
         since = f" after version {after}" if after else ""
         return Answer([], Note(f"There are no events of {aggregate} {aggregate_id}{since}."), ok=False)
-    return Answer(events, Lines([row for event in events for row in line(event, named=False).splitlines()]))
+    return Answer(events, Lines([row for event in events for row in line(event, with_aggregate=False).splitlines()]))
 
 
 @on_app()
@@ -97,7 +97,7 @@ def tail(
                 if json:
                     print_json(event, indent=None)
                 else:
-                    print(line(event, named=True), flush=True)
+                    print(line(event, with_aggregate=True), flush=True)
                 printed += 1
                 if printed == limit:
                     return
@@ -105,10 +105,10 @@ def tail(
     asyncio.run(read())
 
 
-def line(event: Mapping[str, Any], *, named: bool) -> str:
-    """Return an event as one line, or more on a narrow terminal; `named` adds the aggregate and its id."""
+def line(event: Mapping[str, Any], *, with_aggregate: bool) -> str:
+    """Return an event as one line, or more on a narrow terminal; `with_aggregate` adds the aggregate and its id."""
     when = datetime.fromisoformat(event["recorded_at"]).strftime("%Y-%m-%d %H:%M:%SZ")
-    owner = f"{event['aggregate']} {event['aggregate_id']}  " if named else ""
+    owner = f"{event['aggregate']} {event['aggregate_id']}  " if with_aggregate else ""
     version = "v?" if event["version"] is None else f"v{event['version']}"
     schema = "" if event["schema"] in (None, 1) else f" (schema {event['schema']})"
     data = event["data"]
@@ -152,7 +152,7 @@ def skip(
                 raise UsageError(f"The record at position {position} has another one skipped, and stays.")
             await asyncio.to_thread(_check_unreadable, at, voids, record)
             if not yes:
-                note(line(event_view(jet, record), named=True))
+                note(line(event_view(jet, record), with_aggregate=True))
             confirm("Have everybody pass over this for good?", yes=yes, otherwise="Nothing was recorded.")
             return await record_skip_marker(jet.client, jet.name, position, reason)
 

@@ -181,7 +181,7 @@ def run() -> None:
 def main(arguments: Sequence[str]) -> int:
     """Run one command line, and return its exit status."""
     try:
-        status = _ended(arguments)
+        status = _run(arguments)
         sys.stdout.flush()
         return status
     except (KeyboardInterrupt, typer.Abort):
@@ -195,7 +195,7 @@ def main(arguments: Sequence[str]) -> int:
         return DONE
 
 
-def _ended(arguments: Sequence[str]) -> int:
+def _run(arguments: Sequence[str]) -> int:
     remaining, debug = _without_debug(arguments)
     try:
         status = app(remaining, prog_name="eventjet", standalone_mode=False)

@@ -18,7 +18,7 @@ from eventjet.cli.target import argument
 from eventjet.errors import UsageError
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,39}")
-_WORD = "starter"
+_TEMPLATE = "starter"
 """The name of the template project in the package, which the chosen name replaces."""
 _PLACES = {"gitignore": ".gitignore", "ci.yaml": ".github/workflows/ci.yaml"}
 """Target of each template file that is packaged elsewhere, so that tools of eventjet's own project ignore it."""
@@ -68,7 +68,7 @@ def _write(name: str, folder: Path) -> list[Path]:
     """
     try:
         with (
-            as_file(files("eventjet") / _WORD) as source,
+            as_file(files("eventjet") / _TEMPLATE) as source,
             tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{name}-") as beside,
         ):
             project = Path(beside) / name
@@ -76,7 +76,7 @@ def _write(name: str, folder: Path) -> list[Path]:
                 if template.is_dir() or template.suffix == ".pyc":
                     continue
                 place = template.relative_to(source)
-                target = project / _PLACES.get(str(place), str(place).replace(_WORD, name))
+                target = project / _PLACES.get(str(place), str(place).replace(_TEMPLATE, name))
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(_renamed(template.read_text(encoding="utf-8"), name), encoding="utf-8")
             written = [file for file in project.rglob("*") if file.is_file()]
@@ -89,4 +89,4 @@ def _write(name: str, folder: Path) -> list[Path]:
 
 
 def _renamed(text: str, name: str) -> str:
-    return re.sub(rf"\b{_WORD}\b", name, text)
+    return re.sub(rf"\b{_TEMPLATE}\b", name, text)

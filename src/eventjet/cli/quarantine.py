@@ -125,7 +125,7 @@ def _quarantine(at: AppTarget, name: str) -> Quarantine:
     return Quarantine(at.app(), at.settings, name)
 
 
-def _outcome(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: float, *, must_end: bool) -> Answer:
+def _outcome(at: AppTarget, name: str, positions: Sequence[int], timeout_s: float, *, must_end: bool) -> Answer:
     """Wait until workers have carried out the decisions, for `timeout_s` at the most, and return their outcomes.
 
     With `must_end` the answer is no where a worker has not finished in time.
@@ -134,7 +134,7 @@ def _outcome(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: float, 
 
     deadline = time.monotonic() + timeout_s
     while True:
-        outcomes = _quarantine(at, name).outcomes(chosen)
+        outcomes = _quarantine(at, name).outcomes(positions)
         is_open = any(outcome.is_open for outcome in outcomes)
         left_s = deadline - time.monotonic()
         if left_s <= 0 or not is_open:
@@ -152,13 +152,13 @@ def _outcome(at: AppTarget, name: str, chosen: Sequence[int], timeout_s: float, 
     return Answer(outcomes, lines, ok=not failed and not (is_open and must_end))
 
 
-def list_blocks(events: Sequence[Listed], declared: Mapping[str, int], everything: bool) -> Iterator[Block]:
-    """Yield the blocks of a list of quarantined events; `declared` maps each name to the revision in the app."""
+def list_blocks(events: Sequence[Listed], declared_revisions: Mapping[str, int], everything: bool) -> Iterator[Block]:
+    """Yield the blocks of a list of quarantined events; `declared_revisions` has the app's revision of each name."""
     if not events:
         yield "Nothing was ever quarantined." if everything else "Nothing is quarantined."
         return
     columns = ("name", "position", "aggregate", "type", "blocked", "reason")
-    rows = [_row(event, declared[event.projection]) for event in events]
+    rows = [_row(event, declared_revisions[event.projection]) for event in events]
     if everything:
         columns = (*columns, "resolution")
         rows = [
@@ -166,12 +166,12 @@ def list_blocks(events: Sequence[Listed], declared: Mapping[str, int], everythin
             for row, event in zip(rows, events, strict=True)
         ]
     yield Table(columns, rows)
-    if any(event.revision != declared[event.projection] for event in events):
+    if any(event.revision != declared_revisions[event.projection] for event in events):
         yield "A revision that the app does not declare is shown, retried and dropped with its own code."
 
 
-def _row(event: Listed, declared: int) -> tuple[object, ...]:
-    name = event.projection if event.revision == declared else f"{event.projection}:{event.revision}"
+def _row(event: Listed, declared_revision: int) -> tuple[object, ...]:
+    name = event.projection if event.revision == declared_revision else f"{event.projection}:{event.revision}"
     reason = cut(event.reason)
     reason = f"to be tried again; it failed with {reason}" if event.resolution == "retry" else reason
     aggregate = f"{event.aggregate} {event.aggregate_id}"

@@ -56,13 +56,13 @@ def finished(consolation: str, work: Callable[..., Coroutine[Any, Any, T]]) -> T
             show_progress(step.phase, step.done, step.total or None)
 
         try:
-            return interruption.run(_told_when_stopping(work(progress=show)))
+            return interruption.run(_run_and_announce_stop(work(progress=show)))
         except KeyboardInterrupt:
             note(f"Interrupted. {consolation}")
             raise
 
 
-async def _told_when_stopping(work: Coroutine[Any, Any, T]) -> T:
+async def _run_and_announce_stop(work: Coroutine[Any, Any, T]) -> T:
     """Run the work; when it is cancelled, print at once that it is stopping, since its clean-up may take a while."""
     task = asyncio.ensure_future(work)
     try:
@@ -81,8 +81,8 @@ class Interruption:
     """
 
     def __init__(self, bound_s: float) -> None:
-        self._bound = _bound(bound_s)
-        self._asked = False
+        self._exit_timer = _exit_timer(bound_s)
+        self._is_stopping = False
         self._task: asyncio.Task[Any] | None = None
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
@@ -95,7 +95,7 @@ class Interruption:
         try:
             return asyncio.run(main())
         except asyncio.CancelledError as error:
-            if self._asked:
+            if self._is_stopping:
                 raise KeyboardInterrupt from None
             raise UnexpectedExit.instead_of(error) from error
         finally:
@@ -103,14 +103,14 @@ class Interruption:
 
     def calm(self) -> None:
         """Ignore signals from now on, since the clean-up has begun for another reason."""
-        self._asked = True
+        self._is_stopping = True
 
     def ask(self, _number: int, _frame: FrameType | None) -> None:
         """Handle a signal."""
-        if self._asked:
+        if self._is_stopping:
             return
-        self._asked = True
-        self._bound.start()
+        self._is_stopping = True
+        self._exit_timer.start()
         task = self._task
         if task is None or task.done():
             raise KeyboardInterrupt
@@ -118,19 +118,19 @@ class Interruption:
 
     def over(self) -> None:
         """Cancel the time limit, since the work has ended."""
-        self._bound.cancel()
+        self._exit_timer.cancel()
 
 
-def _bound(seconds: float) -> threading.Timer:
+def _exit_timer(seconds: float) -> threading.Timer:
     """Return a timer that ends this process, whatever its event loop does; local servers and JVMs end with it."""
 
     def cut_off() -> None:
         note(f"not over within {seconds:g} s: ended")
         os._exit(INTERRUPTED)
 
-    bound = threading.Timer(seconds, cut_off)
-    bound.daemon = True
-    return bound
+    timer = threading.Timer(seconds, cut_off)
+    timer.daemon = True
+    return timer
 
 
 @contextmanager
@@ -183,7 +183,7 @@ async def run_until_stopped(
             on_ready()
             await stop.wait()
 
-    running, bound = asyncio.ensure_future(work()), _bound(STOP_S + _CUT_OFF_S)
+    running, exit_timer = asyncio.ensure_future(work()), _exit_timer(STOP_S + _CUT_OFF_S)
 
     def cut_off() -> None:
         note(f"not done within {STOP_S:g} s: ended; what was not committed is read again by the next worker")
@@ -198,8 +198,8 @@ async def run_until_stopped(
         loop.call_later(STOP_S, cut_off)
 
     def hear(_number: int, _frame: FrameType | None) -> None:
-        if bound.ident is None:
-            bound.start()  # not in the loop, which may be blocked; never cancelled, so it also covers the threads
+        if exit_timer.ident is None:
+            exit_timer.start()  # not in the loop, which may be blocked; never cancelled, so it also covers the threads
         loop.call_soon_threadsafe(asked)
 
     with _handling(hear):

@@ -33,7 +33,7 @@ _FOLDER = "schemas"
 _ASYNCAPI = "asyncapi.json"
 _FILES_MAX = 20_000
 _GIT_S = 60.0
-_OWN = "commands"
+_COMMANDS_FOLDER = "commands"
 """The folder from which files of commands that are gone are removed.
 
 Files of events stay, since the log may have events of every schema.
@@ -105,7 +105,7 @@ def check(
 
     shown: list[Block] = []
     if compared is not None:
-        shown += _judged_blocks(*compared, readers_stopped=readers_stopped)
+        shown += _change_blocks(*compared, readers_stopped=readers_stopped)
     if log is not None:
         shown += _log_lines(log)
     value: dict[str, Any] = {"passes": is_fine}
@@ -146,51 +146,51 @@ async def _read_log(at: AppTarget, histories: int) -> LogCheck:
         return await check_log(app, jet.store, histories)
 
 
-def _passes(judged: list[EventChange], readers_stopped: bool) -> bool:
+def _passes(changes: list[EventChange], readers_stopped: bool) -> bool:
     from eventjet.contracts.compatibility import Compatibility
 
     limit = Compatibility.OLD_READERS if readers_stopped else Compatibility.SAFE
-    return all(change.compatibility.rank <= limit.rank for change in judged)
+    return all(change.compatibility.rank <= limit.rank for change in changes)
 
 
-def _place_of(app: AppRef, one: EventChange) -> tuple[str, int]:
+def _place_of(app: AppRef, change: EventChange) -> tuple[str, int]:
     """Return file and line of an event's class, below the current folder; those of the app's module for no class."""
     try:
-        source: Any = one.kind or sys.modules[app.module]
+        source: Any = change.kind or sys.modules[app.module]
         file = Path(inspect.getsourcefile(source) or "").resolve()
-        return file.relative_to(Path.cwd()).as_posix(), inspect.getsourcelines(source)[1] if one.kind else 1
+        return file.relative_to(Path.cwd()).as_posix(), inspect.getsourcelines(source)[1] if change.kind else 1
     except (TypeError, OSError, ValueError, KeyError):
         return "pyproject.toml", 1  # outside this folder; SARIF needs some file and line
 
 
-def _as_json(one: EventChange) -> dict[str, Any]:
+def _as_json(change: EventChange) -> dict[str, Any]:
     remarks = [
-        {"verdict": remark.compatibility.value, "what": remark.what, "fix": remark.fix} for remark in one.remarks
+        {"verdict": remark.compatibility.value, "what": remark.what, "fix": remark.fix} for remark in change.remarks
     ]
     return {
-        "event": one.event,
-        "schema": one.schema,
-        "verdict": one.compatibility.value,
-        "tried": one.tried,
+        "event": change.event,
+        "schema": change.schema,
+        "verdict": change.compatibility.value,
+        "tried": change.tried,
         "remarks": remarks,
     }
 
 
-def _judged_blocks(where: str, judged: list[EventChange], *, readers_stopped: bool) -> Iterator[Block]:
+def _change_blocks(where: str, changes: list[EventChange], *, readers_stopped: bool) -> Iterator[Block]:
     from eventjet.contracts.compatibility import Compatibility
 
     yield f"Compared with {where}:"
-    for event in sorted(judged, key=lambda change: change.compatibility.rank):
+    for event in sorted(changes, key=lambda change: change.compatibility.rank):
         yield Lines([f"{event.compatibility.value:<20} {event.event}"])
         yield from (f"  - {remark.what}" for remark in event.remarks)
         for fix in dict.fromkeys(remark.fix for remark in event.remarks if remark.fix):
             is_code = fix.startswith(("@", "App("))
             lines = fix.splitlines() if is_code else textwrap.wrap(fix, 72)
             yield Lines([f"      {line}".rstrip() for line in lines])
-    counts = Counter(event.compatibility for event in judged)
+    counts = Counter(event.compatibility for event in changes)
     totals = ", ".join(f"{effect.value}: {counts[effect]}" for effect in Compatibility if counts[effect])
     stopped = " Older readers are stopped." if counts[Compatibility.OLD_READERS] and readers_stopped else ""
-    yield f"\n{counted(len(judged), 'event')}; {totals or 'none'}.{stopped}"
+    yield f"\n{counted(len(changes), 'event')}; {totals or 'none'}.{stopped}"
 
 
 def _log_lines(log: LogCheck) -> Iterator[str]:
@@ -218,10 +218,10 @@ def _write(documents: Mapping[str, str], folder: Path) -> list[str]:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
                 changed.append(f"{'new' if before is None else 'changed'} {name}")
-        for path in sorted((folder / _OWN).glob("*.json")):
-            if f"{_OWN}/{path.name}" not in documents:
+        for path in sorted((folder / _COMMANDS_FOLDER).glob("*.json")):
+            if f"{_COMMANDS_FOLDER}/{path.name}" not in documents:
                 path.unlink()
-                changed.append(f"removed {_OWN}/{path.name}")
+                changed.append(f"removed {_COMMANDS_FOLDER}/{path.name}")
     except OSError as error:
         raise UsageError(f"{folder} cannot be written: {error}. Name a folder with --out.") from None
     return changed

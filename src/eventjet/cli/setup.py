@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 db = typer.Typer(name="db", help="eventjet's own tables, and the tables of revisions.", no_args_is_help=True)
 
-_NAMED = re.compile(r"([a-z][a-z0-9_]*):([0-9]{1,9})")
+_REVISION = re.compile(r"([a-z][a-z0-9_]*):([0-9]{1,9})")
 
 
 @on_app()
@@ -299,7 +299,7 @@ def unused(
 
 
 def _name_and_revision(text: str) -> tuple[str, int]:
-    match = _NAMED.fullmatch(text)
+    match = _REVISION.fullmatch(text)
     if match is None:
         raise UsageError(f"{text!r} is not NAME:REVISION, as in balances:1.")
     return match[1], int(match[2])

@@ -171,7 +171,7 @@ def set_cursor(
 
 
 async def _set(
-    at: AppTarget, declared: Sequence[Declaration], position: int, *, write: bool
+    at: AppTarget, declarations: Sequence[Declaration], position: int, *, write: bool
 ) -> tuple[tuple[int, int] | None, list[int]]:
     """Move the cursors of all partitions to a position, or with `write` False only look.
 
@@ -183,11 +183,11 @@ async def _set(
     from eventjet.subscriptions.cursor_store import Cursors
 
     async with open_repositories(at.app(), at.settings) as (repositories, client):
-        new_cursor = await cursor_at(repositories.store, client, declared[0], position)
+        new_cursor = await cursor_at(repositories.store, client, declarations[0], position)
         cursors = Cursors(client, at.app().name)
-        before = await where(cursors, declared)
-        record_at = records_of(repositories.store, client, declared[0])
-        return before, await put(cursors, client, declared, new_cursor, record_at) if write else []
+        before = await where(cursors, declarations)
+        record_at = records_of(repositories.store, client, declarations[0])
+        return before, await put(cursors, client, declarations, new_cursor, record_at) if write else []
 
 
 def _effect(before: tuple[int, int] | None, position: int) -> str:

@@ -41,22 +41,22 @@ _NAMES: Mapping[Names, Callable[[AppTarget], Iterable[str]]] = {
 }
 
 
-def argument(metavar: str, help: str, names: Names | None = None, **more: Any) -> Any:  # noqa: A002 - as typer has it
+def argument(metavar: str, help: str, names: Names | None = None, **typer_options: Any) -> Any:  # noqa: A002 - as typer has it
     """Return an argument of a command; `names` is the kind of the app's names that a shell completes for it."""
     return typer.Argument(
-        metavar=metavar, help=help, autocompletion=None if names is None else _complete(names), **more
+        metavar=metavar, help=help, autocompletion=None if names is None else _complete(names), **typer_options
     )
 
 
-def option(flag: str, metavar: str, help: str, names: Names | None = None, **more: Any) -> Any:  # noqa: A002
+def option(flag: str, metavar: str, help: str, names: Names | None = None, **typer_options: Any) -> Any:  # noqa: A002
     """Return an option with a value; `names` as for `argument`."""
     complete = None if names is None else _complete(names)
-    return typer.Option(flag, metavar=metavar, help=help, autocompletion=complete, **more)
+    return typer.Option(flag, metavar=metavar, help=help, autocompletion=complete, **typer_options)
 
 
-def switch(flag: str, help: str, **more: Any) -> Any:  # noqa: A002
+def switch(flag: str, help: str, **typer_options: Any) -> Any:  # noqa: A002
     """Return an option without a value."""
-    return typer.Option(flag, help=help, **more)
+    return typer.Option(flag, help=help, **typer_options)
 
 
 def _complete(kind: Names) -> Callable[[typer.Context, str], list[str]]:
@@ -198,10 +198,10 @@ def on_app(
         parameters = [parameter.replace(kind=Parameter.KEYWORD_ONLY) for parameter in own_parameters]
         parameters += [as_json, *added] if answers else added
 
-        def command(**given: Any) -> None:
-            where = [given.pop(name, None) for name in ("app", "app_dir", "servers", "database", "jvm_cache")]
-            json = given.pop("json") if answers else False
-            answer = cast("Callable[..., Answer | None]", run)(target(*where), **given)
+        def command(**arguments: Any) -> None:
+            where = [arguments.pop(name, None) for name in ("app", "app_dir", "servers", "database", "jvm_cache")]
+            json = arguments.pop("json") if answers else False
+            answer = cast("Callable[..., Answer | None]", run)(target(*where), **arguments)
             if answer is not None:
                 answer.give(as_json=json)
 

@@ -151,9 +151,9 @@ def _lines(reports: Sequence[ClaimReport], *, mends: bool) -> Iterator[str]:
             yield f"{build} puts it right."
 
 
-def _mismatches(noun: str, what: str, found: Mismatches) -> Iterator[str]:
-    if found.count:
-        yield f"{counted(found.count, noun)} {what}:"
-        yield from (f"  - {example}" for example in found.examples)
-        if found.count > len(found.examples):
-            yield f"  - and {found.count - len(found.examples):,} more"
+def _mismatches(noun: str, what: str, mismatches: Mismatches) -> Iterator[str]:
+    if mismatches.count:
+        yield f"{counted(mismatches.count, noun)} {what}:"
+        yield from (f"  - {example}" for example in mismatches.examples)
+        if mismatches.count > len(mismatches.examples):
+            yield f"  - and {mismatches.count - len(mismatches.examples):,} more"

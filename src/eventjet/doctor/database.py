@@ -52,12 +52,14 @@ def check_database(installation: Installation, report: Report) -> SeenDatabase |
         if connection is None:
             report.fault("database", f"{database.shown} does not exist", "no read model is kept", "`eventjet init`")
             return None
-        return _looked(installation, report, database, connection)
+        return _check_connected(installation, report, database, connection)
 
 
-def _looked(installation: Installation, report: Report, where: Database, connection: Connection) -> SeenDatabase | None:
+def _check_connected(
+    installation: Installation, report: Report, database: Database, connection: Connection
+) -> SeenDatabase | None:
     with _guarded(report, connection, "settings"):
-        check_soundness(report, where.shown, dialect_of(connection).soundness(connection))
+        check_soundness(report, database.shown, dialect_of(connection).soundness(connection))
     with _guarded(report, connection, "clock"):
         before, began = installation.clock(), time.monotonic()
         database_now = float(connection.scalar(select(Clock())) or 0)
@@ -77,16 +79,16 @@ def _looked(installation: Installation, report: Report, where: Database, connect
         with _guarded(report, connection, "tables"):
             _check_tables(report, connection, resolved, seen)
     with _guarded(report, connection, "unused"):
-        _check_left(report, connection, where, installation.app)
+        _check_unused(report, connection, database, installation.app)
     return seen
 
 
-def check_soundness(report: Report, shown: str, found: Soundness) -> None:
+def check_soundness(report: Report, shown: str, soundness: Soundness) -> None:
     """Report the database's version, and every weakness of its settings."""
-    for weakness in found.weaknesses:
+    for weakness in soundness.weaknesses:
         level = Level.FAULT if weakness.is_fault else Level.NOTE if weakness.is_rare else Level.WARNING
         report.add(level, "settings", weakness.what, weakness.cost, weakness.remedy)
-    report.ok("database", f"{shown} is {found.version}")
+    report.ok("database", f"{shown} is {soundness.version}")
 
 
 @contextmanager
@@ -134,8 +136,8 @@ def _check_tables(report: Report, connection: Connection, resolved: AnyResolved,
         report.ok("tables", f"{named(table.quoted() for table in existing)} of {resolved.name} as declared")
 
 
-def _check_left(report: Report, connection: Connection, where: Database, app: Application) -> None:
-    runs = leftovers(connection, where)
+def _check_unused(report: Report, connection: Connection, database: Database, app: Application) -> None:
+    runs = leftovers(connection, database)
     if runs:
         report.note(
             "runs",

@@ -26,7 +26,7 @@ from eventjet.urls import shown_master
 
 T = TypeVar("T")
 
-_SAY_S = 0.3
+_REPORT_S = 0.3
 """Seconds before the deadline at which a part that waits for another gives up, so that it can still report."""
 _UNSEEN = "what rests on it was not looked at"
 _LOCAL = "`--engine local` rebuilds in one process, without Spark and Java"
@@ -55,9 +55,9 @@ def examine(installation: Installation) -> Examined:
     """Check every part of an installation, and change nothing. Blocks for little more than `timeout_s` at the most."""
     deadline = time.monotonic() + installation.timeout_s
 
-    def part(name: str, check: Callable[..., T], *after: _Part[Any]) -> _Part[T]:
+    def part(name: str, check: Callable[..., T], *needs: _Part[Any]) -> _Part[T]:
         """Return a part whose check gets the outcomes of other parts as functions that wait for them."""
-        outcomes = [job.outcome for job in after]
+        outcomes = [job.outcome for job in needs]
         return _Part(name, lambda report: check(installation, report, *outcomes), deadline)
 
     server = part("server", check_servers)
@@ -103,7 +103,7 @@ class _Part(Generic[T]):
         The wait ends shortly before the deadline, so that the caller has time left to report a missing result.
         """
         try:
-            return self._result.result(max(0.0, self._deadline - _SAY_S - time.monotonic()))
+            return self._result.result(max(0.0, self._deadline - _REPORT_S - time.monotonic()))
         except Exception:  # noqa: BLE001 - the part reports it itself, of a time that was too short too
             return None
 
@@ -123,12 +123,12 @@ class _Part(Generic[T]):
         try:
             result = self._check(self.report)
         except Exception as error:  # noqa: BLE001 - one part must not hide what the others find
-            self._add(error)
+            self._report_error(error)
             self._result.set_exception(error)
         else:
             self._result.set_result(result)
 
-    def _add(self, error: Exception) -> None:
+    def _report_error(self, error: Exception) -> None:
         report = self.report
         match error:
             case Unauthorized():

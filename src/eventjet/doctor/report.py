@@ -104,12 +104,15 @@ def named(names: Iterable[Any]) -> str:
     return ", ".join(texts[:NAMED_MAX]) + (f" and {left_out} more" if left_out > 0 else "")
 
 
-def skew(before: float, there: float, after: float) -> float:
-    """Return the least skew in seconds of a clock that showed `there` between `before` and `after`; below 0: behind."""
-    return there - after if there > after else min(0.0, there - before)
+def skew(before: float, remote_time: float, after: float) -> float:
+    """Return the least skew in seconds of a clock that showed `remote_time` between `before` and `after`.
+
+    It is negative for a clock that is behind.
+    """
+    return remote_time - after if remote_time > after else min(0.0, remote_time - before)
 
 
-def check_clock(report: Report, whose: str, where: str, times: tuple[float, float, float]) -> None:
+def check_clock(report: Report, component: str, where: str, times: tuple[float, float, float]) -> None:
     """Compare the clock of a `server` or a `database` with this machine's; `times` are as for `skew`."""
     ahead_s = skew(*times)
     if abs(ahead_s) <= SKEW_MAX_S:
@@ -119,6 +122,6 @@ def check_clock(report: Report, whose: str, where: str, times: tuple[float, floa
     report.warning(
         "clock",
         f"the clock of {where} is {abs(ahead_s):,.1f} s {way} this machine's",
-        f"{_CLOCK_COSTS[whose]}; what is ordered and what is counted is not",
+        f"{_CLOCK_COSTS[component]}; what is ordered and what is counted is not",
         "Run an NTP service, such as chrony, on both machines.",
     )

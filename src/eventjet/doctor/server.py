@@ -39,7 +39,9 @@ def check_servers(installation: Installation, report: Report) -> Sequence[Greeti
     """Check every known server of the cluster and the account's limits; return what each server says of itself."""
     endpoint = Endpoint.of(installation.settings).with_name("eventjet doctor")
     with NatsConnection.open(endpoint) as link:
-        greeted = _greeted(endpoint.with_discovered(link.info.get("connect_urls") or ()), installation.timeout_s / 3)
+        greeted = _distinct_greetings(
+            endpoint.with_discovered(link.info.get("connect_urls") or ()), installation.timeout_s / 3
+        )
         check_greetings(report, greeted)
         with report.guarded("account"):
             try:
@@ -58,7 +60,7 @@ def check_servers(installation: Installation, report: Report) -> Sequence[Greeti
     return greeted
 
 
-def _greeted(endpoint: Endpoint, timeout_s: float) -> list[Greeting]:
+def _distinct_greetings(endpoint: Endpoint, timeout_s: float) -> list[Greeting]:
     """Return the greeting of each server; a server that answers at two addresses counts once."""
     by_server: dict[str, Greeting] = {}
     for greeting in greetings(endpoint, timeout_s):
@@ -182,7 +184,7 @@ def check_monitoring(
     for url in installation.monitoring[:_SERVERS_MAX]:
         try:
             before = installation.clock()
-            varz = _fetched(url, installation)
+            varz = _fetch_varz(url, installation)
             after = installation.clock()
         except (OSError, ValueError, http.client.HTTPException) as error:
             report.unreachable(
@@ -206,7 +208,7 @@ def check_monitoring(
     if Endpoint.of(installation.settings).is_elsewhere:
         _check_elsewhere(report, installation, seen)
     else:
-        _check_unseen(report, servers() or (), seen, asked=bool(installation.monitoring))
+        _check_unseen(report, servers() or (), seen, has_monitoring=bool(installation.monitoring))
 
 
 def check_monitored(report: Report, url: str, varz: Mapping[str, Any]) -> None:
@@ -223,7 +225,7 @@ def check_monitored(report: Report, url: str, varz: Mapping[str, Any]) -> None:
         every_s = float(config.get("sync_interval") or 0) / 1e9
         report.fault(
             "sync_interval",
-            f"the server of {url} syncs every {_spoken(every_s)}",
+            f"the server of {url} syncs every {_duration_text(every_s)}",
             "a power cut takes back what was acknowledged since: a young log all of it, and three replicas do not "
             "help where all lose their power, or one that did and one that was behind decide",
             f"{_ALWAYS}  and restart it; under load three replicas are the fast setting",
@@ -238,7 +240,7 @@ def check_monitored(report: Report, url: str, varz: Mapping[str, Any]) -> None:
         )
 
 
-def _check_unseen(report: Report, greeted: Sequence[Greeting], seen: set[str], *, asked: bool) -> None:
+def _check_unseen(report: Report, greeted: Sequence[Greeting], seen: set[str], *, has_monitoring: bool) -> None:
     peers = {str(greeting.info["server_id"]): greeting.peer for greeting in greeted if greeting.info.get("server_id")}
     unknown = seen - peers.keys()
     if peers and unknown:
@@ -249,7 +251,7 @@ def _check_unseen(report: Report, greeted: Sequence[Greeting], seen: set[str], *
             "Name the endpoints of the servers that the app uses.",
         )
     unseen = [peer for server, peer in peers.items() if server not in seen]
-    if unseen or not asked:
+    if unseen or not has_monitoring:
         report.unknown(
             "sync_interval",
             f"whether {named(unseen) or 'the server'} syncs what it acknowledges cannot be known over NATS",
@@ -276,7 +278,7 @@ def _domain_of(varz: Mapping[str, Any]) -> str:
     return str(config.get("domain") or "")
 
 
-def _spoken(seconds: float) -> str:
+def _duration_text(seconds: float) -> str:
     """Return a duration in the unit that a person would have written.
 
     Days appear because nats-server reads `1m` without quotes as a million seconds.
@@ -286,7 +288,7 @@ def _spoken(seconds: float) -> str:
     return f"{seconds / 60:g} minutes" if seconds < 7_200 else f"{seconds:,.0f} s ({seconds / 86_400:.1f} days)"
 
 
-def _fetched(url: str, installation: Installation) -> Mapping[str, Any]:
+def _fetch_varz(url: str, installation: Installation) -> Mapping[str, Any]:
     """Return `/varz` of a monitoring endpoint without following redirects.
 
     Raises `OSError`, `ValueError` and `HTTPException`.

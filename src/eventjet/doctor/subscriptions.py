@@ -47,35 +47,36 @@ def check_read_models(
                 _check_empty(installation, report, link, status, seen)
 
 
-def _check_code(installation: Installation, report: Report, one: WorkStatus, seen: SeenDatabase) -> None:
+def _check_code(installation: Installation, report: Report, status: WorkStatus, seen: SeenDatabase) -> None:
     """Report rows that other code than this app's made under the same revision."""
-    code = installation.app.projections[one.name].code
+    code = installation.app.projections[status.name].code
     for row, _ in seen.checkpoints.rows:
-        if (row.name, row.revision) == (one.name, one.revision) and row.has_rows_of_other_code(code):
+        if (row.name, row.revision) == (status.name, status.revision) and row.has_rows_of_other_code(code):
             report.warning(
                 "code",
-                f"rows of {one.name} revision {one.revision} were made by other code than this app has under it",
+                f"rows of {status.name} revision {status.revision} were made by other code than this app has under it",
                 "readers see rows of both where they differ",
-                f"`eventjet verify {one.name}` says whether any differ, and ends this warning where none does; else "
-                f"`eventjet rebuild {one.name}`, or declare revision={one.revision + 1}",
+                f"`eventjet verify {status.name}` says whether any differ, and ends this warning where none does; else "
+                f"`eventjet rebuild {status.name}`, or declare revision={status.revision + 1}",
             )
 
 
 def _check_empty(
-    installation: Installation, report: Report, link: NatsConnection, one: WorkStatus, seen: SeenDatabase
+    installation: Installation, report: Report, link: NatsConnection, status: WorkStatus, seen: SeenDatabase
 ) -> None:
     """Report tables without rows where the checkpoint has passed events that the projection takes."""
-    if one.name not in seen.empty or not one.position:
+    if status.name not in seen.empty or not status.position:
         return
-    resolved = installation.app.projections[one.name]
+    resolved = installation.app.projections[status.name]
     for subject in filters_of(installation.app, resolved.events):
         record = link.ask(next_message(installation.app.name, 1, subject))
-        if record is not None and record[0] <= one.position:
+        if record is not None and record[0] <= status.position:
             report.warning(
                 "rows",
-                f"{one.name} has no rows, and its checkpoint has passed events from position {record[0]:,} on",
+                f"{status.name} has no rows, and its checkpoint has passed events from position {record[0]:,} on",
                 "if somebody emptied it, what was in it does not come back by itself",
-                f"`eventjet verify {one.name}` says whether that is right; `eventjet rebuild {one.name}` makes it so",
+                f"`eventjet verify {status.name}` says whether that is right; `eventjet rebuild {status.name}` makes "
+                "it so",
             )
             return
 
@@ -105,77 +106,77 @@ LAG_MAX_S = 60.0
 """Seconds of lag above which a subscription is reported although a worker is at it."""
 
 
-def check_work(report: Report, one: WorkStatus) -> None:
+def check_work(report: Report, status: WorkStatus) -> None:
     """Report the state of one subscription in at least one finding."""
-    name, is_projection = one.name, one.kind == PROJECTION
-    called = name if is_projection else f"{one.kind} {name}"
+    name, is_projection = status.name, status.kind == PROJECTION
+    label = name if is_projection else f"{status.kind} {name}"
     stale = "readers see what was true then" if is_projection else "what events lead to does not happen"
-    if not one.declared:
+    if not status.declared:
         report.note(
             "cursor",
-            f"{called} has a cursor at position {one.position:,}, and the app does not declare it",
+            f"{label} has a cursor at position {status.position:,}, and the app does not declare it",
             "its events are handled by nobody; a reactor under a new name can go on there",
-            f"`eventjet cursor set NEW {one.position}`, or `eventjet cursor drop {name}`",
+            f"`eventjet cursor set NEW {status.position}`, or `eventjet cursor drop {name}`",
         )
         return
     before = len(report.found)
-    if one.state == FAILED:
+    if status.state == FAILED:
         fix = "`eventjet status` shows it again; a worker tries it when it starts"
-        report.fault("log", f"{called}: {one.reason or 'it failed'}", stale, fix)
-    elif one.state == RETIRED:
-        report.fault("checkpoint", f"{called} revision {one.revision} was retired", stale, "`eventjet init`")
-    elif not is_projection and one.state == NEW:
-        report.fault("cursor", f"{called} has no cursor", stale, "`eventjet init`")
-    elif one.state == PAUSED:
-        level = Level.WARNING if one.lag_events else Level.NOTE
+        report.fault("log", f"{label}: {status.reason or 'it failed'}", stale, fix)
+    elif status.state == RETIRED:
+        report.fault("checkpoint", f"{label} revision {status.revision} was retired", stale, "`eventjet init`")
+    elif not is_projection and status.state == NEW:
+        report.fault("cursor", f"{label} has no cursor", stale, "`eventjet init`")
+    elif status.state == PAUSED:
+        level = Level.WARNING if status.lag_events else Level.NOTE
         fix = f"`eventjet resume {name}`"
-        report.add(level, "paused", f"{called} is paused, {one.lag_events:,} events behind", stale, fix)
+        report.add(level, "paused", f"{label} is paused, {status.lag_events:,} events behind", stale, fix)
     else:
-        _check_worker(report, called, one, stale)
-    if one.location:
+        _check_worker(report, label, status, stale)
+    if status.location:
         report.warning(
             "revision",
-            f"{called} revision {one.revision} is not what readers see: its rows are aside{_because(one)}",
+            f"{label} revision {status.revision} is not what readers see: its rows are aside{_reason_text(status)}",
             "they see an earlier revision until this one has caught up and taken over",
             f"`eventjet worker`, or `eventjet rebuild {name}`; then `eventjet db promote {name}` if it still stands "
             "aside",
         )
-    if one.parked:
+    if status.parked:
         report.warning(
             "quarantine",
-            f"{called} has {one.parked:,} quarantined",
+            f"{label} has {status.parked:,} quarantined",
             "they are in no read model, and later events of their aggregates wait behind them",
             f"`eventjet quarantine list {name}`",
         )
     if len(report.found) == before:
-        report.ok("work", f"{called} stands at position {one.position:,}, kept by {one.owner}")
+        report.ok("work", f"{label} stands at position {status.position:,}, kept by {status.owner}")
 
 
-def _because(one: WorkStatus) -> str:
+def _reason_text(status: WorkStatus) -> str:
     """Return why a revision could not be activated, as its worker noted it; empty where it noted nothing."""
-    return f" ({one.reason.rstrip('.')})" if one.reason and one.owner else ""
+    return f" ({status.reason.rstrip('.')})" if status.reason and status.owner else ""
 
 
-def _check_worker(report: Report, called: str, one: WorkStatus, stale: str) -> None:
-    if one.lost_owner:
-        since = "since the database's clock was set back" if one.lost_s is None else f"for {one.lost_s:,.0f} s"
+def _check_worker(report: Report, label: str, status: WorkStatus, stale: str) -> None:
+    if status.lost_owner:
+        since = "since the database's clock was set back" if status.lost_s is None else f"for {status.lost_s:,.0f} s"
         report.warning(
             "lease",
-            f"{called}: its worker {one.lost_owner} has not been seen {since}, and none has taken over",
+            f"{label}: its worker {status.lost_owner} has not been seen {since}, and none has taken over",
             stale,
-            f"`eventjet worker {one.name}`; a second one beside it takes over within seconds",
+            f"`eventjet worker {status.name}`; a second one beside it takes over within seconds",
         )
-    elif one.reason and (one.owner is None or not one.location):
-        where = f"at position {one.position:,}, {one.lag_events:,} events behind"
-        what = f"{called} waits {where}: {one.reason}"
-        fix = f"Do what the reason says; a worker that runs tries again by itself, else `eventjet worker {one.name}`"
+    elif status.reason and (status.owner is None or not status.location):
+        where = f"at position {status.position:,}, {status.lag_events:,} events behind"
+        what = f"{label} waits {where}: {status.reason}"
+        fix = f"Do what the reason says; a worker that runs tries again by itself, else `eventjet worker {status.name}`"
         report.warning("waits", what, stale, fix)
-    elif one.owner is None:
-        level = Level.WARNING if one.lag_events else Level.NOTE
-        what = f"nobody works on {called}, {one.lag_events:,} events behind"
-        report.add(level, "worker", what, stale, f"`eventjet worker {one.name}`")
-    elif one.lag_s is not None and one.lag_s > LAG_MAX_S:
-        what = f"{called} is {one.lag_events:,} events and {one.lag_s:,.0f} s behind"
+    elif status.owner is None:
+        level = Level.WARNING if status.lag_events else Level.NOTE
+        what = f"nobody works on {label}, {status.lag_events:,} events behind"
+        report.add(level, "worker", what, stale, f"`eventjet worker {status.name}`")
+    elif status.lag_s is not None and status.lag_s > LAG_MAX_S:
+        what = f"{label} is {status.lag_events:,} events and {status.lag_s:,.0f} s behind"
         fix = "`eventjet status --watch` shows its pace"
-        fix += f"; `eventjet rebuild {one.name}` is faster for many" if one.kind == PROJECTION else ""
+        fix += f"; `eventjet rebuild {status.name}` is faster for many" if status.kind == PROJECTION else ""
         report.warning("lag", what, stale, fix)

@@ -37,7 +37,7 @@ Outcome: TypeAlias = Literal["begun", "done", "refused", "failed", "cancelled"]
 RESULT_MAX = 2_000
 """Characters of an action's result that its audit entry keeps."""
 _SEPARATOR = ","
-_a = actions.c
+_columns = actions.c
 
 
 async def pause(app: App, settings: Settings, names: Sequence[str], revision: int | None = None) -> list[Changed]:
@@ -73,8 +73,8 @@ async def _change(
     settings: Settings,
     names: Sequence[str],
     revision: int | None,
-    projections: Callable[..., Coroutine[Any, Any, list[Paused]]],
-    followers: Callable[[Cursors, Sequence[str]], Coroutine[Any, Any, list[PausedCursor]]],
+    change_projections: Callable[..., Coroutine[Any, Any, list[Paused]]],
+    change_followers: Callable[[Cursors, Sequence[str]], Coroutine[Any, Any, list[PausedCursor]]],
 ) -> list[Changed]:
     """Pause or resume: first the checkpoints of projections, since they may refuse, then the cursors."""
     chosen = chosen_of(app, names)
@@ -83,10 +83,10 @@ async def _change(
     pairs = [(resolved.name, revision or resolved.revision) for resolved in chosen.projections]
     done: list[Changed] = []
     if pairs:
-        done += await projections(settings.database, pairs, app=app.name, declared=revision is None)
+        done += await change_projections(settings.database, pairs, app=app.name, declared=revision is None)
     if chosen.followers:
         async with connected(settings) as client:
-            done += await followers(Cursors(client, app.name), [follower.name for follower in chosen.followers])
+            done += await change_followers(Cursors(client, app.name), [follower.name for follower in chosen.followers])
     return done
 
 
@@ -167,24 +167,28 @@ async def end(database: Database, action_id: str, outcome: Outcome, result: str)
     shown = "\n".join(map(printable, cut(result, RESULT_MAX).split("\n")))
     values = {"outcome": outcome, "result": shown, "ended_at": Clock()}
     async with _writing(database) as connection:
-        await connection.execute(update(actions).where(_a.id == action_id, _a.outcome == "begun").values(values))
+        await connection.execute(
+            update(actions).where(_columns.id == action_id, _columns.outcome == "begun").values(values)
+        )
 
 
 def audit_entries(
     connection: Connection, app: str, *, limit: int, skip: int = 0, target: str | None = None
 ) -> list[AuditEntry]:
     """Return the audit entries of an app, newest first; with `target` only those about it."""
-    query = select(*_a, Clock()).where(_a.app == app)
+    query = select(*_columns, Clock()).where(_columns.app == app)
     if target is not None:
-        targets = literal(_SEPARATOR) + _a.target + _SEPARATOR
+        targets = literal(_SEPARATOR) + _columns.target + _SEPARATOR
         query = query.where(targets.contains(f"{_SEPARATOR}{target}{_SEPARATOR}", autoescape=True))
-    rows = connection.execute(query.order_by(_a.at.desc(), _a.id).offset(skip).limit(limit))
+    rows = connection.execute(query.order_by(_columns.at.desc(), _columns.id).offset(skip).limit(limit))
     return [_entry(row) for row in rows]
 
 
 def audit_entry(connection: Connection, app: str, action_id: str) -> AuditEntry | None:
     """Return the audit entry with this id; None where the app has none."""
-    row = connection.execute(select(*_a, Clock()).where(_a.app == app, _a.id == action_id)).one_or_none()
+    row = connection.execute(
+        select(*_columns, Clock()).where(_columns.app == app, _columns.id == action_id)
+    ).one_or_none()
     return None if row is None else _entry(row)
 
 

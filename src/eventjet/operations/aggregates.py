@@ -76,7 +76,7 @@ def ids_beginning(app: App, connection: Connection, aggregate: str, prefix: str,
     declare.
     """
     remedy = ""
-    for resolved in _keyed(app, aggregate):
+    for resolved in _models_keyed_by(app, aggregate):
         dialect = dialect_of(connection)
         stored_checkpoint = checkpoint.read(connection, resolved.name, resolved.revision)
         if stored_checkpoint is None or not stored_checkpoint.has_begun or stored_checkpoint.app != app.name:
@@ -110,7 +110,7 @@ async def looked_up(store: EventStore, aggregate: str, ids: Sequence[str]) -> li
             record = await store.newest(aggregate, aggregate_id)
         except Refused:
             return None  # a key of a table that cannot be an id
-        return None if record is None else _found(aggregate, aggregate_id, record)
+        return None if record is None else _match_of(aggregate, aggregate_id, record)
 
     return [match for match in await asyncio.gather(*map(one, ids)) if match is not None]
 
@@ -127,16 +127,16 @@ async def changed_last(store: EventStore) -> list[AggregateMatch]:
             size += len(record[4])
             aggregate, aggregate_id = entity_shown(record[2])
             if aggregate is not None and aggregate_id is not None:
-                matches.setdefault((aggregate, aggregate_id), _found(aggregate, aggregate_id, record))
+                matches.setdefault((aggregate, aggregate_id), _match_of(aggregate, aggregate_id, record))
         end = start - 1
     return list(matches.values())[:FOUND_MAX]
 
 
-def _found(aggregate: str, aggregate_id: str, record: RawRecord) -> AggregateMatch:
+def _match_of(aggregate: str, aggregate_id: str, record: RawRecord) -> AggregateMatch:
     return AggregateMatch(aggregate, aggregate_id, version_in(record), record[0], stored_at(record))
 
 
-def _keyed(app: App, aggregate: str) -> list[ResolvedProjection]:
+def _models_keyed_by(app: App, aggregate: str) -> list[ResolvedProjection]:
     """Return the read models with a row for each aggregate of a type; those with the fewest aggregate types first."""
 
     def owners(resolved: ResolvedProjection) -> set[str | None]:
@@ -163,7 +163,7 @@ def _remedy(resolved: ResolvedProjection, column: str) -> str:
 
 
 def _no_index(app: App, aggregate: str) -> str:
-    names = [resolved.name for resolved in _keyed(app, aggregate)]
+    names = [resolved.name for resolved in _models_keyed_by(app, aggregate)]
     if names:
         return f"Only whole ids can be found until the read model {names[0]} has begun: start its worker."
     return (
@@ -176,9 +176,9 @@ FOLDED_MAX = 20_000
 """Events that one call folds at most."""
 FOLD_S = 1.5
 """Seconds that one call folds at most."""
-_EVERY = 500
+_CACHE_EVERY = 500
 """Events between two states that are kept in memory."""
-_KEPT_MAX = 64
+_CACHED_MAX = 64
 """States of one aggregate that are kept in memory."""
 _AGGREGATES_MAX = 16
 
@@ -216,7 +216,7 @@ class SnapshotInfo:
 
 
 @dataclass(slots=True)
-class _Known:
+class _FoldCache:
     """Folded states of one aggregate by version, at most 64 of them."""
 
     states: dict[int, FoldedState[Any]] = field(default_factory=dict[int, FoldedState[Any]])
@@ -225,9 +225,9 @@ class _Known:
         below = [candidate for candidate in self.states if candidate <= version]
         return self.states[max(below)] if below else None
 
-    def keep(self, held: FoldedState[Any]) -> None:
-        self.states[held.version] = held
-        while len(self.states) > _KEPT_MAX:
+    def keep(self, folded: FoldedState[Any]) -> None:
+        self.states[folded.version] = folded
+        while len(self.states) > _CACHED_MAX:
             # Drop every second version, so that the rest still spans the whole history.
             ordered = sorted(self.states)
             for version in ordered[1:-1:2]:
@@ -246,7 +246,7 @@ class TimeTravel:
         self._snapshots = None if client is None else KeyValueSnapshots(snapshot_bucket(repositories.app.name), client)
         self._classes = {info.name: cls for cls, info in repositories.app.aggregates.items()}
         self._codecs: dict[str, SnapshotCodec[Any]] = {}
-        self._known: OrderedDict[tuple[str, str], _Known] = OrderedDict()
+        self._caches: OrderedDict[tuple[str, str], _FoldCache] = OrderedDict()
         self._log = ("", 0)
 
     def knows(self, aggregate: str) -> bool:
@@ -257,19 +257,19 @@ class TimeTravel:
         """Return whether the app keeps snapshots of this type."""
         return aggregate_info(self._classes[aggregate]).snapshot_every is not None
 
-    async def at(self, aggregate: str, aggregate_id: str, version: int, most: int = FOLDED_MAX) -> Folded:
+    async def at(self, aggregate: str, aggregate_id: str, version: int, limit: int = FOLDED_MAX) -> Folded:
         """Return the state at a version; version 0 is the initial state.
 
         Folding starts at the nearest cached state below the version; where that is more than 500 events away, at the
-        snapshot if that is closer. It stops after `most` events or 1.5 s. Raises what `EventStore` does; an error of
+        snapshot if that is closer. It stops after `limit` events or 1.5 s. Raises what `EventStore` does; an error of
         application code becomes the `fault` of the answer.
         """
-        cache = self._of(aggregate, aggregate_id)
+        cache = self._cache_of(aggregate, aggregate_id)
         folded = cache.nearest(version) or FoldedState(self._classes[aggregate](), 0, 0)
-        if version - folded.version > _EVERY:
-            snapshot = await self._believable(aggregate, aggregate_id, version)
+        if version - folded.version > _CACHE_EVERY:
+            snapshot = await self._usable_snapshot(aggregate, aggregate_id, version)
             folded = snapshot if snapshot is not None and snapshot.version > folded.version else folded
-        return await self._fold(cache, folded, (aggregate, aggregate_id), version, most)
+        return await self._fold(cache, folded, (aggregate, aggregate_id), version, limit)
 
     async def snapshot(self, aggregate: str, aggregate_id: str) -> SnapshotInfo | None:
         """Return the stored snapshot, even where it cannot be used; None where there is none. Raises `StoreError`."""
@@ -279,69 +279,71 @@ class TimeTravel:
         if entry is None:
             return None
         decoded = self._decoded(aggregate, entry[4])
-        version, position = (decoded.version, decoded.position) if decoded is not None else _told(entry[4])
+        version, position = (
+            (decoded.version, decoded.position) if decoded is not None else _version_and_position(entry[4])
+        )
         unused = ""
         if not self.snapshots(aggregate):
             unused = "the aggregate has no `snapshot_every`"
         elif decoded is None:
             unused = "it was written by another revision, or with other fields or schemas; the next one replaces it"
-        elif not await self._stands(decoded):
+        elif not await self._is_in_log(decoded):
             unused = "its last event is not at its position of this log"
         return SnapshotInfo(position, version, entry[1] / 1e9, len(entry[4]), unused)
 
-    def _of(self, aggregate: str, aggregate_id: str) -> _Known:
+    def _cache_of(self, aggregate: str, aggregate_id: str) -> _FoldCache:
         log = (self._store.identity, len(self._repositories.catalog.voids))
         if log != self._log:
-            self._known.clear()
+            self._caches.clear()
             self._log = log
-        cache = self._known.setdefault((aggregate, aggregate_id), _Known())
-        self._known.move_to_end((aggregate, aggregate_id))
-        if len(self._known) > _AGGREGATES_MAX:
-            self._known.popitem(last=False)
+        cache = self._caches.setdefault((aggregate, aggregate_id), _FoldCache())
+        self._caches.move_to_end((aggregate, aggregate_id))
+        if len(self._caches) > _AGGREGATES_MAX:
+            self._caches.popitem(last=False)
         return cache
 
     async def _fold(
-        self, known: _Known, held: FoldedState[Any], of: tuple[str, str], version: int, events: int
+        self, cache: _FoldCache, folded: FoldedState[Any], entity: tuple[str, str], version: int, events_max: int
     ) -> Folded:
-        begin, until = held.version, time.monotonic() + FOLD_S
+        begin, until = folded.version, time.monotonic() + FOLD_S
         decoder = Decoder(self._repositories.catalog)
-        while held.version < version:
-            remaining = events - (held.version - begin)
+        while folded.version < version:
+            remaining = events_max - (folded.version - begin)
             if remaining <= 0 or time.monotonic() > until:
                 why = f"It is {version - begin:,} events from the nearest known state, at version {begin:,}"
-                return Folded(held, version, f"{why}; this look came to version {held.version:,}.", goes_on=True)
-            limit = min(_EVERY, remaining, version - held.version)
-            history = await self._store.history(*of, after=held.position, most=limit)
+                return Folded(folded, version, f"{why}; this look came to version {folded.version:,}.", goes_on=True)
+            limit = min(_CACHE_EVERY, remaining, version - folded.version)
+            history = await self._store.history(*entity, after=folded.position, most=limit)
             records = [record for record in history if (version_in(record) or 0) <= version]
             if not records:
-                return Folded(held, version, f"The log tells no version {held.version + 1:,} of it here.")
+                return Folded(folded, version, f"The log tells no version {folded.version + 1:,} of it here.")
             # The application's code runs in a thread, so that the event loop serves pages meanwhile.
-            previous = held
-            held, fault = await asyncio.to_thread(_folded, held, records, decoder)
-            if held.version > previous.version:
-                known.keep(held)
+            previous = folded
+            folded, fault = await asyncio.to_thread(_fold_until_fault, folded, records, decoder)
+            if folded.version > previous.version:
+                cache.keep(folded)
             if fault:
-                return Folded(held, version, fault)
-            if held.position <= previous.position:
-                return Folded(held, version, "Its records do not follow one another.")
-        return Folded(held, version)
+                return Folded(folded, version, fault)
+            if folded.position <= previous.position:
+                return Folded(folded, version, "Its records do not follow one another.")
+        return Folded(folded, version)
 
-    async def _believable(self, aggregate: str, aggregate_id: str, version: int) -> FoldedState[Any] | None:
+    async def _usable_snapshot(self, aggregate: str, aggregate_id: str, version: int) -> FoldedState[Any] | None:
         """Return the snapshot if it belongs to this log and is not above the version, else None."""
         if self._snapshots is None:
             return None
         try:
             value = await self._snapshots.get(aggregate, aggregate_id)
             folded = None if value is None else self._decoded(aggregate, value)
-            if folded is None or folded.version > version or not await self._stands(folded):
+            if folded is None or folded.version > version or not await self._is_in_log(folded):
                 return None
         except (StoreError, Unreachable):
             return None  # a snapshot only shortens folding
         return folded
 
-    async def _stands(self, held: FoldedState[Any]) -> bool:
-        record = await self._store.at(held.position)
-        return record is not None and (header(record[3], MSG_ID) or "") == held.event_id
+    async def _is_in_log(self, folded: FoldedState[Any]) -> bool:
+        record = await self._store.at(folded.position)
+        return record is not None and (header(record[3], MSG_ID) or "") == folded.event_id
 
     def _decoded(self, aggregate: str, value: bytes) -> FoldedState[Any] | None:
         if aggregate not in self._codecs:
@@ -359,23 +361,25 @@ def difference(before: FoldedState[Any], after: FoldedState[Any]) -> StateDiffer
     return compare_states(states[0], states[1], shown[0], shown[1])
 
 
-def _folded(held: FoldedState[Any], records: Sequence[RawRecord], decoder: Decoder) -> tuple[FoldedState[Any], str]:
+def _fold_until_fault(
+    folded: FoldedState[Any], records: Sequence[RawRecord], decoder: Decoder
+) -> tuple[FoldedState[Any], str]:
     """Fold records as far as possible; return the state and why folding stopped, empty where it did not."""
     try:
-        return fold_records(held, records, decoder), ""
+        return fold_records(folded, records, decoder), ""
     except (DefinitionError, CodecError, HistoryBroken):
         pass
     for record in records:  # fold each by itself to name the record that fails
         try:
-            held = fold_records(held, [record], decoder)
+            folded = fold_records(folded, [record], decoder)
         except DefinitionError as error:
-            return held, f"Version {held.version + 1:,}, at position {record[0]:,}: {'; '.join(error.faults)}"
+            return folded, f"Version {folded.version + 1:,}, at position {record[0]:,}: {'; '.join(error.faults)}"
         except (CodecError, HistoryBroken) as error:
-            return held, f"Position {record[0]:,}: {error}"
-    return held, ""
+            return folded, f"Position {record[0]:,}: {error}"
+    return folded, ""
 
 
-def _told(value: bytes) -> tuple[int, int]:
+def _version_and_position(value: bytes) -> tuple[int, int]:
     """Return version and position from a snapshot that this app cannot decode; zeros where it has none."""
     try:
         snapshot = read_json(value)["snapshot"]
@@ -388,7 +392,7 @@ Change: TypeAlias = Literal["same", "changed", "added", "removed"]
 
 ROWS_MAX = 200
 """Fields that one comparison lists at most."""
-_LOOKED_MAX = 20_000
+_COMPARED_MAX = 20_000
 _DEPTH_MAX = 8
 _ABSENT = object()
 
@@ -423,7 +427,7 @@ def compare_states(before: Any, after: Any, shown_before: Any, shown_after: Any)
 
     Of a masked value the result says whether it changed, and nothing else.
     """
-    fields = list(islice(_fields("", (before, after), (shown_before, shown_after), 0), _LOOKED_MAX))
+    fields = list(islice(_fields("", (before, after), (shown_before, shown_after), 0), _COMPARED_MAX))
     # Where there are too many fields, list the changed ones only.
     listed = fields if len(fields) <= ROWS_MAX else [item for item in fields if item.change != "same"][:ROWS_MAX]
     return StateDifference(listed, len(fields) - len(listed))

@@ -56,7 +56,7 @@ def event_view(
     for it.
     """
     position, _, subject, block, body = record
-    event, optional = _told(record, voids)
+    event, optional = _header_fields(record, voids)
     try:
         jet.decode(record)
     except CodecError as error:
@@ -71,11 +71,11 @@ def event_view(
 
 def header_view(record: RawRecord, voids: Mapping[int, str] = MappingProxyType({})) -> dict[str, Any]:
     """Return what `event_view` does without the body, from subject and headers alone: quick for bodies of any size."""
-    event, optional = _told(record, voids)
+    event, optional = _header_fields(record, voids)
     return event | {name: value for name, value in optional.items() if value is not None}
 
 
-def _told(record: RawRecord, voids: Mapping[int, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _header_fields(record: RawRecord, voids: Mapping[int, str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what subject and headers say: the fields that every record has, and the optional ones."""
     position, time_ns, subject, block, _ = record
     fault: str | None = None
@@ -211,9 +211,9 @@ async def neighbours(store: EventStore, record: RawRecord) -> list[RawRecord]:
     start = max(position - NEAR, 1)
     records = await _read(store, start, position + NEAR)
 
-    def is_same(one: RawRecord) -> bool:
-        save = save_of(one[3])
-        return save == batch if batch is not None else save is None and header(one[3], COMMAND) == command
+    def is_same(candidate: RawRecord) -> bool:
+        save = save_of(candidate[3])
+        return save == batch if batch is not None else save is None and header(candidate[3], COMMAND) == command
 
     same = {candidate[0] for candidate in records if is_same(candidate)}
     first = last = position
@@ -230,7 +230,7 @@ async def cause_of(store: EventStore, record: RawRecord, cause: str) -> Cause:
     """Find the event before `record` whose id, or whose command's id, is `cause`. Raises what `EventStore` does."""
     position = record[0]
     nearby = await _read(store, max(position - NEAR, 1), position - 1)
-    cause_record = _named(nearby, cause)
+    cause_record = _record_with_id(nearby, cause)
     if cause_record is not None:
         return Cause(cause, cause_record)
     created_at = made_at(cause)
@@ -240,7 +240,7 @@ async def cause_of(store: EventStore, record: RawRecord, cause: str) -> Cause:
     expected = await store.position_at(created_at)
     spans = {(max(expected - AROUND, 1), expected + AROUND), (earliest, earliest + AROUND)}
     for start, end in sorted(spans, reverse=True):
-        cause_record = _named(await _read(store, start, min(end, position - 1)), cause)
+        cause_record = _record_with_id(await _read(store, start, min(end, position - 1)), cause)
         if cause_record is not None:
             return Cause(cause, cause_record)
     return Cause(
@@ -333,9 +333,9 @@ async def _read(store: EventStore, start: int, end: int) -> list[RawRecord]:
     return records
 
 
-def _named(records: Sequence[RawRecord], name: str) -> RawRecord | None:
-    by_id = next((record for record in records if header(record[3], MSG_ID) == name), None)
-    return by_id or next((record for record in reversed(records) if metadata_of(record[3])[0] == name), None)
+def _record_with_id(records: Sequence[RawRecord], cause_id: str) -> RawRecord | None:
+    by_id = next((record for record in records if header(record[3], MSG_ID) == cause_id), None)
+    return by_id or next((record for record in reversed(records) if metadata_of(record[3])[0] == cause_id), None)
 
 
 def _ids(record: RawRecord) -> list[str]:

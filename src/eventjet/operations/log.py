@@ -87,14 +87,14 @@ class LogPage:
     """Records that were examined."""
 
 
-async def page_before(client: Client, app: str, end: int, first: int, wanted: LogFilter) -> LogPage:
+async def page_before(client: Client, app: str, end: int, first: int, log_filter: LogFilter) -> LogPage:
     """Return the newest events before position `end`, at most `ROWS`, none before position `first`.
 
     Where a page has fewer, its `start` says how far the search came. Raises `StoreUnavailable` and `Forbidden`.
     """
-    subject, page = wanted.subject(app), LogPage(start=end, end=end)
+    subject, page = log_filter.subject(app), LogPage(start=end, end=end)
     deadline = time.monotonic() + LOOK_S
-    size = ROWS if subject is None and not wanted.scans else _SCAN
+    size = ROWS if subject is None and not log_filter.scans else _SCAN
     while page.start > first and len(page.records) < ROWS:
         if page.end > page.start and (time.monotonic() > deadline or page.looked >= RECORDS_MAX):
             break
@@ -105,7 +105,7 @@ async def page_before(client: Client, app: str, end: int, first: int, wanted: Lo
             continue
         window = window or []
         page.looked += len(window)
-        matches = [record for record in window if wanted.takes(record)]
+        matches = [record for record in window if log_filter.takes(record)]
         missing = ROWS - len(page.records)
         page.records[:0] = matches[-missing:]
         # Positions before the oldest event of this page belong to the next page.
@@ -116,17 +116,17 @@ async def page_before(client: Client, app: str, end: int, first: int, wanted: Lo
     return page
 
 
-async def page_from(client: Client, app: str, start: int, last: int, wanted: LogFilter) -> LogPage:
+async def page_from(client: Client, app: str, start: int, last: int, log_filter: LogFilter) -> LogPage:
     """Return the oldest events from position `start` on, at most `ROWS`, none after position `last`.
 
     Where a page has fewer, its `end` says how far the search came. Raises `StoreUnavailable` and `Forbidden`.
     """
-    subject, page = wanted.subject(app), LogPage(start=start, end=start)
+    subject, page = log_filter.subject(app), LogPage(start=start, end=start)
     deadline = time.monotonic() + LOOK_S
     while page.end <= last and len(page.records) < ROWS:
         if page.end > start and (time.monotonic() > deadline or page.looked >= RECORDS_MAX):
             break
-        count = ROWS - len(page.records) if not wanted.scans else _REQUEST
+        count = ROWS - len(page.records) if not log_filter.scans else _REQUEST
         records, remaining = await page_of_log(client, app, page.end, subject, count)
         if not records:
             page.end = last + 1
@@ -136,7 +136,7 @@ async def page_from(client: Client, app: str, start: int, last: int, wanted: Log
                 page.end = last + 1
                 break
             page.end, page.looked = record[0] + 1, page.looked + 1
-            if wanted.takes(record):
+            if log_filter.takes(record):
                 page.records.append(record)
                 if len(page.records) == ROWS:
                     break
@@ -157,9 +157,11 @@ async def ends_of(client: Client, app: str) -> tuple[int, int]:
     return max(1, state.first), state.last
 
 
-async def news_since(client: Client, app: str, start: int, wanted: LogFilter, most: int) -> tuple[list[RawRecord], int]:
-    """Return at most `most` records from a position on, as the server selects them, and how many more it has."""
-    return await page_of_log(client, app, start, wanted.subject(app), most)
+async def news_since(
+    client: Client, app: str, start: int, log_filter: LogFilter, limit: int
+) -> tuple[list[RawRecord], int]:
+    """Return at most `limit` records from a position on, as the server selects them, and how many more it has."""
+    return await page_of_log(client, app, start, log_filter.subject(app), limit)
 
 
 async def voids_among(client: Client, app: str, records: Sequence[RawRecord]) -> dict[int, str]:
@@ -172,9 +174,9 @@ async def voids_among(client: Client, app: str, records: Sequence[RawRecord]) ->
     }
 
 
-def names_of(known: Collection[Sequence[str]], name: str) -> tuple[str, ...]:
+def names_of(name_groups: Collection[Sequence[str]], name: str) -> tuple[str, ...]:
     """Return all names of the event class that has this name; the name alone where no class has it."""
-    return next((tuple(names) for names in known if name in names), (name,))
+    return next((tuple(names) for names in name_groups if name in names), (name,))
 
 
 async def _window(client: Client, app: str, subject: str | None, start: int, end: int) -> list[RawRecord] | None:
@@ -247,8 +249,8 @@ class LogStatus:
     """The missing range of positions, in words; empty where nothing is missing."""
 
 
-async def log_now(client: Client, app: str, known: LogStatus | None, timeout_s: float) -> LogStatus:
-    """Return the status of the log now; `known` is the status of the previous call, which saves a request.
+async def log_now(client: Client, app: str, previous: LogStatus | None, timeout_s: float) -> LogStatus:
+    """Return the status of the log now; `previous` is the status of the previous call, which saves a request.
 
     Raises `Unreachable`, `StoreUnavailable` and `Forbidden`, and `LogUnusable` where the stream does not exist.
     """
@@ -258,8 +260,8 @@ async def log_now(client: Client, app: str, known: LogStatus | None, timeout_s: 
         )
     except StreamMissing:
         raise missing_stream(app) from None
-    if known is not None and (known.last, known.identity) == (state.last, identity_of(state)):
-        last_at = known.last_at
+    if previous is not None and (previous.last, previous.identity) == (state.last, identity_of(state)):
+        last_at = previous.last_at
     else:
         record = await client.ask(last_message(app, stream_subjects(app)), timeout_s)
         last_at = None if record is None else record[1] / 1e9
@@ -316,9 +318,9 @@ class StatusReader:
         self._timeout_s = timeout_s
         self._followers = declarations_of(app)
         self._connection: NatsConnection | None = None
-        self._is_over = False
+        self._is_closed = False
 
-    def look(self, held: Sequence[Checkpoint]) -> tuple[SeenLog, list[WorkStatus]]:
+    def look(self, checkpoints: Sequence[Checkpoint]) -> tuple[SeenLog, list[WorkStatus]]:
         """Return what the log says of these checkpoints, and the status of each cursor.
 
         Raises `Unreachable` and `StoreError`.
@@ -326,20 +328,20 @@ class StatusReader:
         try:
             if self._connection is None:
                 self._connection = NatsConnection.open(self._endpoint, timeout_s=self._timeout_s)
-            if self._is_over:
+            if self._is_closed:
                 raise StoreUnavailable("The log", "the console has ended")
-            seen_log = see_log(self._connection, self._app.name, held)
+            seen_log = see_log(self._connection, self._app.name, checkpoints)
             return seen_log, look_at_followers(self._connection, self._app, self._followers, seen_log.last)
         except BaseException:
-            self._let_go()
+            self._disconnect()
             raise
 
     def close(self) -> None:
         """Close the connection for good, from any thread: a `look` that is under way ends."""
-        self._is_over = True
-        self._let_go()
+        self._is_closed = True
+        self._disconnect()
 
-    def _let_go(self) -> None:
+    def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
@@ -402,7 +404,7 @@ _LIMITED = (
 
 def account_limits() -> Request[AccountLimits]:
     """Return the request for the limits of the account that asks."""
-    return _read("INFO", None, _limits_in)
+    return _request("INFO", None, _limits_in)
 
 
 def replicas_of(stream: str) -> Request[list[Replica]]:
@@ -424,14 +426,14 @@ def replicas_of(stream: str) -> Request[list[Replica]]:
             for copy in copies
         ]
 
-    return _read(f"STREAM.INFO.{stream}", None, read)
+    return _request(f"STREAM.INFO.{stream}", None, read)
 
 
 def list_consumers(stream: str, offset: int) -> Request[tuple[list[ListedConsumer], int]]:
     """Return the request for a page of the stream's consumers, and for how many there are in all."""
 
-    def read(found: dict[str, Any]) -> tuple[list[ListedConsumer], int]:
-        consumers: list[dict[str, Any]] = found.get("consumers") or []
+    def read(response: dict[str, Any]) -> tuple[list[ListedConsumer], int]:
+        consumers: list[dict[str, Any]] = response.get("consumers") or []
         listed = [
             ListedConsumer(
                 str(consumer["name"]),
@@ -440,12 +442,12 @@ def list_consumers(stream: str, offset: int) -> Request[tuple[list[ListedConsume
             )
             for consumer in consumers
         ]
-        return listed, int(found.get("total", 0))
+        return listed, int(response.get("total", 0))
 
-    return _read(f"CONSUMER.LIST.{stream}", {"offset": offset}, read)
+    return _request(f"CONSUMER.LIST.{stream}", {"offset": offset}, read)
 
 
-def _read(subject: str, body: object, read: Callable[[dict[str, Any]], T]) -> Request[T]:
+def _request(subject: str, body: object, read: Callable[[dict[str, Any]], T]) -> Request[T]:
     request = call(subject, body)
 
     def parse(frame: Frame) -> T:

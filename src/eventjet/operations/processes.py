@@ -120,11 +120,11 @@ def _class_of(app: App, name: str) -> tuple[Any, ProcessInfo]:
 
 
 async def deadlines_waiting(
-    client: Client, app: App, name: str | None = None, most: int | None = None
+    client: Client, app: App, name: str | None = None, limit: int | None = None
 ) -> list[tuple[str, TimerSet]]:
     """Return (process, timer) of the timers that are set or are due and wait for a worker, earliest first.
 
-    At most `most` of either kind are read for each process, those that were set or fired first; by default all. Raises
+    At most `limit` of either kind are read for each process, those that were set or fired first; by default all. Raises
     `UsageError` for a process without deadlines.
     """
     names = [info.name for info in app.processes.values() if info.has_deadlines]
@@ -133,8 +133,8 @@ async def deadlines_waiting(
     waiting: list[tuple[str, TimerSet]] = []
     for process in names if name is None else [name]:
         # Read in this order, a timer that fires in between is in both lists, rather than in none.
-        still_set = await timers_set(client, app.name, process, most)
-        due = await timers_due(client, app.name, process, most)
+        still_set = await timers_set(client, app.name, process, limit)
+        due = await timers_due(client, app.name, process, limit)
         fired = {(timer.process_id, timer.at) for timer in due}
         waiting += [(process, timer) for timer in still_set if (timer.process_id, timer.at) not in fired]
         waiting += [(process, timer) for timer in due]
@@ -188,7 +188,7 @@ def answer_of(what: str, ask: Callable[[], T], faults: list[str], *, private: bo
 async def wake_processes(running: Running, ids: Sequence[str]) -> Woken:
     """Wake these processes, or all of them without ids. Raises `StoreUnavailable`, `Unreachable` and `Forbidden`."""
     runner, name = running.runner, running.runner.name
-    process_ids = list(dict.fromkeys(ids)) or await _all_of(runner)
+    process_ids = list(dict.fromkeys(ids)) or await _all_ids(runner)
     done, examples = Woken(0, 0, 0, ()), list[dict[str, str]]()
     for process_id in process_ids:
         reason = ""
@@ -209,7 +209,7 @@ async def wake_processes(running: Running, ids: Sequence[str]) -> Woken:
     return done
 
 
-async def _all_of(runner: ProcessRunner) -> list[str]:
+async def _all_ids(runner: ProcessRunner) -> list[str]:
     subjects = {record[2] async for record in runner.store.records()}
     process_ids = {process_id for aggregate, process_id in map(entity_shown, subjects) if aggregate == runner.name}
     return sorted(process_id for process_id in process_ids if process_id is not None)
@@ -290,11 +290,11 @@ async def process_history(jet: Jet, client: Client, running: Running, process_id
     moments = [_moment(jet, runner.name, process_id, record) for record in records]
     for record, moment in zip(records, moments, strict=True):
         if moment.kind == STEP:
-            moment.others = await _others(jet, client, record)
+            moment.others = await _other_events(jet, client, record)
         elif moment.cause is not None:
             cause_record = await client.ask(message_at(jet.name, moment.cause))
             moment.heard = None if cause_record is None else event_view(jet, cause_record)
-    _tell_states(jet, running, records, moments)
+    _add_steps_and_deadlines(jet, running, records, moments)
     return History(moments, remaining > 0)
 
 
@@ -313,7 +313,7 @@ def _moment(jet: Jet, name: str, process_id: str, record: RawRecord) -> Moment:
     return Moment(event, STEP if command.startswith(step_prefix) else ASKED)
 
 
-async def _others(jet: Jet, client: Client, record: RawRecord) -> list[dict[str, Any]]:
+async def _other_events(jet: Jet, client: Client, record: RawRecord) -> list[dict[str, Any]]:
     """Return the other aggregate's events of a step; the same command stored them right before the process's own."""
     events: list[dict[str, Any]] = []
     command, position = _command_of(record), record[0] - 1
@@ -334,7 +334,9 @@ def _command_of(record: RawRecord) -> str | None:
         return None
 
 
-def _tell_states(jet: Jet, running: Running, records: Sequence[RawRecord], moments: Sequence[Moment]) -> None:
+def _add_steps_and_deadlines(
+    jet: Jet, running: Running, records: Sequence[RawRecord], moments: Sequence[Moment]
+) -> None:
     """Add to each moment the command of its step and its deadlines, as far as the process's functions can be called."""
     state: Any = running.initial
     private = running.is_private

@@ -79,7 +79,9 @@ class Quarantine:
     def listed(self, *, resolved: bool) -> Sequence[Listed]:
         """Return the quarantined events of all revisions; with `resolved` also those that were retried or dropped."""
         if self._projection is not None:
-            return self._in_rows(lambda link, name, _: rows.listed(link, [name], resolved=resolved), read_only=True)
+            return self._in_database(
+                lambda connection, name, _: rows.listed(connection, [name], resolved=resolved), read_only=True
+            )
         kind = default_type(self._app, self._cursors[0])
         listings = self._in_cursors(lambda cursors, name: cursor_control.listed(cursors, name, resolved=resolved))
         events = [replace(event, event_type=event.event_type or kind) for listing in listings for event in listing]
@@ -88,8 +90,8 @@ class Quarantine:
     def shown(self, position: int) -> Shown | None:
         """Return one event with its traceback; None where it is not in the quarantine."""
         if self._projection is not None:
-            return self._in_rows(
-                lambda link, name, revision: rows.shown(link, name, revision, position), read_only=True
+            return self._in_database(
+                lambda connection, name, revision: rows.shown(connection, name, revision, position), read_only=True
             )
         events = self._in_cursors(lambda cursors, name: cursor_control.shown(cursors, name, position))
         return next((event for event in events if event is not None), None)
@@ -108,7 +110,9 @@ class Quarantine:
     def retry(self, positions: Sequence[int] | None) -> list[int]:
         """Have a worker try these events again, or all of them; return their positions."""
         if self._projection is not None:
-            return self._in_rows(lambda link, name, revision: rows.retry(link, name, revision, positions))
+            return self._in_database(
+                lambda connection, name, revision: rows.retry(connection, name, revision, positions)
+            )
         if positions is not None:
             return self._resolve(positions, cursor_control.retry)
         batches = self._in_cursors(lambda cursors, name: cursor_control.retry(cursors, name, None))
@@ -117,19 +121,21 @@ class Quarantine:
     def drop(self, positions: Sequence[int]) -> list[int]:
         """Give up these events for good; return their positions."""
         if self._projection is not None:
-            return self._in_rows(lambda link, name, revision: rows.drop(link, name, revision, positions))
+            return self._in_database(
+                lambda connection, name, revision: rows.drop(connection, name, revision, positions)
+            )
         return self._resolve(positions, cursor_control.drop)
 
     def outcomes(self, positions: Sequence[int]) -> list[VerdictOutcome]:
         """Return how far workers have carried out the decisions about these events."""
         if self._projection is not None:
-            return self._in_rows(
-                lambda link, name, revision: rows.outcomes(link, name, revision, positions), read_only=True
+            return self._in_database(
+                lambda connection, name, revision: rows.outcomes(connection, name, revision, positions), read_only=True
             )
         batches = self._in_cursors(lambda cursors, name: cursor_control.outcomes(cursors, name, positions))
         return [outcome for batch in batches for outcome in batch]
 
-    def _in_rows(self, ask: Callable[[Connection, str, int], T], *, read_only: bool = False) -> T:
+    def _in_database(self, ask: Callable[[Connection, str, int], T], *, read_only: bool = False) -> T:
         """Call `ask` with a connection to the database, and the projection's name and revision."""
         assert self._projection is not None
         with self._connected(self._projection.name, read_only=read_only) as connection:
@@ -167,7 +173,7 @@ class Quarantine:
         """Apply a decision in the partition that has each event; the last one refuses events that none has."""
 
         async def resolve(cursors: Cursors) -> list[int]:
-            await self._check(cursors, positions)
+            await self._check_open(cursors, positions)
             remaining, chosen = list(dict.fromkeys(positions)), dict[str, list[int]]()
             for name in self._cursors[:-1]:
                 quarantined = {event.position for event in await cursor_control.listed(cursors, name)}
@@ -180,7 +186,7 @@ class Quarantine:
 
         return self._run(resolve)
 
-    async def _check(self, cursors: Cursors, positions: Sequence[int]) -> None:
+    async def _check_open(self, cursors: Cursors, positions: Sequence[int]) -> None:
         """Raise `UsageError`, with the reason, for an event that can be neither retried nor dropped."""
         entries = [entry for name in self._cursors for entry in await cursors.parked(name, resolved=True)]
         by_position = {entry.position: entry for entry in entries}
@@ -323,15 +329,15 @@ def names_with_quarantine(app: App) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-async def quarantine_page(links: Connections, name: str, *, limit: int, after: int = 0) -> QuarantinePage:
+async def quarantine_page(connections: Connections, name: str, *, limit: int, after: int = 0) -> QuarantinePage:
     """Return the first quarantined events after a position. Raises `UsageError` and `Unreachable`."""
-    chosen = chosen_of(links.app, [name])
+    chosen = chosen_of(connections.app, [name])
     if chosen.projections:
         ask = partial(rows.listed, names=[name], after=after, limit=limit + 1)
-        events = await links.ask(_owned(links.app, name, ask))
+        events = await connections.ask(_with_owner_check(connections.app, name, ask))
         return QuarantinePage(name, chosen.projections[0].revision, events[:limit], len(events) > limit)
-    cursors = Cursors((await links.log()).client, links.app.name)
-    events, is_cut, kind = list[Listed](), False, default_type(links.app, name)
+    cursors = Cursors((await connections.log()).client, connections.app.name)
+    events, is_cut, kind = list[Listed](), False, default_type(connections.app, name)
     for follower in chosen.followers:
         entries, may_be_more = await cursor_control.first_listed(cursors, follower.name, ENTRIES_MAX)
         is_cut = is_cut or may_be_more
@@ -340,12 +346,14 @@ async def quarantine_page(links: Connections, name: str, *, limit: int, after: i
     return QuarantinePage(name, chosen.followers[0].revision, events[:limit], is_cut or len(events) > limit)
 
 
-async def quarantined_event(links: Connections, name: str, position: int, *, limit: int) -> QuarantinedEvent | None:
+async def quarantined_event(
+    connections: Connections, name: str, position: int, *, limit: int
+) -> QuarantinedEvent | None:
     """Return a quarantined event with its body and the first `limit` events that it blocks.
 
     Return None where the position is not in the quarantine.
     """
-    app, chosen = links.app, chosen_of(links.app, [name])
+    app, chosen = connections.app, chosen_of(connections.app, [name])
     if chosen.projections:
         revision = chosen.projections[0].revision
 
@@ -353,13 +361,13 @@ async def quarantined_event(links: Connections, name: str, position: int, *, lim
             event = rows.shown(connection, name, revision, position)
             return None if event is None else (event, rows.waiting(connection, event.event, limit))
 
-        answer = await links.ask(_owned(app, name, ask))
+        answer = await connections.ask(_with_owner_check(app, name, ask))
         if answer is None:
             return None
         event, waiting = answer
         stored = stored_by_projection(app, event)
     else:
-        client = (await links.log()).client
+        client = (await connections.log()).client
         cursors = Cursors(client, app.name)
         candidates = [await cursor_control.shown(cursors, follower.name, position) for follower in chosen.followers]
         event = next((candidate for candidate in candidates if candidate is not None), None)
@@ -371,13 +379,13 @@ async def quarantined_event(links: Connections, name: str, position: int, *, lim
     return QuarantinedEvent(event, stored.type, body, stored.missing, waiting)
 
 
-async def outcomes_now(links: Connections, name: str, positions: Sequence[int]) -> list[VerdictOutcome]:
+async def outcomes_now(connections: Connections, name: str, positions: Sequence[int]) -> list[VerdictOutcome]:
     """Return how far workers have carried out the decisions about these events."""
-    chosen = chosen_of(links.app, [name])
+    chosen = chosen_of(connections.app, [name])
     if chosen.projections:
         ask = partial(rows.outcomes, name=name, revision=chosen.projections[0].revision, positions=positions)
-        return await links.ask(_owned(links.app, name, ask))
-    cursors = Cursors((await links.log()).client, links.app.name)
+        return await connections.ask(_with_owner_check(connections.app, name, ask))
+    cursors = Cursors((await connections.log()).client, connections.app.name)
     return [
         outcome
         for follower in chosen.followers
@@ -385,7 +393,7 @@ async def outcomes_now(links: Connections, name: str, positions: Sequence[int]) 
     ]
 
 
-def _owned(app: App, name: str, question: Callable[[Connection], T]) -> Callable[[Connection], T]:
+def _with_owner_check(app: App, name: str, question: Callable[[Connection], T]) -> Callable[[Connection], T]:
     """Return the question, asked only after `check_owner` has confirmed that the read model is this app's."""
 
     def ask(connection: Connection) -> T:

@@ -285,9 +285,9 @@ def _place(place: Place) -> str:
     return f"{run} {place.subject}: " if place.subject else f"{run}: "
 
 
-def _rest(count: int, shown: int, more: str = "") -> Iterator[str]:
+def _rest(count: int, shown: int, hint: str = "") -> Iterator[str]:
     if count > shown:
-        yield f"  - and {count - shown:,} more{more}"
+        yield f"  - and {count - shown:,} more{hint}"
 
 
 def _rate(events: int, seconds: float) -> str:

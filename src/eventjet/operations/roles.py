@@ -113,11 +113,11 @@ def roles_of(
 
     write_snapshots = (f"{api}.STREAM.INFO.KV_{bucket}", *snapshots, f"$KV.{bucket}.*.*")
 
-    def role(name: str, publish: Sequence[str], hears: Sequence[str] = (), deny: Sequence[str] = ()) -> Role:
-        return Role(name, tuple(publish), (f"_INBOX_{name}.>", *hears), tuple(deny))
+    def role(name: str, publish: Sequence[str], subscribe: Sequence[str] = (), deny: Sequence[str] = ()) -> Role:
+        return Role(name, tuple(publish), (f"_INBOX_{name}.>", *subscribe), tuple(deny))
 
     def writer(name: str, aggregate: str) -> Role:
-        return role(name, (*read, *snapshots, *_own(app, aggregate, aggregate in unique)), notices, [voids])
+        return role(name, (*read, *snapshots, *_writer_subjects(app, aggregate, aggregate in unique)), notices, [voids])
 
     streams = (stream, f"KV_{bucket}", *((f"KV_{cursors}", timers) if followers else ()))
     manage = tuple(f"{api}.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in streams)
@@ -153,14 +153,14 @@ def roles_of(
     )
 
 
-def _own(app: str, aggregate: str, claims: bool) -> tuple[str, ...]:
+def _writer_subjects(app: str, aggregate: str, has_unique: bool) -> tuple[str, ...]:
     """Return the subjects to which a writer of an aggregate publishes.
 
-    A writer that `claims` unique values of its type may claim those of other types too, since a subject cannot have a
-    wildcard within a token.
+    With `has_unique`, which says that the aggregate has unique values, the writer may claim values of other types too,
+    since a subject cannot have a wildcard within a token.
     """
     subjects = (type_subjects(app, aggregate), f"$KV.{snapshot_bucket(app)}.{aggregate}.*")
-    return (*subjects, type_subjects(app, CLAIMS)) if claims else subjects
+    return (*subjects, type_subjects(app, CLAIMS)) if has_unique else subjects
 
 
 def _keys_of(followers: Sequence[str]) -> list[str]:
@@ -213,12 +213,12 @@ def accounts(app: str, roles: Sequence[Role], routed: Routed = str) -> str:
     log, clients = app.upper(), f"{app.upper()}_CLIENTS"
     inside = "\n".join(user_lines(role) for role in roles if role.name == ADMIN)
     outside = "\n".join(user_lines(role, routed) for role in roles if role.name != ADMIN)
-    subjects = _asked_of_log(app, [role for role in roles if role.name != ADMIN])
+    subjects = _log_subjects(app, [role for role in roles if role.name != ADMIN])
     advisories = f"$JS.EVENT.ADVISORY.STREAM.*.{app}"
     kinds = [", response_type: stream" if _SEVERAL_ANSWERS.fullmatch(subject) else "" for subject in subjects]
     exports = [f"{{ service: {json.dumps(subject)}{kind} }}" for subject, kind in zip(subjects, kinds, strict=True)]
     imports = [
-        f"{{ service: {{ account: {log}, subject: {json.dumps(subject)} }}{_to(subject, routed)} }}"
+        f"{{ service: {{ account: {log}, subject: {json.dumps(subject)} }}{_to_clause(subject, routed)} }}"
         for subject in subjects
     ]
     exports.append(f"{{ stream: {json.dumps(advisories)} }}")
@@ -278,7 +278,7 @@ system_account: SYS
 """
 
 
-def _to(subject: str, routed: Routed) -> str:
+def _to_clause(subject: str, routed: Routed) -> str:
     return f", to: {json.dumps(routed(subject))}" if routed(subject) != subject else ""
 
 
@@ -286,7 +286,7 @@ _SEVERAL_ANSWERS = re.compile(r"\$JS\.API\.(CONSUMER\.MSG\.NEXT\..+|DIRECT\.GET\
 """Subjects of requests with several answers: pulls of a consumer, and pages of direct gets."""
 
 
-def _asked_of_log(app: str, roles: Sequence[Role]) -> list[str]:
+def _log_subjects(app: str, roles: Sequence[Role]) -> list[str]:
     """Return the subjects that roles publish to the log's account, none of them covered by another.
 
     The server delivers a message once for each import that matches it.

@@ -50,7 +50,7 @@ RECORDS_MAX = 50_000
 GO_S = 1.2
 _BATCH = 1_000
 _BATCH_BYTES = 4_000_000
-_PARKED_MAX = 1_000
+_QUARANTINED_MAX = 1_000
 _VALUE_MAX = 2_000
 
 
@@ -119,7 +119,7 @@ def why_not_told(app: App, name: str) -> str:
     return ""
 
 
-def live_row(connection: Connection, resolved: ResolvedProjection, given: str) -> tuple[tuple[Any, ...], LiveRow]:
+def live_row(connection: Connection, resolved: ResolvedProjection, key_json: str) -> tuple[tuple[Any, ...], LiveRow]:
     """Return the key that is given as JSON, and its row and checkpoint from one database snapshot.
 
     The connection must not have been used yet. Raises `UsageError` for text that is no key of the table, and for a
@@ -132,7 +132,7 @@ def live_row(connection: Connection, resolved: ResolvedProjection, given: str) -
     if stored_checkpoint is None:
         raise UsageError(f"Revision {resolved.revision} of {resolved.name!r} has not begun, so it has no rows yet.")
     table = located(resolved.table, stored_checkpoint.location, dialect)
-    key = key_of(table, given)
+    key = key_of(table, key_json)
     dialect.load_all(connection)
     values = connection.execute(row_query(table, key, dialect)).one_or_none()
     row, fault = None, ""
@@ -146,14 +146,14 @@ def live_row(connection: Connection, resolved: ResolvedProjection, given: str) -
                 _Strange(),
                 f"It holds a value that no fold could have written ({type(error).__name__}{detail})",
             )
-    return key, LiveRow(stored_checkpoint, row, _known(connection, resolved, key), fault)
+    return key, LiveRow(stored_checkpoint, row, _resolutions(connection, resolved, key), fault)
 
 
 class _Strange:
     """A value that is equal to no row."""
 
 
-def _known(connection: Connection, resolved: ResolvedProjection, key: tuple[Any, ...]) -> dict[int, str]:
+def _resolutions(connection: Connection, resolved: ResolvedProjection, key: tuple[Any, ...]) -> dict[int, str]:
     """Return the resolution by position of the quarantined events whose aggregate id is the row's key.
 
     Events that were retried are left out. Raises `UsageError` for more than 1,000 events.
@@ -162,9 +162,9 @@ def _known(connection: Connection, resolved: ResolvedProjection, key: tuple[Any,
         return {}
     c = quarantine.c
     conditions = of(resolved.name, resolved.revision), c.aggregate_id == str(key[0]), c.resolution != "retried"
-    rows = connection.execute(select(c.position, c.resolution).where(*conditions).limit(_PARKED_MAX + 1)).all()
-    if len(rows) > _PARKED_MAX:
-        raise UsageError(f"More than {_PARKED_MAX:,} events of it are in the quarantine. Decide about them first.")
+    rows = connection.execute(select(c.position, c.resolution).where(*conditions).limit(_QUARANTINED_MAX + 1)).all()
+    if len(rows) > _QUARANTINED_MAX:
+        raise UsageError(f"More than {_QUARANTINED_MAX:,} events of it are in the quarantine. Decide about them first.")
     return {int(position): str(resolution) for position, resolution in rows}
 
 
@@ -235,9 +235,9 @@ class RowSearch:
         decode = reader(self.catalog, self.resolved, self.live.known, predecessors)
         try:
             while not self.done and remaining > 0 and time.monotonic() < until:
-                records = await self._next(min(_BATCH, remaining), end)
+                records = await self._next_records(min(_BATCH, remaining), end)
                 remaining -= max(1, len(records))
-                await asyncio.to_thread(self._take, records, decode)
+                await asyncio.to_thread(self._fold_records, records, decode)
                 if records and not self.fault:
                     self.read_to = records[-1][0]
                 self.done = self.done or bool(self.fault) or self.read_to >= end
@@ -264,7 +264,7 @@ class RowSearch:
             self.read_to = max(0, min(int(self.key[0]), stored_checkpoint.position + 1) - 1)
             self.done = self.done or not 1 <= int(self.key[0]) <= stored_checkpoint.position
 
-    async def _next(self, count: int, end: int) -> list[RawRecord]:
+    async def _next_records(self, count: int, end: int) -> list[RawRecord]:
         """Return the next records; none at the end, which the leader confirms since a replica may lag behind."""
         if not self.resolved.reads:
             record = await self.client.ask(message_at(self.app.name, self.read_to + 1))
@@ -284,7 +284,7 @@ class RowSearch:
             self.done = True
         return records
 
-    def _take(self, records: list[RawRecord], decode: Any) -> None:
+    def _fold_records(self, records: list[RawRecord], decode: Any) -> None:
         """Fold records; blocks where a record has to be checked against its predecessor."""
         assert self._probe is not None
         self.records += len(records)
@@ -298,9 +298,9 @@ class RowSearch:
                 self.fault = f"It cannot be folded beyond position {record[0]:,}: {error}"
                 return
             if event is not None and self.key in changed:
-                self._note(record, getattr(event, "event", event), before, changed[self.key])
+                self._add_step(record, getattr(event, "event", event), before, changed[self.key])
 
-    def _note(self, record: RawRecord, event: Recorded[Any], before: Any, after: Any) -> None:
+    def _add_step(self, record: RawRecord, event: Recorded[Any], before: Any, after: Any) -> None:
         self.made += 1
         self.first = self.first or record[0]
         step = RowStep(
@@ -312,14 +312,14 @@ class RowSearch:
             recorded_at=event.recorded_at,
             actor=event.metadata.actor or "",
             what="made" if before is None else "deleted" if after is None else "changed",
-            changed=_changed(before, after),
+            changed=_changed_fields(before, after),
         )
         if self.until is None or step.position < self.until:
             self.steps.append(step)
-        if self._is_wanted(step):
+        if self._is_chosen(step):
             self.chosen = ChosenStep(step, before, after)
 
-    def _is_wanted(self, step: RowStep) -> bool:
+    def _is_chosen(self, step: RowStep) -> bool:
         if self.number is not None:
             return step.number <= self.number
         return self.at is None or step.position <= self.at
@@ -330,9 +330,9 @@ def compared(before: Any, after: Any) -> list[RowField]:
     present = next((row for row in (after, before) if row is not None and not isinstance(row, _Strange)), None)
     if present is None:
         return []
-    changed = _changed(before, after)
+    changed = _changed_fields(before, after)
     sides = [None if row is None or isinstance(row, _Strange) else masked_row(row) for row in (before, after)]
-    texts = [None if side is None else {name: _told(value) for name, value in side.items()} for side in sides]
+    texts = [None if side is None else {name: _field_text(value) for name, value in side.items()} for side in sides]
     before_texts, after_texts = ({} if side is None else side for side in texts)
     return [
         RowField(
@@ -342,12 +342,12 @@ def compared(before: Any, after: Any) -> list[RowField]:
     ]
 
 
-def _told(value: Any) -> str:
+def _field_text(value: Any) -> str:
     value = plain_json(value) if isinstance(value, dict | list | tuple) else value
     return "NULL" if value is None else cut(str(getattr(value, "value", value)), _VALUE_MAX)
 
 
-def _changed(before: Any, after: Any) -> tuple[str, ...]:
+def _changed_fields(before: Any, after: Any) -> tuple[str, ...]:
     row = after if after is not None else before
     if row is None or isinstance(before, _Strange) or isinstance(after, _Strange):
         return ()

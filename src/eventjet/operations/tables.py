@@ -122,19 +122,21 @@ def tables_seen(
     return TablesSeen(stored_checkpoint, tuple(tables), tuple(missing), chosen, shown_page)
 
 
-def place_tables(connection: Connection, app: App, held: Checkpoint) -> tuple[list[PlacedTable], list[str]]:
+def place_tables(
+    connection: Connection, app: App, stored_checkpoint: Checkpoint
+) -> tuple[list[PlacedTable], list[str]]:
     """Return the tables of one revision that exist, and the declared names of those that do not.
 
     For a revision that the app does not declare, columns are read from the database.
     """
     dialect = dialect_of(connection)
-    resolved = app.projections.get(held.name)
-    if resolved is not None and resolved.revision == held.revision:
-        return _declared(connection, resolved, held, dialect)
+    resolved = app.projections.get(stored_checkpoint.name)
+    if resolved is not None and resolved.revision == stored_checkpoint.revision:
+        return _place_declared(connection, resolved, stored_checkpoint, dialect)
     placed_tables: list[PlacedTable] = []
     missing: list[str] = []
-    for schema, name in names_of(held.tables):
-        ref = dialect.tables.find(connection, (schema, name), held.location)
+    for schema, name in names_of(stored_checkpoint.tables):
+        ref = dialect.tables.find(connection, (schema, name), stored_checkpoint.location)
         if ref is None:
             missing.append(name)
             continue
@@ -145,12 +147,12 @@ def place_tables(connection: Connection, app: App, held: Checkpoint) -> tuple[li
     return placed_tables, missing
 
 
-def _declared(
-    connection: Connection, resolved: AnyResolved, held: Checkpoint, dialect: Dialect
+def _place_declared(
+    connection: Connection, resolved: AnyResolved, stored_checkpoint: Checkpoint, dialect: Dialect
 ) -> tuple[list[PlacedTable], list[str]]:
     names = [(table.schema, table.name) for table in resolved.tables]
-    refs = dialect.tables.find_all(connection, names, held.location)
-    located = located_tables(resolved, held.location, dialect)
+    refs = dialect.tables.find_all(connection, names, stored_checkpoint.location)
+    located = located_tables(resolved, stored_checkpoint.location, dialect)
     row_type = resolved.row_type if isinstance(resolved, ResolvedProjection) else None
     placed_tables: list[PlacedTable] = []
     for name, table in zip(names, located, strict=True):
@@ -209,10 +211,10 @@ def page_query(
     raw = [sa.type_coerce(column, NullType()) for column in key]
     if after:
         key_parts = key_of(placed.table, after)
-        bound = [_bound(column, value, dialect) for column, value in zip(key, key_parts, strict=True)]
+        bound = [_literal(column, value, dialect) for column, value in zip(key, key_parts, strict=True)]
         query = query.where(sa.tuple_(*raw) > sa.tuple_(*bound) if len(key) > 1 else raw[0] > bound[0])
     elif start:
-        query = query.where(raw[0] >= _bound(key[0], _part_of(key[0], start), dialect))
+        query = query.where(raw[0] >= _literal(key[0], _part_of(key[0], start), dialect))
     return query.order_by(*key)
 
 
@@ -220,17 +222,17 @@ def row_query(table: Table, key: Sequence[Any], dialect: Dialect) -> Select[*tup
     """Return the query for the row of a key, with values as the driver gives them."""
     query = select(*(sa.type_coerce(selected, NullType()) for selected in table.columns))
     for column, value in zip(table.primary_key.columns, key, strict=True):
-        query = query.where(sa.type_coerce(column, NullType()) == _bound(column, value, dialect))
+        query = query.where(sa.type_coerce(column, NullType()) == _literal(column, value, dialect))
     return query.limit(1)
 
 
-def key_of(table: Table, given: str) -> tuple[Any, ...]:
+def key_of(table: Table, text: str) -> tuple[Any, ...]:
     """Return the key that a JSON list of its parts gives. Raises `UsageError` for text that is no key of this table."""
     columns = list(table.primary_key.columns)
     try:
-        if len(given) > KEY_MAX:
+        if len(text) > KEY_MAX:
             raise ValueError("it is too long")
-        parts = json.loads(given)
+        parts = json.loads(text)
         if not isinstance(parts, list) or len(parts) != len(columns):  # pyright: ignore[reportUnknownArgumentType]
             raise ValueError(f"a key of it is a JSON list of {len(columns)}")
         return tuple(_part(column, part) for column, part in zip(columns, parts, strict=True))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
@@ -238,18 +240,18 @@ def key_of(table: Table, given: str) -> tuple[Any, ...]:
         raise UsageError(f"This is no key of the table {table.name!r}: {cut(str(error), 200)}.") from None
 
 
-def _part_of(column: Column[Any], given: str) -> Any:
+def _part_of(column: Column[Any], text: str) -> Any:
     """Return a part of a key from the text that somebody typed."""
     try:
-        if len(given) > KEY_MAX:
+        if len(text) > KEY_MAX:
             raise ValueError("it is too long")
         kind = plain(column.type)
         if isinstance(kind, sa.Integer):
-            return _checked(column, int(given))
+            return _checked(column, int(text))
         if isinstance(kind, sa.String) and not isinstance(kind, sa.Enum):
             # A typed prefix may be longer than any key of the column.
-            return normaliser(sa.String())(given)
-        return _part(column, given)
+            return normaliser(sa.String())(text)
+        return _part(column, text)
     except (ValueError, ArithmeticError) as error:
         raise UsageError(f"No key of the table begins so: {column.name}: {cut(str(error), 200)}.") from None
 
@@ -281,7 +283,7 @@ def _python_type(column: Column[Any]) -> type | None:
         return None
 
 
-def _bound(column: Column[Any], value: Any, dialect: Dialect) -> ColumnElement[Any]:
+def _literal(column: Column[Any], value: Any, dialect: Dialect) -> ColumnElement[Any]:
     """Return the value as a literal that the driver accepts."""
     dump = dialect.dumper(column.type)
     return sa.literal(value if dump is None else dump(value), NullType())
@@ -327,10 +329,10 @@ def _key_json(parts: Sequence[tuple[Column[Any], Any]], dialect: Dialect) -> str
     values = [_loaded(column, value, dialect) for column, value in parts]
     if not values or any(isinstance(value, bytes) or value is None for value in values):
         return None
-    json_values = [value if isinstance(value, str | int | float) else _written(value) for value in values]
+    json_values = [value if isinstance(value, str | int | float) else _key_part_text(value) for value in values]
     text = json.dumps(json_values)
     return text if len(text) <= KEY_MAX else None
 
 
-def _written(value: Any) -> str:
+def _key_part_text(value: Any) -> str:
     return value.isoformat() if isinstance(value, date) else str(value)
