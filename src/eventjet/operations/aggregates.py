@@ -311,7 +311,7 @@ class TimeTravel:
                 why = f"It is {version - begin:,} events from the nearest known state, at version {begin:,}"
                 return Folded(held, version, f"{why}; this look came to version {held.version:,}.", goes_on=True)
             limit = min(_EVERY, remaining, version - held.version)
-            history = await self._store.history(*of, after=held.position, most=limit)
+            history = await self._store.history(*of, after=held.position, limit=limit)
             records = [record for record in history if (version_in(record) or 0) <= version]
             if not records:
                 return Folded(held, version, f"The log tells no version {held.version + 1:,} of it here.")
