@@ -183,7 +183,7 @@ async def test_what_a_listener_raises_is_no_matter_of_those_who_wait_for_answers
         client = await connect(Settings(servers=(server.url,), request_timeout_s=60))
         await client.serve("news", hear)
         for _ in range(3):
-            await client.request("$JS.API.INFO", before=[("news", b"x", b"")])
+            await client.request("$JS.API.INFO", earlier_messages=[("news", b"x", b"")])
         async with asyncio.timeout(60):
             while not raised:
                 await asyncio.sleep(0.01)

@@ -109,7 +109,7 @@ async def test_what_waits_for_a_lost_connection_is_not_sent_over_the_next() -> N
         last = batch % (2, b"Nats-Batch-Commit: 1\r\n")
         waiting = [
             asyncio.create_task(client.request(f"{name}.thing.a", b"late", stream=name)),
-            asyncio.create_task(client.request(f"{name}.thing.c", b"late", last, before=before, stream=name)),
+            asyncio.create_task(client.request(f"{name}.thing.c", b"late", last, earlier_messages=before, stream=name)),
         ]
         await asyncio.sleep(0)
         assert sum(b"late" in command for command in client.nats._pending) == 3

@@ -45,7 +45,7 @@ class RealLine:
                 self._before.append(message)
                 return None
         before, self._before = self._before, []
-        reply = (await self._client.request(*message, before=before))[4]
+        reply = (await self._client.request(*message, earlier_messages=before))[4]
         return json.loads(reply) if reply else {}
 
 

@@ -111,7 +111,7 @@ class SlowStore(MemoryStore):
             except Moved as moved:
                 await takes(self._costs.way)
                 write = writes[moved.index]
-                slot = await self.history(write.aggregate, write.aggregate_id, after=write.expected, most=1)
+                slot = await self.history(write.aggregate, write.aggregate_id, after=write.expected, limit=1)
                 if not slot:  # a rival's event is on its way into it
                     await takes(BACKOFF_CONTESTED_S)
                     continue
@@ -123,9 +123,9 @@ class SlowStore(MemoryStore):
             return position
 
     async def history(
-        self, aggregate: str, aggregate_id: str, *, after: int = 0, most: int | None = None
+        self, aggregate: str, aggregate_id: str, *, after: int = 0, limit: int | None = None
     ) -> list[RawRecord]:
-        return await self._read(lambda: self._log.history(aggregate, aggregate_id, after=after, most=most))
+        return await self._read(lambda: self._log.history(aggregate, aggregate_id, after=after, limit=limit))
 
     async def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
         self.looked += after > 0

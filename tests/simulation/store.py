@@ -40,13 +40,13 @@ class SimulatedClient(Client):
         payload: bytes = b"",
         headers: bytes = b"",
         timeout_s: float | None = None,
-        before: Collection[tuple[str, bytes, bytes]] = (),
+        earlier_messages: Collection[tuple[str, bytes, bytes]] = (),
         stream: str = "",
     ) -> Frame:
         await asyncio.sleep(0)
         wire = self.wire
         name = wire.name
-        for each in before:
+        for each in earlier_messages:
             wire.publish(each[0], each[1], _pairs(each[2]), time.monotonic())
         if subject == f"$JS.API.STREAM.MSG.GET.{name}":
             return frame(wire.get(orjson.loads(payload)))

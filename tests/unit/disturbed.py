@@ -52,15 +52,15 @@ class DisturbedClient(SimulatedClient):
         payload: bytes = b"",
         headers: bytes = b"",
         timeout_s: float | None = None,
-        before: Collection[tuple[str, bytes, bytes]] = (),
+        earlier_messages: Collection[tuple[str, bytes, bytes]] = (),
         stream: str = "",
     ) -> Frame:
-        self.sent = " ".join([*(each[0] for each in before), subject])
+        self.sent = " ".join([*(each[0] for each in earlier_messages), subject])
         for interfere in self.before:
             instead = interfere(subject, payload)
             if instead is not None:
                 return await self._answer(instead, timeout_s)
-        answer = await super().request(subject, payload, headers, timeout_s, before, stream)
+        answer = await super().request(subject, payload, headers, timeout_s, earlier_messages, stream)
         for interfere in self.after:
             instead = interfere(subject, payload)
             if instead is not None:

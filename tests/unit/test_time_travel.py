@@ -47,9 +47,9 @@ class Counting(MemoryStore):
     given = 0
 
     async def history(
-        self, aggregate: str, aggregate_id: str, *, after: int = 0, most: int | None = None
+        self, aggregate: str, aggregate_id: str, *, after: int = 0, limit: int | None = None
     ) -> list[RawRecord]:
-        found = await super().history(aggregate, aggregate_id, after=after, most=most)
+        found = await super().history(aggregate, aggregate_id, after=after, limit=limit)
         self.given += len(found)
         return found
 

@@ -18,9 +18,9 @@ class Counting(MemoryStore):
     asked = given = 0
 
     async def history(
-        self, aggregate: str, aggregate_id: str, *, after: int = 0, most: int | None = None
+        self, aggregate: str, aggregate_id: str, *, after: int = 0, limit: int | None = None
     ) -> list[RawRecord]:
-        found = await super().history(aggregate, aggregate_id, after=after, most=most)
+        found = await super().history(aggregate, aggregate_id, after=after, limit=limit)
         self.asked, self.given = self.asked + 1, self.given + len(found)
         return found
 

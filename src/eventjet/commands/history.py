@@ -51,14 +51,14 @@ def version_in(record: RawRecord) -> int | None:
 async def head_of(store: EventStore, aggregate: str, aggregate_id: str) -> Head | None:
     """Return both ends of a history; None if it is empty. Raises as `EventStore`, and `Refused` for an invalid id."""
     newest = await store.newest(aggregate, aggregate_id)
-    first_records = await store.history(aggregate, aggregate_id, most=1)
+    first_records = await store.history(aggregate, aggregate_id, limit=1)
     if newest is None or not first_records:
         return None
     last, distance = newest, 1
     while version_in(last) is None:
         # Another program wrote behind the last event: go back to a record with a version, in steps that double.
         after = max(first_records[0][0] - 1, newest[0] - 1 - distance)
-        records = await store.history(aggregate, aggregate_id, after=after, most=_UNVERSIONED_MAX)
+        records = await store.history(aggregate, aggregate_id, after=after, limit=_UNVERSIONED_MAX)
         last = next((record for record in reversed(records) if version_in(record) is not None), newest)
         if after < first_records[0][0]:
             break
@@ -97,9 +97,9 @@ async def record_of(store: EventStore, aggregate: str, aggregate_id: str, versio
 
 async def _next_told(store: EventStore, aggregate: str, aggregate_id: str, start: int) -> RawRecord | None:
     """Return the first record at or after a position that has a version."""
-    records = await store.history(aggregate, aggregate_id, after=start - 1, most=1)
+    records = await store.history(aggregate, aggregate_id, after=start - 1, limit=1)
     if records and version_in(records[0]) is None:
-        records = await store.history(aggregate, aggregate_id, after=start - 1, most=_UNVERSIONED_MAX)
+        records = await store.history(aggregate, aggregate_id, after=start - 1, limit=_UNVERSIONED_MAX)
     return next((record for record in records if version_in(record) is not None), None)
 
 
@@ -115,7 +115,7 @@ async def page_of(store: EventStore, aggregate: str, aggregate_id: str, upto: in
     records: list[RawRecord] = []
     after, highest = first_record[0] - 1, 0
     for limit in (PAGE_MAX, _UNVERSIONED_MAX):  # the second request if some records of the first have no version
-        page = await store.history(aggregate, aggregate_id, after=after, most=limit)
+        page = await store.history(aggregate, aggregate_id, after=after, limit=limit)
         for record in page:
             highest = max(version_in(record) or 0, highest)
             if highest > upto:
@@ -142,7 +142,7 @@ async def part_of(
     if first_record is None:
         return ()
     records = await store.history(
-        aggregate, aggregate_id, after=first_record[0] - 1, most=None if newest_first else limit
+        aggregate, aggregate_id, after=first_record[0] - 1, limit=None if newest_first else limit
     )
     return records[::-1][:limit] if newest_first else records
 
@@ -267,7 +267,7 @@ class Excerpts:
                 _PAGE if limit is None else limit - len(events) + max(wanted.after - chain.version, 0),
                 _PAGE if wanted.version is None else wanted.version - chain.version,
             )
-            page = await self._store.history(self._aggregate, aggregate_id, after=after, most=page_limit)
+            page = await self._store.history(self._aggregate, aggregate_id, after=after, limit=page_limit)
             for record in page:
                 is_beyond = wanted.position is not None and record[0] > wanted.position
                 if is_beyond and (first is None or record[0] > first[0]):
@@ -338,7 +338,7 @@ class Excerpts:
             last = await record_of(self._store, self._aggregate, aggregate_id, wanted.version, head)
         if last is None or wanted.position is None or last[0] <= wanted.position:
             return last
-        later = await self._store.history(self._aggregate, aggregate_id, after=wanted.position, most=1)
+        later = await self._store.history(self._aggregate, aggregate_id, after=wanted.position, limit=1)
         if not later or later[0][0] in self._voids:
             return None
         return await self._before(aggregate_id, later[0], (version_in(later[0]) or 0) - 1, head)
@@ -355,7 +355,7 @@ class Excerpts:
         previous = await record_of(self._store, self._aggregate, aggregate_id, version, head)
         if previous is None or version_in(previous) != version:
             return None
-        following = await self._store.history(self._aggregate, aggregate_id, after=previous[0], most=1)
+        following = await self._store.history(self._aggregate, aggregate_id, after=previous[0], limit=1)
         return previous if following and following[0][0] == record[0] else None
 
 

@@ -52,7 +52,7 @@ LIMITS = {
 
 `disk quota exceeded` is not among them: followers may store what their leader could not write.
 """
-_PASSING = (10005, 10023)  # no peers for placement, no resources: a cluster that just lost a server says so
+_TRANSIENT = (10005, 10023)  # no peers for placement, no resources: a cluster that just lost a server says so
 _STREAM = b"Nats-Stream: "
 _SUBJECT = b"\r\nNats-Subject: "
 _SEQUENCE = b"\r\nNats-Sequence: "
@@ -157,7 +157,7 @@ def answer_in(frame: Frame, subject: str) -> dict[str, Any]:
     if err_code in _SWITCHED_OFF:
         raise LogUnusable("JetStream", description, "Switch it on in the server's config and for this account.")
     is_full = err_code == STORE_FAILED and description in LIMITS
-    if (code == 503 and not is_full) or err_code in _PASSING:
+    if (code == 503 and not is_full) or err_code in _TRANSIENT:
         raise StoreUnavailable(subject, f"{description} ({err_code})")
     kind = StreamMissing if err_code == _NO_STREAM else ApiRefused
     raise kind(subject, code, err_code, description)
@@ -291,10 +291,10 @@ def last_message(stream: str, subject: str) -> Request[RawRecord | None]:
     return _message(stream, {"last_by_subj": subject}, lambda record: _matches(record, subject))
 
 
-def _message(stream: str, query: dict[str, Any], is_wanted: Callable[[RawRecord], bool]) -> Request[RawRecord | None]:
+def _message(stream: str, query: dict[str, Any], is_match: Callable[[RawRecord], bool]) -> Request[RawRecord | None]:
     def read(answer: dict[str, Any]) -> RawRecord:
         record = _stored_message(answer)
-        if not is_wanted(record):
+        if not is_match(record):
             raise StoreUnavailable(f"STREAM.MSG.GET.{stream}", f"the answer to {query} is of position {record[0]}")
         return record
 
@@ -317,8 +317,8 @@ def _stored_message(answer: dict[str, Any]) -> RawRecord:
     )
 
 
-def _unless(code: int, instead: Any, request: Request[T]) -> Request[Any]:
-    """Return the request, changed to answer `instead` where the server answers with this error code."""
+def _unless(code: int, default: Any, request: Request[T]) -> Request[Any]:
+    """Return the request, changed to answer `default` where the server answers with this error code."""
 
     def parse(frame: Frame) -> Any:
         try:
@@ -326,7 +326,7 @@ def _unless(code: int, instead: Any, request: Request[T]) -> Request[Any]:
         except ApiRefused as refusal:
             if refusal.err_code != code:
                 raise
-            return instead
+            return default
 
     return request._replace(parse=parse)
 
@@ -517,5 +517,5 @@ def nanoseconds(text: bytes) -> int:
 
 
 @lru_cache(maxsize=1_024)
-def _seconds(whole: bytes) -> int:
-    return int(datetime.fromisoformat(f"{whole.decode()}+00:00").timestamp()) * 1_000_000_000
+def _seconds(text: bytes) -> int:
+    return int(datetime.fromisoformat(f"{text.decode()}+00:00").timestamp()) * 1_000_000_000

@@ -180,15 +180,15 @@ class Client(LoopClient):
         payload: bytes = b"",
         headers: bytes = b"",
         timeout_s: float | None = None,
-        before: Sequence[Message] = (),
+        earlier_messages: Sequence[Message] = (),
         stream: str = "",
     ) -> Frame:
-        """Publish a message and return the one answer to it; the messages in `before` go first, in the same batch.
+        """Publish a message after `earlier_messages`, in one batch with them, and return the one answer to it.
 
         A message that is to be stored names its `stream`. Then answers of others are ignored, and an answer that may be
         another stream's counts as no answer, so it raises `StoreUnavailable` as well.
         """
-        messages, expected = [*before, (subject, payload, headers)], None
+        messages, expected = [*earlier_messages, (subject, payload, headers)], None
         wait_s = self.timeout_s if timeout_s is None else timeout_s
         if stream:
             if self.domain is None:

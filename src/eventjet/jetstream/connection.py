@@ -68,11 +68,11 @@ class NatsConnection:
         self._is_elsewhere = endpoint.is_elsewhere
         self._sock = dialled.sock
         self._parser = dialled.parser
-        self._early = dialled.controls
+        self._early_controls = dialled.controls
         self._ping_interval_s = ping_interval_s
         self._heard_at = time.monotonic()
         self._pinged_at: float | None = None
-        self._kept: list[Frame] = []
+        self._kept_frames: list[Frame] = []
         self._sids = 1
         self._requests = 0
         self._closed = False
@@ -131,13 +131,13 @@ class NatsConnection:
         A `timeout_s` of 0 does not wait. Raises `ConnectionLost`, `ConnectionClosed`, and `Forbidden` for a denied
         permission, which leaves the connection usable.
         """
-        if self._kept:
-            kept_frames, self._kept = self._kept, []
+        if self._kept_frames:
+            kept_frames, self._kept_frames = self._kept_frames, []
             return kept_frames
 
         deadline = time.monotonic() + timeout_s
-        if self._early:
-            early_controls, self._early = self._early, []
+        if self._early_controls:
+            early_controls, self._early_controls = self._early_controls, []
             self._answer(early_controls, [])
         while True:
             left_s = deadline - time.monotonic()
@@ -162,9 +162,9 @@ class NatsConnection:
 
         Raises as `receive`, and `ConnectionLost` if more than 200,000 messages are kept.
         """
-        kept_frames, self._kept = self._kept, []
+        kept_frames, self._kept_frames = self._kept_frames, []
         if matching := [frame for frame in kept_frames if frame[0] == sid]:
-            self._kept = [frame for frame in kept_frames if frame[0] != sid]
+            self._kept_frames = [frame for frame in kept_frames if frame[0] != sid]
             return matching
         try:
             frames = self.receive(timeout_s)
@@ -173,11 +173,11 @@ class NatsConnection:
                 raise ConnectionLost(f"NATS at {self.peer}", f"more than {_KEPT_MAX} messages came before an answer")
             return [frame for frame in frames if frame[0] == sid]
         finally:
-            self._kept = kept_frames + self._kept
+            self._kept_frames = kept_frames + self._kept_frames
 
     def keep(self, frames: list[Frame]) -> None:
         """Keep frames for the next `receive`, which returns them."""
-        self._kept += frames
+        self._kept_frames += frames
 
     def request(
         self,
@@ -301,10 +301,10 @@ class NatsConnection:
         if not stream:
             return None
         if self._domain is None:
-            self._domain = self._asked_domain()
+            self._domain = self._fetch_domain()
         return ExpectedAnswer(stream, subject, messages, self._domain, self._answerers)
 
-    def _asked_domain(self) -> str | None:
+    def _fetch_domain(self) -> str | None:
         """Return the JetStream domain that the API names, else that of the server's INFO; None if it is not known."""
         with suppress(Forbidden, ApiRefused, StoreUnavailable):
             return str(self.api("INFO").get("domain", ""))
@@ -416,7 +416,7 @@ class NatsConnection:
             elif verb == b"-ERR" and fault is None:
                 fault = server_fault(argument.decode("utf-8", "replace"), self.peer)
         if fault is not None:
-            self._kept = frames
+            self._kept_frames = frames
             self._broken = self._broken or type(fault) is not Forbidden
             raise fault
 

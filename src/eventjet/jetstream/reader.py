@@ -122,7 +122,7 @@ class Deliveries:
         self._link = link
         self._consumer = consumer
         self._dense = dense
-        self._anywhere = position is None
+        self._starts_anywhere = position is None
         self._sequence = 0
         self._prefix = _UNKNOWN
         self._fields = 1
@@ -141,9 +141,9 @@ class Deliveries:
         }
         # The first pull soon has several answers, unless something between here and the server delivers only one.
         brief_ns = min(_BRIEF_NS, expires_ns)
-        self._brief = {**self._request, "expires": brief_ns, "idle_heartbeat": brief_ns // 4}
+        self._brief_request = {**self._request, "expires": brief_ns, "idle_heartbeat": brief_ns // 4}
         self._pulls = self._answers = 0
-        self._checks = b""
+        self._check_sid = b""
         """Subscription id for the answers to the pulls of `_check_pulls`; empty before the first check."""
         self._heard_at = time.monotonic()
 
@@ -153,7 +153,7 @@ class Deliveries:
         while (count := self._batch if limit is None else min(self._batch, limit)) > 0:
             if self.outstanding and self.outstanding + count > self._window:
                 break
-            request = json.dumps({"batch": count, **(self._request if self._pulls else self._brief)}).encode()
+            request = json.dumps({"batch": count, **(self._request if self._pulls else self._brief_request)}).encode()
             self._pulls += 1
             frames.append(publish_frame(self._subject, request, reply=self._reply))
             self.outstanding += count
@@ -179,7 +179,7 @@ class Deliveries:
             raise
         self.outstanding = max(0, self.outstanding - (len(self.records) - count_before))
         for status in statuses:
-            self._check_nothing_else_went_out(status)
+            self._check_other_readers(status)
             self._check_pull(status)
         return bool(frames)
 
@@ -208,19 +208,19 @@ class Deliveries:
         Then nothing can be read: the further answers of the server are lost. Otherwise the messages that arrived are
         kept for `receive`.
         """
-        if not self._checks:
-            self._checks = self._link.subscribe(f"{self._link.inbox}.q.*")
+        if not self._check_sid:
+            self._check_sid = self._link.subscribe(f"{self._link.inbox}.q.*")
         kept_frames: list[Frame] = []
         try:
             for number in range(_TRIES):
-                request = json.dumps({"batch": 2, **self._brief}).encode()
+                request = json.dumps({"batch": 2, **self._brief_request}).encode()
                 self._link.publish(self._subject, request, reply=f"{self._link.inbox}.q.{number}")
                 answers: list[Frame] = []
                 deadline = time.monotonic() + _SILENT_S
                 while len(answers) < 2 and (left_s := deadline - time.monotonic()) > 0:
                     frames = self._link.receive(left_s)
-                    answers += [frame for frame in frames if frame[0] == self._checks]
-                    kept_frames += [frame for frame in frames if frame[0] != self._checks or frame[2]]
+                    answers += [frame for frame in frames if frame[0] == self._check_sid]
+                    kept_frames += [frame for frame in frames if frame[0] != self._check_sid or frame[2]]
                 if len(answers) != 1 or (not answers[0][2] and status_of(answers[0][3])[0] != 100):
                     return
         finally:
@@ -237,12 +237,12 @@ class Deliveries:
         for sid, subject, reply, headers, body in frames:
             parts = reply.rsplit(b".", fields)  # prefix, delivered, position, sequence, time, pending, maybe more
             if parts[0] != prefix:
-                if sid != self._sid and not (sid == self._checks and reply):
+                if sid != self._sid and not (sid == self._check_sid and reply):
                     continue
                 if not reply:
                     statuses.append(headers)
                     continue
-                prefix, fields, position = self._learn(reply, position, first=sequence == 0)
+                prefix, fields, position = self._learn(reply, position, is_first=sequence == 0)
                 parts = reply.rsplit(b".", fields)
             tokens = parts
             position += 1
@@ -266,7 +266,7 @@ class Deliveries:
             self.pending = int(tokens[5])
         return statuses
 
-    def _learn(self, reply: bytes, position: int, *, first: bool) -> tuple[bytes, int, int]:
+    def _learn(self, reply: bytes, position: int, *, is_first: bool) -> tuple[bytes, int, int]:
         """Return (prefix, fields after it, previous position) from the first reply subject that a server sends."""
         try:
             ack = parse_ack(reply)
@@ -274,7 +274,7 @@ class Deliveries:
             raise DeliveryGap(self._consumer.name, position + 1, f"as something else: {error}") from None
         if (ack.stream, ack.consumer) != (self._consumer.stream, self._consumer.name):
             raise DeliveryGap(self._consumer.name, ack.position, f"it comes from {ack.consumer!r} of {ack.stream!r}")
-        if first and self._anywhere:
+        if is_first and self._starts_anywhere:
             position = ack.position - 1
         return ack.prefix, reply.count(b".") - ack.prefix.count(b"."), position
 
@@ -288,7 +288,7 @@ class Deliveries:
             reason = f"after position {position}"
         return DeliveryGap(self._consumer.name, ack.position, reason)
 
-    def _check_nothing_else_went_out(self, status: bytes) -> None:
+    def _check_other_readers(self, status: bytes) -> None:
         """Raise `DeliveryGap` if a heartbeat names a delivery of the durable that another reader received (ADR-15).
 
         A deposed worker that resumes while its pull waits may receive the last events before the log grows no more, and
@@ -486,7 +486,7 @@ class ReadOptions:
     """How often an idle server sends a heartbeat; after two missing heartbeats it counts as lost."""
 
 
-_PATIENT = ReadOptions()
+_DEFAULT_OPTIONS = ReadOptions()
 
 
 def read_range(
@@ -498,7 +498,7 @@ def read_range(
     batch: int = 2_000,
     filter_subject: str | None = None,
     allow_holes: bool = False,
-    options: ReadOptions = _PATIENT,
+    options: ReadOptions = _DEFAULT_OPTIONS,
 ) -> Generator[list[RawRecord]]:
     """Yield the records at `start` <= position < `end`, in order, in lists of `batch` (the last may be shorter).
 
@@ -533,7 +533,7 @@ class _Range:
         while self.position < self.end:
             start = self.position
             try:
-                yield from self._through_one_consumer()
+                yield from self._read_with_consumer()
             except LogUnusable:
                 raise
             except (StoreUnavailable, Unreachable, Evicted) as error:
@@ -550,7 +550,7 @@ class _Range:
         if self.records:
             yield self.records
 
-    def _through_one_consumer(self) -> Generator[list[RawRecord]]:
+    def _read_with_consumer(self) -> Generator[list[RawRecord]]:
         options = self.options
         with NatsConnection.open(
             self.endpoint, timeout_s=options.timeout_s, ping_interval_s=options.heartbeat_s

@@ -236,10 +236,10 @@ class StreamIdentity:
             callback()
 
 
-def _is_another(before: StreamState, state: StreamState) -> bool:
+def _is_another(previous: StreamState, state: StreamState) -> bool:
     """Return whether the stream was created again, restored or rolled back between two looks."""
-    origin = (before.metadata.get(IDENTITY), before.created)
-    return origin != (state.metadata.get(IDENTITY), state.created) or state.last < before.last
+    origin = (previous.metadata.get(IDENTITY), previous.created)
+    return origin != (state.metadata.get(IDENTITY), state.created) or state.last < previous.last
 
 
 # Whether a checkpoint was made from this log.
@@ -275,7 +275,7 @@ async def learn_voids(client: Client, stream: str, catalog: Catalog) -> None:
 def check_same_log(connection: NatsConnection, stream: str, checkpoint: Stand) -> None:
     """Raise `LogRolledBack` if the checkpoint was not made from this log. Blocks."""
     identity, state = state_of_log(connection, stream)
-    fault = _another_past(identity, state, checkpoint, _record_under(connection, stream, checkpoint))
+    fault = _rollback_fault(identity, state, checkpoint, _record_at(connection, stream, checkpoint))
     if fault is not None:
         raise fault
 
@@ -309,7 +309,7 @@ async def check_running(client: Client, stream: str, checkpoint: Stand, log: str
     except (StoreError, Unreachable):
         return
     if identity != log:
-        raise LogRolledBack(checkpoint.name, checkpoint.position, _other(log, stream, identity))
+        raise LogRolledBack(checkpoint.name, checkpoint.position, _other_log_reason(log, stream, identity))
     check_integrity(state)
     check_settings(state)
 
@@ -331,10 +331,10 @@ def log_fault(
     connection: NatsConnection, identity: str, state: StreamState, checkpoint: Stand
 ) -> LogRolledBack | LogIncomplete | None:
     """Return the error that keeps a projection from going on over this log; None if it can go on. Blocks."""
-    return _fault(identity, state, checkpoint, _record_under(connection, state.name, checkpoint))
+    return _fault(identity, state, checkpoint, _record_at(connection, state.name, checkpoint))
 
 
-def _record_under(connection: NatsConnection, stream: str, checkpoint: Stand) -> RawRecord | None:
+def _record_at(connection: NatsConnection, stream: str, checkpoint: Stand) -> RawRecord | None:
     """Return the record at the checkpoint's position, None if there is none. Blocks."""
     return connection.ask(message_at(stream, checkpoint.position)) if checkpoint.position else None
 
@@ -343,12 +343,12 @@ def _fault(
     identity: str, state: StreamState, checkpoint: Stand, record: RawRecord | None
 ) -> LogRolledBack | LogIncomplete | None:
     """Return the error of `log_fault`, for a log that has `record` at the checkpoint's position."""
-    fault = _another_past(identity, state, checkpoint, record)
+    fault = _rollback_fault(identity, state, checkpoint, record)
     missing = "" if fault else missing_range(state)
     return LogIncomplete(f"The log {state.name!r}", missing) if missing else fault
 
 
-def _another_past(
+def _rollback_fault(
     identity: str, state: StreamState, checkpoint: Stand, record: RawRecord | None
 ) -> LogRolledBack | None:
     """Return the error for a checkpoint that was not made from this log; None if it was.
@@ -359,7 +359,9 @@ def _another_past(
     if checkpoint.position == 0:
         return None
     if checkpoint.log != identity:
-        return LogRolledBack(checkpoint.name, checkpoint.position, _other(checkpoint.log, state.name, identity))
+        return LogRolledBack(
+            checkpoint.name, checkpoint.position, _other_log_reason(checkpoint.log, state.name, identity)
+        )
     if state.last < checkpoint.position:
         return LogRolledBack(checkpoint.name, checkpoint.position, f"the log ends at position {state.last}")
     if record is None:
@@ -371,7 +373,7 @@ def _another_past(
     return LogRolledBack(checkpoint.name, checkpoint.position, reason)
 
 
-def _other(log: str, stream: str, identity: str) -> str:
+def _other_log_reason(log: str, stream: str, identity: str) -> str:
     return f"it was made from the log {log} and the stream {stream!r} is {identity}"
 
 

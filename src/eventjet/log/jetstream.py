@@ -130,7 +130,7 @@ class JetStreamStore(EventStore):
         check_save(self.app, writes)
         self._client.check_open()  # an error after the first send would leave the outcome unknown
         self.stream.check_settings()
-        self._check_begun(writes)
+        self._check_first_events(writes)
         deadline = time.monotonic() + self._save_timeout_s
         try:
             # Usually the first answer decides the outcome, and the save needs no task of its own.
@@ -147,7 +147,7 @@ class JetStreamStore(EventStore):
         """The names of aggregates that are noted in the log and that the application does not declare."""
         return sorted(self.stream.aggregates - self._aggregates) if self._aggregates else []
 
-    def _check_begun(self, writes: Sequence[Append]) -> None:
+    def _check_first_events(self, writes: Sequence[Append]) -> None:
         """Raise `Refused` for the first event of an aggregate that `init` has not noted, if `unknown` names others.
 
         Otherwise a renamed aggregate would begin a second history. An older release, which does not know the aggregates
@@ -191,24 +191,28 @@ class JetStreamStore(EventStore):
             timeout_s = self._save_timeout_s + self._client.timeout_s + 2 * GRACE_S + EXPLAIN_S
             await asyncio.wait(set(self._in_flight), timeout=timeout_s)
 
-    def _start(self, writes: Sequence[Append], first: outcome.Answer | None, deadline: float) -> asyncio.Task[int]:
+    def _start(
+        self, writes: Sequence[Append], first_answer: outcome.Answer | None, deadline: float
+    ) -> asyncio.Task[int]:
         """Continue a save in a task of its own, which goes on if the caller is cancelled."""
-        task = asyncio.create_task(self._save(writes, first, deadline))
+        task = asyncio.create_task(self._save(writes, first_answer, deadline))
         self._in_flight.add(task)
-        task.add_done_callback(self._landed)
+        task.add_done_callback(self._save_ended)
         return task
 
-    def _landed(self, task: asyncio.Task[int]) -> None:
+    def _save_ended(self, task: asyncio.Task[int]) -> None:
         self._in_flight.discard(task)
         if not task.cancelled():
             task.exception()  # so that asyncio does not warn when no caller waits any more
 
-    async def _save(self, writes: Sequence[Append], first: outcome.Answer | None, deadline: float) -> int:
-        """Continue a save from its first answer to its outcome; if `first` is None, read first whether it is stored."""
+    async def _save(self, writes: Sequence[Append], first_answer: outcome.Answer | None, deadline: float) -> int:
+        """Continue a save from its first answer to its outcome; without `first_answer`, read first if it is stored."""
         subjects = self._subjects(writes)
         ids = [[event.event_id for event in write.events] for write in writes]
         save = outcome.Save(ids, deadline=deadline, jitter=random.random)
-        step: outcome.Step = save.resume() if first is None else await self._answered(first, save, subjects, writes)
+        step: outcome.Step = (
+            save.resume() if first_answer is None else await self._answered(first_answer, save, subjects, writes)
+        )
         while isinstance(step, outcome.Send | outcome.Look):
             if step.after_s:
                 await asyncio.sleep(step.after_s)
@@ -294,9 +298,9 @@ class JetStreamStore(EventStore):
         )
 
     async def history(
-        self, aggregate: str, aggregate_id: str, *, after: int = 0, most: int | None = None
+        self, aggregate: str, aggregate_id: str, *, after: int = 0, limit: int | None = None
     ) -> list[RawRecord]:
-        pages = self._page_reader.pages(subject_of(self.app, aggregate, aggregate_id), after + 1, most=most)
+        pages = self._page_reader.pages(subject_of(self.app, aggregate, aggregate_id), after + 1, limit=limit)
         return [record async for page in pages for record in page]
 
     def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
@@ -340,8 +344,8 @@ class JetStreamStore(EventStore):
         state = await self._until_answered(self.stream.look)
         return LogState(identity_of(state), max(1, state.first), state.last)
 
-    async def some(self, start: int, most: int) -> list[RawRecord]:
-        pages = self._page_reader.pages(None, max(start, 1), most=most)
+    async def some(self, start: int, limit: int) -> list[RawRecord]:
+        pages = self._page_reader.pages(None, max(start, 1), limit=limit)
         return [record async for page in pages for record in page]
 
     async def records(
@@ -350,7 +354,7 @@ class JetStreamStore(EventStore):
         position = max(start, 1)
         while until is None or position <= until:
             remaining = None if until is None else until - position + 1
-            async for page in self._page_reader.pages(None, position, at_leisure=True, most=remaining):
+            async for page in self._page_reader.pages(None, position, at_leisure=True, limit=remaining):
                 for record in page:
                     if until is not None and record[0] > until:
                         return
@@ -358,9 +362,9 @@ class JetStreamStore(EventStore):
                     yield record
             if not follow or (until is not None and position > until):
                 return
-            await self._grown(position)
+            await self._wait_for_growth(position)
 
-    async def _grown(self, position: int) -> None:
+    async def _wait_for_growth(self, position: int) -> None:
         """Wait until the log may have reached a position; all tasks that follow the log share the looks at its end."""
         end: int | None = 0
         while end is not None and end < position:
@@ -415,16 +419,16 @@ class PageReader:
         self._reader = reader
 
     async def pages(
-        self, subject: str | None, start: int, *, at_leisure: bool = False, most: int | None = None
+        self, subject: str | None, start: int, *, at_leisure: bool = False, limit: int | None = None
     ) -> AsyncIterator[list[RawRecord]]:
-        """Yield up to `most` records from a position on, in pages; `subject` may be a pattern, or None for all.
+        """Yield up to `limit` records from a position on, in pages; `subject` may be a pattern, or None for all.
 
         Raises as the reads of `EventStore`. The number of requests at once is limited, so others may wait until a
         request is answered. A caller that pauses between two pages reads `at_leisure`, and gets the pages of a request
         once all of them have arrived.
         """
         known_subject = subject.encode() if subject is not None and not subject.endswith("*") else None
-        last, pending, remaining = start - 1, 1, REQUEST_MAX if most is None else most
+        last, pending, remaining = start - 1, 1, REQUEST_MAX if limit is None else limit
         retry: RetryPolicy | None = None
         while pending and remaining > 0:
             count = min(REQUEST_MAX, remaining)
@@ -443,7 +447,7 @@ class PageReader:
                             if at_leisure:
                                 whole_pages.append(page)
                             else:
-                                remaining -= 0 if most is None else len(page)
+                                remaining -= 0 if limit is None else len(page)
                                 yield page
                         if status is not None:
                             page_end = request.parse(status) or (0, 0)
@@ -462,7 +466,7 @@ class PageReader:
                 continue
             pending = page_end[1]
             for page in whole_pages:
-                remaining -= 0 if most is None else len(page)
+                remaining -= 0 if limit is None else len(page)
                 yield page
 
 

@@ -26,7 +26,7 @@ class MemoryStore(EventStore):
         self._last: dict[str, int] = {}
         self._ids: set[str] = set()
         self._identity = str(uuid4())
-        self._grown = asyncio.Condition()
+        self._growth = asyncio.Condition()
 
     @property
     def identity(self) -> str:
@@ -67,16 +67,16 @@ class MemoryStore(EventStore):
             position = len(self._records) + 1
             self._records.append((position, time_ns, subject.encode(), header_block(headers), body))
             self._last[subject] = position
-        async with self._grown:
-            self._grown.notify_all()
+        async with self._growth:
+            self._growth.notify_all()
         return len(self._records)
 
     async def history(
-        self, aggregate: str, aggregate_id: str, *, after: int = 0, most: int | None = None
+        self, aggregate: str, aggregate_id: str, *, after: int = 0, limit: int | None = None
     ) -> list[RawRecord]:
         subject = subject_of(self.app, aggregate, aggregate_id).encode()
         records = (record for record in islice(self._records, max(after, 0), None) if record[2] == subject)
-        return list(islice(records, most))
+        return list(islice(records, limit))
 
     async def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
         yield await self.history(aggregate, aggregate_id, after=after)
@@ -109,9 +109,9 @@ class MemoryStore(EventStore):
     async def state(self) -> LogState:
         return LogState(self._identity, 1, len(self._records))
 
-    async def some(self, start: int, most: int) -> list[RawRecord]:
+    async def some(self, start: int, limit: int) -> list[RawRecord]:
         index = max(start, 1) - 1
-        return self._records[index : index + most]
+        return self._records[index : index + limit]
 
     async def records(
         self, *, start: int = 1, until: int | None = None, follow: bool = False
@@ -123,5 +123,5 @@ class MemoryStore(EventStore):
                 position += 1
             if not follow or (until is not None and position > until):
                 return
-            async with self._grown:
-                await self._grown.wait_for(lambda: len(self._records) >= position)  # noqa: B023  called within the turn
+            async with self._growth:
+                await self._growth.wait_for(lambda: len(self._records) >= position)  # noqa: B023  called within the turn

@@ -233,16 +233,16 @@ class Save:
         self._deadline = deadline
         self._jitter = jitter
         self._pauses = 0
-        self._blind = 0
+        self._blind_looks = 0
         self._uncertain = False
         self._contested = False
         self._compared = False
         self._last: int | None = None
-        self._since: float | None = None
+        self._missing_since: float | None = None
         self._sent_at = 0.0
         self._cause = "nothing was sent"
-        self._unanswered = 0
-        self._rejected = 0
+        self._unanswered_sends = 0
+        self._rejections = 0
 
     def resume(self) -> Step:
         """Return the first step of a save that may have been sent before; other saves begin with `Send()`."""
@@ -251,7 +251,7 @@ class Save:
 
     def answered(self, answer: Answer) -> Step:
         """Return the next step after the answer to a send."""
-        self._unanswered = self._unanswered + 1 if isinstance(answer, NoReply) else 0
+        self._unanswered_sends = self._unanswered_sends + 1 if isinstance(answer, NoReply) else 0
         match answer:
             case Acked(position=position, duplicate=False):
                 return Stored(position)
@@ -268,7 +268,7 @@ class Save:
                     return answer
                 return self._doubt(f"error {code}: {text}")
             case BatchRejected(cause=cause, is_conflict=is_conflict):
-                self._rejected += 1 if is_conflict else REJECTED_MAX
+                self._rejections += 1 if is_conflict else REJECTED_MAX
                 self._contested |= is_conflict
                 self._compared = False
                 self._cause = cause
@@ -278,26 +278,26 @@ class Save:
             case PermissionDenied(reason=reason) | NoReply(reason=reason):
                 return self._doubt(reason)
 
-    def looked(self, following: NextMessages | None, now: float) -> Step:
-        """Return the next step after the next messages were read; `following` is None if they could not be read."""
-        for index, message in enumerate(following or ()):
+    def looked(self, next_messages: NextMessages | None, now: float) -> Step:
+        """Return the next step after the next messages were read; `next_messages` is None if they could not be read."""
+        for index, message in enumerate(next_messages or ()):
             if message is not None and message.event_id == self._event_ids[index][0]:
                 return self._torn(now) if message.is_torn else Stored(self.last_position(index, message))
-        for index, message in enumerate(following or ()):
+        for index, message in enumerate(next_messages or ()):
             if message is not None:
                 return Conflicted(index, message.record if message.position == self._last else None)
-        if following is not None and self._expects_what_is_not_there(now):
+        if next_messages is not None and self._expected_position_missing(now):
             return Conflicted()
         if now >= self._deadline:
-            return Unknown(self._cause, is_read_only=following is not None and self._unanswered > 1)
+            return Unknown(self._cause, is_read_only=next_messages is not None and self._unanswered_sends > 1)
         pause = min(self._pause(), self._deadline - now)
-        if following is None:
+        if next_messages is None:
             # A writer that may not read, or cannot at the moment, still learns the outcome from an acknowledgement.
-            self._blind += 1
-            if self._blind % 2:
+            self._blind_looks += 1
+            if self._blind_looks % 2:
                 return Look(pause)
         self._sent_at = now + pause
-        return Send(pause, alone=self._rejected >= REJECTED_MAX)
+        return Send(pause, alone=self._rejections >= REJECTED_MAX)
 
     def last_position(self, index: int, message: NextMessage) -> int:
         """Return the position of the save's last event, if `message` is its first event on subject `index`.
@@ -314,13 +314,13 @@ class Save:
             return Unknown(self._cause, is_torn=True)
         return Look(min(self._pause(), self._deadline - now))
 
-    def _expects_what_is_not_there(self, now: float) -> bool:
+    def _expected_position_missing(self, now: float) -> bool:
         """Return whether the log does not have the expected position; called if no subject has a next message."""
         if self._uncertain or not self._compared:
-            self._since = None
-        elif self._since is None:
-            self._since = now
-        return self._since is not None and self._sent_at - self._since >= STALE_LEADER_S
+            self._missing_since = None
+        elif self._missing_since is None:
+            self._missing_since = now
+        return self._missing_since is not None and self._sent_at - self._missing_since >= STALE_LEADER_S
 
     @property
     def _untroubled(self) -> bool:

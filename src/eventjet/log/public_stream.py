@@ -37,7 +37,7 @@ class PublicStream:
         self._publication = publication
         self._client = client
         self._stream = stream
-        self._known: tuple[int, int] | None = None
+        self._end: tuple[int, int] | None = None
 
     async def check(self) -> None:
         """Raise `LogUnusable` if the stream cannot be used for the publication."""
@@ -48,13 +48,13 @@ class PublicStream:
 
         Raises `StoreUnavailable` and `LogUnusable`.
         """
-        if self._known is None:
+        if self._end is None:
             try:
                 record = await self._client.ask(last_message(self._stream, f"{self.prefix}.>"))
             except (ApiRefused, StoreUnavailable) as error:
                 raise await self._explained(error) from error
-            self._known = (0, 0) if record is None else (record[0], number_of(record[3], POSITION) or 0)
-        return self._known[1]
+            self._end = (0, 0) if record is None else (record[0], number_of(record[3], POSITION) or 0)
+        return self._end[1]
 
     async def publish(self, messages: Sequence[PublicMessage], position: int) -> None:
         """Publish the messages of the event at a log position, all of them or none.
@@ -63,8 +63,8 @@ class PublicStream:
         `StreamFull` and `LogUnusable` if the stream accepts nothing; and `StoreUnavailable`.
         """
         await self.published_until()
-        assert self._known is not None
-        last_sequence, _ = self._known
+        assert self._end is not None
+        last_sequence, _ = self._end
         blocks = [list(message.headers) for message in messages]
         blocks[0] += [(EXPECTED, str(last_sequence)), (EXPECTED_OF, f"{self.prefix}.>")]
         mark_batch(blocks)
@@ -72,9 +72,9 @@ class PublicStream:
             (message.subject, message.body, header_block(headers))
             for message, headers in zip(messages, blocks, strict=True)
         ]
-        self._known = None  # until there is an answer, the messages may or may not be stored
+        self._end = None  # until there is an answer, the messages may or may not be stored
         try:
-            frame = await self._client.request(subject, body, block, before=before, stream=self._stream)
+            frame = await self._client.request(subject, body, block, earlier_messages=before, stream=self._stream)
             answer = answer_in(frame, f"The stream {self._stream}")
         except (ApiRefused, StoreUnavailable) as error:
             if isinstance(error, ApiRefused) and error.err_code in (WRONG_SEQUENCE, IN_PROCESS, REPEATED_ID):
@@ -82,7 +82,7 @@ class PublicStream:
             raise await self._explained(error) from error
         if answer.get("duplicate"):
             raise ConcurrencyConflict(f"{self.prefix}.>", last_sequence)
-        self._known = (int(answer["seq"]), position)
+        self._end = (int(answer["seq"]), position)
 
     async def _explained(self, error: ApiRefused | StoreUnavailable) -> StoreError:
         """Return a clearer error if the stream's settings explain this one, else the same error."""
@@ -136,9 +136,9 @@ _PREVENTS = {
 }
 
 
-def _overlap(subject: str, other: str) -> bool:
+def _overlap(subject: str, other_subject: str) -> bool:
     """Return whether two subject patterns both match some subject."""
-    tokens, other_tokens = subject.split("."), other.split(".")
+    tokens, other_tokens = subject.split("."), other_subject.split(".")
     for token, other_token in zip(tokens, other_tokens, strict=False):
         if ">" in (token, other_token):
             return True

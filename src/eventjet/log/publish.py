@@ -181,18 +181,18 @@ class Sender:
         for attempt, save_answer in zip(attempts, outcome.shared(answer, counts), strict=True):
             attempt.settle(save_answer)
 
-    async def _gather(self, answered: int, took_s: float) -> None:
+    async def _gather(self, answered_count: int, duration_s: float) -> None:
         """Wait a moment for the next saves of the callers that were just answered, if there are several.
 
         Without this wait the first of them would be sent alone, and all others would wait for its batch, in turns for
         ever.
         """
-        self._expected = answered + len(self._queue)
+        self._expected = answered_count + len(self._queue)
         if self._expected < 2:
             return
         loop = asyncio.get_running_loop()
         self._gathering = loop.create_future()
-        timer = loop.call_later(min(GATHER_MAX_S, GATHER_SHARE * took_s), self._end_gathering)
+        timer = loop.call_later(min(GATHER_MAX_S, GATHER_SHARE * duration_s), self._end_gathering)
         try:
             await self._gathering
         finally:
@@ -222,11 +222,11 @@ class Sender:
         body: bytes,
         headers: bytes,
         timeout_s: float,
-        before: Sequence[tuple[str, bytes, bytes]] = (),
+        earlier_messages: Sequence[tuple[str, bytes, bytes]] = (),
     ) -> outcome.Answer:
         """Send messages and return the server's answer to the last, which is the answer to the whole batch."""
         try:
-            reply = await self._client.request(subject, body, headers, timeout_s, before, self._app)
+            reply = await self._client.request(subject, body, headers, timeout_s, earlier_messages, self._app)
         except StoreUnavailable as error:
             return outcome.NoReply(error.reason)
         except Forbidden as error:

@@ -130,15 +130,18 @@ class SnapshotCodec(Generic[S]):
             if snapshot["format"] != FORMAT or snapshot["fingerprint"] != self.fingerprint:
                 return None
             state = cast("S", self._codec.decode(dump_json(snapshot["state"])))
-            versions = {key: (_counted(first), _counted(last)) for key, (first, last) in snapshot["commands"].items()}
+            versions = {
+                key: (_checked_number(first), _checked_number(last))
+                for key, (first, last) in snapshot["commands"].items()
+            }
             commands = Commands(versions, complete=bool(snapshot["complete"]))
-            version, position = _counted(snapshot["version"]), _counted(snapshot["position"])
+            version, position = _checked_number(snapshot["version"]), _checked_number(snapshot["position"])
             return FoldedState(state, version, position, str(snapshot["event_id"]), commands)
         except (ValueError, KeyError, TypeError, AttributeError):
             return None
 
 
-def _counted(value: Any) -> int:
+def _checked_number(value: Any) -> int:
     """Return the value if it can be a version or a position; raises `ValueError` for anything else."""
     if type(value) is not int or not 0 <= value < 2**63:
         raise ValueError(f"{value!r} counts nothing")

@@ -102,9 +102,9 @@ class EventStore(Protocol):
         ...
 
     async def history(
-        self, aggregate: str, aggregate_id: str, *, after: int = 0, most: int | None = None
+        self, aggregate: str, aggregate_id: str, *, after: int = 0, limit: int | None = None
     ) -> list[RawRecord]:
-        """Return one aggregate's records after a position, in order, at most `most` of them; may lag."""
+        """Return one aggregate's records after a position, in order, at most `limit` of them; may lag."""
         ...
 
     def pages(self, aggregate: str, aggregate_id: str, *, after: int = 0) -> AsyncIterator[list[RawRecord]]:
@@ -143,8 +143,8 @@ class EventStore(Protocol):
         """Return the identity and the ends of the log, from the leader."""
         ...
 
-    async def some(self, start: int, most: int) -> list[RawRecord]:
-        """Return up to `most` records from a position on, in order; may lag."""
+    async def some(self, start: int, limit: int) -> list[RawRecord]:
+        """Return up to `limit` records from a position on, in order; may lag."""
         ...
 
     def records(self, *, start: int = 1, until: int | None = None, follow: bool = False) -> AsyncIterator[RawRecord]:
@@ -195,7 +195,7 @@ def check_save(app: str, writes: Sequence[Append]) -> None:
                 )
 
 
-def message_size(new: NewEvent) -> int:
+def message_size(event: NewEvent) -> int:
     """Return how many bytes one event has on the wire at most, without its subject."""
-    context = sum([len(name) + len(value) + 4 for name, value in new.context])
-    return len(new.encoded.body) + len(new.encoded.type_name) + _HEADERS_MAX + context
+    context = sum([len(name) + len(value) + 4 for name, value in event.context])
+    return len(event.encoded.body) + len(event.encoded.type_name) + _HEADERS_MAX + context

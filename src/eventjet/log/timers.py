@@ -35,7 +35,7 @@ _VERSION = "Ej-Version"
 _AT = "Ej-At"
 _SCHEDULE, _TARGET = "Nats-Schedule", "Nats-Schedule-Target"
 _TRIES = 5
-_KNOWN_MAX = 100_000
+_TIMERS_MAX = 100_000
 _DUE_MAX = 100
 SHARED_S = 0.1
 """How long an answer of `newest_fired` is shared, by all process types of a worker."""
@@ -54,7 +54,7 @@ class Due:
     """Sequence of its message in the stream of timers, for `clear`."""
 
 
-class _Known(NamedTuple):
+class _TimerState(NamedTuple):
     """What is known of a timer since it was set or read last."""
 
     sequence: int = 0
@@ -74,9 +74,9 @@ class JetStreamTimers:
         self._client = client
         self._app = app
         self._stream = timer_stream(app)
-        self._known: dict[str, _Known] = {}
-        self._newest, self._asked_at = 0, float("-inf")
-        self._asking = asyncio.Lock()
+        self._timer_state: dict[str, _TimerState] = {}
+        self._newest, self._newest_read_at = 0, float("-inf")
+        self._newest_lock = asyncio.Lock()
 
     async def set(self, process: str, process_id: str, version: int, at: datetime, fired: int = 0) -> None:
         """Set the timer of a process, unless a later version of the process has set it.
@@ -87,7 +87,7 @@ class JetStreamTimers:
         subject = timer_subject(self._app, process, token)
         time = max(_EARLIEST, min(in_utc(at), datetime.now(UTC) + FARTHEST)).isoformat().replace("+00:00", "Z")
         for _ in range(_TRIES):
-            timer = None if fired else self._known.get(subject)
+            timer = None if fired else self._timer_state.get(subject)
             timer = timer or await self._read(process, token, fired)
             if timer.version > version or (timer.version == version and timer.time == time):
                 return
@@ -98,7 +98,7 @@ class JetStreamTimers:
                 (_VERSION, str(version)),
                 (_AT, time),
             ]
-            self._known.pop(subject, None)  # until there is an answer, the timer may or may not be set
+            self._timer_state.pop(subject, None)  # until there is an answer, the timer may or may not be set
             failpoints.reach("timer.before_set")
             try:
                 frame = await self._client.request(subject, b"", header_block(headers), stream=self._stream)
@@ -109,7 +109,7 @@ class JetStreamTimers:
                     raise await explained(self._client, timer_config(self._app, 1), error) from error
                 # Another worker has changed the timer: read it and try again.
             else:
-                self._keep(subject, _Known(int(answer["seq"]), version, time))
+                self._remember(subject, _TimerState(int(answer["seq"]), version, time))
                 return
         raise StoreUnavailable(f"The timer of {process} {process_id!r}", "others keep changing it")
 
@@ -119,25 +119,25 @@ class JetStreamTimers:
         A timer that is not removed fires once, and the process finds nothing to do.
         """
         subject = timer_subject(self._app, process, encode_id(process_id))
-        timer = self._known.get(subject)
+        timer = self._timer_state.get(subject)
         if timer is not None and timer.sequence and timer.version <= version:
             # Only up to the known sequence, so that a successor's timer is never removed.
             await self._client.ask(purge_stream(self._stream, subject, timer.sequence))
-            self._known.pop(subject, None)
+            self._timer_state.pop(subject, None)
 
     async def newest_fired(self) -> int:
         """Return the sequence of the newest timer that has fired, of all processes; 0 if none has.
 
         Timers that fire later have higher sequences. All calls within `SHARED_S` share one answer.
         """
-        async with self._asking:
+        async with self._newest_lock:
             loop = asyncio.get_running_loop()
-            if loop.time() - self._asked_at > SHARED_S:
+            if loop.time() - self._newest_read_at > SHARED_S:
                 try:
                     record = await self._client.ask(last_message(self._stream, due_subject(self._app, "*", "*")))
                 except (ApiRefused, StoreUnavailable) as error:
                     raise await explained(self._client, timer_config(self._app, 1), error) from error
-                self._newest, self._asked_at = 0 if record is None else record[0], loop.time()
+                self._newest, self._newest_read_at = 0 if record is None else record[0], loop.time()
             return self._newest
 
     async def due(self, process: str, after: int) -> Sequence[Due]:
@@ -161,18 +161,18 @@ class JetStreamTimers:
         failpoints.reach("timer.before_clear")
         await self._client.ask(purge_stream(self._stream, due_subject(self._app, process, token), due.sequence))
 
-    async def _read(self, process: str, token: str, fired: int) -> _Known:
+    async def _read(self, process: str, token: str, fired: int) -> _TimerState:
         """Return the timer of a process; a timer that fired after `fired` and is not handled yet has sequence 0."""
         timer = await self._client.ask(last_message(self._stream, timer_subject(self._app, process, token)))
         if timer is not None:
-            return _known(timer, timer[0])
+            return _timer_state(timer, timer[0])
         due_timer = await self._client.ask(last_message(self._stream, due_subject(self._app, process, token)))
-        return _Known() if due_timer is None or due_timer[0] <= fired else _known(due_timer, 0)
+        return _TimerState() if due_timer is None or due_timer[0] <= fired else _timer_state(due_timer, 0)
 
-    def _keep(self, subject: str, known: _Known) -> None:
-        self._known[subject] = known
-        if len(self._known) > _KNOWN_MAX:
-            del self._known[next(iter(self._known))]
+    def _remember(self, subject: str, timer: _TimerState) -> None:
+        self._timer_state[subject] = timer
+        if len(self._timer_state) > _TIMERS_MAX:
+            del self._timer_state[next(iter(self._timer_state))]
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,18 +185,18 @@ class TimerSet:
     """Whether the timer has fired and was not handled yet."""
 
 
-async def timers_set(client: Client, app: str, process: str, most: int | None = None) -> list[TimerSet]:
-    """Return up to `most` timers of a process type that have not fired; none if there is no stream of timers."""
-    return await _timers(client, app, timer_subject(app, process, "*"), most, due=False)
+async def timers_set(client: Client, app: str, process: str, limit: int | None = None) -> list[TimerSet]:
+    """Return up to `limit` timers of a process type that have not fired; none if there is no stream of timers."""
+    return await _timers(client, app, timer_subject(app, process, "*"), limit, due=False)
 
 
-async def timers_due(client: Client, app: str, process: str, most: int | None = None) -> list[TimerSet]:
-    """Return up to `most` timers of a process type that have fired and were not handled."""
-    return await _timers(client, app, due_subject(app, process, "*"), most, due=True)
+async def timers_due(client: Client, app: str, process: str, limit: int | None = None) -> list[TimerSet]:
+    """Return up to `limit` timers of a process type that have fired and were not handled."""
+    return await _timers(client, app, due_subject(app, process, "*"), limit, due=True)
 
 
-async def _timers(client: Client, app: str, subject: str, most: int | None, *, due: bool) -> list[TimerSet]:
-    records = await client.records(timer_stream(app), subject, most)
+async def _timers(client: Client, app: str, subject: str, limit: int | None, *, due: bool) -> list[TimerSet]:
+    records = await client.records(timer_stream(app), subject, limit)
     return [
         TimerSet(
             decode_id(record[2].decode().rpartition(".")[2]),
@@ -207,8 +207,8 @@ async def _timers(client: Client, app: str, subject: str, most: int | None, *, d
     ]
 
 
-def _known(record: RawRecord, sequence: int) -> _Known:
-    return _Known(sequence, number_of(record[3], _VERSION) or 0, header(record[3], _AT) or "")
+def _timer_state(record: RawRecord, sequence: int) -> _TimerState:
+    return _TimerState(sequence, number_of(record[3], _VERSION) or 0, header(record[3], _AT) or "")
 
 
 def _due(record: RawRecord) -> Due:

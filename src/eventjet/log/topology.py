@@ -286,11 +286,11 @@ async def declare(
         name = str(config["name"])
         state = await _find(client, name)
         if state is None:
-            metadata = {IDENTITY: str(uuid4()), FIRST: "1", **_with_noted({}, aggregates)}
+            metadata = {IDENTITY: str(uuid4()), FIRST: "1", **_with_noted_aggregates({}, aggregates)}
             new_config = {**config, "metadata": metadata} if name == app else config
             state = await _create(client, new_config)
             if name == app and state.last and identity_of(state) == new_config["metadata"][IDENTITY]:
-                raise await _not_new(client, config, state)
+                raise await _existing_events_error(client, config, state)
             created.append(name)
         else:
             drifts += compare(config, state.config)
@@ -322,11 +322,13 @@ async def note_aggregates(client: Client, app: str, aggregates: Collection[str])
     missing, reason = set(aggregates), "others change the stream again and again"
     for _ in range(_NOTES_MAX):
         state = await info(client, app)
-        missing = set(aggregates) - _noted(state.metadata)
+        missing = set(aggregates) - _noted_aggregates(state.metadata)
         if not missing:
             return None
         try:
-            await client.ask(update_stream({**state.config, "metadata": _with_noted(state.metadata, aggregates)}))
+            await client.ask(
+                update_stream({**state.config, "metadata": _with_noted_aggregates(state.metadata, aggregates)})
+            )
         except Forbidden as error:
             reason = f"these credentials may not use {error.subject}"
             break
@@ -342,12 +344,12 @@ async def note_aggregates(client: Client, app: str, aggregates: Collection[str])
     )
 
 
-def _noted(metadata: Mapping[str, str]) -> set[str]:
+def _noted_aggregates(metadata: Mapping[str, str]) -> set[str]:
     return set(metadata.get(AGGREGATES, "").split())
 
 
-def _with_noted(metadata: Mapping[str, str], aggregates: Collection[str]) -> dict[str, str]:
-    names = _noted(metadata) | set(aggregates)
+def _with_noted_aggregates(metadata: Mapping[str, str], aggregates: Collection[str]) -> dict[str, str]:
+    names = _noted_aggregates(metadata) | set(aggregates)
     return {**metadata, **({AGGREGATES: " ".join(sorted(names))} if names else {})}
 
 
@@ -395,7 +397,7 @@ async def _create(client: Client, config: Mapping[str, Any]) -> StreamState:
         raise not_created(name, refusal) from None
 
 
-async def _not_new(client: Client, config: Mapping[str, Any], state: StreamState) -> LogUnusable:
+async def _existing_events_error(client: Client, config: Mapping[str, Any], state: StreamState) -> LogUnusable:
     """Remove the identity from a stream that had events when it was created, and return the error to raise.
 
     The server adopts files that it finds in the stream's folder: of a stream that was deleted a moment ago, or whose

@@ -48,14 +48,14 @@ def unknown_events(connection: NatsConnection, state: StreamState, catalog: Cata
     return [error for error in errors.values() if error.position not in skipped]
 
 
-def unknown_aggregates(app: str, known: Collection[str]) -> Conversation[list[UnknownAggregate]]:
-    """Return an error for each aggregate that has events in an app's log and is not among the `known` aggregates.
+def unknown_aggregates(app: str, known_aggregates: Collection[str]) -> Conversation[list[UnknownAggregate]]:
+    """Return an error for each aggregate that has events in an app's log and is not among `known_aggregates`.
 
     The subjects of the known aggregates are counted. Only if the log has more subjects are they listed, 100,000 at a
     time, and the rest of an aggregate's subjects is left out once its name was met. The conversation is run with
     `LIST_S` as its timeout; it raises as `ask`, and `StreamMissing`.
     """
-    known_names = sorted({*known, CLAIMS, VOID_NAME})
+    known_names = sorted({*known_aggregates, CLAIMS, VOID_NAME})
     sizes: dict[str, int] = {}
     for name in known_names:
         _, sizes[name] = yield subjects_of(app, f"{app}.{name}.>", _BEYOND)
@@ -83,13 +83,13 @@ def unknown_aggregates(app: str, known: Collection[str]) -> Conversation[list[Un
     return errors
 
 
-def noted_unknown(state: StreamState, known: Collection[str]) -> Conversation[list[UnknownAggregate]]:
+def noted_unknown(state: StreamState, known_aggregates: Collection[str]) -> Conversation[list[UnknownAggregate]]:
     """Return the errors of `unknown_aggregates` for aggregates that `init` has noted in the log.
 
     It is quick in a log of any length.
     """
     errors: list[UnknownAggregate] = []
-    for name in sorted(set(state.metadata.get(AGGREGATES, "").split()) - {*known, CLAIMS}):
+    for name in sorted(set(state.metadata.get(AGGREGATES, "").split()) - {*known_aggregates, CLAIMS}):
         last: RawRecord | None = yield last_message(state.name, f"{state.name}.{name}.>")
         if last is not None:
             _, count = yield subjects_of(state.name, f"{state.name}.{name}.>", _BEYOND)

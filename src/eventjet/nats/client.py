@@ -135,8 +135,8 @@ class LoopClient:
         """Why this connection cannot be used: no answer would come, or the server is too old; None if it can."""
         self._answers: Subscription | None = None
         self._listening: list[Listening] = []
-        self._opening: asyncio.Task[None] | None = None
-        self._doubting: asyncio.Task[None] | None = None
+        self._open_task: asyncio.Task[None] | None = None
+        self._ping_task: asyncio.Task[None] | None = None
         self._fault: Exception | None = None
         self._closed = False
         self.guard = LoopGuard()
@@ -256,7 +256,7 @@ class LoopClient:
         """End all requests and subscriptions, and the connection unless it was given; may be called again."""
         self.guard.check()
         self._closed = True
-        for task in (self._opening, self._doubting):
+        for task in (self._open_task, self._ping_task):
             if task is not None:
                 task.cancel()
         self._exchanges.end_all(ConnectionClosed())
@@ -279,7 +279,7 @@ class LoopClient:
 
     async def ready(self, subject: str, wait_s: float) -> None:
         """Return once the connection takes a message; raises `StoreUnavailable` after `wait_s`."""
-        await self._with_room(subject, wait_s)
+        await self._wait_for_room(subject, wait_s)
 
     async def begin(
         self, messages: Sequence[Message], wait_s: float, accepts: Callable[[Frame], bool] | None = None
@@ -297,13 +297,13 @@ class LoopClient:
             messages = [(self.endpoint.routed(subject), body, block) for subject, body, block in messages]
             # In a violation, a server of this domain names the subject that it maps the routed subject to.
             subjects = [*(subject for subject, _, _ in messages), *subjects]
-        nats = self._roomy() or await self._with_room(what, wait_s)
+        nats = self._client_with_room() or await self._wait_for_room(what, wait_s)
         exchange = self._exchanges.begin(subjects, wait_s, accepts)
         try:
             for message in messages[:-1]:
                 send(nats, *message)
                 if nats.pending_data_size > _ROOM_BYTES:
-                    await self._with_room(what, exchange.until - asyncio.get_running_loop().time())
+                    await self._wait_for_room(what, exchange.until - asyncio.get_running_loop().time())
                 if exchange.fault is not None:
                     raise exchange.fault
             send(nats, *messages[-1], exchange.reply)
@@ -328,8 +328,8 @@ class LoopClient:
 
     # Subscriptions and messages.
 
-    async def serve(self, subject: str, heard: Callable[[Frame], object], queue: str = "") -> Listening:
-        """Call `heard` with each message on a subject, from now on and over every later connection.
+    async def serve(self, subject: str, handler: Callable[[Frame], object], queue: str = "") -> Listening:
+        """Call `handler` with each message on a subject, from now on and over every later connection.
 
         With `queue`, the subscription is a member of that queue group. Messages are lost while there is no connection,
         and a subscription that the server denies stays silent. Raises `ConnectionClosed` after `close`.
@@ -338,9 +338,9 @@ class LoopClient:
         loop = asyncio.get_running_loop()
 
         def take(frames: list[Frame]) -> None:
-            # Each in a turn of the loop of its own, so that an error of `heard` does not reach waiting requests.
+            # Each in a turn of the loop of its own, so that an error of `handler` does not reach waiting requests.
             for frame in frames:
-                loop.call_soon(heard, frame)
+                loop.call_soon(handler, frame)
 
         listening = Listening(subject, take, queue)
         self._listening.append(listening)
@@ -348,7 +348,7 @@ class LoopClient:
             listening.subscription = await self._tap.subscribe(subject, take, queue)
         return listening
 
-    async def unsubscribe(self, served: Collection[Listening]) -> None:
+    async def unsubscribe(self, listenings: Collection[Listening]) -> None:
         """End subscriptions.
 
         Returns once every message that the server has sent for them was taken, or the connection is lost.
@@ -356,9 +356,9 @@ class LoopClient:
         tap, nats, subscriptions = (
             self._tap,
             self.nats,
-            [listening.subscription for listening in served if listening.subscription],
+            [listening.subscription for listening in listenings if listening.subscription],
         )
-        for listening in served:
+        for listening in listenings:
             self._listening.remove(listening)
         if tap is None or nats is None or not subscriptions:
             return
@@ -395,14 +395,14 @@ class LoopClient:
 
     # The connection.
 
-    def _roomy(self) -> NatsClient | None:
+    def _client_with_room(self) -> NatsClient | None:
         """Return the nats-py client if it takes a message now, else None."""
         nats = self.nats
         if nats is None or self.unfit is not None or not nats.is_connected or (not self.is_own and nats.is_draining):
             return None
         return nats if nats.pending_data_size <= _ROOM_BYTES else None
 
-    async def _with_room(self, what: str, wait_s: float) -> NatsClient:
+    async def _wait_for_room(self, what: str, wait_s: float) -> NatsClient:
         """Return the nats-py client once it takes a message; raises `StoreUnavailable` after `wait_s`."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + wait_s
@@ -415,7 +415,7 @@ class LoopClient:
             if nats is not None and not self.is_own and (nats.is_draining or nats.is_closed):
                 state = "closed" if nats.is_closed else "draining"
                 raise StoreUnavailable(what, f"the NATS client that was given is {state}")
-            if client := self._roomy():
+            if client := self._client_with_room():
                 return client
             is_connected = nats is not None and nats.is_connected
             left_s = deadline - loop.time()
@@ -435,10 +435,10 @@ class LoopClient:
         raise ConnectionClosed
 
     def _open(self) -> None:
-        if self._opening is None or self._opening.done():
-            self._opening = asyncio.create_task(self._opened())
+        if self._open_task is None or self._open_task.done():
+            self._open_task = asyncio.create_task(self._keep_opening())
 
-    async def _opened(self) -> None:
+    async def _keep_opening(self) -> None:
         """Try to connect until it succeeds: nats-py itself gives up where the server has ended the login."""
         while True:
             try:
@@ -514,10 +514,10 @@ class LoopClient:
 
     def _doubt(self) -> None:
         """Ping the server after a request had no answer in time, and leave it for another if it is silent."""
-        if self.is_own and (self._doubting is None or self._doubting.done()):
-            self._doubting = asyncio.create_task(self._pinged())
+        if self.is_own and (self._ping_task is None or self._ping_task.done()):
+            self._ping_task = asyncio.create_task(self._ping())
 
-    async def _pinged(self) -> None:
+    async def _ping(self) -> None:
         nats = self.nats
         if nats is None or self._tap is None or not nats.is_connected:
             return

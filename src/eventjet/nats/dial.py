@@ -77,7 +77,7 @@ def dial(endpoint: Endpoint, timeout_s: float) -> Dialled:
 
 def dial_at(endpoint: Endpoint, address: Address, deadline: float) -> Dialled:
     """Connect to one server; raises `Unauthorized`, and errors that `fault_of` describes."""
-    sock = socket.create_connection((address.host, address.port), timeout=_left(deadline))
+    sock = socket.create_connection((address.host, address.port), timeout=_remaining_s(deadline))
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     dialled = Dialled(sock, address.peer)
@@ -103,14 +103,14 @@ def _greet(dialled: Dialled, endpoint: Endpoint, address: Address, deadline: flo
     if not info.get("headers"):
         raise ValueError("it does not know headers, so it is older than NATS 2.2")
     options = _connect_options(endpoint, info, encrypted=encrypted)
-    dialled.sock.settimeout(_left(deadline))
+    dialled.sock.settimeout(_remaining_s(deadline))
     dialled.sock.sendall(b"CONNECT " + json.dumps(options).encode() + b"\r\nPING\r\n")
     _await_control(dialled, b"PONG", deadline)
 
 
 def _encrypt(dialled: Dialled, endpoint: Endpoint, address: Address, deadline: float) -> None:
     """Switch to TLS, and discard what was received in the clear, since anybody may have sent it."""
-    dialled.sock.settimeout(_left(deadline))
+    dialled.sock.settimeout(_remaining_s(deadline))
     dialled.sock = tls_context(endpoint).wrap_socket(dialled.sock, server_hostname=address.name)
     dialled.parser = FrameParser()
     dialled.controls.clear()
@@ -128,7 +128,7 @@ def _await_control(dialled: Dialled, verb: bytes, deadline: float) -> bytes:
             if received_verb == b"INFO":
                 # After the login: the limits of the account and the user.
                 dialled.info |= json.loads(argument)
-        dialled.sock.settimeout(_left(deadline))
+        dialled.sock.settimeout(_remaining_s(deadline))
         data = dialled.sock.recv(_CHUNK)
         if not data:
             raise ConnectionResetError("closed the connection during the greeting")
@@ -219,7 +219,7 @@ def tls_context(endpoint: Endpoint) -> ssl.SSLContext:
     return context
 
 
-def _left(deadline: float) -> float:
+def _remaining_s(deadline: float) -> float:
     left_s = deadline - time.monotonic()
     if left_s <= 0:
         raise TimeoutError("gave no answer in time")

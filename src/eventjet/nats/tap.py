@@ -116,7 +116,7 @@ class Tap:
         self._close = client._close
         setattr(client, _TAP, self)
         client._ps = _Parser(self, client)
-        client._process_info = self._took_info
+        client._process_info = self._handle_info
         client._process_op_err = self._broken
         client._attempt_reconnect = self._reconnecting
         client._connect_to_server = self._connecting
@@ -206,7 +206,7 @@ class Tap:
 
     # These replace methods of nats-py, and call them.
 
-    async def _took_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
+    async def _handle_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:
         self.greeting = info if initial_connection else self.greeting
         self.info = info if initial_connection else {**self.info, **info}
         if initial_connection and self._needs_tls:
@@ -312,13 +312,13 @@ class _Parser:
         self._tap = tap
         self._nats = nats
         self.reset()
-        self._before = nats._ps
+        self._previous_parser = nats._ps
 
     def reset(self) -> None:
-        self._before: Any = None
+        self._previous_parser: Any = None
         self._frames = FrameParser()
         self._wake: Callable[[bytes], object] | None = None
-        self._left: list[tuple[list[Frame], list[Control]]] = []
+        self._deferred: list[tuple[list[Frame], list[Control]]] = []
         self._fault: ValueError | None = None
 
     async def parse(self, data: bytes = b"") -> None:
@@ -326,22 +326,22 @@ class _Parser:
         if self._nats.is_closed or self._nats.is_reconnecting:
             return
         if self._wake is None:
-            previous_parser, self._before = self._before, None
+            previous_parser, self._previous_parser = self._previous_parser, None
             self._feed((b"" if previous_parser is None else _unparsed(previous_parser)) + data)
             stream = getattr(self._nats._transport, "_io_reader", None)  # a WebSocket has none
             if stream is not None and 0 < len(data) < DEFAULT_BUFFER_SIZE:
                 wake = self._wake = stream.feed_data
-                stream.feed_data = partial(self._came, wake)
-        while self._left:
-            await self._took(*self._left.pop(0))
+                stream.feed_data = partial(self._received, wake)
+        while self._deferred:
+            await self._handle(*self._deferred.pop(0))
         if self._fault is not None:
             raise ProtocolError from self._fault
 
-    def _came(self, wake: Callable[[bytes], object], data: bytes) -> None:
+    def _received(self, wake: Callable[[bytes], object], data: bytes) -> None:
         if wake is not self._wake:
             return  # data of an earlier connection
         self._feed(bytes(data))
-        if self._left or self._fault is not None:
+        if self._deferred or self._fault is not None:
             wake(data)  # as many bytes as wait, so that the stream pauses the socket where there are too many
 
     def _feed(self, data: bytes) -> None:
@@ -366,9 +366,9 @@ class _Parser:
             self._nats.stats["in_bytes"] += sum([len(frame[4]) for frame in messages])
             take(messages)
         if other_frames or controls:
-            self._left.append((other_frames, controls))
+            self._deferred.append((other_frames, controls))
 
-    async def _took(self, frames: list[Frame], controls: list[Control]) -> None:
+    async def _handle(self, frames: list[Frame], controls: list[Control]) -> None:
         for sid, subject, reply, headers, body in frames:
             try:
                 await self._nats._process_msg(int(sid), subject, reply, body, headers or None)
@@ -378,13 +378,13 @@ class _Parser:
             if verb == b"PING":
                 await self._nats._process_ping()
             elif verb == b"PONG":
-                await self._took_pong()
+                await self._handle_pong()
             elif verb == b"INFO":
                 await self._nats._process_info(json.loads(argument))
             elif verb == b"-ERR":
-                await self._took_fault(_text(argument).lower())
+                await self._handle_fault(_text(argument).lower())
 
-    async def _took_pong(self) -> None:
+    async def _handle_pong(self) -> None:
         pongs = self._nats._pongs
         if pongs and pongs[0].done():
             # The caller of the ping has given up, and setting the result would end nats-py's reading.
@@ -393,7 +393,7 @@ class _Parser:
         else:
             await self._nats._process_pong()
 
-    async def _took_fault(self, text: str) -> None:
+    async def _handle_fault(self, text: str) -> None:
         if text.startswith("maximum payload violation"):
             # nats-py would close itself for good; the INFO of the next connection has the limit.
             await self._nats._process_op_err(NatsError(f"nats: {text}"))

@@ -313,7 +313,7 @@ class TimeTravel:
                 why = f"It is {version - begin:,} events from the nearest known state, at version {begin:,}"
                 return Folded(folded, version, f"{why}; this look came to version {folded.version:,}.", goes_on=True)
             limit = min(_CACHE_EVERY, remaining, version - folded.version)
-            history = await self._store.history(*entity, after=folded.position, most=limit)
+            history = await self._store.history(*entity, after=folded.position, limit=limit)
             records = [record for record in history if (version_in(record) or 0) <= version]
             if not records:
                 return Folded(folded, version, f"The log tells no version {folded.version + 1:,} of it here.")

@@ -257,7 +257,7 @@ class Cursors:
             (self._prefix + key, body, header_block(headers) if headers else b"") for key, body, headers in messages
         ]
         try:
-            frame = await self._client.request(key, body, block, before=before, stream=self._stream)
+            frame = await self._client.request(key, body, block, earlier_messages=before, stream=self._stream)
             answer = answer_in(frame, f"The cursor {name}")
         except (ApiRefused, StoreUnavailable) as error:
             code = error.err_code if isinstance(error, ApiRefused) else None

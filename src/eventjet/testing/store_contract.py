@@ -206,7 +206,7 @@ class StoreContract:
             (last, 1, []),
             (0, 0, []),
         ):
-            records = await store.history("thing", "paged", after=after, most=limit)
+            records = await store.history("thing", "paged", after=after, limit=limit)
             assert [record[0] for record in records] == expected
         assert [record[0] for record in await store.some(first + 3, 3)] == [first + 3, first + 4, first + 5]
         assert [record[0] for record in await store.some(last, 3)] == [last]

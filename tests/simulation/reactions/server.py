@@ -197,11 +197,13 @@ class SimulatedClient(Client):
         payload: bytes = b"",
         headers: bytes = b"",
         timeout_s: float | None = None,
-        before: Collection[tuple[str, bytes, bytes]] = (),
+        earlier_messages: Collection[tuple[str, bytes, bytes]] = (),
         stream: str = "",
     ) -> Frame:
         answer = await self._link.exchange(
-            subject, lambda: self._server.answer(subject, payload, headers, before), timeout_s or self.timeout_s
+            subject,
+            lambda: self._server.answer(subject, payload, headers, earlier_messages),
+            timeout_s or self.timeout_s,
         )
         return b"1", b"", b"", b"", orjson.dumps(answer)
 
