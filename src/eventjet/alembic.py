@@ -39,7 +39,7 @@ def include_object(app: Application, connection: Connection | None = None) -> In
     ```
     """
     app_tables = {(table.schema, table.name) for resolved in app.projections.values() for table in resolved.tables}
-    ignored_tables = app_tables if connection is None else app_tables | _recorded(connection)
+    ignored_tables = app_tables if connection is None else app_tables | _recorded_tables(connection)
 
     def include(
         object: SchemaItem,  # noqa: A002 - Alembic's name for it
@@ -60,7 +60,7 @@ def include_object(app: Application, connection: Connection | None = None) -> In
     return include
 
 
-def _recorded(connection: Connection) -> set[tuple[str | None, str]]:
+def _recorded_tables(connection: Connection) -> set[tuple[str | None, str]]:
     """Return the tables of all recorded revisions. A transaction begun here is ended, since Alembic begins its own."""
     in_transaction = connection.in_transaction()
     try:

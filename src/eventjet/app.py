@@ -209,7 +209,7 @@ class App:
         return _Opening(opened, "client")
 
 
-_OF_A_CLIENT = frozenset(
+_CLIENT_SETTINGS = frozenset(
     {"servers", "user", "password", "token", "credentials", "nkey", "user_jwt_cb", "signature_cb"}
     | {"tls", "tls_ca", "tls_cert", "tls_key", "name", "inbox_prefix"}
 )
@@ -219,30 +219,30 @@ _OF_A_CLIENT = frozenset(
 class _Opening(AbstractAsyncContextManager[T]):
     """A connection for one `async with` block; any other use raises an error that shows the right one."""
 
-    def __init__(self, opened: AbstractAsyncContextManager[T], name: str) -> None:
-        self._opened = GuardedBlock(opened, LoopGuard())
-        self._told = (
+    def __init__(self, manager: AbstractAsyncContextManager[T], name: str) -> None:
+        self._manager = GuardedBlock(manager, LoopGuard())
+        self._misuse = (
             f"`{name}` opens nothing by itself: it gives its connection to a block. Write "
             f"`async with app.{name}(…) as jet:`, and use `jet` within the block."
         )
 
     async def __aenter__(self) -> T:
-        return await self._opened.__aenter__()
+        return await self._manager.__aenter__()
 
     async def __aexit__(self, *raised: Any) -> bool | None:
-        return await self._opened.__aexit__(*raised)
+        return await self._manager.__aexit__(*raised)
 
     def __await__(self) -> Any:
-        raise UsageError(self._told)
+        raise UsageError(self._misuse)
 
     def __enter__(self) -> Any:
-        raise UsageError(self._told)
+        raise UsageError(self._misuse)
 
     def __exit__(self, *_: object) -> None:
         """Do nothing: Python looks this method up before it calls `__enter__`."""
 
     def __getattr__(self, name: str) -> Any:
-        raise AttributeError(self._told)
+        raise AttributeError(self._misuse)
 
 
 def _settings(settings: object, overrides: SettingsOverrides, client: object = None) -> Settings:
@@ -255,7 +255,7 @@ def _settings(settings: object, overrides: SettingsOverrides, client: object = N
             raise UsageError(
                 f"client= is given as {type(client).__name__}. Give what `await nats.connect(…)` returned."
             )
-        if duplicates := sorted(name for name in overrides if name in _OF_A_CLIENT):
+        if duplicates := sorted(name for name in overrides if name in _CLIENT_SETTINGS):
             raise UsageError(f"client= has its own {duplicates[0]}. Leave {duplicates[0]}= out, or client=.")
     if settings is None:
         return Settings.load(overrides)
@@ -281,10 +281,10 @@ def load_app(reference: str, folder: Path | None = None) -> App:
     return app
 
 
-def _check_lists(projections: object, **given: object) -> None:
+def _check_lists(projections: object, **lists: object) -> None:
     """Raise `DefinitionError` for an argument that is not a list, or a list with wrong elements."""
     faults: list[str] = []
-    for name, value in {"projections": projections, **given}.items():
+    for name, value in {"projections": projections, **lists}.items():
         if isinstance(value, str | type) or not isinstance(value, Collection):
             description = shown_name(value if isinstance(value, type) else type(value))
             faults.append(f"`{name}` is given as {description} and not as a list; write {name}=[…]")
@@ -316,10 +316,10 @@ def _check_lists(projections: object, **given: object) -> None:
         raise DefinitionError(faults)
 
 
-def _aggregates(declared: Sequence[Any], faults: list[str]) -> dict[Any, AggregateInfo]:
+def _aggregates(classes: Sequence[Any], faults: list[str]) -> dict[Any, AggregateInfo]:
     infos: dict[Any, AggregateInfo] = {}
     names: dict[str, Any] = {}
-    for cls in declared:
+    for cls in classes:
         try:
             info = aggregate_info(cls)
         except DefinitionError as error:
@@ -400,10 +400,12 @@ def _check_snapshots(aggregates: Mapping[Any, AggregateInfo], faults: list[str])
             faults.extend(error.faults)
 
 
-def _projections(app: str, declared: Sequence[Declared], catalog: Catalog, faults: list[str]) -> dict[str, AnyResolved]:
+def _projections(
+    app: str, declarations: Sequence[Declared], catalog: Catalog, faults: list[str]
+) -> dict[str, AnyResolved]:
     resolved: dict[str, AnyResolved] = {}
     names: set[str] = set()
-    for projection in declared:
+    for projection in declarations:
         name = projection.name
         if name in names:
             faults.append(f"two projections are called {name!r}")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from eventjet.errors import UsageError
 
-_REACHED = {
+_STEPS = {
     "worker": "lease_taken durable_deleted durable_created log_checked batch_taken batch_folded before_commit "
     "rows_written after_commit lease_renewed before_settle after_settle before_release",
     "cursor": "taken before_write written",
@@ -36,7 +36,7 @@ _REACHED = {
 """Each in the order in which it is reached: by the lease session of a projection's worker, by that of a reactor or a
 process, by a revision that takes over from another revision, by a rebuild, by a verification, by a Spark task of
 either, which loads its parts itself, by the writing of an archive, and by a restore."""
-NAMES = tuple(f"{group}.{step}" for group, steps in _REACHED.items() for step in steps.split())
+NAMES = tuple(f"{group}.{step}" for group, steps in _STEPS.items() for step in steps.split())
 ACTIONS = ("kill", "stop", "interrupt", "raise", "tell")
 
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "interrupt": signal.SIGINT}
@@ -54,13 +54,13 @@ class _Armed:
         self.action, _, count = rest.partition(":")
         if self.name not in NAMES or self.action not in ACTIONS or not (count or "1").isdigit():
             raise UsageError(f"EVENTJET_FAILPOINT={spec!r} is not name:action[:count]. Names: {', '.join(NAMES)}.")
-        self._left = int(count or "1")
+        self._remaining = int(count or "1")
         self._lock = threading.Lock()
 
     def reach(self) -> None:
         with self._lock:
-            self._left -= 1
-            if self._left:
+            self._remaining -= 1
+            if self._remaining:
                 return
         log = os.environ.get("EVENTJET_FAILPOINT_LOG")
         if log:

@@ -366,10 +366,10 @@ class Jet:
         log_tail = LogTail(deliver, position, since, until, limit, follow)
         return GuardedIterator(self._tail(log_tail), self._guard)
 
-    async def _tail(self, wanted: LogTail) -> AsyncGenerator[Recorded[Any]]:
-        wanted.check()
+    async def _tail(self, log_tail: LogTail) -> AsyncGenerator[Recorded[Any]]:
+        log_tail.check()
         await self.voids()
-        async for recorded in wanted.read(self.store, self._decoder):
+        async for recorded in log_tail.read(self.store, self._decoder):
             yield recorded
 
     def decode(self, record: RawRecord) -> Recorded[Any] | None:

@@ -20,13 +20,13 @@ from eventjet.errors import UnexpectedExit, UsageError
 T = TypeVar("T")
 
 
-async def called(work: Awaitable[T], whose: str = "The application's code") -> T:
+async def called(work: Awaitable[T], owner: str = "The application's code") -> T:
     """Await the application's code in a task of its own, and turn what is not an `Exception` into `UnexpectedExit`.
 
     If the caller is cancelled, the task is cancelled and awaited. Any other cancellation is of the code itself, for
-    instance of a future that it awaits, and raises `UnexpectedExit`, whose message begins with `whose`.
+    instance of a future that it awaits, and raises `UnexpectedExit`, whose message begins with `owner`.
     """
-    task = asyncio.ensure_future(_with_exceptions_only(work, whose))
+    task = asyncio.ensure_future(_with_exceptions_only(work, owner))
     try:
         await asyncio.wait({task})
     except asyncio.CancelledError:
@@ -38,11 +38,11 @@ async def called(work: Awaitable[T], whose: str = "The application's code") -> T
             task.exception()  # retrieved, so that asyncio does not log it as never retrieved
         raise
     if task.cancelled():
-        raise UnexpectedExit(asyncio.CancelledError.__name__, whose)
+        raise UnexpectedExit(asyncio.CancelledError.__name__, owner)
     return task.result()
 
 
-async def _with_exceptions_only(work: Awaitable[T], whose: str) -> T:
+async def _with_exceptions_only(work: Awaitable[T], owner: str) -> T:
     """Convert errors within the task, because `SystemExit` and `KeyboardInterrupt` would end the event loop."""
     task = asyncio.current_task()
     try:
@@ -50,7 +50,7 @@ async def _with_exceptions_only(work: Awaitable[T], whose: str) -> T:
     except BaseException as raised:
         if is_cancelled(raised) or _is_closed(raised, task):
             raise
-        error = UnexpectedExit.instead_of(raised, whose)
+        error = UnexpectedExit.instead_of(raised, owner)
         if error is raised:
             raise
         raise error from raised
@@ -67,7 +67,7 @@ def _is_closed(raised: BaseException, task: asyncio.Task[None] | None) -> bool:
 
 
 @contextmanager
-def exceptions_only(whose: str) -> Generator[None]:
+def exceptions_only(owner: str) -> Generator[None]:
     """Turn what is not an `Exception` into `UnexpectedExit`, as `called` does, but within this task.
 
     It wraps a generator or a context manager of the application; `GeneratorExit`, its normal closing, passes through.
@@ -79,7 +79,7 @@ def exceptions_only(whose: str) -> Generator[None]:
     except BaseException as raised:
         if is_cancelled(raised):
             raise
-        raise UnexpectedExit.instead_of(raised, whose) from raised
+        raise UnexpectedExit.instead_of(raised, owner) from raised
 
 
 def is_cancelled(raised: BaseException) -> bool:
@@ -92,13 +92,13 @@ _process = object()
 """An object that identifies this process. A fork replaces it; comparing it costs less than asking for a process id."""
 
 
-def _forked() -> None:
+def _after_fork() -> None:
     global _process  # noqa: PLW0603
     _process = object()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 class LoopGuard:
@@ -143,17 +143,17 @@ class GuardedBlock(AbstractAsyncContextManager[T]):
     Leaving it in another loop raises `UsageError`, and it stays open.
     """
 
-    def __init__(self, opened: AbstractAsyncContextManager[T], guard: LoopGuard) -> None:
-        self._opened = opened
+    def __init__(self, manager: AbstractAsyncContextManager[T], guard: LoopGuard) -> None:
+        self._manager = manager
         self._guard = guard
 
     async def __aenter__(self) -> T:
         self._guard.check()
-        return await self._opened.__aenter__()
+        return await self._manager.__aenter__()
 
     async def __aexit__(self, *raised: Any) -> bool | None:
         self._guard.check()
-        return await self._opened.__aexit__(*raised)
+        return await self._manager.__aexit__(*raised)
 
 
 class GuardedIterator(AsyncIterator[T]):
@@ -177,7 +177,7 @@ class GuardedIterator(AsyncIterator[T]):
 
 
 _lock = threading.Lock()
-_settled = 0
+_settled_blocks = 0
 """Number of active `settled` blocks in this process."""
 
 
@@ -198,22 +198,22 @@ def settled() -> Generator[None]:
     For the application's process, whose thresholds stay as they are. If it has frozen objects itself, nothing changes.
     Older objects that become garbage within the block are collected after it.
     """
-    global _settled  # noqa: PLW0603  it is the process that is frozen, or not
+    global _settled_blocks  # noqa: PLW0603  it is the process that is frozen, or not
     with _lock:
-        if _settled == 0 and gc.get_freeze_count():
+        if _settled_blocks == 0 and gc.get_freeze_count():
             is_ours = False
         else:
             is_ours = True
-            _settled += 1
-            if _settled == 1:
+            _settled_blocks += 1
+            if _settled_blocks == 1:
                 gc.freeze()
     try:
         yield
     finally:
         with _lock:
             if is_ours:
-                _settled -= 1
-                if _settled == 0:
+                _settled_blocks -= 1
+                if _settled_blocks == 0:
                     gc.unfreeze()
 
 

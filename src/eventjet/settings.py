@@ -19,9 +19,9 @@ from eventjet.text import meant
 from eventjet.urls import database_url, server_url, shown_database
 
 _PREFIX = "EVENTJET_"
-_IN_CODE = ("tls", "user_jwt_cb", "signature_cb")
+_CODE_ONLY = ("tls", "user_jwt_cb", "signature_cb")
 """Settings that are objects, and so have no environment variable."""
-_EITHER = ("jetstream_domain", "jetstream_prefix")
+_EXCLUSIVE = ("jetstream_domain", "jetstream_prefix")
 _CHARACTER = r"[^\s.*>\x00-\x1f\x7f]"
 """Pattern of one character of a subject's token."""
 
@@ -112,18 +112,18 @@ class Settings:
         An override that is None changes nothing. `environ` replaces the environment of the process.
         """
         environ = os.environ if environ is None else environ
-        _check_names([setting.name for setting in fields(cls) if setting.name not in _IN_CODE], environ)
-        names = [setting.name for setting in fields(cls) if setting.name not in _IN_CODE]
+        _check_names([setting.name for setting in fields(cls) if setting.name not in _CODE_ONLY], environ)
+        names = [setting.name for setting in fields(cls) if setting.name not in _CODE_ONLY]
         environment = {name: environ.get(_PREFIX + name.upper()) or None for name in names}
         changes = {name: value for name, value in (overrides or {}).items() if value is not None}
-        for name, alternative in (_EITHER, _EITHER[::-1]):
+        for name, alternative in (_EXCLUSIVE, _EXCLUSIVE[::-1]):
             if name in changes:
                 environment[alternative] = None  # the two settings exclude each other
-        return _laid_over(cls(), environment | changes)
+        return _overridden(cls(), environment | changes)
 
     def with_overrides(self, overrides: SettingsOverrides) -> Settings:
         """Return a copy of the settings with the overrides that are not None; raises `UsageError`."""
-        return _laid_over(self, overrides)
+        return _overridden(self, overrides)
 
     def shown(self) -> dict[str, str]:
         """Return the addresses of servers and database as they may be printed, without user names and secrets."""
@@ -131,9 +131,9 @@ class Settings:
         return {"servers": servers, "database": shown_database(self.database)}
 
 
-def _check_names(known: Sequence[str], environ: Mapping[str, str]) -> None:
+def _check_names(setting_names: Sequence[str], environ: Mapping[str, str]) -> None:
     """Raise `UsageError` for a variable whose name is nearly that of a setting; others may be of another program."""
-    names = [_PREFIX + name.upper() for name in known]
+    names = [_PREFIX + name.upper() for name in setting_names]
     for variable in sorted(environ):
         if variable.startswith(_PREFIX) and variable not in names:
             matches = get_close_matches(
@@ -146,7 +146,7 @@ def _check_names(known: Sequence[str], environ: Mapping[str, str]) -> None:
                 )
 
 
-def _laid_over(settings: Settings, overrides: Mapping[str, object]) -> Settings:
+def _overridden(settings: Settings, overrides: Mapping[str, object]) -> Settings:
     kinds = {setting.name: str(setting.type) for setting in fields(settings)}
     values: dict[str, Any] = {}
     for name, value in overrides.items():
@@ -155,17 +155,17 @@ def _laid_over(settings: Settings, overrides: Mapping[str, object]) -> Settings:
                 f"There is no setting {name!r}. {meant(name, kinds)}Known settings: {', '.join(sorted(kinds))}."
             )
         if value is not None:
-            values[name] = _parsed(name, kinds[name], value) if isinstance(value, str) else value
+            values[name] = _parse(name, kinds[name], value) if isinstance(value, str) else value
     for name in ("servers", "caller_inboxes"):
         if isinstance(values.get(name), list):
             values[name] = tuple(cast("list[str]", values[name]))
-    for name, alternative in (_EITHER, _EITHER[::-1]):
+    for name, alternative in (_EXCLUSIVE, _EXCLUSIVE[::-1]):
         if name in values:
             values.setdefault(alternative, None)
-    return _checked(replace(settings, **values))
+    return _check(replace(settings, **values))
 
 
-def _parsed(name: str, kind: str, text: str) -> Any:
+def _parse(name: str, kind: str, text: str) -> Any:
     try:
         if kind.startswith("tuple"):
             return tuple(part.strip() for part in text.split(",") if part.strip())
@@ -178,7 +178,7 @@ def _parsed(name: str, kind: str, text: str) -> Any:
     return Path(text) if kind.startswith("Path") else text
 
 
-def _checked(settings: Settings) -> Settings:
+def _check(settings: Settings) -> Settings:
     if not settings.servers:
         raise UsageError("No NATS server is named. Set EVENTJET_SERVERS, for instance nats://127.0.0.1:4222.")
     for number, url in enumerate(settings.servers, 1):

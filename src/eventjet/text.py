@@ -14,9 +14,9 @@ _YEAR_S = 365 * 86_400
 _UNITS = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "m"), (60, "m", 1, "s"))
 
 
-def cut(text: str, most: int = TEXT_MAX) -> str:
+def cut(text: str, limit: int = TEXT_MAX) -> str:
     """Return the text, or its beginning and its length if it is too long: `abc… (800,000 characters)`."""
-    return text if len(text) <= most else f"{text[:most]}… ({len(text):,} characters)"
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text):,} characters)"
 
 
 def printable(text: str) -> str:
@@ -26,23 +26,23 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
 
 
-def shown(value: object, most: int = VALUE_MAX) -> str:
+def shown(value: object, limit: int = VALUE_MAX) -> str:
     """Return the `repr` of a value, cut."""
-    if isinstance(value, str | bytes) and len(value) > most:
+    if isinstance(value, str | bytes) and len(value) > limit:
         kind = "characters" if isinstance(value, str) else "bytes"
-        return f"{value[:most]!r}… ({len(value):,} {kind})"
-    return cut(repr(value), most)
+        return f"{value[:limit]!r}… ({len(value):,} {kind})"
+    return cut(repr(value), limit)
 
 
-def cut_values(value: Any, most: int = VALUE_MAX) -> Any:
+def cut_values(value: Any, limit: int = VALUE_MAX) -> Any:
     """Return a JSON value with every text in it cut."""
     if isinstance(value, str):
-        return cut(value, most)
+        return cut(value, limit)
     if isinstance(value, list):
-        return [cut_values(item, most) for item in cast("list[Any]", value)]
+        return [cut_values(item, limit) for item in cast("list[Any]", value)]
     if isinstance(value, dict):
         members = cast("dict[str, Any]", value)
-        return {cut(name, most): cut_values(item, most) for name, item in members.items()}
+        return {cut(name, limit): cut_values(item, limit) for name, item in members.items()}
     return value
 
 
@@ -87,7 +87,7 @@ def listed(names: Iterable[str]) -> str:
     return (", ".join(distinct[:NAMED_MAX]) or "none") + (f" and {remaining:,} more" if remaining > 0 else "")
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def meant(name: str, names: Iterable[str]) -> str:
     """Return `Did you mean 'balances'? `, with a blank at its end; empty if no known name is similar."""
-    matches = get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
+    matches = get_close_matches(name.lower(), list(names), n=1, cutoff=0.6)
     return f"Did you mean {matches[0]!r}? " if matches else ""

@@ -76,9 +76,9 @@ class ContentionBackoff:
         self._has_paused = True
         return self.window_s * (0.5 + jitter) / min(AGED_MAX, 1 + lost_before / 2)
 
-    def record_success(self, took_s: float, now: float, jitter: float) -> None:
-        """Record that a command was stored, by an attempt that took `took_s` seconds."""
-        self._save_s += (took_s - self._save_s) * LEARNING_RATE
+    def record_success(self, elapsed_s: float, now: float, jitter: float) -> None:
+        """Record that a command was stored, by an attempt that took `elapsed_s` seconds."""
+        self._save_s += (elapsed_s - self._save_s) * LEARNING_RATE
         if self._has_paused:
             self._narrow(WON_FACTOR)
         self._has_paused = False

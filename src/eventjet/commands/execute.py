@@ -117,14 +117,14 @@ async def execute(
     staleness_max = STALENESS_MAX_IN_TRANSACTION if is_transaction else STALENESS_MAX
     span = None
 
-    async def attempt(lost: int) -> tuple[Committed[Any, Any], ...] | Conflict:
+    async def attempt(lost_races: int) -> tuple[Committed[Any, Any], ...] | Conflict:
         attributes = None
         if span is not None:
-            span.conflicts, attributes = lost, span.attributes
+            span.conflicts, attributes = lost_races, span.attributes
         # 1. load
         states: list[FoldedState[Any]] = []
         for plan in plans:
-            states.append(await plan.executor.load(plan.aggregate_id, lost > 0, staleness_max))  # noqa: PERF401  a comprehension that awaits is a coroutine
+            states.append(await plan.executor.load(plan.aggregate_id, lost_races > 0, staleness_max))  # noqa: PERF401  a comprehension that awaits is a coroutine
         # 2. recorded earlier?
         if plans[0].command_id is not None:
             earlier = await recorded_earlier(plans, states)
@@ -140,7 +140,7 @@ async def execute(
                 if not is_transaction:
                     return (replace(plan.executor.answer(state, ()), confirmed=False),)
                 raise Refused(
-                    f"A transaction with {_shown(plan)}",
+                    f"A transaction with {_label(plan)}",
                     "its decision records nothing, so nothing would fence it",
                     "Record an event there, or leave it out.",
                 )
@@ -191,7 +191,7 @@ async def transact(store: EventStore, plans: Sequence[Planned[Any, Any]]) -> tup
     without_id = [plan for plan in plans if plan.command_id is None]
     if without_id and len(without_id) < len(plans):
         raise UsageError(
-            f"A transaction has a member without a command id, {_shown(without_id[0])}, and others with one, so what "
+            f"A transaction has a member without a command id, {_label(without_id[0])}, and others with one, so what "
             "came of it could not be told when it is repeated. Give all of its members an id, or none."
         )
     return await execute(store, plans, is_transaction=True)
@@ -446,7 +446,7 @@ async def append(
     """
     claim_count = 0
     if any(decision.plan.executor.claims is not None for decision in decisions):
-        claim_decisions = await _claimed(decisions)
+        claim_decisions = await _decide_claims(decisions)
         if isinstance(claim_decisions, Conflict):
             return claim_decisions
         # Claims go first: the claims that a torn batch leaves block a value, but never let two aggregates have it.
@@ -471,7 +471,7 @@ async def append(
     return tuple(committed[claim_count:])
 
 
-async def _claimed(decisions: Sequence[Decision[Any, Any]]) -> list[Decision[Any, Any]] | Conflict:
+async def _decide_claims(decisions: Sequence[Decision[Any, Any]]) -> list[Decision[Any, Any]] | Conflict:
     """Return the decisions on claims to record first so that unique values stay unique.
 
     Raises `NotUnique` and `UniqueNotBuilt`, once the states of the decisions are confirmed as the newest.
@@ -496,7 +496,7 @@ async def _claimed(decisions: Sequence[Decision[Any, Any]]) -> list[Decision[Any
 
 
 @dataclass(frozen=True, slots=True)
-class _Earlier(Generic[S, E]):
+class _EarlierOutcome(Generic[S, E]):
     """What came of a command that was recorded before."""
 
     answer: Committed[S, E]
@@ -515,7 +515,7 @@ async def recorded_earlier(
     state is not the newest, or is of another log. Raises `Refused` for commands of which only some were recorded, or
     not in one save; `CommandReused` for another request; `SaveTorn`; and what reads raise.
     """
-    earlier: list[_Earlier[Any, Any] | None] = []
+    earlier: list[_EarlierOutcome[Any, Any] | None] = []
     for plan, state in zip(plans, states, strict=True):
         recorded = await _recorded_earlier(plan, state)
         if isinstance(recorded, Conflict):
@@ -535,7 +535,7 @@ async def recorded_earlier(
     return _of_one_save(plans, earlier)
 
 
-async def _recorded_earlier(plan: Planned[S, E], state: FoldedState[S]) -> _Earlier[S, E] | Conflict | None:
+async def _recorded_earlier(plan: Planned[S, E], state: FoldedState[S]) -> _EarlierOutcome[S, E] | Conflict | None:
     if plan.command_id is None:
         return None
     executor = plan.executor
@@ -546,43 +546,43 @@ async def _recorded_earlier(plan: Planned[S, E], state: FoldedState[S]) -> _Earl
     if outcome is None:
         return Conflict(executor.subject(plan.aggregate_id), state.position)
     if outcome.request and plan.request and not is_same_request(outcome.request, plan.request):
-        raise CommandReused(plan.command_id, _shown(plan), versions[0], outcome.request, plan.request)
+        raise CommandReused(plan.command_id, _label(plan), versions[0], outcome.request, plan.request)
     answer = executor.answer(outcome.after, tuple([cast("E", event.data) for event in outcome.events]))
-    return _Earlier(answer, outcome.position, outcome.batch)
+    return _EarlierOutcome(answer, outcome.position, outcome.batch)
 
 
 def _of_one_save(
-    plans: Sequence[Planned[Any, Any]], earlier: Sequence[_Earlier[Any, Any] | None]
+    plans: Sequence[Planned[Any, Any]], outcomes: Sequence[_EarlierOutcome[Any, Any] | None]
 ) -> tuple[Committed[Any, Any], ...]:
     """Return the answers of the commands; raises `Refused` if they were not recorded in one save.
 
     A restored log does not say which save an event is of: there the commands must be closer than `BATCH_MAX` positions.
     """
 
-    def shown(plan: Planned[Any, Any], recorded: _Earlier[Any, Any]) -> str:
-        return f"{_shown(plan)} recorded its command {plan.command_id!r} at position {recorded.position}"
+    def shown(plan: Planned[Any, Any], outcome: _EarlierOutcome[Any, Any]) -> str:
+        return f"{_label(plan)} recorded its command {plan.command_id!r} at position {outcome.position}"
 
-    pairs = [(plan, recorded) for plan, recorded in zip(plans, earlier, strict=True) if recorded is not None]
+    pairs = [(plan, outcome) for plan, outcome in zip(plans, outcomes, strict=True) if outcome is not None]
     plan, first = pairs[0]
-    for other_plan, recorded in zip(plans, earlier, strict=True):
-        if recorded is None:
+    for other_plan, outcome in zip(plans, outcomes, strict=True):
+        if outcome is None:
             reason = (
-                f"{shown(plan, first)}, and {_shown(other_plan)} never recorded its command {other_plan.command_id!r}"
+                f"{shown(plan, first)}, and {_label(other_plan)} never recorded its command {other_plan.command_id!r}"
             )
         else:
-            is_near = abs(recorded.position - first.position) < BATCH_MAX
-            if recorded is first or (recorded.batch is not None and recorded.batch == first.batch and is_near):
+            is_near = abs(outcome.position - first.position) < BATCH_MAX
+            if outcome is first or (outcome.batch is not None and outcome.batch == first.batch and is_near):
                 continue
-            reason = f"{shown(plan, first)}, and {shown(other_plan, recorded)}, in another save"
+            reason = f"{shown(plan, first)}, and {shown(other_plan, outcome)}, in another save"
         raise Refused(
             "A transaction",
             reason,
             "Nothing was stored now. Repeat a transaction with all of its members, or give it ids that are new.",
         )
-    return tuple([recorded.answer for _, recorded in pairs])
+    return tuple([outcome.answer for _, outcome in pairs])
 
 
-def _shown(plan: Planned[Any, Any]) -> str:
+def _label(plan: Planned[Any, Any]) -> str:
     return f"{plan.executor.info.name} {plan.aggregate_id!r}"
 
 

@@ -25,7 +25,7 @@ PAGE_MAX = 50
 """Events of one page."""
 _UNVERSIONED_MAX = 50
 """How many records without a version in a row are passed over; other programs wrote them."""
-_LOOKS_MAX = 160
+_BISECTION_STEPS_MAX = 160
 """Bound of a bisection: more than twice the bits of a position. An evenly spread history takes two steps."""
 
 
@@ -77,12 +77,12 @@ async def record_of(store: EventStore, aggregate: str, aggregate_id: str, versio
         return head.last
     low, high = head.first[0], head.last[0]
     low_version, high_version, high_record = 1, head.version, head.last
-    for step in range(_LOOKS_MAX):
+    for step in range(_BISECTION_STEPS_MAX):
         if low >= high:
             break
         share = (version - low_version) / max(high_version - low_version, 1) if step % 2 == 0 else 0.5
         middle = min(max(low + int((high - low) * min(max(share, 0.0), 1.0)), low), high - 1)
-        record = await _next_told(store, aggregate, aggregate_id, middle)
+        record = await _next_versioned(store, aggregate, aggregate_id, middle)
         record_version = None if record is None else version_in(record)
         if record is None or record_version is None:
             high = middle
@@ -95,7 +95,7 @@ async def record_of(store: EventStore, aggregate: str, aggregate_id: str, versio
     return high_record
 
 
-async def _next_told(store: EventStore, aggregate: str, aggregate_id: str, start: int) -> RawRecord | None:
+async def _next_versioned(store: EventStore, aggregate: str, aggregate_id: str, start: int) -> RawRecord | None:
     """Return the first record at or after a position that has a version."""
     records = await store.history(aggregate, aggregate_id, after=start - 1, limit=1)
     if records and version_in(records[0]) is None:
@@ -201,22 +201,22 @@ class Excerpts:
         self._decoder = decoder
         self._voids = voids
 
-    async def read(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]]:
+    async def read(self, aggregate_id: str, excerpt: Excerpt) -> list[Recorded[Any]]:
         """Return the events within the bounds, without retired events.
 
         Raises `HistoryBroken`, `CodecError`, and what `EventStore` raises.
         """
-        if wanted.limit == 0 or (wanted.version is not None and wanted.version <= wanted.after):
+        if excerpt.limit == 0 or (excerpt.version is not None and excerpt.version <= excerpt.after):
             return []
         events: list[Recorded[Any]] | None = None
-        if not wanted.is_everything:
-            read = self._backwards if wanted.newest_first and wanted.limit is not None else self._forwards
-            events = await read(aggregate_id, wanted)
+        if not excerpt.is_everything:
+            read = self._backwards if excerpt.newest_first and excerpt.limit is not None else self._forwards
+            events = await read(aggregate_id, excerpt)
         if events is not None:
             return events
-        return wanted.cut(await self._whole(aggregate_id))
+        return excerpt.cut(await self._whole_history(aggregate_id))
 
-    async def _whole(self, aggregate_id: str) -> list[Recorded[Any]]:
+    async def _whole_history(self, aggregate_id: str) -> list[Recorded[Any]]:
         records = await self._store.history(self._aggregate, aggregate_id)
         chain, follows = _ChainCheck(self._voids), True
         decoded: list[Recorded[Any] | None] = []
@@ -228,28 +228,28 @@ class Excerpts:
                 fold_history(FoldedState(None, 0, 0), links, record[2].decode("utf-8", "replace"), "")
         return [event for event in decoded if event is not None]
 
-    async def _forwards(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]] | None:
+    async def _forwards(self, aggregate_id: str, excerpt: Excerpt) -> list[Recorded[Any]] | None:
         """Return the events, read from the oldest on; None if only the whole history can answer.
 
         That is so if the versions do not follow one another, or a skipped record is where the part begins.
         """
         first: RawRecord | None = None
-        if wanted.after:
+        if excerpt.after:
             head = await head_of(self._store, self._aggregate, aggregate_id)
             if head is None:
                 return []
             if not self._is_last(head):
                 return None
             first = await record_of(
-                self._store, self._aggregate, aggregate_id, min(wanted.after + 1, head.version), head
+                self._store, self._aggregate, aggregate_id, min(excerpt.after + 1, head.version), head
             )
             if first is None or first[0] in self._voids:
                 return None  # the event of that version may be before this record
-        events = await self._from(aggregate_id, first, wanted)
-        return events[::-1] if events is not None and wanted.newest_first else events
+        events = await self._events_from(aggregate_id, first, excerpt)
+        return events[::-1] if events is not None and excerpt.newest_first else events
 
-    async def _from(
-        self, aggregate_id: str, first: RawRecord | None, wanted: Excerpt, *, end: int | None = None
+    async def _events_from(
+        self, aggregate_id: str, first: RawRecord | None, excerpt: Excerpt, *, end: int | None = None
     ) -> list[Recorded[Any]] | None:
         """Return the events from the record `first` on, or from the beginning, oldest first.
 
@@ -257,91 +257,91 @@ class Excerpts:
         does not follow the record before it, or if `end` is given and the last event is not at that position.
         """
         chain = _ChainCheck(self._voids)
-        if first is not None and not chain.begins_before(first, wanted.after + 1):
+        if first is not None and not chain.begins_before(first, excerpt.after + 1):
             return None
         events, after = list[Recorded[Any]](), max(chain.position - 1, 0)
-        limit = wanted.limit if not wanted.newest_first else None
+        limit = excerpt.limit if not excerpt.newest_first else None
         while True:
             page_limit = min(
                 _PAGE,
-                _PAGE if limit is None else limit - len(events) + max(wanted.after - chain.version, 0),
-                _PAGE if wanted.version is None else wanted.version - chain.version,
+                _PAGE if limit is None else limit - len(events) + max(excerpt.after - chain.version, 0),
+                _PAGE if excerpt.version is None else excerpt.version - chain.version,
             )
             page = await self._store.history(self._aggregate, aggregate_id, after=after, limit=page_limit)
             for record in page:
-                is_beyond = wanted.position is not None and record[0] > wanted.position
+                is_beyond = excerpt.position is not None and record[0] > excerpt.position
                 if is_beyond and (first is None or record[0] > first[0]):
                     return events
                 previous_version = chain.version
                 if not chain.takes(record):
                     return None
-                is_wanted = chain.version > max(previous_version, wanted.after) and not is_beyond
+                is_wanted = chain.version > max(previous_version, excerpt.after) and not is_beyond
                 event = self._decoder(record) if is_wanted else None
                 if event is not None:
                     events.append(event)
-                if chain.version == wanted.version and end not in (None, record[0]):
+                if chain.version == excerpt.version and end not in (None, record[0]):
                     return None
-                if chain.version == wanted.version or len(events) == limit:
+                if chain.version == excerpt.version or len(events) == limit:
                     return events
             if len(page) < page_limit:
                 return events if end is None else None
             after = page[-1][0]
 
-    async def _backwards(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]] | None:
+    async def _backwards(self, aggregate_id: str, excerpt: Excerpt) -> list[Recorded[Any]] | None:
         """Return the events, newest first, read in as many windows of versions as it takes; None as in `_forwards`."""
-        if wanted.version is None and wanted.position is None and wanted.limit == 1:
+        if excerpt.version is None and excerpt.position is None and excerpt.limit == 1:
             newest = await self._store.newest(self._aggregate, aggregate_id)
             if newest is None:
                 return []
-            newest_events = await self._alone(aggregate_id, newest)
+            newest_events = await self._single_event(aggregate_id, newest)
             if newest_events is None or newest_events:
-                return newest_events and [event for event in newest_events if event.version > wanted.after]
+                return newest_events and [event for event in newest_events if event.version > excerpt.after]
         head = await head_of(self._store, self._aggregate, aggregate_id)
-        last = head and await self._last(aggregate_id, wanted, head)
-        if head is None or last is None or wanted.limit is None:
+        last = head and await self._last_in_bounds(aggregate_id, excerpt, head)
+        if head is None or last is None or excerpt.limit is None:
             return None
         upto, result, window = version_in(last) or 0, list[Recorded[Any]](), 0
-        if upto <= wanted.after:
-            return None if await self._alone(aggregate_id, last) is None else []
-        while upto > wanted.after and len(result) < wanted.limit:
+        if upto <= excerpt.after:
+            return None if await self._single_event(aggregate_id, last) is None else []
+        while upto > excerpt.after and len(result) < excerpt.limit:
             # Retired events do not count, so a window with few events is followed by a wider window.
-            window = min(max(wanted.limit - len(result), 2 * window), _PAGE)
-            lowest = max(upto - window, wanted.after)
+            window = min(max(excerpt.limit - len(result), 2 * window), _PAGE)
+            lowest = max(upto - window, excerpt.after)
             first = await record_of(self._store, self._aggregate, aggregate_id, lowest + 1, head)
             part = Excerpt(after=lowest, version=upto)
             if first is None or first[0] in self._voids or last[0] in self._voids:
                 return None
-            events = await self._from(aggregate_id, first, part, end=last[0])
+            events = await self._events_from(aggregate_id, first, part, end=last[0])
             if events is None:
                 return None
-            result += events[::-1][: wanted.limit - len(result)]
+            result += events[::-1][: excerpt.limit - len(result)]
             upto = lowest
-            if upto > wanted.after and len(result) < wanted.limit:
-                last = await self._before(aggregate_id, first, upto, head)
+            if upto > excerpt.after and len(result) < excerpt.limit:
+                last = await self._record_before(aggregate_id, first, upto, head)
                 if last is None:
                     return None
         return result
 
-    async def _alone(self, aggregate_id: str, record: RawRecord) -> list[Recorded[Any]] | None:
+    async def _single_event(self, aggregate_id: str, record: RawRecord) -> list[Recorded[Any]] | None:
         """Return the event of one record, nothing if it is retired; None if it does not follow the record before it."""
         if record[0] in self._voids:
             return None
         version = version_in(record) or 0
-        return await self._from(aggregate_id, record, Excerpt(version - 1, version), end=record[0])
+        return await self._events_from(aggregate_id, record, Excerpt(version - 1, version), end=record[0])
 
-    async def _last(self, aggregate_id: str, wanted: Excerpt, head: Head) -> RawRecord | None:
+    async def _last_in_bounds(self, aggregate_id: str, excerpt: Excerpt, head: Head) -> RawRecord | None:
         """Return the last record within the bounds; None if it is not certain which record that is."""
         if not self._is_last(head):
             return None
         last: RawRecord | None = head.last
-        if wanted.version is not None and wanted.version < head.version:
-            last = await record_of(self._store, self._aggregate, aggregate_id, wanted.version, head)
-        if last is None or wanted.position is None or last[0] <= wanted.position:
+        if excerpt.version is not None and excerpt.version < head.version:
+            last = await record_of(self._store, self._aggregate, aggregate_id, excerpt.version, head)
+        if last is None or excerpt.position is None or last[0] <= excerpt.position:
             return last
-        later = await self._store.history(self._aggregate, aggregate_id, after=wanted.position, limit=1)
+        later = await self._store.history(self._aggregate, aggregate_id, after=excerpt.position, limit=1)
         if not later or later[0][0] in self._voids:
             return None
-        return await self._before(aggregate_id, later[0], (version_in(later[0]) or 0) - 1, head)
+        return await self._record_before(aggregate_id, later[0], (version_in(later[0]) or 0) - 1, head)
 
     def _is_last(self, head: Head) -> bool:
         """Return whether the last record of all has the newest version.
@@ -350,7 +350,7 @@ class Excerpts:
         """
         return head.end == head.last[0] and head.end not in self._voids
 
-    async def _before(self, aggregate_id: str, record: RawRecord, version: int, head: Head) -> RawRecord | None:
+    async def _record_before(self, aggregate_id: str, record: RawRecord, version: int, head: Head) -> RawRecord | None:
         """Return the record of a version if `record` follows it directly; None if not."""
         previous = await record_of(self._store, self._aggregate, aggregate_id, version, head)
         if previous is None or version_in(previous) != version:
@@ -369,14 +369,14 @@ class _ChainCheck:
         self.version = self.position = 0
         self._is_known = True
 
-    def begins_before(self, record: RawRecord, most: int) -> bool:
-        """Start at the record before the given one; False if there can be none, or if its version is above `most`.
+    def begins_before(self, record: RawRecord, max_version: int) -> bool:
+        """Start at the record before the given one; False if there can be none, or its version exceeds `max_version`.
 
         The header of the expected position says where the record before is. An event without this header is in the
         same save as the event before it, and directly behind it.
         """
         version = version_in(record)
-        if version is None or version > most:
+        if version is None or version > max_version:
             return False
         if version > 1:
             expected = number_of(record[3], EXPECTED)

@@ -58,7 +58,7 @@ _SOURCE = re.compile(r"[A-Za-z0-9_.:-]{1,100}")
 _EXAMPLES_MAX = 5
 _BYTES_MAX = 8_000_000
 """Bytes of bodies and headers in one batch: well below what a connection may have pending."""
-_LEARN_AT_ONCE = 64
+_READ_AT_ONCE = 64
 """Histories that are read concurrently."""
 _METADATA_HEADERS = tuple(name.encode() for name in (CORRELATION, CAUSATION, TRACEPARENT, META))
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -147,7 +147,7 @@ class Importer:
     ) -> ImportReport:
         chunk: list[_Item] = []
         size = 0
-        async for imported in _each(events):
+        async for imported in _imported_events(events):
             self._check(imported)
             key = (aggregate_info(imported.aggregate).name, imported.aggregate_id)
             encoded = self._catalog.encode(imported.event)
@@ -172,47 +172,47 @@ class Importer:
         body = as_written_now(self._catalog, self._decoder, record)
         return f"{label} at position {position}: {fields_that_differ(record, body, encoded, at, context)}"
 
-    def _check(self, one: Imported) -> None:
+    def _check(self, imported: Imported) -> None:
         """Raise `UsageError` for anything that cannot be imported into this app."""
-        if not isinstance(one, Imported):  # pyright: ignore[reportUnnecessaryIsInstance]  an event alone is easily given
+        if not isinstance(imported, Imported):  # pyright: ignore[reportUnnecessaryIsInstance]  an event alone is easily given
             raise UsageError(
-                f"The import gives a {shown_name(type(one))}. Give Imported(Account, 'a-1', Opened(…)), which says "
-                "whose event it is."
+                f"The import gives a {shown_name(type(imported))}. Give Imported(Account, 'a-1', Opened(…)), which "
+                "says whose event it is."
             )
-        if not isinstance(one.aggregate, type) or one.aggregate not in self._events:  # pyright: ignore[reportUnnecessaryIsInstance]
+        if not isinstance(imported.aggregate, type) or imported.aggregate not in self._events:  # pyright: ignore[reportUnnecessaryIsInstance]
             names = listed(shown_name(aggregate) for aggregate in self._events)
             raise UsageError(
-                f"The import names the aggregate {shown_name(one.aggregate)}, which this app does not have. Give its "
-                f"class, one of {names}; others are listed in App(aggregates=[…]) first."
+                f"The import names the aggregate {shown_name(imported.aggregate)}, which this app does not have. Give "
+                f"its class, one of {names}; others are listed in App(aggregates=[…]) first."
             )
-        if type(one.event) not in self._events[one.aggregate]:
-            name = aggregate_info(one.aggregate).name
+        if type(imported.event) not in self._events[imported.aggregate]:
+            name = aggregate_info(imported.aggregate).name
             raise UsageError(
-                f"The import holds a {shown_name(type(one.event))} for {name} {one.aggregate_id!r}, which is not one "
-                "of its events. Import events that its `evolve` is annotated with."
+                f"The import holds a {shown_name(type(imported.event))} for {name} {imported.aggregate_id!r}, which is "
+                "not one of its events. Import events that its `evolve` is annotated with."
             )
 
-    def _context(self, one: Imported, ordinal: int) -> _Context:
+    def _context(self, imported: Imported, ordinal: int) -> _Context:
         """Return the headers of an event; raises `UsageError` for a time that is not in the past, and `Refused`."""
-        headers = (*context_headers(f"{self._source}/{ordinal}", one.metadata), (IMPORTED, "1"))
-        if one.at is None:
+        headers = (*context_headers(f"{self._source}/{ordinal}", imported.metadata), (IMPORTED, "1"))
+        if imported.at is None:
             return headers
-        where = f"{aggregate_info(one.aggregate).name} {one.aggregate_id!r}"
-        check_moment(f"Event {ordinal} of {where} in the import is of", one.at)
-        return (*headers, (RECORDED_AT, in_utc(one.at).isoformat().replace("+00:00", "Z")))
+        where = f"{aggregate_info(imported.aggregate).name} {imported.aggregate_id!r}"
+        check_moment(f"Event {ordinal} of {where} in the import is of", imported.at)
+        return (*headers, (RECORDED_AT, in_utc(imported.at).isoformat().replace("+00:00", "Z")))
 
     async def _store_chunk(self, chunk: Sequence[_Item], progress: Callable[[int], object] | None) -> None:
         await self._check_log()
-        await self._learn({key for key, *_ in chunk if not self._places.is_known(key)})
+        await self._read_places({key for key, *_ in chunk if not self._places.is_known(key)})
         missing = self._missing(chunk)
         await self._unbuild(missing)
         limit = len(missing)
 
-        async def attempt(lost: int) -> int | Conflict:
+        async def attempt(lost_races: int) -> int | Conflict:
             """Store the next batch; return how many events it had, or a conflict with another writer."""
             nonlocal missing, limit
-            if lost:
-                await self._learn({key for key, *_ in missing[:limit]})
+            if lost_races:
+                await self._read_places({key for key, *_ in missing[:limit]})
                 missing = self._missing(missing)
                 limit = max(1, limit // 4)  # A smaller batch is quicker, so it is likelier to win the race.
             writes = self._writes(missing[:limit])
@@ -220,7 +220,7 @@ class Importer:
                 last = await self._store.append(writes) if writes else self._position
             except ConcurrencyConflict as error:
                 return Conflict(error.subject, error.expected, error.rival, error.is_unseen)
-            self._account(writes, last)
+            self._count_stored(writes, last)
             return len(missing[:limit])
 
         while missing:
@@ -291,7 +291,7 @@ class Importer:
         placed = ((key, self._places.of(key), events) for key, events in grouped.items())
         return [Append(*key, place.position, place.version, tuple(events)) for key, place, events in placed]
 
-    def _account(self, writes: Sequence[Append], last: int) -> None:
+    def _count_stored(self, writes: Sequence[Append], last: int) -> None:
         position = last - sum(len(write.events) for write in writes)
         for write in writes:
             count, key = len(write.events), (write.aggregate, write.aggregate_id)
@@ -302,12 +302,12 @@ class Importer:
             self._stored += count
         self._position = last
 
-    async def _learn(self, keys: set[Key]) -> None:
+    async def _read_places(self, keys: set[Key]) -> None:
         ordered = sorted(keys)
-        for start in range(0, len(ordered), _LEARN_AT_ONCE):
-            await asyncio.gather(*map(self._learn_one, ordered[start : start + _LEARN_AT_ONCE]))
+        for start in range(0, len(ordered), _READ_AT_ONCE):
+            await asyncio.gather(*map(self._read_place, ordered[start : start + _READ_AT_ONCE]))
 
-    async def _learn_one(self, key: Key) -> None:
+    async def _read_place(self, key: Key) -> None:
         position, version, imported, at = self._places.of(key)
         prefix = f"{self._source}/"
         for record in await self._store.history(*key, after=position):
@@ -323,7 +323,7 @@ class Importer:
         self._places.put(key, Place(position, version, imported, at))
 
 
-async def _each(events: Iterable[Imported] | AsyncIterable[Imported]) -> AsyncIterable[Imported]:
+async def _imported_events(events: Iterable[Imported] | AsyncIterable[Imported]) -> AsyncIterable[Imported]:
     with exceptions_only("What gives the events of an import"):
         if isinstance(events, AsyncIterable):
             async for imported in events:
@@ -355,24 +355,24 @@ class Places:
         self._versions = array("Q")
         self._imported = array("Q")
         self._times = array("q")
-        self._given = array("Q")
-        self._read = bytearray()
-        self._earlier: dict[Key, EarlierRun] = {}
+        self._last_ordinals = array("Q")
+        self._has_place = bytearray()
+        self._earlier_runs: dict[Key, EarlierRun] = {}
 
     def next_ordinal(self, key: Key) -> int:
         """Count an event of an aggregate and return its ordinal, from 1."""
         row = self._row(key)
-        self._given[row] += 1
-        return self._given[row]
+        self._last_ordinals[row] += 1
+        return self._last_ordinals[row]
 
     def is_known(self, key: Key) -> bool:
         """Return whether the place of an aggregate was `put`."""
-        return bool(self._read[self._row(key)])
+        return bool(self._has_place[self._row(key)])
 
     def of(self, key: Key) -> Place:
         """Return the place of an aggregate as it was `put` last; an empty place if it never was."""
         row = self._row(key)
-        if not self._read[row]:
+        if not self._has_place[row]:
             return Place()
         at = _EPOCH + self._times[row] * _MICROSECOND
         return Place(self._positions[row], self._versions[row], self._imported[row], at)
@@ -380,28 +380,28 @@ class Places:
     def put(self, key: Key, place: Place) -> None:
         """Store the place of an aggregate."""
         row = self._row(key)
-        self._read[row] = 1
+        self._has_place[row] = 1
         self._positions[row], self._versions[row], self._imported[row], at = place
         self._times[row] = (at - _EPOCH) // _MICROSECOND
 
     def earlier(self, key: Key) -> EarlierRun:
         """Return the record of what an earlier run stored of an aggregate, to add to it; create it if there is none."""
-        return self._earlier.setdefault(key, EarlierRun())
+        return self._earlier_runs.setdefault(key, EarlierRun())
 
     def stored_earlier(self, key: Key, ordinal: int) -> EarlierRun | None:
         """Return the record of what an earlier run stored of an aggregate, and drop it with the last ordinal in it."""
-        earlier_run = self._earlier.get(key)
+        earlier_run = self._earlier_runs.get(key)
         if earlier_run is not None and ordinal >= earlier_run.last:
-            del self._earlier[key]
+            del self._earlier_runs[key]
         return earlier_run
 
     def _row(self, key: Key) -> int:
         aggregate, aggregate_id = key
-        row = self._rows.setdefault(aggregate, {}).setdefault(aggregate_id, len(self._read))
-        if row == len(self._read):
-            for column in (self._positions, self._versions, self._imported, self._times, self._given):
+        row = self._rows.setdefault(aggregate, {}).setdefault(aggregate_id, len(self._has_place))
+        if row == len(self._has_place):
+            for column in (self._positions, self._versions, self._imported, self._times, self._last_ordinals):
                 column.append(0)
-            self._read.append(0)
+            self._has_place.append(0)
         return row
 
 
@@ -460,7 +460,7 @@ def fields_that_differ(
     kind = header(record[3], TYPE) or ""
     if kind != event.type_name:
         return f"it is {kind}, and the import has {event.type_name}"
-    differences = _fields(body, event.body)
+    differences = _differing_fields(body, event.body)
     if at is not None and at != recorded_at(record):
         differences.append("its time")
     if _metadata_in(record[3]) != _metadata_of(context):
@@ -468,21 +468,21 @@ def fields_that_differ(
     return ", ".join(differences)
 
 
-def _fields(stored: bytes, given: bytes) -> list[str]:
+def _differing_fields(stored: bytes, imported: bytes) -> list[str]:
     try:
-        stored_value, given_value = read_json(stored), read_json(given)
+        stored_value, imported_value = read_json(stored), read_json(imported)
     except ValueError:
         return ["its body"]
-    if not isinstance(stored_value, dict) or not isinstance(given_value, dict):
-        return [] if dump_json(stored_value) == dump_json(given_value) else ["its body"]
-    stored_fields, given_fields = cast("dict[str, Any]", stored_value), cast("dict[str, Any]", given_value)
+    if not isinstance(stored_value, dict) or not isinstance(imported_value, dict):
+        return [] if dump_json(stored_value) == dump_json(imported_value) else ["its body"]
+    stored_fields, imported_fields = cast("dict[str, Any]", stored_value), cast("dict[str, Any]", imported_value)
     # Values are compared as JSON, in which 1, 1.0 and true differ.
     return sorted(
         name
-        for name in {*stored_fields, *given_fields}
+        for name in {*stored_fields, *imported_fields}
         if name not in stored_fields
-        or name not in given_fields
-        or dump_json(stored_fields[name]) != dump_json(given_fields[name])
+        or name not in imported_fields
+        or dump_json(stored_fields[name]) != dump_json(imported_fields[name])
     )
 
 

@@ -99,15 +99,15 @@ class Histories(Generic[S]):
         self._voids = catalog.voids
         self._excerpts = Excerpts(store, self.info.name, self._decoder, self._voids)
 
-    async def load(self, aggregate_id: str, known: FoldedState[S] | None) -> FoldedState[S]:
-        """Return the newest state: `known`, or a snapshot, and the events after it. Raises `HistoryBroken`."""
+    async def load(self, aggregate_id: str, cached: FoldedState[S] | None) -> FoldedState[S]:
+        """Return the newest state: `cached`, or a snapshot, and the events after it. Raises `HistoryBroken`."""
         try:
-            return await (self._after(aggregate_id, known) if known else self._from_snapshot(aggregate_id))
+            return await (self._fold_after(aggregate_id, cached) if cached else self._from_snapshot(aggregate_id))
         except (HistoryBroken, CodecError) as error:
             # A lost reply looks the same as a broken history, so read again from the start before raising.
-            if not await self._learn_voids() and isinstance(error, CodecError):
+            if not await self._read_skip_markers() and isinstance(error, CodecError):
                 raise
-            return await self._fold(aggregate_id, self._start())
+            return await self._fold(aggregate_id, self._initial_state())
 
     def followed(self, folded: FoldedState[S], record: RawRecord) -> FoldedState[S] | None:
         """Fold the next event into a state; None if that fails, and then a read of the log raises the reason."""
@@ -124,7 +124,7 @@ class Histories(Generic[S]):
         Raises `UsageError` for a bound that is in the future or beyond the end of the log or of the history.
         """
         await self._check_bound(version, position, at)
-        return await self._obeying(lambda: self._load_until(aggregate_id, version, position, at))
+        return await self._with_skip_markers(lambda: self._load_until(aggregate_id, version, position, at))
 
     async def _load_until(
         self, aggregate_id: str, version: int | None, position: int | None, at: datetime | None
@@ -139,7 +139,7 @@ class Histories(Generic[S]):
             history = await self._read_until(aggregate_id, lambda record: recorded_at(record) > moment)
             # Stop at the first later event: events that other programs wrote behind it may have any time.
             records = list(takewhile(lambda record: recorded_at(record) <= moment, history))
-        return self._fold_page(self._start(), records)
+        return self._fold_page(self._initial_state(), records)
 
     async def outcome(self, aggregate_id: str, first: int, last: int, command_id: str) -> FirstOutcome[S] | None:
         """Return what a command recorded as versions `first` to `last`.
@@ -147,22 +147,22 @@ class Histories(Generic[S]):
         None if the log has no such events of the command, so that the versions are from another log. Raises `SaveTorn`
         if these are not all the events that the command was to record.
         """
-        return await self._obeying(lambda: self._outcome(aggregate_id, first, last, command_id))
+        return await self._with_skip_markers(lambda: self._outcome(aggregate_id, first, last, command_id))
 
     async def _outcome(self, aggregate_id: str, first: int, last: int, command_id: str) -> FirstOutcome[S] | None:
         history = await self._read_until(aggregate_id, lambda record: (number_of(record[3], VERSION) or 0) >= last)
         records = history[:last]
-        if len(records) < last or header(records[first - 1][3], COMMAND) != _header_of(command_id):
+        if len(records) < last or header(records[first - 1][3], COMMAND) != _escaped(command_id):
             return None
-        await self._check_ended(records[first - 1 :])
+        await self._check_not_torn(records[first - 1 :])
         decoded = map(self._decoder, records[first - 1 :])
         events = [event for event in decoded if event is not None]
         position, _, _, block, _ = records[first - 1]
-        after = self._fold_page(self._start(), records)
+        after = self._fold_page(self._initial_state(), records)
         batch = save_of(block) if header(block, RECORDED_AT) is None else ""
         return FirstOutcome(after, events, request_in(block), position, batch)
 
-    async def _check_ended(self, records: Sequence[RawRecord]) -> None:
+    async def _check_not_torn(self, records: Sequence[RawRecord]) -> None:
         """Raise `SaveTorn` if the last record does not end its batch and the next record does not continue it."""
         position, _, subject, block, _ = records[-1]
         batch = open_batch(block)
@@ -172,10 +172,10 @@ class Histories(Generic[S]):
         if following is None or header(following[3], BATCH_ID) != batch:
             raise SaveTorn([subject.decode()], [header(record[3], MSG_ID) or "" for record in records])
 
-    async def events(self, aggregate_id: str, wanted: Excerpt) -> list[Recorded[Any]]:
+    async def events(self, aggregate_id: str, excerpt: Excerpt) -> list[Recorded[Any]]:
         """Return recorded events of one aggregate, without retired events; raises as `Repository.history`."""
-        wanted.check()
-        return await self._obeying(lambda: self._excerpts.read(aggregate_id, wanted))
+        excerpt.check()
+        return await self._with_skip_markers(lambda: self._excerpts.read(aggregate_id, excerpt))
 
     async def find_command(
         self, aggregate_id: str, folded: FoldedState[S], command_id: str, since: int | None = None
@@ -190,32 +190,32 @@ class Histories(Generic[S]):
         if version_range is not None or not folded.commands.may_have(command_id):
             return version_range
         if since is not None:
-            escaped_ids = {_header_of(command_id)}
+            escaped_ids = {_escaped(command_id)}
             return next(
                 iter((await self.commands_since(aggregate_id, folded, since, escaped_ids.__contains__)).values()), None
             )
         if self._snapshots is not None:
             return None
         # Only headers are compared, so that retired events count as well.
-        records = await self._obeying(
+        records = await self._with_skip_markers(
             lambda: self._read_until(aggregate_id, lambda record: record[0] >= folded.position)
         )
-        escaped_id = _header_of(command_id)
+        escaped_id = _escaped(command_id)
         versions = [index for index, record in enumerate(records, 1) if header(record[3], COMMAND) == escaped_id]
         return (versions[0], versions[-1]) if versions else None
 
     async def commands_since(
-        self, aggregate_id: str, folded: FoldedState[S], since: int, wanted: Callable[[str], bool]
+        self, aggregate_id: str, folded: FoldedState[S], since: int, selects: Callable[[str], bool]
     ) -> dict[str, tuple[int, int]]:
         """Return the first and last versions that commands recorded after a position, by command id.
 
-        `wanted` selects ids as they stand in headers, escaped.
+        `selects` is called with ids as they stand in headers, escaped.
         """
         records = await self._after_position(aggregate_id, since, folded.position)
         versions: dict[str, tuple[int, int]] = {}
         for record in records:
             escaped_id, version = header(record[3], COMMAND), number_of(record[3], VERSION)
-            if escaped_id is not None and version is not None and wanted(escaped_id):
+            if escaped_id is not None and version is not None and selects(escaped_id):
                 versions[escaped_id] = (min(versions.get(escaped_id, (version, 0))[0], version), version)
         return versions
 
@@ -236,37 +236,37 @@ class Histories(Generic[S]):
         codec = self._snapshots.codec
         self._snapshots.store.keep(self.info.name, aggregate_id, lambda: codec.encode(folded))
 
-    def _start(self) -> FoldedState[S]:
+    def _initial_state(self) -> FoldedState[S]:
         return FoldedState(self._initial(), 0, 0)
 
-    async def _after(self, aggregate_id: str, known: FoldedState[S]) -> FoldedState[S]:
-        """Fold the events after `known`, or all events if the log does not contain the last event of `known`."""
-        folded = await self._continued(aggregate_id, known) if known.position else None
+    async def _fold_after(self, aggregate_id: str, base: FoldedState[S]) -> FoldedState[S]:
+        """Fold the events after `base`, or all events if the log does not contain the last event of `base`."""
+        folded = await self._continue(aggregate_id, base) if base.position else None
         if folded is None:
-            await self._check_not_deleted(aggregate_id, known)
-            known = self._start()
-            folded = await self._fold(aggregate_id, known)
-        self.keep(aggregate_id, known.version, folded)
+            await self._check_not_deleted(aggregate_id, base)
+            base = self._initial_state()
+            folded = await self._fold(aggregate_id, base)
+        self.keep(aggregate_id, base.version, folded)
         return folded
 
-    async def _continued(self, aggregate_id: str, known: FoldedState[S]) -> FoldedState[S] | None:
-        """Fold the events after `known`; None if the log has another event, or none, at the position of `known`."""
+    async def _continue(self, aggregate_id: str, base: FoldedState[S]) -> FoldedState[S] | None:
+        """Fold the events after `base`; None if the log has another event, or none, at the position of `base`."""
         folded: FoldedState[S] | None = None
-        async for page in self.store.pages(self.info.name, aggregate_id, after=known.position - 1):
+        async for page in self.store.pages(self.info.name, aggregate_id, after=base.position - 1):
             if folded is None:
                 if not page:
                     continue
-                if page[0][0] != known.position or (header(page[0][3], MSG_ID) or "") != known.event_id:
+                if page[0][0] != base.position or (header(page[0][3], MSG_ID) or "") != base.event_id:
                     return None
-                folded, page = known, page[1:]
+                folded, page = base, page[1:]
             folded = self._fold_page(folded, page)
-        if folded is None and await self.store.last(self.info.name, aggregate_id) >= known.position:
-            return known  # the replica lags behind
+        if folded is None and await self.store.last(self.info.name, aggregate_id) >= base.position:
+            return base  # the replica lags behind
         return folded
 
     async def _from_snapshot(self, aggregate_id: str) -> FoldedState[S]:
         if self._snapshots is None:
-            return await self._after(aggregate_id, self._start())
+            return await self._fold_after(aggregate_id, self._initial_state())
         # The last record is requested together with the snapshot: it shows whether the snapshot is the newest state.
         snapshot_task = asyncio.create_task(self._snapshots.store.get(self.info.name, aggregate_id))
         try:
@@ -280,26 +280,26 @@ class Histories(Generic[S]):
             if folded is not None:
                 await self._check_not_deleted(aggregate_id, folded)
             if newest is None:
-                return self._start()
+                return self._initial_state()
             if number_of(newest[3], VERSION) != 1:
-                return await self._after(aggregate_id, self._start())
-            folded = self._fold_page(self._start(), [newest])  # the newest event is the only event
+                return await self._fold_after(aggregate_id, self._initial_state())
+            folded = self._fold_page(self._initial_state(), [newest])  # the newest event is the only event
             self.keep(aggregate_id, 0, folded)
             return folded
         if newest[0] == folded.position and (header(newest[3], MSG_ID) or "") == folded.event_id:
             return folded
-        return await self._after(aggregate_id, folded)
+        return await self._fold_after(aggregate_id, folded)
 
-    async def _check_not_deleted(self, aggregate_id: str, known: FoldedState[S]) -> None:
-        """Raise `LogIncomplete` if the last event of `known` was deleted from the log.
+    async def _check_not_deleted(self, aggregate_id: str, base: FoldedState[S]) -> None:
+        """Raise `LogIncomplete` if the last event of `base` was deleted from the log.
 
         A log that was created again, or restored from a backup, has another event at its position or ends before it.
         """
-        if not known.position or await self.store.at(known.position) is not None:
+        if not base.position or await self.store.at(base.position) is not None:
             return
-        if known.position <= (await self.store.state()).last:
+        if base.position <= (await self.store.state()).last:
             where = f"The history of {self.info.name} {aggregate_id!r}"
-            raise LogIncomplete(where, f"its event {known.version} was at position {known.position} and is gone")
+            raise LogIncomplete(where, f"its event {base.version} was at position {base.position} and is gone")
 
     async def _fold(self, aggregate_id: str, folded: FoldedState[S]) -> FoldedState[S]:
         """Fold the events after a state; each page is folded while the next page travels."""
@@ -317,8 +317,8 @@ class Histories(Generic[S]):
             )
         return records
 
-    async def _read_until(self, aggregate_id: str, enough: Callable[[RawRecord], bool]) -> list[RawRecord]:
-        """Return the history, without gaps, at least up to a record that is `enough`, or else to its end.
+    async def _read_until(self, aggregate_id: str, reaches: Callable[[RawRecord], bool]) -> list[RawRecord]:
+        """Return the history, without gaps, at least up to a record for which `reaches` is true, or else to its end.
 
         The leader says where the end is. Raises `StoreUnavailable` if a replica stays behind, and `HistoryBroken`.
         """
@@ -326,13 +326,13 @@ class Histories(Generic[S]):
         records = await self.store.history(name, aggregate_id)
         for pause_s in LAG_PAUSES_S:
             position = records[-1][0] if records else 0
-            if (records and enough(records[-1])) or await self.store.last(name, aggregate_id) <= position:
-                return self._versions(records)
+            if (records and reaches(records[-1])) or await self.store.last(name, aggregate_id) <= position:
+                return self._one_per_version(records)
             await asyncio.sleep(pause_s)
             records += await self.store.history(name, aggregate_id, after=position)
         raise StoreUnavailable(f"The history of {name} {aggregate_id!r}", "the replica that was asked lags behind")
 
-    def _versions(self, records: Sequence[RawRecord]) -> list[RawRecord]:
+    def _one_per_version(self, records: Sequence[RawRecord]) -> list[RawRecord]:
         """Return one record for each version; raises `HistoryBroken`."""
         valid_records: list[RawRecord] = []
         for record in records:
@@ -343,7 +343,7 @@ class Histories(Generic[S]):
                 raise HistoryBroken(subject, record[0], f"version {len(valid_records) + 1} is missing")
         return valid_records
 
-    async def _obeying(self, read: Callable[[], Awaitable[T]]) -> T:
+    async def _with_skip_markers(self, read: Callable[[], Awaitable[T]]) -> T:
         """Run `read`, and run it again if the history was broken or an error came with new skip markers in the log.
 
         A lost reply looks the same as a broken history, so `HistoryBroken` is raised only after the second read.
@@ -351,11 +351,11 @@ class Histories(Generic[S]):
         try:
             return await read()
         except (HistoryBroken, CodecError) as error:
-            if not await self._learn_voids() and isinstance(error, CodecError):
+            if not await self._read_skip_markers() and isinstance(error, CodecError):
                 raise
         return await read()
 
-    async def _learn_voids(self) -> bool:
+    async def _read_skip_markers(self) -> bool:
         """Read the skip markers; return whether there are new ones."""
         count_before = len(self._voids)
         self._voids.update(await self.store.skip_markers())
@@ -378,7 +378,7 @@ class Histories(Generic[S]):
             raise UsageError(f"The log ends at position {last}; {position} is not in it. Give one that is.")
 
 
-def _header_of(command_id: str) -> str:
+def _escaped(command_id: str) -> str:
     """Return a command id as it stands in its header, escaped."""
     ((_, value),) = context_headers(command_id, NO_METADATA)
     return value

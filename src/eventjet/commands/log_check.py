@@ -97,7 +97,7 @@ async def check_log(app: Application, store: EventStore, histories: int) -> LogC
     state = await store.state()
     check = _Check(app, store, await store.skip_markers(), histories)
     whole = state.last - state.first < WHOLE_MAX
-    async for record in _all(store, state.first, state.last) if whole else _some(store, state.first, state.last):
+    async for record in _records(store, state.first, state.last) if whole else _sample(store, state.first, state.last):
         check.take(record)
     await check.fold()
     return LogCheck(
@@ -112,7 +112,7 @@ async def check_log(app: Application, store: EventStore, histories: int) -> LogC
     )
 
 
-async def _all(store: EventStore, first: int, last: int) -> AsyncIterator[RawRecord]:
+async def _records(store: EventStore, first: int, last: int) -> AsyncIterator[RawRecord]:
     if first > last:
         return
     async for record in store.records(start=first):
@@ -121,8 +121,8 @@ async def _all(store: EventStore, first: int, last: int) -> AsyncIterator[RawRec
         yield record
 
 
-async def _some(store: EventStore, first: int, last: int) -> AsyncIterator[RawRecord]:
-    async for record in _all(store, first, first + ENDS - 1):
+async def _sample(store: EventStore, first: int, last: int) -> AsyncIterator[RawRecord]:
+    async for record in _records(store, first, first + ENDS - 1):
         yield record
     start, end = first + ENDS, last - ENDS
     positions = [start + (end - start) * number // (PLACES - 1) for number in range(PLACES)]
@@ -130,19 +130,19 @@ async def _some(store: EventStore, first: int, last: int) -> AsyncIterator[RawRe
         for record in await asyncio.gather(*map(store.at, positions[offset : offset + _AT_ONCE])):
             if record is not None:
                 yield record
-    async for record in _all(store, last - ENDS + 1, last):
+    async for record in _records(store, last - ENDS + 1, last):
         yield record
 
 
 class _Check:
-    def __init__(self, app: Application, store: EventStore, voids: dict[int, str], wanted: int) -> None:
+    def __init__(self, app: Application, store: EventStore, voids: dict[int, str], histories: int) -> None:
         self.kinds: dict[tuple[str, int], KindSeen] = {}
         self.faults: dict[tuple[str, int, str], LogFault] = {}
         self.looked = 0
         self.histories = 0
         self._store = store
         self._voids = voids
-        self._wanted = wanted
+        self._histories_limit = histories
         self._decoder = Decoder(app.catalog.of_log(voids))
         self._classes: dict[str, Any] = {info.name: cls for cls, info in app.aggregates.items()}
         self._subjects: dict[bytes, dict[tuple[str, int], None]] = {}
@@ -163,9 +163,9 @@ class _Check:
         try:
             event = self._decoder(record)
         except CodecError as error:
-            self._fault(record, _reason_of(error))
+            self._add_fault(record, _reason_of(error))
             return
-        if event is not None and kind.folded < self._wanted:
+        if event is not None and kind.folded < self._histories_limit:
             keys = self._subjects.setdefault(subject, {})
             if key not in keys:
                 keys[key] = None
@@ -193,13 +193,13 @@ class _Check:
                 except StoreUnavailable:
                     raise
                 except Exception as error:  # noqa: BLE001 - whatever stands in the way of reading it is to be told
-                    self._fault(record, _reason_of(error))
+                    self._add_fault(record, _reason_of(error))
                     return
             count += len(page)
             if count >= EVENTS_MAX:
                 return
 
-    def _fault(self, record: RawRecord, reason: str) -> None:
+    def _add_fault(self, record: RawRecord, reason: str) -> None:
         kind = _kind_of(record)
         fault = self.faults.get((*kind, reason))
         if fault is None and len(self.faults) < FAULTS_MAX:

@@ -51,13 +51,13 @@ class UniqueValues:
         self.aggregates = aggregates
         self.aggregate = aggregates.info.name
         self.constraints = {constraint.name: constraint for constraint in aggregates.info.unique}
-        self._built: set[str] = set()
+        self._built_constraints: set[str] = set()
         aggregates.claims = self.claims_of_save
 
     def forget(self) -> None:
         """Drop cached claims and registers, because the stream may have another history now."""
         self.claims.cache.clear()
-        self._built.clear()
+        self._built_constraints.clear()
 
     def constraint(self, name: str) -> Unique[Any]:
         """Return the constraint with this name; raises `UsageError` if there is none."""
@@ -72,7 +72,7 @@ class UniqueValues:
         The register of the constraint says so, or the log has no aggregate of the type yet.
         """
         register = await self.claims.newest(register_id(self.aggregate, constraint))
-        return await self._has_none() if register.state.is_built is None else register.state.is_built
+        return await self._has_no_aggregates() if register.state.is_built is None else register.state.is_built
 
     async def build(self, constraint: str) -> None:
         """Record in the register of a constraint that every value in use is claimed."""
@@ -118,29 +118,31 @@ class UniqueValues:
                     (move.takers if claim in gained else move.released).append(decision.plan.aggregate_id)
         recorded: list[Decision[Any, Any]] = []
         for name, is_gain in gains.items():
-            register = await self._first_of_type(name, is_gain=is_gain)
+            register = await self._decide_register(name, is_gain=is_gain)
             if isinstance(register, Conflict):
                 return register
             recorded += [register] if register is not None else []
-        for outcome in await asyncio.gather(*(self._moved(claim, move) for claim, move in moves.items())):
+        for outcome in await asyncio.gather(*(self._move_claim(claim, move) for claim, move in moves.items())):
             if isinstance(outcome, Conflict):
                 return outcome
             recorded.append(outcome)
         return recorded
 
-    async def _first_of_type(self, constraint: str, *, is_gain: bool) -> Decision[Claim, ClaimEvent] | Conflict | None:
+    async def _decide_register(
+        self, constraint: str, *, is_gain: bool
+    ) -> Decision[Claim, ClaimEvent] | Conflict | None:
         """Decide what to record in the register of a constraint with the first event of the type; None for nothing.
 
         Raises `UniqueNotBuilt` if a value is gained while not all values in use are claimed.
         """
-        if constraint in self._built:
+        if constraint in self._built_constraints:
             return None
         register = register_id(self.aggregate, constraint)
         before = await self.claims.newest(register)
         if before.state.is_built:
-            self._built.add(constraint)
+            self._built_constraints.add(constraint)
             return None
-        if before.state.is_built is None and await self._has_none():
+        if before.state.is_built is None and await self._has_no_aggregates():
             return await self.claims.decide(self._plan(register, self._build(constraint)), before)
         if conflict := await self.claims.outdated(register, before):
             return conflict
@@ -148,7 +150,7 @@ class UniqueValues:
             raise UniqueNotBuilt(self.aggregate, constraint)
         return None
 
-    async def _moved(self, claim: str, move: _Move) -> Decision[Claim, ClaimEvent] | Conflict:
+    async def _move_claim(self, claim: str, move: _Move) -> Decision[Claim, ClaimEvent] | Conflict:
         plan = Planned(self.claims, claim, move.decide, metadata=move.decision.plan.metadata)
         try:
             return await self.claims.decide(plan, await self.claims.newest(claim))
@@ -156,7 +158,7 @@ class UniqueValues:
             # `Executor.decide` has confirmed that this is the newest state of the claim.
             raise NotUnique(self.aggregate, move.constraint, move.takers[-1], error.holder) from None
 
-    async def _has_none(self) -> bool:
+    async def _has_no_aggregates(self) -> bool:
         return await self.claims.store.ends(self.aggregate) == (0, 0)
 
     def _build(self, constraint: str) -> Callable[[Claim], ClaimEvent | None]:
@@ -192,10 +194,10 @@ class Mismatches:
     examples: list[str] = field(default_factory=list[str])
     """The first `EXAMPLES_MAX` as text, with ids of aggregates and without values."""
 
-    def add(self, what: str) -> None:
+    def add(self, mismatch: str) -> None:
         self.count += 1
         if len(self.examples) < EXAMPLES_MAX:
-            self.examples.append(what)
+            self.examples.append(mismatch)
 
 
 @dataclass(slots=True)
@@ -278,14 +280,14 @@ class _Check:
         if self._store.missing_range:
             raise LogIncomplete(f"The log of {self._name!r}", self._store.missing_range)
         prefix = f"{register_id(self._name, name)}-"
-        await self._each(CLAIMS, lambda claim: self._check_claim(claim) if claim.startswith(prefix) else None)
-        await self._each(self._name, self._check_aggregate)
+        await self._for_each(CLAIMS, lambda claim: self._check_claim(claim) if claim.startswith(prefix) else None)
+        await self._for_each(self._name, self._check_aggregate)
         if self._repairs and not report.unreadable.count and (keep_shared or not report.shared.count):
             await self._unique.build(name)
         report.built = await self._unique.is_built(name)
         return report
 
-    async def _each(self, aggregate: str, check: Callable[[str], Awaitable[None] | None]) -> None:
+    async def _for_each(self, aggregate: str, check: Callable[[str], Awaitable[None] | None]) -> None:
         """Call `check` for every aggregate of a type, at least once each, and await `AT_ONCE` results together."""
         waiting: list[Awaitable[None]] = []
         async for aggregate_id in self._ids(aggregate):
@@ -319,9 +321,9 @@ class _Check:
     async def _check_claim(self, claim: str) -> None:
         """Check that the holders of a claim have the value."""
         try:
-            folded_claim = await _confirmed(self._claims, claim)
+            folded_claim = await _newest_confirmed(self._claims, claim)
             for holder in folded_claim.state.holders:
-                if not await self._has(holder, claim):
+                if not await self._has_value(holder, claim):
                     await self._mismatch(claim, holder, has=False)
         except (HistoryBroken, CodecError) as error:
             self._report.unreadable.add(f"{claim}: {error}")
@@ -331,7 +333,7 @@ class _Check:
         report = self._report
         report.aggregates += 1
         try:
-            state = (await _confirmed(self._aggregates, aggregate_id)).state
+            state = (await _newest_confirmed(self._aggregates, aggregate_id)).state
             for claim in sorted(claims_of(self._name, self._constraint, state)):
                 report.values += 1
                 folded_claim = await self._claims.newest(claim)
@@ -344,8 +346,8 @@ class _Check:
         except (HistoryBroken, CodecError) as error:
             report.unreadable.add(f"{self._name} {aggregate_id!r}: {error}")
 
-    async def _has(self, aggregate_id: str, claim: str) -> bool:
-        state = (await _confirmed(self._aggregates, aggregate_id)).state
+    async def _has_value(self, aggregate_id: str, claim: str) -> bool:
+        state = (await _newest_confirmed(self._aggregates, aggregate_id)).state
         return claim in claims_of(self._name, self._constraint, state)
 
     async def _mismatch(self, claim: str, aggregate_id: str, *, has: bool) -> FoldedState[Claim]:
@@ -358,10 +360,10 @@ class _Check:
         def repair(state: Claim) -> ClaimEvent:
             return state.take(self._name, name, aggregate_id) if has else state.release(self._name, name, aggregate_id)
 
-        async def attempt(_lost: int) -> tuple[bool, FoldedState[Claim]] | Conflict:
+        async def attempt(_lost_races: int) -> tuple[bool, FoldedState[Claim]] | Conflict:
             """Return whether claim and state differ, with a claim that did not change while the state was read."""
-            folded_claim = await _confirmed(claims, claim)
-            if (aggregate_id in folded_claim.state.holders) == has or await self._has(aggregate_id, claim) != has:
+            folded_claim = await _newest_confirmed(claims, claim)
+            if (aggregate_id in folded_claim.state.holders) == has or await self._has_value(aggregate_id, claim) != has:
                 return False, folded_claim
             if not self._repairs:
                 return await claims.outdated(claim, folded_claim) or (True, folded_claim)
@@ -377,7 +379,7 @@ class _Check:
         return folded_claim
 
 
-async def _confirmed(executor: Executor[Any, Any], aggregate_id: str) -> FoldedState[Any]:
+async def _newest_confirmed(executor: Executor[Any, Any], aggregate_id: str) -> FoldedState[Any]:
     """Return the newest state, confirmed by the leader; raises `StoreUnavailable` if a replica lags behind."""
     for pause_s in LAG_PAUSES_S:
         state = await executor.newest(aggregate_id)

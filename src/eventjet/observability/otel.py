@@ -37,8 +37,8 @@ from eventjet.observability.spans import BUCKETS, COMMAND, ERROR, LINKS_MAX, LOS
 
 BATCH = 16
 DELAY_S = 0.1
-_FAULT = Status(StatusCode.ERROR)
-_NOWHERE = context.Context()
+_ERROR_STATUS = Status(StatusCode.ERROR)
+_EMPTY_CONTEXT = context.Context()
 
 
 class Told(threading.local):
@@ -55,13 +55,13 @@ class Told(threading.local):
         self._timer: asyncio.TimerHandle | None = None
         self._waiting: list[CommandSpan] = []
 
-    def soon(self, ended: CommandSpan) -> None:
+    def soon(self, command: CommandSpan) -> None:
         """Report a command once `BATCH` have ended, after `DELAY_S` seconds, or when the connection is closed."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self.now()  # the commands of an earlier loop
             self._loop, self._timer = loop, None
-        self._waiting.append(ended)
+        self._waiting.append(command)
         if self._timer is None:
             self._timer = loop.call_later(DELAY_S, self._due)
         if len(self._waiting) == BATCH:
@@ -91,20 +91,20 @@ class CommandSpan:
         "_began",
         "_ended_ns",
         "_labels",
-        "_made",
         "_outcome",
+        "_reporter",
         "_seconds",
+        "_span",
         "_token",
-        "_told",
         "attributes",
         "conflicts",
     )
 
     def __init__(
-        self, told: Told, made: Span | None, token: Token[context.Context] | None, labels: tuple[str, str] | None
+        self, reporter: Told, span: Span | None, token: Token[context.Context] | None, labels: tuple[str, str] | None
     ) -> None:
-        self._told = told
-        self._made = made
+        self._reporter = reporter
+        self._span = span
         self._token = token
         self._labels = labels
         """Aggregate and decision; None if no metrics are recorded."""
@@ -118,7 +118,7 @@ class CommandSpan:
         """End the command with its number of events, or an error; it is reported later."""
         if self._token is not None:
             context.detach(self._token)
-        if self._made is None and self._labels is None:
+        if self._span is None and self._labels is None:
             return
         self._seconds = time.perf_counter() - self._began
         self._ended_ns = time.time_ns()
@@ -130,11 +130,11 @@ class CommandSpan:
             is_ours = isinstance(error, EventjetError) or not isinstance(error, Exception)
             self._outcome = "failed" if is_ours else "refused"
             self.attributes[ERROR] = type(error).__qualname__
-        self._told.soon(self)
+        self._reporter.soon(self)
 
     def tell(self) -> None:
         """Complete the span and record the metrics. The span's name says aggregate and decision already."""
-        span, attributes, outcome = self._made, self.attributes, self._outcome
+        span, attributes, outcome = self._span, self.attributes, self._outcome
         if span is not None:
             if outcome != "done":
                 attributes[OUTCOME] = outcome
@@ -142,20 +142,20 @@ class CommandSpan:
                 attributes[LOST] = self.conflicts
             span.set_attributes(attributes)
             if outcome == "failed":
-                span.set_status(_FAULT)
+                span.set_status(_ERROR_STATUS)
             span.end(self._ended_ns)
         if self._labels is not None:
             aggregate, decision = self._labels
             labels = {"eventjet.aggregate": aggregate, "eventjet.decision": decision, OUTCOME: outcome}
             # Exemplars take the span from the context: it must be the command's, and not the current span.
-            exemplar_context = _NOWHERE if span is None else set_span_in_context(span, _NOWHERE)
-            self._told.durations.record(self._seconds, labels, exemplar_context)
+            exemplar_context = _EMPTY_CONTEXT if span is None else set_span_in_context(span, _EMPTY_CONTEXT)
+            self._reporter.durations.record(self._seconds, labels, exemplar_context)
             if self.conflicts:
-                self._told.conflicts.add(self.conflicts, {"eventjet.aggregate": aggregate}, exemplar_context)
+                self._reporter.conflicts.add(self.conflicts, {"eventjet.aggregate": aggregate}, exemplar_context)
 
 
 _SCOPE = "eventjet"
-_LOOK_S = 1.0
+_CHECK_INTERVAL_S = 1.0
 """Seconds between two checks for a `MeterProvider`, while there is none."""
 _DROPS_UNSAMPLED = re.compile(
     r"ParentBased\{.*,remoteParentNotSampled:AlwaysOffSampler,localParentSampled:[^,]*,localParentNotSampled:AlwaysOffSampler\}",
@@ -180,11 +180,11 @@ def _has_meter(meters: metrics.MeterProvider | None = None) -> bool:
 class Telemetry:
     """The spans and metrics of eventjet in OpenTelemetry; safe for any number of tasks and threads."""
 
-    def __init__(self, tracer: trace.Tracer, meter: metrics.Meter, *, is_measured: bool) -> None:
+    def __init__(self, tracer: trace.Tracer, meter: metrics.Meter, *, has_meter_provider: bool) -> None:
         self._tracer = tracer
         sampler = getattr(tracer, "sampler", None)  # only the SDK has it; another tracer is asked for every span
         self._drops_unsampled = sampler is not None and bool(_DROPS_UNSAMPLED.fullmatch(sampler.get_description()))
-        self._is_measured, self._looked_at = is_measured, 0.0
+        self._has_meter_provider, self._checked_at = has_meter_provider, 0.0
         self._durations = {
             span_type.name: meter.create_histogram(
                 span_type.metric, unit="s", description=span_type.help, explicit_bucket_boundaries_advisory=BUCKETS
@@ -192,7 +192,7 @@ class Telemetry:
             for span_type in SPANS
         }
         conflicts = meter.create_counter(spans.CONFLICTS, unit="{conflict}", description=spans.CONFLICTS_HELP)
-        self._told = Told(self._durations[COMMAND.name], conflicts)
+        self._reporter = Told(self._durations[COMMAND.name], conflicts)
 
     @classmethod
     def of(cls, tracers: trace.TracerProvider | None, meters: metrics.MeterProvider | None) -> Telemetry:
@@ -201,7 +201,7 @@ class Telemetry:
         return cls(
             trace.get_tracer(_SCOPE, release, tracers),
             metrics.get_meter(_SCOPE, release, meters),
-            is_measured=_has_meter(meters),
+            has_meter_provider=_has_meter(meters),
         )
 
     def traceparent(self) -> str | None:
@@ -222,49 +222,51 @@ class Telemetry:
         parent: str | None = None,
         links: Iterable[str] = (),
         *,
-        more: dict[str, Any] | None = None,
+        attributes: dict[str, Any] | None = None,
     ) -> Generator[dict[str, Any]]:
-        more = {} if more is None else more
+        attributes = {} if attributes is None else attributes
         began = time.perf_counter()
-        linked = [Link(link_context) for link_context in map(_parsed, links) if link_context is not None]
-        span, active_context = self._begun(f"{kind.name} {name}".rstrip(), parent, _KINDS[kind.name], linked)
+        linked = [Link(link_context) for link_context in map(_parse_traceparent, links) if link_context is not None]
+        span, active_context = self._start_span(f"{kind.name} {name}".rstrip(), parent, _KINDS[kind.name], linked)
         token = None if active_context is None else context.attach(active_context)
         try:
-            yield more
+            yield attributes
         except BaseException as error:
-            more[ERROR] = type(error).__qualname__
+            attributes[ERROR] = type(error).__qualname__
             if span is not None:
-                span.set_status(_FAULT)
+                span.set_status(_ERROR_STATUS)
             raise
         finally:
             if token is not None:
                 context.detach(token)
             if span is not None:
-                span.set_attributes({**labels, **more})
+                span.set_attributes({**labels, **attributes})
                 span.end()
-            labels = {**labels, **{key: more[key] for key in kind.labels if key in more}}
+            labels = {**labels, **{key: attributes[key] for key in kind.labels if key in attributes}}
             self._durations[kind.name].record(time.perf_counter() - began, labels)
 
-    def batch(self, name: str, labels: Mapping[str, Any], parents: Iterable[str], more: dict[str, Any]) -> Any:
+    def batch(self, name: str, labels: Mapping[str, Any], parents: Iterable[str], attributes: dict[str, Any]) -> Any:
         """Return a span linked to the traces of these `traceparent` headers; if they are of one trace, a part of it."""
         links = list(dict.fromkeys(parents))
         is_one_trace = len({traceparent[3:35] for traceparent in links}) == 1
-        return self.span(spans.BATCH, name, labels, links[0] if is_one_trace else None, links[:LINKS_MAX], more=more)
+        return self.span(
+            spans.BATCH, name, labels, links[0] if is_one_trace else None, links[:LINKS_MAX], attributes=attributes
+        )
 
     def tell(self) -> None:
         """Report the commands of this thread that have ended."""
-        self._told.now()
+        self._reporter.now()
 
     def command(self, aggregate: str, decision: str, parent: str | None, name: str = "") -> CommandSpan | None:
         """Start a command's span, which is current until `ended` is called; None if nothing would be recorded."""
-        if parent is None and self._drops(trace.get_current_span()) and not self._measures():
+        if parent is None and self._drops(trace.get_current_span()) and not self._records_metrics():
             return None  # the same result as below, in a tenth of the time
-        span, active_context = self._begun(name or f"{aggregate}.{decision}", parent)
-        is_measured = self._measures()
+        span, active_context = self._start_span(name or f"{aggregate}.{decision}", parent)
+        is_measured = self._records_metrics()
         if span is None and active_context is None and not is_measured:
             return None
         token = None if active_context is None else context.attach(active_context)
-        return CommandSpan(self._told, span, token, (aggregate, decision) if is_measured else None)
+        return CommandSpan(self._reporter, span, token, (aggregate, decision) if is_measured else None)
 
     def _drops(self, parent: trace.Span) -> bool:
         """Return whether the sampler would drop every span beneath this parent."""
@@ -273,32 +275,32 @@ class Telemetry:
         span_context = parent.get_span_context()
         return span_context.is_valid and not span_context.trace_flags & TraceFlags.SAMPLED
 
-    def _begun(
+    def _start_span(
         self, name: str, parent: str | None, kind: SpanKind = SpanKind.INTERNAL, links: Sequence[Link] = ()
     ) -> tuple[trace.Span | None, context.Context | None]:
         """Start a span and return it with its context; None for a span not recorded, None for the current context."""
-        parent_context = _beneath(parent)
+        parent_context = _parent_context(parent)
         if self._drops(trace.get_current_span(parent_context)):
             return None, parent_context
         span = self._tracer.start_span(name, parent_context, kind=kind, links=links)
         return span if span.is_recording() else None, trace.set_span_in_context(span)
 
-    def _measures(self) -> bool:
+    def _records_metrics(self) -> bool:
         """Return whether there is a `MeterProvider`; an application may set it at any time."""
-        if not self._is_measured and (now := time.monotonic()) - self._looked_at >= _LOOK_S:
-            self._looked_at, self._is_measured = now, _has_meter()
-        return self._is_measured
+        if not self._has_meter_provider and (now := time.monotonic()) - self._checked_at >= _CHECK_INTERVAL_S:
+            self._checked_at, self._has_meter_provider = now, _has_meter()
+        return self._has_meter_provider
 
 
-def _beneath(parent: str | None) -> context.Context | None:
+def _parent_context(parent: str | None) -> context.Context | None:
     """Return the context of `parent`; None, for the current context, without one or if its trace is the current one."""
-    span_context = None if parent is None else _parsed(parent)
+    span_context = None if parent is None else _parse_traceparent(parent)
     if span_context is None or trace.get_current_span().get_span_context().trace_id == span_context.trace_id:
         return None
     return trace.set_span_in_context(NonRecordingSpan(span_context))
 
 
-def _parsed(traceparent: str) -> SpanContext | None:
+def _parse_traceparent(traceparent: str) -> SpanContext | None:
     match = _TRACEPARENT.fullmatch(traceparent)
     if match is None:
         return None

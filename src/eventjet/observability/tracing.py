@@ -17,29 +17,29 @@ if TYPE_CHECKING:
     from eventjet.observability.otel import Telemetry
 
 _APIS = ("opentelemetry.trace", "opentelemetry.metrics")
-_LOOK_S = 0.1
+_CHECK_INTERVAL_S = 0.1
 """Seconds between two checks for a provider while there is none: at each check the API reads the environment."""
 _active: Telemetry | None = None
-_looked_at = 0.0
+_checked_at = 0.0
 
 
 def active() -> Telemetry | None:
     """Return the `Telemetry` in use; None while the application has set no provider, which is checked every 0.1 s."""
-    global _active, _looked_at
+    global _active, _checked_at
     if _active is None and (_APIS[0] in sys.modules or _APIS[1] in sys.modules):
         now = time.monotonic()
-        if now - _looked_at >= _LOOK_S:
+        if now - _checked_at >= _CHECK_INTERVAL_S:
             from eventjet.observability.otel import found
 
-            _looked_at, _active = now, found()
+            _checked_at, _active = now, found()
     return _active
 
 
 @contextmanager
 def connected() -> Generator[None]:
     """Check for a provider now, and report the commands that have ended when the connection of the block is closed."""
-    global _looked_at  # noqa: PLW0603 - as above
-    _looked_at = 0.0
+    global _checked_at  # noqa: PLW0603 - as above
+    _checked_at = 0.0
     try:
         yield
     finally:
@@ -62,18 +62,22 @@ def span(
     kind: SpanType,
     name: str = "",
     labels: Mapping[str, Any] | None = None,
-    more: dict[str, Any] | None = None,
+    attributes: dict[str, Any] | None = None,
     *,
     parent: str | None = None,
 ) -> AbstractContextManager[dict[str, Any]]:
     """Return a context manager for a span around the block, which yields a dictionary for further attributes.
 
-    `more` and the yielded dictionary have attributes beside `labels`; those that the kind declares as labels are in the
-    histogram too. `name` is appended to the name of the kind. `parent` is the `traceparent` of the cause, which counts
-    if no span of its trace is current.
+    `attributes` and the yielded dictionary have attributes beside `labels`; those that the kind declares as labels are
+    in the histogram too. `name` is appended to the name of the kind. `parent` is the `traceparent` of the cause, which
+    counts if no span of its trace is current.
     """
     telemetry = active()
-    return nullcontext({}) if telemetry is None else telemetry.span(kind, name, labels or {}, parent, more=more)
+    return (
+        nullcontext({})
+        if telemetry is None
+        else telemetry.span(kind, name, labels or {}, parent, attributes=attributes)
+    )
 
 
 def batch(

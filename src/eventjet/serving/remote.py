@@ -115,7 +115,7 @@ class Remote(Generic[S, E]):
         try:
             labels = {"eventjet.aggregate": name, "eventjet.decision": served.name}
             with tracing.span(spans.REQUEST, f"{name}.{served.name}", labels):
-                status, kind, answer = await self._asked(subject, body)
+                status, kind, answer = await self._request(subject, body)
         except NoResponders:
             raise NobodyServes(subject, self._app, f"{name}.{served.name}") from None
         if not status:
@@ -132,7 +132,7 @@ class Remote(Generic[S, E]):
             raise CommandReused(**{fact: answer[fact] for fact in REUSED})
         raise CommandFailed(kind, status, detail)
 
-    async def _asked(self, subject: str, body: bytes) -> tuple[int, str, dict[str, Any]]:
+    async def _request(self, subject: str, body: bytes) -> tuple[int, str, dict[str, Any]]:
         """Send a request, up to `_TRIES` times if it has a command id; return status, type of the error and answer."""
         tries = _TRIES if self._headers else 1
         pairs, traceparent = list(self._headers), current_traceparent()

@@ -135,12 +135,12 @@ class ServedEndpoint:
             "errors": ",".join(kind.__name__ for kind in self.served.errors),
             "doc": (self.served.decide.__doc__ or "").strip(),
         }
-        return {**self._named(app), "metadata": metadata}
+        return {**self._address(app), "metadata": metadata}
 
     def stats(self, app: str) -> dict[str, Any]:
         """Return the statistics of the endpoint in an answer to `$SRV.STATS`."""
         return {
-            **self._named(app),
+            **self._address(app),
             "num_requests": self.requests,
             "num_errors": self.errors,
             "last_error": self.last_error,
@@ -149,7 +149,7 @@ class ServedEndpoint:
             "data": None,  # nats-py reads no answer without it
         }
 
-    def _named(self, app: str) -> dict[str, Any]:
+    def _address(self, app: str) -> dict[str, Any]:
         subject = command_subject(app, self.aggregate, self.served.name, "*")
         return {"name": self.name, "subject": subject, "queue_group": QUEUE}
 
@@ -166,8 +166,8 @@ class Service:
             for decision in served
         ]
         self._id = uuid4().hex[:22]
-        self._room = asyncio.Semaphore(IN_FLIGHT)
-        self._served: list[Listening] = []
+        self._in_flight = asyncio.Semaphore(IN_FLIGHT)
+        self._subscriptions: list[Listening] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._unanswered = 0
         self._warned_at = -_WARN_S
@@ -177,26 +177,26 @@ class Service:
         self._client.on_denied.append(self._answer_denied)
         for endpoint in self._endpoints:
             subject = command_subject(self._app, endpoint.aggregate, endpoint.served.name, "*")
-            await self._serve(subject, lambda frame, endpoint=endpoint: self._took(endpoint, frame), QUEUE)
+            await self._serve(subject, lambda frame, endpoint=endpoint: self._accept(endpoint, frame), QUEUE)
         for verb in _VERBS:
             for subject in (f"$SRV.{verb}", f"$SRV.{verb}.{self._app}", f"$SRV.{verb}.{self._app}.{self._id}"):
-                await self._serve(subject, lambda frame, verb=verb: self._tell(verb, frame))
+                await self._serve(subject, lambda frame, verb=verb: self._answer_discovery(verb, frame))
         # The server handles messages in order: an answer to this request shows that all subscriptions are active.
         await self._repositories.store.state()
 
     async def close(self) -> None:
         """Accept no more requests, and wait up to ten seconds for the accepted ones."""
-        served, self._served = self._served, []
+        served, self._subscriptions = self._subscriptions, []
         await self._client.unsubscribe(served)
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=_DRAIN_S)
         if self._answer_denied in self._client.on_denied:
             self._client.on_denied.remove(self._answer_denied)
 
-    async def _serve(self, subject: str, heard: Callable[[Frame], object], queue: str = "") -> None:
-        self._served.append(await self._client.serve(subject, heard, queue))
+    async def _serve(self, subject: str, handler: Callable[[Frame], object], queue: str = "") -> None:
+        self._subscriptions.append(await self._client.serve(subject, handler, queue))
 
-    def _took(self, endpoint: ServedEndpoint, frame: Frame) -> None:
+    def _accept(self, endpoint: ServedEndpoint, frame: Frame) -> None:
         if not self._client.may_answer(frame[2], frame[1]):
             # The command is not executed either: a client that may only read the stream can make the server send stored
             # messages to this subject, without a reply or with a reply subject of its own.
@@ -213,14 +213,14 @@ class Service:
         task.add_done_callback(self._tasks.discard)
 
     async def _handle(self, endpoint: ServedEndpoint, frame: Frame) -> None:
-        async with self._room:
+        async with self._in_flight:
             began = time.perf_counter_ns()
             labels = {"eventjet.aggregate": endpoint.aggregate, "eventjet.decision": endpoint.served.name}
             parent = header(frame[3], TRACEPARENT)
             with tracing.span(
                 spans.SERVE, f"{endpoint.aggregate}.{endpoint.served.name}", labels, parent=parent
             ) as attributes:
-                answer = await self._executed(endpoint, frame)
+                answer = await self._execute(endpoint, frame)
                 attributes["eventjet.status"] = answer.status if isinstance(answer, Problem) else 200
             endpoint.requests += 1
             endpoint.nanoseconds += time.perf_counter_ns() - began
@@ -229,7 +229,7 @@ class Service:
                 endpoint.last_error = f"{answer.status}:{answer.type}"
             self._answer(frame, answer)
 
-    async def _executed(self, endpoint: ServedEndpoint, frame: Frame) -> dict[str, Any] | Problem:
+    async def _execute(self, endpoint: ServedEndpoint, frame: Frame) -> dict[str, Any] | Problem:
         _, subject, _, headers, body = frame
         try:
             if len(body) > _BODY_MAX:
@@ -240,7 +240,7 @@ class Service:
         except (ValueError, RecursionError) as error:
             return Problem(INVALID, "Invalid", cut(faults_of(error)))
         except BaseException as raised:  # noqa: BLE001 - a type of the application's own
-            return self._failed(endpoint, endpoint.name, raised)
+            return self._problem_of(endpoint, endpoint.name, raised)
         repository = self._repositories.of(endpoint.served.aggregate)
         try:
             command = repository.command(command_id, metadata=metadata)
@@ -250,8 +250,8 @@ class Service:
                 return problem(
                     OutcomeUnknown((), (), "the process ends", ())
                 )  # the process ends, and so does this task once it has answered
-            whose = f"{endpoint.name} of {aggregate_id!r} (command {command_id or 'without an id'})"
-            return self._failed(endpoint, whose, raised)
+            command_label = f"{endpoint.name} of {aggregate_id!r} (command {command_id or 'without an id'})"
+            return self._problem_of(endpoint, command_label, raised)
         return {
             "position": committed.position,
             "version": committed.version,
@@ -259,7 +259,7 @@ class Service:
             "events": len(committed.events),
         }
 
-    def _failed(self, endpoint: ServedEndpoint, whose: str, raised: BaseException) -> Problem:
+    def _problem_of(self, endpoint: ServedEndpoint, command_label: str, raised: BaseException) -> Problem:
         """Return the answer for an error, and log an error whose details the caller does not get."""
         error = UnexpectedExit.instead_of(raised)
         answer = problem(error, endpoint.served.errors)
@@ -267,7 +267,7 @@ class Service:
             private = self._repositories.catalog.is_private
             is_foreseen = isinstance(error, EventjetError) and not isinstance(error, UnexpectedExit)
             trace = "" if is_foreseen else f"\n{traceback_of(error, private=private)}"
-            logs.COMMAND_FAILED.tell(_log, name=whose, reason=reason_of(error, private=private), trace=trace)
+            logs.COMMAND_FAILED.tell(_log, name=command_label, reason=reason_of(error, private=private), trace=trace)
         return answer
 
     def _answer(self, frame: Frame, answer: dict[str, Any] | Problem) -> None:
@@ -299,7 +299,7 @@ class Service:
             logs.UNANSWERED.tell(_log, name=name, reason=reason, count=self._unanswered)
             self._warned_at, self._unanswered = now, 0
 
-    def _tell(self, verb: str, frame: Frame) -> None:
+    def _answer_discovery(self, verb: str, frame: Frame) -> None:
         if not self._client.may_answer(frame[2], frame[1]):
             self._refuse_reply(f"$SRV.{verb}", frame)
             return
