@@ -200,7 +200,7 @@ def _open_fields(cls: Any, above: frozenset[Any]) -> list[str]:
     return [name for name in names if name not in hints or not _is_fixed(hints[name], above)]
 
 
-def _own(value: Any, whole: bool) -> Any:
+def _copy_of(value: Any, whole: bool) -> Any:
     copy = _copier(cast("Any", type(value)))
     return value if copy is None else copy(value, whole)
 
@@ -213,25 +213,25 @@ def _copier(kind: type[Any]) -> _Copy | None:
     if kind in _OF_KIND:
         return _OF_KIND[kind]
     copiers = _copiers(kind)
-    return _own_unknown if copiers is None else _object_copier(kind, copiers)
+    return _copy_of_unknown if copiers is None else _object_copier(kind, copiers)
 
 
-def _own_tuple(value: tuple[Any, ...], whole: bool) -> tuple[Any, ...]:
-    items = tuple([_own(item, whole) for item in value])
+def _copy_of_tuple(value: tuple[Any, ...], whole: bool) -> tuple[Any, ...]:
+    items = tuple([_copy_of(item, whole) for item in value])
     return value if all(map(is_, items, value)) else items
 
 
-def _own_unknown(value: Any, whole: bool) -> Any:
+def _copy_of_unknown(value: Any, whole: bool) -> Any:
     return deepcopy(value) if whole and not _is_bare(value) else value
 
 
 _OF_KIND: Mapping[Any, _Copy] = {
-    dict: lambda value, whole: {key: _own(item, whole) for key, item in value.items()},
-    list: lambda value, whole: [_own(item, whole) for item in value],
-    tuple: _own_tuple,
+    dict: lambda value, whole: {key: _copy_of(item, whole) for key, item in value.items()},
+    list: lambda value, whole: [_copy_of(item, whole) for item in value],
+    tuple: _copy_of_tuple,
     set: lambda value, _: value.copy(),
     bytearray: lambda value, _: value.copy(),
-    types.MappingProxyType: lambda value, whole: types.MappingProxyType(_own(dict(value), whole)),
+    types.MappingProxyType: lambda value, whole: types.MappingProxyType(_copy_of(dict(value), whole)),
 }
 
 
@@ -290,7 +290,7 @@ def _copiers(cls: Any) -> Mapping[str, _Copy] | None:
         hints = typing.get_type_hints(cls, include_extras=True)
     except Exception:  # noqa: BLE001 - an annotation is any expression
         hints = dict[str, Any]()
-    return {name: _shallow if _is_flat(hints.get(name, Any)) else _own for name in names}
+    return {name: _shallow if _is_flat(hints.get(name, Any)) else _copy_of for name in names}
 
 
 def _is_flat(hint: Any) -> bool:
@@ -309,7 +309,7 @@ def _shallow(value: Any, whole: bool) -> Any:
         return value.copy()
     if kind is tuple or kind is frozenset or kind in _EXACT:
         return value
-    return _own(value, whole)
+    return _copy_of(value, whole)
 
 
 def _is_bare(value: Any) -> bool:
