@@ -300,9 +300,9 @@ class Decoder:
             if aggregate != owner and owner is not None:
                 if aggregate in self._catalog.retired_aggregates:
                     return self._pass_over(record)
-                raise undecodable(record, _misplaced(owner, aggregate))
+                raise undecodable(record, _aggregate_fault(owner, aggregate))
             if not 0 < version <= before + 1 <= position:
-                raise undecodable(record, _out_of_line(version, before, position))
+                raise undecodable(record, _order_fault(version, before, position))
             if chain is not None:
                 follows = chain.follows(subject, position, version, expected)
             data = decode(body)
@@ -340,9 +340,9 @@ class Decoder:
             if owner is not None:
                 aggregate, _ = entity_of(subject)
                 if aggregate != owner:
-                    raise undecodable(record, _misplaced(owner, aggregate))
+                    raise undecodable(record, _aggregate_fault(owner, aggregate))
             if not 0 < version <= before + 1 <= position:
-                raise undecodable(record, _out_of_line(version, before, position))
+                raise undecodable(record, _order_fault(version, before, position))
             data = None if decode is None else decode(body)
             if expected in self._voids:
                 expected = None
@@ -415,7 +415,7 @@ class Decoder:
         version = int(digits)
         before = int(lines[2][37:]) if at == 3 else position - 1
         if not digits.isdigit():
-            raise undecodable(record, _out_of_line(version, before, position))
+            raise undecodable(record, _order_fault(version, before, position))
         is_plain = len(lines) == at + 5
         expected = before if at == 3 else None if is_plain else number_of(block, EXPECTED)
         decode, owner = (None, None) if resolved is None else (resolved.decode, resolved.aggregate)
@@ -433,10 +433,10 @@ class Decoder:
         declared = self._catalog.named(type_name)
         resolved: Resolved | None = None
         if declared is None and not self._catalog.is_retired(type_name):
-            return self._raise_unless_foreign(record, _strange(record, kind, type_name, schema))
+            return self._raise_unless_foreign(record, _undeclared_error(record, kind, type_name, schema))
         if declared is not None and (self._only is None or declared.event_type in self._only):
             if not all(kind) or not _is_schema(schema):
-                raise _strange(record, kind, type_name, schema)
+                raise _undeclared_error(record, kind, type_name, schema)
             resolved = self._catalog.resolve(type_name, int(schema))
             if resolved is None:
                 raise UnknownEvent(brief(type_name), int(schema), position, body)
@@ -505,7 +505,7 @@ def _in_order(lines: Sequence[bytes]) -> list[bytes]:
     return [lines[0], *first, *kind, *filter(None, by_name.values()), b"", b""]
 
 
-def _strange(record: RawRecord, kind: Sequence[bytes], type_name: str, schema: str) -> CodecError:
+def _undeclared_error(record: RawRecord, kind: Sequence[bytes], type_name: str, schema: str) -> CodecError:
     """Return the error for a record that is not a declared event."""
     if not all(kind):
         return undecodable(record, "it lacks Ej-Type, Ej-Schema or Ej-Version")
@@ -518,11 +518,11 @@ def _is_schema(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 9
 
 
-def _misplaced(owner: str, aggregate: str) -> str:
+def _aggregate_fault(owner: str, aggregate: str) -> str:
     return f"its type belongs to the aggregate {owner!r}, and its subject to {aggregate!r}"
 
 
-def _out_of_line(version: int, before: int, position: int) -> str:
+def _order_fault(version: int, before: int, position: int) -> str:
     if not 0 < version <= position:
         return f"its version is {version}, at position {position}"
     return f"its version is {version}, and it was written after position {before}"

@@ -29,7 +29,7 @@ class _Unions:
             definition["ref"]: definition for definition in schema.get("definitions", ())
         }
         self._seen: set[str] = set()
-        self._above: set[tuple[int, int]] = set()
+        self._enclosing_pairs: set[tuple[int, int]] = set()
         self._is_lax = False
         """Whether the compared parts are read by a pydantic model, or within one."""
 
@@ -53,7 +53,7 @@ class _Unions:
             for first, second in combinations(members, 2):
                 for left, right in product(self._forms(first), self._forms(second)):
                     if self._of_forms(left, right, is_choice=node.get("mode", "smart") == "smart") == _CONFUSED:
-                        yield f"{path} holds {_name(left)} | {_name(right)}, {_REASON}{_way_of(left, right)}"
+                        yield f"{path} holds {_name(left)} | {_name(right)}, {_REASON}{_int_remedy(left, right)}"
             yield from self.faults(members, path)
         elif kind == "tagged-union":
             yield from self.faults(list(node["choices"].values()), path)
@@ -75,13 +75,13 @@ class _Unions:
 
     def _relation(self, left: Node, right: Node) -> int:
         pair = (id(left), id(right))
-        if left == right or pair in self._above:
+        if left == right or pair in self._enclosing_pairs:
             return _ALIKE
-        self._above.add(pair)
+        self._enclosing_pairs.add(pair)
         try:
             relations = {self._of_inner(*forms) for forms in product(self._forms(left), self._forms(right))}
         finally:
-            self._above.discard(pair)
+            self._enclosing_pairs.discard(pair)
         return _CONFUSED if _CONFUSED in relations else _APART if relations == {_APART} else _ALIKE
 
     def _of_inner(self, left: Node, right: Node) -> int:
@@ -256,7 +256,7 @@ def _name(node: Node) -> str:
     return str(getattr(node.get("cls"), "__name__", "") or _NAMES.get(kind, kind))
 
 
-def _way_of(left: Node, right: Node) -> str:
+def _int_remedy(left: Node, right: Node) -> str:
     is_long = "int" in (left["type"], right["type"]) and {left["type"], right["type"]} <= {
         "int",
         "str",

@@ -193,10 +193,10 @@ def _cloud_event(name: str, source: str, data: Json) -> Json:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-_WHOLE = {"type": "integer"}
+_INTEGER = {"type": "integer"}
 _DONE: Json = {
     "type": "object",
-    "properties": {"position": _WHOLE, "version": _WHOLE, "token": {"type": "string"}, "events": _WHOLE},
+    "properties": {"position": _INTEGER, "version": _INTEGER, "token": {"type": "string"}, "events": _INTEGER},
     "required": ["position", "version", "token", "events"],
 }
 _PROBLEM: Json = {

@@ -111,10 +111,10 @@ class _Comparing:
         remarks: list[Remark] = []
         tried = 0
         for shape in shapes.values():
-            new_remarks, count = self._read_again(shape, kind)
+            new_remarks, count = self._judge_stored(shape, kind)
             remarks += new_remarks
             tried += count
-        remarks += self._read_before(list(shapes.values())[-1], kind)
+        remarks += self._judge_older_readers(list(shapes.values())[-1], kind)
         return EventChange(name, kind.info.schema, tuple(dict.fromkeys(remarks)), tried, kind.event_type)
 
     def old_name(self, name: str) -> EventChange | None:
@@ -167,9 +167,9 @@ class _Comparing:
             misfits = Comparison(shape.body, event.body, always=False).misfits()
             if all(misfit.weight is Weight.TOLD for misfit in misfits):
                 return Remark(Compatibility.OLD_EVENTS, what, _renamed_fix(name, event.name, event.schema))
-        return Remark(Compatibility.OLD_EVENTS, what, _gone_fix(name))
+        return Remark(Compatibility.OLD_EVENTS, what, _undeclared_fix(name))
 
-    def _read_again(self, shape: EventShape, kind: EventType) -> tuple[list[Remark], int]:
+    def _judge_stored(self, shape: EventShape, kind: EventType) -> tuple[list[Remark], int]:
         """Judge how stored events of one shape are read today; return the remarks and the number of bodies tried."""
         name, schema = shape.name, shape.schema
         if kind.aggregate is not None and shape.aggregate != kind.aggregate:
@@ -227,7 +227,7 @@ class _Comparing:
         compatibility = Compatibility.OLD_EVENTS if misfit.weight is Weight.REFUSED else Compatibility.UPCASTER
         return Remark(compatibility, what, _raised_fix(kind.info.name, shape.schema, misfits, shape.body))
 
-    def _read_before(self, shape: EventShape, kind: EventType) -> list[Remark]:
+    def _judge_older_readers(self, shape: EventShape, kind: EventType) -> list[Remark]:
         """Judge how an older release reads the events of today; `shape` is the newest shape that it knows."""
         info = kind.info
         if info.name != shape.name:
@@ -255,7 +255,7 @@ def _retired_fix(name: str) -> str:
     return f'App(…, retired_events=["{name}"])'
 
 
-def _gone_fix(name: str) -> str:
+def _undeclared_fix(name: str) -> str:
     """Return the fix for an event that is no longer declared, if no new event looks like it."""
     return (
         f'If it was renamed: @event("NEW_NAME", formerly=("{name}",)). If nobody needs what it told: '

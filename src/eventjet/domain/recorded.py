@@ -83,7 +83,7 @@ class Recorded(_Unread, Generic[E_co]):
     metadata: Metadata = NO_METADATA
 
 
-class _Late:
+class _LateField:
     """A field that is decoded when it is first read; concurrent threads get the same value."""
 
     __slots__ = ("_slot",)
@@ -104,16 +104,16 @@ class _Late:
         self._slot.__set__(event, value)  # only constructors get here, since the class is frozen
 
 
-_LATE = ("recorded_at", "event_id", "command_id", "metadata")
-for _name in _LATE:
-    setattr(Recorded, _name, _Late(vars(Recorded)[_name]))
+_LATE_FIELDS = ("recorded_at", "event_id", "command_id", "metadata")
+for _name in _LATE_FIELDS:
+    setattr(Recorded, _name, _LateField(vars(Recorded)[_name]))
 
 
 def _read_rest(event: Any) -> None:
     block = event._block
     if block is None:
         return  # another thread has decoded the fields
-    for name, value in zip(_LATE, event._rest(event._time_ns, block), strict=True):
+    for name, value in zip(_LATE_FIELDS, event._rest(event._time_ns, block), strict=True):
         object.__setattr__(event, name, value)
     object.__setattr__(event, "_block", None)
 
@@ -164,7 +164,7 @@ def own_event(event: Recorded[E]) -> Recorded[E]:
     copied.aggregate = event.aggregate
     block: bytes | None = getattr(event, "_block", None)  # None if made by the constructor, or already decoded
     if block is None:
-        for name in _LATE:
+        for name in _LATE_FIELDS:
             setattr(copied, name, getattr(event, name))
     else:
         copied._rest = original._rest
