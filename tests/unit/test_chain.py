@@ -193,7 +193,7 @@ def test_what_lies_before_is_asked_for_at_once_and_bodies_are_not_kept(monkeypat
     assert faults(log, start=5, chunk=100, past=past) == {}
     assert past.asked == [[1, 2, 3, 4]]
     past = Past(log)
-    monkeypatch.setattr(module, "_ASKED_MAX", 2)
+    monkeypatch.setattr(module, "_FETCHED_MAX", 2)
     assert faults(log, start=5, chunk=100, past=past) == {}
     assert past.asked == [[1, 2], [3, 4]]
 

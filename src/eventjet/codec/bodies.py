@@ -219,10 +219,10 @@ def _proof_of_fields(node: Any, refs: Mapping[str, Any]) -> _Proof:
     proofs = [_quick_proof(part, refs) for part in nodes]
     are_plain = all(map(_is_plain, nodes))
 
-    def is_proven(one: Any, other: Any) -> bool:
-        if type(one) is not type(other):
+    def is_proven(value: Any, read_value: Any) -> bool:
+        if type(value) is not type(read_value):
             return False
-        left, right = values(one), values(other)
+        left, right = values(value), values(read_value)
         if are_plain:
             return left == right and [*map(type, left)] == [*map(type, right)]
         return all(
@@ -232,7 +232,7 @@ def _proof_of_fields(node: Any, refs: Mapping[str, Any]) -> _Proof:
     return is_proven
 
 
-def _unproven(one: Any, other: Any) -> bool:  # noqa: ARG001
+def _unproven(value: Any, read_value: Any) -> bool:  # noqa: ARG001
     return False
 
 
@@ -242,20 +242,20 @@ def _is_plain(node: Any) -> bool:
     return node is not None and node["type"] in _PROVEN
 
 
-def _are_alike(one: Any, other: Any) -> bool:
+def _are_alike(value: Any, read_value: Any) -> bool:
     """Return whether two containers are equal and all their items are of one type."""
-    if type(one) is not type(other) or one != other:
+    if type(value) is not type(read_value) or value != read_value:
         return False
-    kinds = set(map(type, one))
-    return len(kinds) < 2 and kinds == set(map(type, other))
+    kinds = set(map(type, value))
+    return len(kinds) < 2 and kinds == set(map(type, read_value))
 
 
-def _difference(one: Any, other: Any, exact: bool) -> _Fault | None:
+def _difference(value: Any, read_value: Any, exact: bool) -> _Fault | None:
     """Return the first difference between a value and the value read back; None if there is none."""
-    kind = cast("type[Any]", type(one))
-    if kind is not type(other) and not (isinstance(one, _TIME_KINDS) and isinstance(other, _TIME_KINDS)):
-        return "", _other_type(one, other), other
-    return _comparison(kind)(one, other, exact)
+    kind = cast("type[Any]", type(value))
+    if kind is not type(read_value) and not (isinstance(value, _TIME_KINDS) and isinstance(read_value, _TIME_KINDS)):
+        return "", _other_type(value, read_value), read_value
+    return _comparison(kind)(value, read_value, exact)
 
 
 @lru_cache(maxsize=10_000)
@@ -287,40 +287,42 @@ def _first_difference(left: Iterable[Any], right: Iterable[Any], exact: bool) ->
     return None
 
 
-def _difference_of_mappings(one: dict[Any, Any], other: dict[Any, Any], exact: bool) -> _Fault | None:
+def _difference_of_mappings(value: dict[Any, Any], read_value: dict[Any, Any], exact: bool) -> _Fault | None:
     """Compare two mappings with their order, since a state's methods may depend on it."""
-    if len(one) != len(other):
-        return "", "", other
-    difference = _first_difference(one, other, exact) or _first_difference(one.values(), other.values(), exact)
+    if len(value) != len(read_value):
+        return "", "", read_value
+    difference = _first_difference(value, read_value, exact) or _first_difference(
+        value.values(), read_value.values(), exact
+    )
     return difference and (f"[…]{difference[1][0]}", *difference[1][1:])  # a key may be personal
 
 
-def _difference_of_items(one: Sequence[Any], other: Sequence[Any], exact: bool) -> _Fault | None:
-    if len(one) != len(other):
-        return "", "", other
-    difference = _first_difference(one, other, exact)
+def _difference_of_items(value: Sequence[Any], read_value: Sequence[Any], exact: bool) -> _Fault | None:
+    if len(value) != len(read_value):
+        return "", "", read_value
+    difference = _first_difference(value, read_value, exact)
     return difference and (f"[{difference[0]}]{difference[1][0]}", *difference[1][1:])
 
 
-def _difference_of_sets(one: AbstractSet[Any], other: AbstractSet[Any], exact: bool) -> _Fault | None:
-    rest = {item: item for item in other}
-    pairs = [(item, rest.pop(item)) for item in one if item in rest]
-    for item in one - other if len(pairs) < len(one) else ():
+def _difference_of_sets(value: AbstractSet[Any], read_value: AbstractSet[Any], exact: bool) -> _Fault | None:
+    rest = {item: item for item in read_value}
+    pairs = [(item, rest.pop(item)) for item in value if item in rest]
+    for item in value - read_value if len(pairs) < len(value) else ():
         # A time in a zone's gap or repeated hour equals no time in another zone (PEP 495): compare such times in UTC.
         match = next((candidate for candidate in rest if _difference(item, candidate, exact) is None), None)
         if match is None:
-            return "[…]", "", other
+            return "[…]", "", read_value
         pairs.append((item, rest.pop(match)))
     if rest:
-        return "", "", other
+        return "", "", read_value
     difference = _first_difference([left for left, _ in pairs], [right for _, right in pairs], exact)
     return difference and (f"[…]{difference[1][0]}", *difference[1][1:])
 
 
-def _difference_of_fields(one: Any, other: Any, exact: bool) -> _Fault | None:
-    names = _names(cast("Any", type(one)))
+def _difference_of_fields(value: Any, read_value: Any, exact: bool) -> _Fault | None:
+    names = _names(cast("Any", type(value)))
     difference = _first_difference(
-        [getattr(one, name, None) for name in names], [getattr(other, name, None) for name in names], exact
+        [getattr(value, name, None) for name in names], [getattr(read_value, name, None) for name in names], exact
     )
     return difference and (f".{names[difference[0]]}{difference[1][0]}", *difference[1][1:])
 
@@ -333,39 +335,39 @@ def _names(cls: Any) -> tuple[str, ...]:
     return tuple(field.name for field in fields(cls))
 
 
-def _other_type(one: Any, other: Any) -> str:
-    return f"it is {type(one).__qualname__}, and would be read back as {type(other).__qualname__}"
+def _other_type(value: Any, read_value: Any) -> str:
+    return f"it is {type(value).__qualname__}, and would be read back as {type(read_value).__qualname__}"
 
 
-def _difference_of_times(one: date | time, other: date | time, exact: bool) -> _Fault | None:
-    if _is_same_time(one, other, exact):
+def _difference_of_times(value: date | time, read_value: date | time, exact: bool) -> _Fault | None:
+    if _is_same_time(value, read_value, exact):
         return None
-    if not isinstance(one, type(other)):
-        return "", _other_type(one, other), other
-    return "", _ZONE_LOST if isinstance(one, datetime | time) and one.tzinfo is not None else "", other
+    if not isinstance(value, type(read_value)):
+        return "", _other_type(value, read_value), read_value
+    return "", _ZONE_LOST if isinstance(value, datetime | time) and value.tzinfo is not None else "", read_value
 
 
-def _is_same_time(one: date | time, other: date | time, exact: bool) -> bool:
-    if type(one) is not type(other) and (exact or not isinstance(one, type(other))):
+def _is_same_time(value: date | time, read_value: date | time, exact: bool) -> bool:
+    if type(value) is not type(read_value) and (exact or not isinstance(value, type(read_value))):
         return False
-    if isinstance(one, datetime) and isinstance(other, datetime):
-        if not exact and one.tzinfo is not None:
-            return one.astimezone(UTC) == other
-    elif not isinstance(one, time) or not isinstance(other, time):
-        return type(other) is date and one == other
-    is_same_clock = one.replace(tzinfo=None) == other.replace(tzinfo=None) and one.fold == other.fold
-    return is_same_clock and _is_same_zone(one.tzinfo, other.tzinfo, exact)
+    if isinstance(value, datetime) and isinstance(read_value, datetime):
+        if not exact and value.tzinfo is not None:
+            return value.astimezone(UTC) == read_value
+    elif not isinstance(value, time) or not isinstance(read_value, time):
+        return type(read_value) is date and value == read_value
+    is_same_clock = value.replace(tzinfo=None) == read_value.replace(tzinfo=None) and value.fold == read_value.fold
+    return is_same_clock and _is_same_zone(value.tzinfo, read_value.tzinfo, exact)
 
 
-def _is_same_zone(one: tzinfo | None, other: tzinfo | None, exact: bool) -> bool:
+def _is_same_zone(zone: tzinfo | None, read_zone: tzinfo | None, exact: bool) -> bool:
     """Return whether two zones are known to have the same offset at any instant; False for unknown zone classes."""
-    if one is other or type(one) is type(other) is timezone:
-        return one is other or (str(one) == str(other) and one == other)
-    if exact or other is None:
+    if zone is read_zone or type(zone) is type(read_zone) is timezone:
+        return zone is read_zone or (str(zone) == str(read_zone) and zone == read_zone)
+    if exact or read_zone is None:
         return False
-    if type(one) is TzInfo:  # pydantic's, of a fixed offset
-        return one.utcoffset(None) == other.utcoffset(None)
-    return type(one) is ZoneInfo and one.key == "UTC" and other is UTC
+    if type(zone) is TzInfo:  # pydantic's, of a fixed offset
+        return zone.utcoffset(None) == read_zone.utcoffset(None)
+    return type(zone) is ZoneInfo and zone.key == "UTC" and read_zone is UTC
 
 
 _WRITTEN_KEYS = frozenset(
@@ -455,9 +457,9 @@ def _set(schema: Node) -> Any:
     return {"serialization": serialization, **schema}
 
 
-def _in_order(value: Any, written: Callable[[Any], Any]) -> Any:
+def _in_order(value: Any, serialize: Callable[[Any], Any]) -> Any:
     """Return the items of a set in an order that is the same for equal sets, whatever the hashes."""
-    items = written(value)
+    items = serialize(value)
     if not isinstance(items, list):
         return items
     listed = cast("list[Any]", items)

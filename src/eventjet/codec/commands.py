@@ -127,9 +127,9 @@ def request_in(block: bytes) -> str | None:
     return None if quoted is None else unquote(quoted)
 
 
-def is_same_request(one: str, other: str) -> bool:
+def is_same_request(first: str, second: str) -> bool:
     """Return whether two requests are the same; without a digest on both sides, only the names are compared."""
-    (name, _, digest), (other_name, _, other_digest) = one.partition(":"), other.partition(":")
+    (name, _, digest), (other_name, _, other_digest) = first.partition(":"), second.partition(":")
     return name == other_name and (digest == other_digest or not digest or not other_digest)
 
 

@@ -73,7 +73,7 @@ _NUMBERS_END = 2**63
 _KEY = re.compile(r"[a-z][a-z0-9-]{0,40}")
 _VISIBLE = "".join(chr(code) for code in range(33, 127) if chr(code) != "%")
 _VALUE_MAX = 1_000
-_CALLED = {
+_TITLES = {
     COMMAND: "The command id",
     REQUEST: "The request",
     CORRELATION: "The metadata's correlation",
@@ -237,7 +237,7 @@ def context_headers(command_id: str | None, metadata: Metadata, request: str | N
 
 
 def _escaped(name: str, value: str) -> str:
-    what = _CALLED.get(name) or f"The metadata {name.removeprefix(META)!r}"
+    what = _TITLES.get(name) or f"The metadata {name.removeprefix(META)!r}"
     if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]  a UUID is easily forgotten
         raise Refused(f"{what} {shown(value)}", "it is not text", "Give it as text, for instance str(…).")
     if not value:

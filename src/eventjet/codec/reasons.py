@@ -86,7 +86,7 @@ def faults_of(error: BaseException) -> str:
     if not isinstance(error, ValidationError):
         return next(iter(str(error).splitlines()), "")
     details = error.errors(include_url=False, include_input=False, include_context=False)
-    faults = [f"{_path(detail['loc'])}: {_said(detail['type'], detail['msg'])}" for detail in details]
+    faults = [f"{_path(detail['loc'])}: {_message(detail['type'], detail['msg'])}" for detail in details]
     lines = list(dict.fromkeys(faults))
     suffix = f"; and {len(lines) - FIELDS_MAX} more" if len(lines) > FIELDS_MAX else ""
     return "; ".join(lines[:FIELDS_MAX]) + suffix
@@ -103,12 +103,12 @@ def _path(loc: tuple[int | str, ...]) -> str:
     return _shortened(path, _FIELD_MAX) or "it"
 
 
-def _said(kind: str, message: str) -> str:
+def _message(kind: str, message: str) -> str:
     if kind == "union_tag_invalid":
         return "Its tag is none of the expected ones"  # pydantic's own message repeats the tag
     return _shortened(message.removeprefix("Value error, "), _FAULT_MAX)
 
 
-def _shortened(text: str, most: int) -> str:
+def _shortened(text: str, limit: int) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[:most]}…"
+    return line if len(line) <= limit else f"{line[:limit]}…"

@@ -48,12 +48,12 @@ from eventjet.errors import CodecError, UnexpectedExit, UnknownEvent
 
 KEPT = 250_000
 """Subjects whose last event is remembered; at most twice as many, about 150 bytes each."""
-_ASKED_MAX = 100
+_FETCHED_MAX = 100
 """Limit of records fetched at once, since their bodies come with them."""
 
 _VERSION_BITS = 32
 _VERSION_MAX = (1 << _VERSION_BITS) - 1
-_OF_ANOTHER = re.compile(rb"\r\nNats-Expected-Last-Subject-Sequence-Subject:", re.IGNORECASE)
+_OTHER_SUBJECT_LINE = re.compile(rb"\r\nNats-Expected-Last-Subject-Sequence-Subject:", re.IGNORECASE)
 """A header with which the server compares the last message of other subjects than the record's own."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -61,7 +61,7 @@ _MSG_ID, _EXPECTED, _TYPE, _SCHEMA, _VERSION = (
     f"{name}: ".encode() for name in (MSG_ID, EXPECTED, TYPE, SCHEMA, VERSION)
 )
 _TYPE_LINE, _VERSION_LINE, _EXPECTED_LINE = (b"\r\n" + name for name in (_TYPE, _VERSION, _EXPECTED))
-_ENCODING_LINE, _TOLD_TIME = (f"\r\n{name}: ".encode() for name in (ENCODING, RECORDED_AT))
+_ENCODING_LINE, _RECORDED_AT_LINE = (f"\r\n{name}: ".encode() for name in (ENCODING, RECORDED_AT))
 _ID_START = b"NATS/1.0\r\n" + _MSG_ID
 _BLOCK_END = b"\r\n\r\n"
 _TIMES_END_NS = 253_402_300_800 * 10**9
@@ -72,7 +72,7 @@ _link: Callable[[type[Link], tuple[Any, ...]], Link] = cast("Any", tuple).__new_
 
 _Kind: TypeAlias = tuple[Callable[[bytes], Any] | None, str | None, int]
 """(decoder of the body, None for an event that is passed over; aggregate of the event; version)."""
-_Told: TypeAlias = tuple[Callable[[bytes], Any] | None, str | None, int, int, int | None, bool]
+_Headers: TypeAlias = tuple[Callable[[bytes], Any] | None, str | None, int, int, int | None, bool]
 """The fields of `_Kind`, the latest possible position before the record, the expected position that its headers give,
 and whether the block has no further headers."""
 
@@ -92,31 +92,35 @@ class Earlier(Protocol):
 class Chain:
     """The predecessor check of one reader: the position and version of the last record of each subject it has seen."""
 
-    __slots__ = ("_asked", "_before", "_coming", "_earlier", "_kept", "_lasts", "_older", "_own", "_voids")
+    __slots__ = ("_aggregates", "_announced", "_before", "_earlier", "_fetched", "_lasts", "_limit", "_older", "_voids")
 
     def __init__(
-        self, earlier: Earlier, voids: Collection[int] = (), own: Collection[str] | None = None, kept: int = KEPT
+        self,
+        earlier: Earlier,
+        voids: Collection[int] = (),
+        aggregates: Collection[str] | None = None,
+        limit: int = KEPT,
     ) -> None:
         """Start with no remembered records.
 
-        `own` are the aggregates whose records the reader takes, None for all. `voids` are the positions of skipped
-        records, and may grow. `kept` is the number of subjects to remember.
+        `aggregates` are those whose records the reader takes, None for all. `voids` are the positions of skipped
+        records, and may grow. `limit` is the number of subjects to remember.
         """
         self._earlier = earlier
         self._voids = voids
-        self._own = None if own is None else frozenset(name.encode() for name in own)
-        self._kept = kept
+        self._aggregates = None if aggregates is None else frozenset(name.encode() for name in aggregates)
+        self._limit = limit
         # Keyed by the hash of the subject. On a collision the check fails here, and `fault` asks the log.
         self._lasts: dict[int, int] = {}
         self._older: dict[int, int] = {}
         self._before = 0
-        self._coming: Sequence[RawRecord] = ()
-        self._asked: dict[int, RawRecord | None] = {}
+        self._announced: Sequence[RawRecord] = ()
+        self._fetched: dict[int, RawRecord | None] = {}
 
     def expect(self, records: Sequence[RawRecord]) -> None:
         """Announce the records that are read next, so that their unknown predecessors are fetched in one request."""
-        self._coming = records
-        self._asked.clear()
+        self._announced = records
+        self._fetched.clear()
 
     def follows(self, subject: bytes, position: int, version: int, expected: int | None) -> bool:
         """Return whether a record certainly follows the last record of its subject, and remember it as the last.
@@ -128,7 +132,7 @@ class Chain:
         key = hash(subject)
         last = lasts.get(key) or self._older.get(key, 0)
         lasts[key] = position << _VERSION_BITS | version
-        if len(lasts) > self._kept:
+        if len(lasts) > self._limit:
             self._older, self._lasts = lasts, {}
         if expected is None:
             is_next = version == (last & _VERSION_MAX) + 1
@@ -148,11 +152,11 @@ class Chain:
         position, _, subject, block, _ = record
         # The later events of a save are stored at consecutive positions.
         before = position - 1 if expected is None else expected
-        if not _OF_ANOTHER.search(block):
-            near = self._at(before, record) if before else None
-            if before and near is None:
+        if not _OTHER_SUBJECT_LINE.search(block):
+            predecessor = self._at(before, record) if before else None
+            if before and predecessor is None:
                 return ""  # the record is gone, which checks of the whole log report
-            if before >= self._before >> _VERSION_BITS and self._is_next(near, subject, version):
+            if before >= self._before >> _VERSION_BITS and self._is_next(predecessor, subject, version):
                 return ""
         last, version_before = self._last_before(subject, position)
         if not last and self._at(1, record) is None:
@@ -177,20 +181,24 @@ class Chain:
             self._keep(key, position, _after(last & _VERSION_MAX, version if is_void else None))
 
     def _concerns(self, subject: bytes) -> bool:
-        if self._own is None:
+        if self._aggregates is None:
             return True
         _, _, rest = subject.partition(b".")
-        return rest.partition(b".")[0] in self._own
+        return rest.partition(b".")[0] in self._aggregates
 
     def _keep(self, key: int, position: int, version: int) -> None:
         self._lasts[key] = packed(position, version)
-        if len(self._lasts) > self._kept:
+        if len(self._lasts) > self._limit:
             self._older, self._lasts = self._lasts, {}
 
-    def _is_next(self, near: RawRecord | None, subject: bytes, version: int) -> bool:
-        if near is None:
+    def _is_next(self, predecessor: RawRecord | None, subject: bytes, version: int) -> bool:
+        if predecessor is None:
             return version == 1
-        return near[2] == subject and near[0] not in self._voids and number_of(near[3], VERSION) == version - 1
+        return (
+            predecessor[2] == subject
+            and predecessor[0] not in self._voids
+            and number_of(predecessor[3], VERSION) == version - 1
+        )
 
     def _last_before(self, subject: bytes, position: int) -> tuple[int, int]:
         """Return (position, version) of the last record of a subject before a position; zeros if there is none."""
@@ -208,16 +216,16 @@ class Chain:
         return last, version
 
     def _at(self, position: int, record: RawRecord) -> RawRecord | None:
-        if position not in self._asked:
-            wanted = list(dict.fromkeys([position, *self._needed(record)]))[:_ASKED_MAX]
-            self._asked.update(zip(wanted, map(_bare, self._earlier.at(wanted)), strict=True))
-        return self._asked[position]
+        if position not in self._fetched:
+            wanted = list(dict.fromkeys([position, *self._needed(record)]))[:_FETCHED_MAX]
+            self._fetched.update(zip(wanted, map(_without_body, self._earlier.at(wanted)), strict=True))
+        return self._fetched[position]
 
     def _needed(self, record: RawRecord) -> list[int]:
         """Return the positions of the predecessors that announced records after `record` will need as well."""
         needed: list[int] = []
         seen: set[int] = set()
-        for position, _, subject, block, _ in self._coming:
+        for position, _, subject, block, _ in self._announced:
             if position <= record[0]:
                 continue
             key = hash(subject)
@@ -226,9 +234,9 @@ class Chain:
             seen.add(key)
             expected = number_of(block, EXPECTED)
             before = position - 1 if expected is None else expected
-            if before and before not in self._asked:
+            if before and before not in self._fetched:
                 needed.append(before)
-                if len(needed) == _ASKED_MAX:
+                if len(needed) == _FETCHED_MAX:
                     break
         return needed
 
@@ -244,14 +252,14 @@ class Decoder:
     `Unreachable`.
     """
 
-    __slots__ = ("_catalog", "_chain", "_fronts", "_kinds", "_known", "_only", "_own", "_voids")
+    __slots__ = ("_aggregates", "_catalog", "_chain", "_fronts", "_kinds", "_only", "_resolved", "_voids")
 
     def __init__(self, catalog: Catalog, only: Collection[type] | None = None, chain: Chain | None = None) -> None:
         self._catalog = catalog
         self._chain = chain
         self._only = None if only is None else frozenset(only)
-        self._own = None if only is None else catalog.aggregates_of(only)
-        self._known: dict[tuple[bytes, bytes], Resolved | None] = {}
+        self._aggregates = None if only is None else catalog.aggregates_of(only)
+        self._resolved: dict[tuple[bytes, bytes], Resolved | None] = {}
         self._kinds: dict[bytes, _Kind] = {}
         """Known kinds, by the bytes of a block from its type on, for blocks that end after the version."""
         self._fronts: dict[bytes, _Kind] = {}
@@ -284,25 +292,25 @@ class Decoder:
                 before = expected = int(digits)
                 is_plain = True
             else:
-                decode, owner, version, before, expected, is_plain = self._usual(record) or self._told(record)
+                decode, owner, version, before, expected, is_plain = self._usual(record) or self._parsed(record)
             if decode is None:
-                self._told_void(record)
+                self._note_skip_marker(record)
                 return self._pass_over(record)
             aggregate, aggregate_id = entity_of(subject)
             if aggregate != owner and owner is not None:
                 if aggregate in self._catalog.retired_aggregates:
                     return self._pass_over(record)
-                raise undecodable(record, _misplaced(owner, aggregate))
+                raise undecodable(record, _aggregate_fault(owner, aggregate))
             if not 0 < version <= before + 1 <= position:
-                raise undecodable(record, _out_of_line(version, before, position))
+                raise undecodable(record, _order_fault(version, before, position))
             if chain is not None:
                 follows = chain.follows(subject, position, version, expected)
             data = decode(body)
-            has_other_time = (not is_plain and _TOLD_TIME in block) or not 0 <= time_ns < _TIMES_END_NS
+            has_other_time = (not is_plain and _RECORDED_AT_LINE in block) or not 0 <= time_ns < _TIMES_END_NS
             at = recorded_at(record) if has_other_time else _EPOCH
         except BaseException as raised:
             self._pass_over(record)
-            if self._told_void(record):
+            if self._note_skip_marker(record):
                 return None
             error = UnexpectedExit.instead_of(raised)
             if isinstance(error, CodecError):
@@ -326,19 +334,21 @@ class Decoder:
         if position in self._voids:
             return Link(number_of(block, VERSION) or 0, position, VOID, None, None)
         try:
-            decode, owner, version, before, expected, is_plain = self._usual(record) or self._told(record, always=True)
+            decode, owner, version, before, expected, is_plain = self._usual(record) or self._parsed(
+                record, always=True
+            )
             if owner is not None:
                 aggregate, _ = entity_of(subject)
                 if aggregate != owner:
-                    raise undecodable(record, _misplaced(owner, aggregate))
+                    raise undecodable(record, _aggregate_fault(owner, aggregate))
             if not 0 < version <= before + 1 <= position:
-                raise undecodable(record, _out_of_line(version, before, position))
+                raise undecodable(record, _order_fault(version, before, position))
             data = None if decode is None else decode(body)
             if expected in self._voids:
                 expected = None
             if is_plain:
                 return _link(Link, (version, position, expected, None, data))
-            if _TOLD_TIME in block:
+            if _RECORDED_AT_LINE in block:
                 told_time(record, RECORDED_AT, _EPOCH)
             return Link(version, position, expected, command_of(block), data)
         except CodecError:
@@ -347,7 +357,7 @@ class Decoder:
             error = UnexpectedExit.instead_of(raised)
             raise undecodable(record, reason_of(error, private=self._catalog.is_private)) from error
 
-    def _usual(self, record: RawRecord) -> _Told | None:
+    def _usual(self, record: RawRecord) -> _Headers | None:
         """Return the contents of headers in the usual order, for an event type seen before; otherwise None."""
         position, _, _, block, _ = record
         head, _, kind = block.partition(_TYPE_LINE)
@@ -381,16 +391,16 @@ class Decoder:
         type_and_schema, _, digits = front.partition(_VERSION_LINE)
         type_name, _, schema = type_and_schema.partition(b"\r\n")
         key = _TYPE + type_name, schema
-        if key not in self._known or not digits.isdigit() or len(digits) > 18:
+        if key not in self._resolved or not digits.isdigit() or len(digits) > 18:
             return None
-        resolved = self._known[key]
+        resolved = self._resolved[key]
         decode, owner = (None, None) if resolved is None else (resolved.decode, resolved.aggregate)
         kind = decode, owner, int(digits)
         if len(self._fronts) < _KINDS_MAX:
             self._fronts[front] = kind
         return kind
 
-    def _told(self, record: RawRecord, *, always: bool = False) -> _Told:
+    def _parsed(self, record: RawRecord, *, always: bool = False) -> _Headers:
         """Return the contents of headers in any order; for an event that is passed over, only if `always`."""
         position, _, _, block, _ = record
         lines = _in_order(block.split(b"\r\n"))
@@ -405,7 +415,7 @@ class Decoder:
         version = int(digits)
         before = int(lines[2][37:]) if at == 3 else position - 1
         if not digits.isdigit():
-            raise undecodable(record, _out_of_line(version, before, position))
+            raise undecodable(record, _order_fault(version, before, position))
         is_plain = len(lines) == at + 5
         expected = before if at == 3 else None if is_plain else number_of(block, EXPECTED)
         decode, owner = (None, None) if resolved is None else (resolved.decode, resolved.aggregate)
@@ -414,40 +424,40 @@ class Decoder:
     def _resolve(self, kind: Sequence[bytes], record: RawRecord) -> Resolved | None:
         """Look up the event of the header lines (type, schema, version); a failed lookup is not remembered."""
         position, block, body = record[0], record[3], record[4]
-        if self._told_void(record):
+        if self._note_skip_marker(record):
             return None
         if block and not block.endswith(_BLOCK_END):
             # A direct get would not even return the headers as they are stored.
-            return self._untold(record, undecodable(record, "its headers do not end in an empty line"))
+            return self._raise_unless_foreign(record, undecodable(record, "its headers do not end in an empty line"))
         type_name, schema = (line.partition(b": ")[2].decode("utf-8", "replace") for line in kind[:2])
         declared = self._catalog.named(type_name)
         resolved: Resolved | None = None
         if declared is None and not self._catalog.is_retired(type_name):
-            return self._untold(record, _strange(record, kind, type_name, schema))
+            return self._raise_unless_foreign(record, _undeclared_error(record, kind, type_name, schema))
         if declared is not None and (self._only is None or declared.event_type in self._only):
             if not all(kind) or not _is_schema(schema):
-                raise _strange(record, kind, type_name, schema)
+                raise _undeclared_error(record, kind, type_name, schema)
             resolved = self._catalog.resolve(type_name, int(schema))
             if resolved is None:
                 raise UnknownEvent(brief(type_name), int(schema), position, body)
-        if len(self._known) < _KINDS_MAX:
-            self._known[kind[0], kind[1]] = resolved
+        if len(self._resolved) < _KINDS_MAX:
+            self._resolved[kind[0], kind[1]] = resolved
         return resolved
 
-    def _told_void(self, record: RawRecord) -> bool:
+    def _note_skip_marker(self, record: RawRecord) -> bool:
         """Return whether a record is a skip marker, whatever its headers say, and remember the position it skips."""
         voided = voided_by(record[2])
         if voided is not None and voided < record[0]:
             self._voids.setdefault(voided, reason_in(record[4]))
         return voided is not None
 
-    def _untold(self, record: RawRecord, error: CodecError) -> None:
+    def _raise_unless_foreign(self, record: RawRecord, error: CodecError) -> None:
         """Raise for a record without a declared event, unless its subject can carry no event of this reader."""
         names = record[2].split(b".", 2)
         aggregate = names[1].decode("utf-8", "replace") if len(names) > 1 else ""
         if aggregate in self._catalog.retired_aggregates:
             return
-        if self._own is None or not aggregate or aggregate in self._own:
+        if self._aggregates is None or not aggregate or aggregate in self._aggregates:
             raise error
 
 
@@ -474,12 +484,12 @@ def broken(version: int, expected: int | None, last: int, version_before: int) -
     return f"version {version}{after}, and {before} comes before it"
 
 
-def _after(version: int, told: int | None) -> int:
-    """Return a history's version after a record that is skipped or has no version; it counts if `told` is the next."""
-    return version + 1 if told == version + 1 else version
+def _after(version: int, stated: int | None) -> int:
+    """Return a history's version after a record that is skipped or versionless; it counts if `stated` is the next."""
+    return version + 1 if stated == version + 1 else version
 
 
-def _bare(record: RawRecord | None) -> RawRecord | None:
+def _without_body(record: RawRecord | None) -> RawRecord | None:
     """Return the record without its body, which may be large."""
     return None if record is None else (*record[:4], b"")
 
@@ -495,7 +505,7 @@ def _in_order(lines: Sequence[bytes]) -> list[bytes]:
     return [lines[0], *first, *kind, *filter(None, by_name.values()), b"", b""]
 
 
-def _strange(record: RawRecord, kind: Sequence[bytes], type_name: str, schema: str) -> CodecError:
+def _undeclared_error(record: RawRecord, kind: Sequence[bytes], type_name: str, schema: str) -> CodecError:
     """Return the error for a record that is not a declared event."""
     if not all(kind):
         return undecodable(record, "it lacks Ej-Type, Ej-Schema or Ej-Version")
@@ -508,11 +518,11 @@ def _is_schema(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 9
 
 
-def _misplaced(owner: str, aggregate: str) -> str:
+def _aggregate_fault(owner: str, aggregate: str) -> str:
     return f"its type belongs to the aggregate {owner!r}, and its subject to {aggregate!r}"
 
 
-def _out_of_line(version: int, before: int, position: int) -> str:
+def _order_fault(version: int, before: int, position: int) -> str:
     if not 0 < version <= position:
         return f"its version is {version}, at position {position}"
     return f"its version is {version}, and it was written after position {before}"

@@ -159,9 +159,9 @@ def _name_of(function: Any) -> str:
     return str(getattr(function, "__qualname__", type(function).__qualname__))
 
 
-def _without_docs_of(made: Json, cls: Any) -> Json:
+def _without_docs_of(schema: Json, cls: Any) -> Json:
     """Remove the description that Python generated for a dataclass, since it says nothing."""
-    description = made.get("description")
+    description = schema.get("description")
     if isinstance(description, str) and description.startswith(f"{getattr(cls, '__name__', '')}("):
-        del made["description"]
-    return made
+        del schema["description"]
+    return schema

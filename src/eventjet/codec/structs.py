@@ -20,7 +20,7 @@ RESTS = 15
 """Bodies left to pydantic after a body that only pydantic could read, since a whole log may have an older form."""
 _PARTS_MAX = 5_000
 """Limit of the parts of one class, since nested classes may multiply."""
-_ALWAYS = frozenset({"type", "metadata", "ref", "serialization"})
+_ALWAYS_ALLOWED = frozenset({"type", "metadata", "ref", "serialization"})
 _LENGTHS = ("min_length", "max_length")
 _PLAIN = (str, int, float, bool, type(None))
 _Read: TypeAlias = Callable[[Any], Any]
@@ -68,7 +68,7 @@ class _Parts:
 
     def __init__(self, schema: Node) -> None:
         self._definitions: Node = {definition["ref"]: definition for definition in schema.get("definitions", ())}
-        self._open: list[str] = []
+        self._being_built: list[str] = []
         """References of the classes being built."""
         self._count = 0
 
@@ -86,28 +86,28 @@ class _Parts:
     def resolved(self, node: Node) -> Node:
         """Return the part that a reference names."""
         while node["type"] == "definition-ref":
-            _only(node, "schema_ref")
+            _check_options(node, "schema_ref")
             node = self._definitions[node["schema_ref"]]
         return node
 
     def object(self, node: Node) -> tuple[Any, _Read]:
         """Return a struct of a class's fields, and the function that makes an object of it without the constructor."""
         ref = node.get("ref", "")
-        if ref in self._open:
+        if ref in self._being_built:
             raise _Unproven  # the class contains itself
-        self._open.append(ref or "…")
+        self._being_built.append(ref or "…")
         cls = _checked_class(node)
         fields: list[Any] = []
         conversions: list[tuple[str, _Read]] = []
         for declared in node["schema"]["fields"]:
-            _only(declared, "name", "schema", "kw_only", "init", "init_only", "frozen")
+            _check_options(declared, "name", "schema", "kw_only", "init", "init_only", "frozen")
             if not declared.get("init", True) or declared.get("init_only"):
                 raise _Unproven
             field, convert = self._field(declared["name"], declared["schema"])
             fields.append(field)
             if convert is not None:
                 conversions.append((field[0], convert))
-        self._open.pop()
+        self._being_built.pop()
         struct = msgspec.defstruct(cls.__name__, fields, kw_only=True, forbid_unknown_fields=True, gc=False)
         return struct, _maker(cls, [field[0] for field in fields], conversions)
 
@@ -116,7 +116,7 @@ class _Parts:
         if node["type"] != "default":
             kind, convert = self.of(node)
             return (name, kind), convert
-        _only(node, "schema", "default", "default_factory", "default_factory_takes_data")
+        _check_options(node, "schema", "default", "default_factory", "default_factory_takes_data")
         if node.get("default_factory_takes_data"):
             raise _Unproven
         kind, convert = self.of(node["schema"])
@@ -152,10 +152,10 @@ def _maker(cls: type, names: list[str], conversions: list[tuple[str, _Read]]) ->
 
 def _checked_class(node: Node) -> type:
     """Return the class of a node if setting its fields is all its constructor does; otherwise raise `_Unproven`."""
-    _only(node, "cls", "schema", "fields", "config", "post_init", "slots", "frozen")
+    _check_options(node, "cls", "schema", "fields", "config", "post_init", "slots", "frozen")
     config = node.get("config", {})
-    _only(config, "title", "strict", "hide_input_in_errors")
-    _only(node["schema"], "dataclass_name", "fields", "collect_init_only", "computed_fields")
+    _check_options(config, "title", "strict", "hide_input_in_errors")
+    _check_options(node["schema"], "dataclass_name", "fields", "collect_init_only", "computed_fields")
     cls: Any = node["cls"]
     if (
         node.get("post_init")
@@ -170,9 +170,9 @@ def _checked_class(node: Node) -> type:
     return cast("type", cls)
 
 
-def _only(node: Mapping[str, Any], *names: str) -> None:
+def _check_options(node: Mapping[str, Any], *names: str) -> None:
     """Raise `_Unproven` for a part with an option that is not in `names`."""
-    if not _ALWAYS.union(names).issuperset(name for name, value in node.items() if value is not None):
+    if not _ALWAYS_ALLOWED.union(names).issuperset(name for name, value in node.items() if value is not None):
         raise _Unproven
 
 
@@ -183,7 +183,7 @@ def _bounded(kind: Any, node: Node, names: Iterable[str]) -> Any:
 
 def _leaf(node: Node) -> _Part:
     leaf = LEAVES[node["type"]]
-    _only(node, *leaf.words)
+    _check_options(node, *leaf.words)
     if leaf.struct is ...:
         raise _Unproven
     if leaf.convert is not None:
@@ -198,12 +198,12 @@ def _leaf(node: Node) -> _Part:
 def _choice(_: _Parts, node: Node) -> _Part:
     """Return how a member of an enum is read by its value, or a literal text."""
     if node["type"] == "enum":
-        _only(node, "cls", "members", "sub_type")
+        _check_options(node, "cls", "members", "sub_type")
         if issubclass(node["cls"], Flag):
             raise _Unproven
         table = {member.value: member for member in node["members"]}
     else:
-        _only(node, "expected")
+        _check_options(node, "expected")
         table = dict(zip(node["expected"], node["expected"], strict=True))
     kinds: set[Any] = {type(value) for value in table}
     if kinds != {str} and (kinds != {int} or node["type"] == "literal"):
@@ -212,7 +212,7 @@ def _choice(_: _Parts, node: Node) -> _Part:
 
 
 def _nullable(parts: _Parts, node: Node) -> _Part:
-    _only(node, "schema")
+    _check_options(node, "schema")
     kind, convert = parts.of(node["schema"])
     optional = Optional[kind]  # noqa: UP045 - `None | None` is no type
     if convert is None:
@@ -227,7 +227,7 @@ def _nullable(parts: _Parts, node: Node) -> _Part:
 def _items(parts: _Parts, node: Node) -> _Part:
     """Return how a list, tuple, set or frozenset with items of one type is read."""
     name = node["type"]
-    _only(node, "items_schema", "variadic_item_index", *(() if "set" in name else _LENGTHS))
+    _check_options(node, "items_schema", "variadic_item_index", *(() if "set" in name else _LENGTHS))
     items = node["items_schema"]
     if name == "tuple":
         if node.get("variadic_item_index") != 0 or len(items) != 1:
@@ -246,7 +246,7 @@ def _items(parts: _Parts, node: Node) -> _Part:
 
 
 def _mapping(parts: _Parts, node: Node) -> _Part:
-    _only(node, "keys_schema", "values_schema")
+    _check_options(node, "keys_schema", "values_schema")
     kind, convert = parts.of(node["values_schema"])
     # Of a repeated key msgspec keeps the last value, while pydantic validates all of them.
     if convert is not None or parts.of(node["keys_schema"]) != (str, None):

@@ -29,7 +29,7 @@ class _Unions:
             definition["ref"]: definition for definition in schema.get("definitions", ())
         }
         self._seen: set[str] = set()
-        self._above: set[tuple[int, int]] = set()
+        self._enclosing_pairs: set[tuple[int, int]] = set()
         self._is_lax = False
         """Whether the compared parts are read by a pydantic model, or within one."""
 
@@ -53,7 +53,7 @@ class _Unions:
             for first, second in combinations(members, 2):
                 for left, right in product(self._forms(first), self._forms(second)):
                     if self._of_forms(left, right, is_choice=node.get("mode", "smart") == "smart") == _CONFUSED:
-                        yield f"{path} holds {_name(left)} | {_name(right)}, {_REASON}{_way_of(left, right)}"
+                        yield f"{path} holds {_name(left)} | {_name(right)}, {_REASON}{_int_remedy(left, right)}"
             yield from self.faults(members, path)
         elif kind == "tagged-union":
             yield from self.faults(list(node["choices"].values()), path)
@@ -73,58 +73,58 @@ class _Unions:
             return [form for choice in choices for form in self._forms(_unlabelled(choice))]
         return [node]
 
-    def _relation(self, one: Node, other: Node) -> int:
-        pair = (id(one), id(other))
-        if one == other or pair in self._above:
+    def _relation(self, left: Node, right: Node) -> int:
+        pair = (id(left), id(right))
+        if left == right or pair in self._enclosing_pairs:
             return _ALIKE
-        self._above.add(pair)
+        self._enclosing_pairs.add(pair)
         try:
-            relations = {self._of_inner(*forms) for forms in product(self._forms(one), self._forms(other))}
+            relations = {self._of_inner(*forms) for forms in product(self._forms(left), self._forms(right))}
         finally:
-            self._above.discard(pair)
+            self._enclosing_pairs.discard(pair)
         return _CONFUSED if _CONFUSED in relations else _APART if relations == {_APART} else _ALIKE
 
-    def _of_inner(self, one: Node, other: Node) -> int:
+    def _of_inner(self, left: Node, right: Node) -> int:
         # In an item or a field, pydantic reads an integer as a float if it tries the float first.
-        if {one["type"], other["type"]} == {"int", "float"}:
+        if {left["type"], right["type"]} == {"int", "float"}:
             return _CONFUSED
-        relation = self._of_forms(one, other)
-        is_read = relation == _APART and self._is_lax and (_is_read_laxly(one, other) or _is_read_laxly(other, one))
+        relation = self._of_forms(left, right)
+        is_read = relation == _APART and self._is_lax and (_is_read_laxly(left, right) or _is_read_laxly(right, left))
         return _CONFUSED if is_read else relation
 
-    def _of_forms(self, one: Node, other: Node, *, is_choice: bool = False) -> int:
-        if "none" in (one["type"], other["type"]):
-            non_null = other if one["type"] == "none" else one
+    def _of_forms(self, left: Node, right: Node, *, is_choice: bool = False) -> int:
+        if "none" in (left["type"], right["type"]):
+            non_null = right if left["type"] == "none" else left
             is_none = non_null["type"] == "enum" and any(member.value is None for member in non_null["members"])
             return _CONFUSED if is_none else _APART if _group(non_null) else _ALIKE
-        groups = _group(one), _group(other)
+        groups = _group(left), _group(right)
         if "" in groups:
             return _CONFUSED
         if groups[0] != groups[1]:
             return _APART
         if groups[0] == "scalar":
-            return _of_scalars(one, other)
+            return _of_scalars(left, right)
         if groups[0] == "object":
-            return self._of_objects(one, other, is_choice=is_choice)
-        if one["type"] != other["type"]:
+            return self._of_objects(left, right, is_choice=is_choice)
+        if left["type"] != right["type"]:
             return _CONFUSED
-        items: Any = one.get("items_schema", _ANY), other.get("items_schema", _ANY)
+        items: Any = left.get("items_schema", _ANY), right.get("items_schema", _ANY)
         if isinstance(items[0], dict):
             return self._relation(items[0], items[1]) or _ALIKE  # both may be empty
         relations = [self._relation(*pair) for pair in zip(*items, strict=False)]
-        if "variadic_item_index" in {**one, **other}:
-            is_same = len(items[0]) == len(items[1]) == 1 and "variadic_item_index" in one.keys() & other.keys()
+        if "variadic_item_index" in {**left, **right}:
+            is_same = len(items[0]) == len(items[1]) == 1 and "variadic_item_index" in left.keys() & right.keys()
             return (relations[0] or _ALIKE) if is_same else _CONFUSED
         return _APART if _APART in relations or len(items[0]) != len(items[1]) else max(relations, default=_ALIKE)
 
-    def _of_objects(self, one: Node, other: Node, *, is_choice: bool) -> int:
-        if one["type"] == other["type"] == "dict":
-            is_same = one.get("keys_schema") == other.get("keys_schema")
-            values = one.get("values_schema", _ANY), other.get("values_schema", _ANY)
+    def _of_objects(self, left: Node, right: Node, *, is_choice: bool) -> int:
+        if left["type"] == right["type"] == "dict":
+            is_same = left.get("keys_schema") == right.get("keys_schema")
+            values = left.get("values_schema", _ANY), right.get("values_schema", _ANY)
             return (self._relation(*values) or _ALIKE) if is_same else _CONFUSED
-        if "dict" in (one["type"], other["type"]):
+        if "dict" in (left["type"], right["type"]):
             return _CONFUSED
-        is_confused = self._takes(one, other, is_choice) or self._takes(other, one, is_choice)
+        is_confused = self._takes(left, right, is_choice) or self._takes(right, left, is_choice)
         return _CONFUSED if is_confused else _APART
 
     def _takes(self, reader: Node, written: Node, is_choice: bool) -> bool:
@@ -151,22 +151,26 @@ class _Unions:
         return not (is_counted and _CONFUSED not in relations.values() and always - reader_fields.keys())
 
 
-def _of_scalars(one: Node, other: Node) -> int:
-    left, right = _constants(one), _constants(other)
-    if left is None and right is None:
-        kinds = {one["type"], other["type"]}
+def _of_scalars(left: Node, right: Node) -> int:
+    left_constants, right_constants = _constants(left), _constants(right)
+    if left_constants is None and right_constants is None:
+        kinds = {left["type"], right["type"]}
         if len(kinds) == 1:
             return _ALIKE
-        if "int" in kinds and _is_short(one if one["type"] == "int" else other):
+        if "int" in kinds and _is_short(left if left["type"] == "int" else right):
             return _APART
         return _CONFUSED if any(kinds <= pair for pair in _CONFUSABLE) else _APART
-    if left is not None and right is not None:
-        pairs = product(left.values(), right.values())
+    if left_constants is not None and right_constants is not None:
+        pairs = product(left_constants.values(), right_constants.values())
         if any(ours == theirs and type(ours) is not type(theirs) for ours, theirs in pairs):
             return _CONFUSED
-        common = left.keys() & right.keys()
-        return (_ALIKE if all(left[key] is right[key] for key in common) else _CONFUSED) if common else _APART
-    table, kind = (left or {}, other["type"]) if right is None else (right, one["type"])
+        common = left_constants.keys() & right_constants.keys()
+        return (
+            (_ALIKE if all(left_constants[key] is right_constants[key] for key in common) else _CONFUSED)
+            if common
+            else _APART
+        )
+    table, kind = (left_constants or {}, right["type"]) if right_constants is None else (right_constants, left["type"])
     if kind in _NUMBERS:
         # pydantic takes any equal number for the constant, so False for 0 and Decimal(1) for True.
         exact = {value for value in table.values() if type(value).__name__ == kind}
@@ -252,8 +256,8 @@ def _name(node: Node) -> str:
     return str(getattr(node.get("cls"), "__name__", "") or _NAMES.get(kind, kind))
 
 
-def _way_of(one: Node, other: Node) -> str:
-    is_long = "int" in (one["type"], other["type"]) and {one["type"], other["type"]} <= {
+def _int_remedy(left: Node, right: Node) -> str:
+    is_long = "int" in (left["type"], right["type"]) and {left["type"], right["type"]} <= {
         "int",
         "str",
         "decimal",

@@ -58,19 +58,19 @@ class _Document:
         self.messages: dict[str, Any] = {}
         self.schemas: dict[str, Any] = {}
 
-    def message(self, one: EventShape, where: str) -> str:
+    def message(self, shape: EventShape, where: str) -> str:
         """Add an event as a message of the log; return the key of the message."""
-        key = _key(one.name)
-        values = {MSG_ID: None, TYPE: one.name, SCHEMA: str(one.schema), VERSION: None, COMMAND: None}
+        key = _key(shape.name)
+        values = {MSG_ID: None, TYPE: shape.name, SCHEMA: str(shape.schema), VERSION: None, COMMAND: None}
         headers = {name: {"type": "string", **({"const": value} if value else {})} for name, value in values.items()}
         self.messages[key] = {
-            "name": one.name,
-            "title": str(one.body.get("title", one.name)),
-            "summary": f"Schema {one.schema}, on {where}.",
-            **_described(self._docs.get(one.name)),
+            "name": shape.name,
+            "title": str(shape.body.get("title", shape.name)),
+            "summary": f"Schema {shape.schema}, on {where}.",
+            **_described(self._docs.get(shape.name)),
             "contentType": _JSON,
             "headers": {"type": "object", "properties": headers, "required": [MSG_ID, TYPE, SCHEMA, VERSION]},
-            "payload": self._schema(f"{key}.{one.schema}", one.body),
+            "payload": self._schema(f"{key}.{shape.schema}", shape.body),
         }
         return key
 
@@ -193,10 +193,10 @@ def _cloud_event(name: str, source: str, data: Json) -> Json:
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-_WHOLE = {"type": "integer"}
+_INTEGER = {"type": "integer"}
 _DONE: Json = {
     "type": "object",
-    "properties": {"position": _WHOLE, "version": _WHOLE, "token": {"type": "string"}, "events": _WHOLE},
+    "properties": {"position": _INTEGER, "version": _INTEGER, "token": {"type": "string"}, "events": _INTEGER},
     "required": ["position", "version", "token", "events"],
 }
 _PROBLEM: Json = {

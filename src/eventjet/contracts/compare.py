@@ -57,7 +57,7 @@ class Comparison:
     reader: Json
     always: bool
     """Whether every body has the fields with a default: true for bodies of one release, not of all releases before."""
-    _met: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
+    _compared_pairs: set[tuple[str, str]] = field(default_factory=set[tuple[str, str]])
 
     def misfits(self) -> list[Misfit]:
         """Return the differences without duplicates, in the order of the fields."""
@@ -72,9 +72,9 @@ class Comparison:
             return
         pair = (_reference(writer), _reference(reader))
         if all(pair):
-            if pair in self._met:
+            if pair in self._compared_pairs:
                 return
-            self._met.add(pair)
+            self._compared_pairs.add(pair)
         readers = list(alternatives(reader, self.reader))
         for written in alternatives(writer, self.writer, spread=True):
             misfits_by_reader = [list(self._branch(written, read, path)) for read in readers]
@@ -304,5 +304,5 @@ def _under(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _badness(found: Sequence[Misfit]) -> tuple[int, int]:
-    return max((misfit.weight for misfit in found), default=Weight.TOLD), len(found)
+def _badness(misfits: Sequence[Misfit]) -> tuple[int, int]:
+    return max((misfit.weight for misfit in misfits), default=Weight.TOLD), len(misfits)

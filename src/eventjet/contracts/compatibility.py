@@ -111,10 +111,10 @@ class _Comparing:
         remarks: list[Remark] = []
         tried = 0
         for shape in shapes.values():
-            new_remarks, count = self._read_again(shape, kind)
+            new_remarks, count = self._judge_stored(shape, kind)
             remarks += new_remarks
             tried += count
-        remarks += self._read_before(list(shapes.values())[-1], kind)
+        remarks += self._judge_older_readers(list(shapes.values())[-1], kind)
         return EventChange(name, kind.info.schema, tuple(dict.fromkeys(remarks)), tried, kind.event_type)
 
     def old_name(self, name: str) -> EventChange | None:
@@ -167,9 +167,9 @@ class _Comparing:
             misfits = Comparison(shape.body, event.body, always=False).misfits()
             if all(misfit.weight is Weight.TOLD for misfit in misfits):
                 return Remark(Compatibility.OLD_EVENTS, what, _renamed_fix(name, event.name, event.schema))
-        return Remark(Compatibility.OLD_EVENTS, what, _gone_fix(name))
+        return Remark(Compatibility.OLD_EVENTS, what, _undeclared_fix(name))
 
-    def _read_again(self, shape: EventShape, kind: EventType) -> tuple[list[Remark], int]:
+    def _judge_stored(self, shape: EventShape, kind: EventType) -> tuple[list[Remark], int]:
         """Judge how stored events of one shape are read today; return the remarks and the number of bodies tried."""
         name, schema = shape.name, shape.schema
         if kind.aggregate is not None and shape.aggregate != kind.aggregate:
@@ -187,12 +187,12 @@ class _Comparing:
             ], 0
         misfits = [] if schema < kind.info.schema else self._misfits(shape, kind)
         remarks = [self._for_old_events(misfit, misfits, shape, kind) for misfit in misfits]
-        tried, count = self._tried(shape, kind, resolved)
+        tried, count = self._try_samples(shape, kind, resolved)
         if all(remark.compatibility is not Compatibility.OLD_EVENTS for remark in remarks):
             remarks += tried
         return remarks, count
 
-    def _tried(self, shape: EventShape, kind: EventType, resolved: Resolved) -> tuple[list[Remark], int]:
+    def _try_samples(self, shape: EventShape, kind: EventType, resolved: Resolved) -> tuple[list[Remark], int]:
         """Decode sample bodies of a shape; return the remarks on refused bodies, and the number of bodies."""
         is_upcast = shape.schema < kind.info.schema
         try:
@@ -220,14 +220,14 @@ class _Comparing:
         (today,) = [event.body for event in self.new.events if event.name == kind.info.name]
         return Comparison(shape.body, today, always=False).misfits()
 
-    def _for_old_events(self, one: Misfit, all_of: Sequence[Misfit], shape: EventShape, kind: EventType) -> Remark:
-        what = f"`{one.path}` {one.reason}"
-        if one.weight is Weight.TOLD:
+    def _for_old_events(self, misfit: Misfit, misfits: Sequence[Misfit], shape: EventShape, kind: EventType) -> Remark:
+        what = f"`{misfit.path}` {misfit.reason}"
+        if misfit.weight is Weight.TOLD:
             return Remark(Compatibility.SAFE, what)
-        compatibility = Compatibility.OLD_EVENTS if one.weight is Weight.REFUSED else Compatibility.UPCASTER
-        return Remark(compatibility, what, _raised_fix(kind.info.name, shape.schema, all_of, shape.body))
+        compatibility = Compatibility.OLD_EVENTS if misfit.weight is Weight.REFUSED else Compatibility.UPCASTER
+        return Remark(compatibility, what, _raised_fix(kind.info.name, shape.schema, misfits, shape.body))
 
-    def _read_before(self, shape: EventShape, kind: EventType) -> list[Remark]:
+    def _judge_older_readers(self, shape: EventShape, kind: EventType) -> list[Remark]:
         """Judge how an older release reads the events of today; `shape` is the newest shape that it knows."""
         info = kind.info
         if info.name != shape.name:
@@ -245,9 +245,9 @@ class _Comparing:
         return kind.event_type if kind else None
 
 
-def _for_readers(one: Misfit, fix: str) -> Remark:
+def _for_readers(misfit: Misfit, fix: str) -> Remark:
     """Return the remark on a misfit for readers that use the old shape."""
-    return Remark(Compatibility.OLD_READERS, f"for older readers `{one.path}` {one.reason}", fix)
+    return Remark(Compatibility.OLD_READERS, f"for older readers `{misfit.path}` {misfit.reason}", fix)
 
 
 def _retired_fix(name: str) -> str:
@@ -255,7 +255,7 @@ def _retired_fix(name: str) -> str:
     return f'App(…, retired_events=["{name}"])'
 
 
-def _gone_fix(name: str) -> str:
+def _undeclared_fix(name: str) -> str:
     """Return the fix for an event that is no longer declared, if no new event looks like it."""
     return (
         f'If it was renamed: @event("NEW_NAME", formerly=("{name}",)). If nobody needs what it told: '
@@ -274,19 +274,19 @@ def _moved_fix(name: str, aggregate: str | None) -> str:
     return f"Leave {name!r} to the aggregate {aggregate!r}, and give the other one an event of its own with a new name."
 
 
-def _raised_fix(name: str, schema: int, misfits: Sequence[Misfit], was: Json) -> str:
+def _raised_fix(name: str, schema: int, misfits: Sequence[Misfit], old_shape: Json) -> str:
     """Return the fix for a shape that changed while its schema number did not."""
-    return f'@event("{name}", schema={schema + 1})\n\n{_upcaster_code(name, schema, misfits, was)}'
+    return f'@event("{name}", schema={schema + 1})\n\n{_upcaster_code(name, schema, misfits, old_shape)}'
 
 
-def _upcaster_code(name: str, schema: int, misfits: Sequence[Misfit], was: Json) -> str:
+def _upcaster_code(name: str, schema: int, misfits: Sequence[Misfit], old_shape: Json) -> str:
     """Return the code of the upcaster to the next schema, with `...` for what cannot be known."""
     function = re.sub(r"\W+", "_", name.rpartition(".")[2]).strip("_") or "event"
     fields: dict[str, str] = {}
     for misfit in misfits:
         top = _FIELD.match(misfit.path)
         if top is not None and misfit.weight is not Weight.TOLD:
-            fields.setdefault(*_upcaster_field(top[0], misfit, was))
+            fields.setdefault(*_upcaster_field(top[0], misfit, old_shape))
     entries = "".join(f', "{key}": {value}' for key, value in fields.items())
     return (
         f'@upcaster("{name}", schema={schema})\n'
@@ -296,20 +296,20 @@ def _upcaster_code(name: str, schema: int, misfits: Sequence[Misfit], was: Json)
     )
 
 
-def _upcaster_field(name: str, one: Misfit, was: Json) -> tuple[str, str]:
+def _upcaster_field(name: str, misfit: Misfit, old_shape: Json) -> tuple[str, str]:
     """Return a field of the new body, and the expression that makes it from the old body."""
-    before = was.get("properties", {}).get(name)
+    before = old_shape.get("properties", {}).get(name)
     if before is None:
         return name, "..."
-    new_name = re.search(r"its new name is '(\w+)'", one.reason)
+    new_name = re.search(r"its new name is '(\w+)'", misfit.reason)
     if new_name is not None:
-        is_sure = name in (was.get("required") or ())
+        is_sure = name in (old_shape.get("required") or ())
         return new_name[1], f'body["{name}"]' if is_sure else f'body.get("{name}", {before.get("default")!r})'
-    if "where it is not there" in one.reason:
+    if "where it is not there" in misfit.reason:
         return name, f'body.get("{name}", {before.get("default", "...")!r})'
-    if "takes a Decimal" in one.reason and before.get("pattern") != DECIMAL_TEXT:
+    if "takes a Decimal" in misfit.reason and before.get("pattern") != DECIMAL_TEXT:
         return name, f'str(body["{name}"])'
-    if "is required, and was not" in one.reason:
+    if "is required, and was not" in misfit.reason:
         return name, f'body.get("{name}", {before.get("default", "...")!r})'
     return name, "..."
 
@@ -350,15 +350,15 @@ def sarif_of(changes: Sequence[EventChange], locate: Locate, version: str) -> Js
     }
 
 
-def _result(one: EventChange, remark: Remark, file: str, line: int) -> Json:
-    text = f"{one.event} {remark.what}" + (f"\n\n{remark.fix}" if remark.fix else "")
+def _result(change: EventChange, remark: Remark, file: str, line: int) -> Json:
+    text = f"{change.event} {remark.what}" + (f"\n\n{remark.fix}" if remark.fix else "")
     place = {"artifactLocation": {"uri": file}, "region": {"startLine": line}}
     return {
         "ruleId": _rule(remark.compatibility),
         "level": _LEVEL[remark.compatibility],
         "message": {"text": text},
         "locations": [{"physicalLocation": place}],
-        "partialFingerprints": {"eventjet/v1": f"{one.event}: {remark.what}"},
+        "partialFingerprints": {"eventjet/v1": f"{change.event}: {remark.what}"},
     }
 
 

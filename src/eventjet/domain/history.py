@@ -137,13 +137,13 @@ def evolved(state: S, event: Any) -> S:
     return cast("S", after)
 
 
-def fold_history(held: FoldedState[S], links: Iterable[Link], subject: str, last_id: str) -> FoldedState[S]:
+def fold_history(folded: FoldedState[S], links: Iterable[Link], subject: str, last_id: str) -> FoldedState[S]:
     """Fold one aggregate's events onto a state; `last_id` is the id of the last event.
 
     Raises `HistoryBroken` when a version is not the next, or an event follows a different event than it expected, and
     `DefinitionError` as `evolved` does. The given state is copied first, so `evolve` cannot change it.
     """
-    state, version, position = own_copy(held.state), held.version, held.position
+    state, version, position = own_copy(folded.state), folded.version, folded.position
     for next_version, next_position, expected, command_id, data in links:
         if next_version != version + 1:
             if expected == VOID:
@@ -159,5 +159,5 @@ def fold_history(held: FoldedState[S], links: Iterable[Link], subject: str, last
             state = evolved(state, data)
         version, position = next_version, next_position
         if command_id is not None:
-            held.commands.add(command_id, version)
-    return FoldedState(state, version, position, last_id, held.commands)
+            folded.commands.add(command_id, version)
+    return FoldedState(state, version, position, last_id, folded.commands)

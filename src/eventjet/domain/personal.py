@@ -198,9 +198,9 @@ def _hints(cls: type) -> Mapping[str, Any]:
         return dict.fromkeys(getattr(cls, "__annotations__", {}), Personal[Any])  # better hidden than shown
 
 
-def _of_pydantic(one: Any) -> Any:
-    is_personal = any(isinstance(entry, _Mark) for entry in one.metadata)
-    return Personal[one.annotation] if is_personal else one.annotation
+def _of_pydantic(field_info: Any) -> Any:
+    is_personal = any(isinstance(entry, _Mark) for entry in field_info.metadata)
+    return Personal[field_info.annotation] if is_personal else field_info.annotation
 
 
 def _fields(kind: Any) -> Mapping[str, Any]:

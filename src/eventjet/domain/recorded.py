@@ -83,7 +83,7 @@ class Recorded(_Unread, Generic[E_co]):
     metadata: Metadata = NO_METADATA
 
 
-class _Late:
+class _LateField:
     """A field that is decoded when it is first read; concurrent threads get the same value."""
 
     __slots__ = ("_slot",)
@@ -91,31 +91,31 @@ class _Late:
     def __init__(self, slot: MemberDescriptorType) -> None:
         self._slot = slot
 
-    def __get__(self, one: Recorded[Any] | None, owner: type | None = None) -> Any:
-        if one is None:
+    def __get__(self, event: Recorded[Any] | None, owner: type | None = None) -> Any:
+        if event is None:
             return self
         try:
-            return self._slot.__get__(one)
+            return self._slot.__get__(event)
         except AttributeError:
-            _read_rest(one)
-        return self._slot.__get__(one)
+            _read_rest(event)
+        return self._slot.__get__(event)
 
-    def __set__(self, one: Recorded[Any], value: Any) -> None:
-        self._slot.__set__(one, value)  # only constructors get here, since the class is frozen
-
-
-_LATE = ("recorded_at", "event_id", "command_id", "metadata")
-for _name in _LATE:
-    setattr(Recorded, _name, _Late(vars(Recorded)[_name]))
+    def __set__(self, event: Recorded[Any], value: Any) -> None:
+        self._slot.__set__(event, value)  # only constructors get here, since the class is frozen
 
 
-def _read_rest(one: Any) -> None:
-    block = one._block
+_LATE_FIELDS = ("recorded_at", "event_id", "command_id", "metadata")
+for _name in _LATE_FIELDS:
+    setattr(Recorded, _name, _LateField(vars(Recorded)[_name]))
+
+
+def _read_rest(event: Any) -> None:
+    block = event._block
     if block is None:
         return  # another thread has decoded the fields
-    for name, value in zip(_LATE, one._rest(one._time_ns, block), strict=True):
-        object.__setattr__(one, name, value)
-    object.__setattr__(one, "_block", None)
+    for name, value in zip(_LATE_FIELDS, event._rest(event._time_ns, block), strict=True):
+        object.__setattr__(event, name, value)
+    object.__setattr__(event, "_block", None)
 
 
 class _Unsealed(_Unread, Generic[E_co]):
@@ -151,21 +151,21 @@ def recorded(
     return event
 
 
-def own_event(one: Recorded[E]) -> Recorded[E]:
+def own_event(event: Recorded[E]) -> Recorded[E]:
     """Return the event for one function alone: with its own copy of the data if the data can be changed in place."""
-    data = own_copy(one.data)
-    if data is one.data:
-        return one
-    original, copied = cast("Any", one), cast("Any", _Unsealed)()
+    data = own_copy(event.data)
+    if data is event.data:
+        return event
+    original, copied = cast("Any", event), cast("Any", _Unsealed)()
     copied.data = data
-    copied.aggregate_id = one.aggregate_id
-    copied.version = one.version
-    copied.position = one.position
-    copied.aggregate = one.aggregate
-    block: bytes | None = getattr(one, "_block", None)  # None if made by the constructor, or already decoded
+    copied.aggregate_id = event.aggregate_id
+    copied.version = event.version
+    copied.position = event.position
+    copied.aggregate = event.aggregate
+    block: bytes | None = getattr(event, "_block", None)  # None if made by the constructor, or already decoded
     if block is None:
-        for name in _LATE:
-            setattr(copied, name, getattr(one, name))
+        for name in _LATE_FIELDS:
+            setattr(copied, name, getattr(event, name))
     else:
         copied._rest = original._rest
         copied._time_ns = original._time_ns

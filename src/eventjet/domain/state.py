@@ -44,7 +44,7 @@ T = TypeVar("T")
 _Copy: TypeAlias = Callable[[Any, bool], Any]
 """(value, whether the copy is to be complete) → the copy, or the value itself if nothing in it can be changed."""
 
-_INSTEAD: tuple[tuple[type, str], ...] = (
+_REPLACEMENTS: tuple[tuple[type, str], ...] = (
     (bytearray, "bytes"),
     (memoryview, "bytes"),
     (MutableSequence, "tuple[…, ...]"),
@@ -64,7 +64,7 @@ def value_faults(hint: Any, where: str) -> list[str]:
     return list(_hint_faults(hint, where, frozenset()))
 
 
-def _faults(cls: Any, path: str, above: frozenset[Any]) -> Iterator[str]:
+def _faults(cls: Any, path: str, enclosing: frozenset[Any]) -> Iterator[str]:
     try:
         hints = typing.get_type_hints(cls)
     except Exception as error:  # noqa: BLE001 - an annotation is any expression
@@ -72,18 +72,18 @@ def _faults(cls: Any, path: str, above: frozenset[Any]) -> Iterator[str]:
         yield f"the annotations of {cls.__qualname__}'s fields {reason} and at module level"
         return
     for name in _field_names(cls):
-        yield from _hint_faults(hints.get(name), f"{path}.{name}", above)
+        yield from _hint_faults(hints.get(name), f"{path}.{name}", enclosing)
 
 
-def _hint_faults(hint: Any, where: str, above: frozenset[Any]) -> Iterator[str]:
+def _hint_faults(hint: Any, where: str, enclosing: frozenset[Any]) -> Iterator[str]:
     for kind in dict.fromkeys(_classes(hint)):
-        instead = next((instead for changeable, instead in _INSTEAD if issubclass(kind, changeable)), None)
+        instead = next((instead for changeable, instead in _REPLACEMENTS if issubclass(kind, changeable)), None)
         if instead is None and not _is_frozen(kind):
             instead = f"{kind.__qualname__} declared with frozen=True"
         if instead is not None:
             yield f"{where} holds a {kind.__qualname__}, which can be changed under who shares it; take {instead}"
-        elif kind not in above:
-            yield from _faults(kind, where, above | {kind}) if _field_names(kind) else ()
+        elif kind not in enclosing:
+            yield from _faults(kind, where, enclosing | {kind}) if _field_names(kind) else ()
 
 
 def _classes(hint: Any) -> Iterator[type]:
@@ -119,7 +119,7 @@ _VALUES: tuple[type, ...] = (
     types.BuiltinFunctionType,
 )  # fmt: skip
 _EXACT = frozenset(_VALUES) | {datetime, ZoneInfo, timezone}
-_CHANGEABLE = tuple(kind for kind, _ in _INSTEAD)
+_CHANGEABLE = tuple(kind for kind, _ in _REPLACEMENTS)
 _CONTAINERS = (Mapping, AbstractSet, Sequence, Collection, Iterable)
 
 
@@ -159,26 +159,26 @@ def _is_known_fixed(hint: Any) -> bool:
     return _is_fixed(hint, frozenset())
 
 
-def _is_fixed(hint: Any, above: frozenset[Any]) -> bool:
+def _is_fixed(hint: Any, enclosing: frozenset[Any]) -> bool:
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if hint is None or origin is typing.Literal:
         return True
     if origin in (typing.Union, types.UnionType):
-        return all(_is_fixed(part, above) for part in parts)
+        return all(_is_fixed(part, enclosing) for part in parts)
     if origin in (typing.Annotated, typing.Final):
-        return _is_fixed(parts[0], above)
+        return _is_fixed(parts[0], enclosing)
     if isinstance(hint, typing.NewType):
-        return _is_fixed(hint.__supertype__, above)
+        return _is_fixed(hint.__supertype__, enclosing)
     if type(hint).__name__ == "TypeAliasType":
-        return _is_fixed(hint.__value__, above)
+        return _is_fixed(hint.__value__, enclosing)
     cls: Any = origin or hint
     if not isinstance(cls, type) or issubclass(cls, _CHANGEABLE):
         return False
     if cls in (tuple, frozenset):
-        return bool(parts) and all(part is Ellipsis or _is_fixed(part, above) for part in parts)
-    if issubclass(cls, _VALUES) or cls in above:
+        return bool(parts) and all(part is Ellipsis or _is_fixed(part, enclosing) for part in parts)
+    if issubclass(cls, _VALUES) or cls in enclosing:
         return True
-    return cls is not object and _is_frozen_class(cls) and not _open_fields(cls, above | {cls})
+    return cls is not object and _is_frozen_class(cls) and not _open_fields(cls, enclosing | {cls})
 
 
 def _is_frozen_class(cls: Any) -> bool:
@@ -190,17 +190,17 @@ def _is_frozen_class(cls: Any) -> bool:
     return tuple in cls.__mro__ and hasattr(cls, "_fields")
 
 
-def _open_fields(cls: Any, above: frozenset[Any]) -> list[str]:
+def _open_fields(cls: Any, enclosing: frozenset[Any]) -> list[str]:
     """Return the fields whose values are not proved immutable by their annotations."""
     names = _field_names(cls)
     try:
         hints = typing.get_type_hints(cls, include_extras=True)
     except Exception:  # noqa: BLE001 - an annotation is any expression
         return names
-    return [name for name in names if name not in hints or not _is_fixed(hints[name], above)]
+    return [name for name in names if name not in hints or not _is_fixed(hints[name], enclosing)]
 
 
-def _own(value: Any, whole: bool) -> Any:
+def _copy_of(value: Any, whole: bool) -> Any:
     copy = _copier(cast("Any", type(value)))
     return value if copy is None else copy(value, whole)
 
@@ -213,25 +213,25 @@ def _copier(kind: type[Any]) -> _Copy | None:
     if kind in _OF_KIND:
         return _OF_KIND[kind]
     copiers = _copiers(kind)
-    return _own_unknown if copiers is None else _object_copier(kind, copiers)
+    return _copy_of_unknown if copiers is None else _object_copier(kind, copiers)
 
 
-def _own_tuple(value: tuple[Any, ...], whole: bool) -> tuple[Any, ...]:
-    items = tuple([_own(item, whole) for item in value])
+def _copy_of_tuple(value: tuple[Any, ...], whole: bool) -> tuple[Any, ...]:
+    items = tuple([_copy_of(item, whole) for item in value])
     return value if all(map(is_, items, value)) else items
 
 
-def _own_unknown(value: Any, whole: bool) -> Any:
+def _copy_of_unknown(value: Any, whole: bool) -> Any:
     return deepcopy(value) if whole and not _is_bare(value) else value
 
 
 _OF_KIND: Mapping[Any, _Copy] = {
-    dict: lambda value, whole: {key: _own(item, whole) for key, item in value.items()},
-    list: lambda value, whole: [_own(item, whole) for item in value],
-    tuple: _own_tuple,
+    dict: lambda value, whole: {key: _copy_of(item, whole) for key, item in value.items()},
+    list: lambda value, whole: [_copy_of(item, whole) for item in value],
+    tuple: _copy_of_tuple,
     set: lambda value, _: value.copy(),
     bytearray: lambda value, _: value.copy(),
-    types.MappingProxyType: lambda value, whole: types.MappingProxyType(_own(dict(value), whole)),
+    types.MappingProxyType: lambda value, whole: types.MappingProxyType(_copy_of(dict(value), whole)),
 }
 
 
@@ -290,7 +290,7 @@ def _copiers(cls: Any) -> Mapping[str, _Copy] | None:
         hints = typing.get_type_hints(cls, include_extras=True)
     except Exception:  # noqa: BLE001 - an annotation is any expression
         hints = dict[str, Any]()
-    return {name: _shallow if _is_flat(hints.get(name, Any)) else _own for name in names}
+    return {name: _shallow if _is_flat(hints.get(name, Any)) else _copy_of for name in names}
 
 
 def _is_flat(hint: Any) -> bool:
@@ -309,7 +309,7 @@ def _shallow(value: Any, whole: bool) -> Any:
         return value.copy()
     if kind is tuple or kind is frozenset or kind in _EXACT:
         return value
-    return _own(value, whole)
+    return _copy_of(value, whole)
 
 
 def _is_bare(value: Any) -> bool:

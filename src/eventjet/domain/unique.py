@@ -39,13 +39,13 @@ _DIGITS = 32
 """Hexadecimal digits of a digest: to block the value of another, one has to find a second preimage of 128 bits."""
 
 
-class _Tells(Protocol):
+class _UniqueDecorator(Protocol):
     """A decorator for the method of a state that returns the unique values."""
 
     def __call__(self, by: Callable[[S], V], /) -> Callable[[S], V]: ...
 
 
-def unique(name: str, /) -> _Tells:
+def unique(name: str, /) -> _UniqueDecorator:
     """Declare that no two aggregates of the type may have the same value of the decorated method at once.
 
     The method is a pure function of the state. It returns the value, a set of several, or None for none; values are
@@ -149,17 +149,17 @@ def unique_faults(aggregate: str, constraints: Sequence[Unique[Any]], is_name: C
             yield f"{where}: {shown_name(constraint.by)} has to be a method that takes no arguments"
 
 
-def _ids(aggregate: str, constraint: Unique[Any], told: Value | AbstractSet[Value] | None) -> frozenset[str]:
-    if told is None:
+def _ids(aggregate: str, constraint: Unique[Any], values: Value | AbstractSet[Value] | None) -> frozenset[str]:
+    if values is None:
         return frozenset()
-    values = told if isinstance(told, AbstractSet) else (told,)
-    if len(values) > VALUES_MAX:
+    distinct_values = values if isinstance(values, AbstractSet) else (values,)
+    if len(distinct_values) > VALUES_MAX:
         raise Refused(
-            f"A state of {aggregate!r} with {len(values):,} values of its constraint {constraint.name!r}",
+            f"A state of {aggregate!r} with {len(distinct_values):,} values of its constraint {constraint.name!r}",
             f"{VALUES_MAX} is the limit",
             "Give each value an aggregate of its own.",
         )
-    return frozenset(claim_id(aggregate, constraint.name, value) for value in values)
+    return frozenset(claim_id(aggregate, constraint.name, value) for value in distinct_values)
 
 
 def _plain(value: Any) -> list[Any]:

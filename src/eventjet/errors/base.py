@@ -70,14 +70,14 @@ class UnexpectedExit(EventjetError):
         """
         if isinstance(raised, Exception):
             return raised
-        if isinstance(raised, KeyboardInterrupt) and _may_be_typed():
+        if isinstance(raised, KeyboardInterrupt) and _raises_on_ctrl_c():
             raise raised
         error = cls(type(raised).__name__, whose)
         error.__cause__ = raised
         return error
 
 
-def _may_be_typed() -> bool:
+def _raises_on_ctrl_c() -> bool:
     """Return whether Ctrl-C raises `KeyboardInterrupt` here, which it does not if other code handles the signal."""
     is_main = threading.current_thread() is threading.main_thread()
     return is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
