@@ -50,9 +50,9 @@ class Deps:
         """Start to open the deps. `private` keeps personal data out of the logged reasons."""
         self._app = app
         self._options = options
-        self._pace = Backoff(options.backoff_s)
+        self._backoff = Backoff(options.backoff_s)
         self._private = private
-        self._tried, self._closing = asyncio.Event(), asyncio.Event()
+        self._first_try_ended, self._closing = asyncio.Event(), asyncio.Event()
         self._is_open = False
         self._value: Any = None
         self._variables: dict[ContextVar[Any], Any] = {}
@@ -67,7 +67,7 @@ class Deps:
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self._options.lease_s):
-                await self._tried.wait()
+                await self._first_try_ended.wait()
         if not self._is_open:
             raise self._fault
         for variable, value in self._variables.items():
@@ -102,7 +102,7 @@ class Deps:
                         if variable not in before or before[variable] is not value
                     }
                     self._is_open = True
-                    self._tried.set()
+                    self._first_try_ended.set()
                     await self._closing.wait()
             except DepsUnusable:
                 raise
@@ -113,11 +113,11 @@ class Deps:
                 late = f"that took longer than {self._options.deps_s:g} s"
                 reason = late if is_late else reason_of(error, private=self._private)
                 self._fault = self._closed(f"they could not be opened ({reason})")
-                if self._pace.failed_term(reason):
+                if self._backoff.failed_term(reason):
                     logs.TRYING_AGAIN.tell(_log, name="deps", reason=reason_of(self._fault), trace="")
-                self._tried.set()
-                await pause(self._closing, self._pace.pause_s)
-                self._pace.paused()
+                self._first_try_ended.set()
+                await pause(self._closing, self._backoff.pause_s)
+                self._backoff.paused()
 
     def _closed(self, reason: str) -> Unreachable:
         return Unreachable(f"The deps of the app {self._app.name!r}", reason, "See what they need.")
@@ -444,12 +444,12 @@ class PublicationHandler(EventHandler):
     """
 
     def __init__(
-        self, declaration: Declaration, source: EventSource, one: Publication[Any], stream: PublicStream
+        self, declaration: Declaration, source: EventSource, publication: Publication[Any], stream: PublicStream
     ) -> None:
         super().__init__(declaration, source, Retry(tries=1), quarantines=False)
         self.takes_imported = True
-        self._publication = one
-        self._public = Catalog(one.public)
+        self._publication = publication
+        self._public = Catalog(publication.public)
         self._stream = stream
 
     async def check(self) -> None:

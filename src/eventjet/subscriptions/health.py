@@ -168,15 +168,15 @@ class HealthMonitor:
         options: WorkerOptions,
         chosen: Collection[str],
         meters: Sequence[Mapping[str, Meter | FollowerMeter]],
-        paces: Mapping[str, Backoff],
+        backoffs: Mapping[str, Backoff],
     ) -> None:
         """Create the monitor.
 
-        `chosen` are the names of the subscriptions that this process runs, `meters` their counters, `paces` their
+        `chosen` are the names of the subscriptions that this process runs, `meters` their counters, `backoffs` their
         backoffs by name.
         """
         self._meters = meters
-        self._paces = paces
+        self._backoffs = backoffs
         self._reader = reader
         self._options = options
         self._chosen = chosen
@@ -209,8 +209,8 @@ class HealthMonitor:
 
     def _with_reason(self, status: WorkStatus) -> WorkStatus:
         """Return the status with this process's own reason to wait where none is stored, as in a full database."""
-        pace = self._paces.get(status.name)
-        return status if status.reason or pace is None else replace(status, reason=pace.waits)
+        backoff = self._backoffs.get(status.name)
+        return status if status.reason or backoff is None else replace(status, reason=backoff.waits)
 
 
 def address_of(text: str) -> tuple[str, int]:

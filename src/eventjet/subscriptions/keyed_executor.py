@@ -39,7 +39,7 @@ class KeyedExecutor:
         self._urgent = asyncio.Semaphore(max(1, width // 4))
         self._ahead_max = ahead_max
         self._done = done
-        self._added = position
+        self._last_added = position
         self._queues: dict[Hashable, deque[tuple[int, Work]]] = {}
         self._open: OrderedDict[int, tuple[int, str]] = OrderedDict()
         self._room = asyncio.Event()
@@ -65,7 +65,7 @@ class KeyedExecutor:
         The floor does not pass the position before all its work is done; a position without work is done at once.
         """
         self._open[position] = (len(works), event_id)
-        self._added = position
+        self._last_added = position
         for key, work in works:
             self._queue(key, position, work)
         if not works:
@@ -102,7 +102,7 @@ class KeyedExecutor:
             elif remaining == 0:
                 ranges.append((position, position))
             joined = remaining == 0
-        ranges += [(max(first, self._added + 1), last) for first, last in self._done if last > self._added]
+        ranges += [(max(first, self._last_added + 1), last) for first, last in self._done if last > self._last_added]
         return tuple(ranges)
 
     async def drained(self) -> None:

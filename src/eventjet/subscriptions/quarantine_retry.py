@@ -108,7 +108,7 @@ class _Retries:
     async def _try(self, waiting: Sequence[WaitingEvent], offers: Sequence[Offered]) -> None:
         outcome = await self._session.read(self._writer.sort, offers)
         failed = {(parked.aggregate, parked.aggregate_id): parked for parked in reversed(outcome.parked)}
-        changes = changes_of(outcome.changed, _sorting(waiting, len(offers), failed))
+        changes = changes_of(outcome.changed, _changes_after_retry(waiting, len(offers), failed))
         prepared = Prepared(self._unmoved(), changes, outcome.changed)
         await self._session.write(self._writer.commit, self._checkpoint, prepared)
         log_parked(self._resolved.name, changes.quarantine, "is parked again")
@@ -121,8 +121,10 @@ class _Retries:
         size = 0
         with NatsConnection.open(endpoint) as connection:
             check_same_log(connection, stream, self._checkpoint)
-            earlier = PredecessorReader(connection, stream)
-            offer = Offering(context.catalog, self._resolved.events, [event.position for event in waiting], earlier)
+            predecessors = PredecessorReader(connection, stream)
+            offer = Offering(
+                context.catalog, self._resolved.events, [event.position for event in waiting], predecessors
+            )
             for event, record in _read(connection, stream, waiting):
                 if record is None:
                     raise HistoryBroken(stream, event.position, "a parked event is to be tried again and is not there")
@@ -144,8 +146,10 @@ def _read(
         yield from zip(chunk, connection.ask_all([message_at(stream, event.position) for event in chunk]), strict=True)
 
 
-def _sorting(waiting: Sequence[WaitingEvent], tried: int, failed: Mapping[AggregateKey, Parked]) -> QuarantineChanges:
-    """Return the changes of the quarantine after the first `tried` of the waiting events were tried.
+def _changes_after_retry(
+    waiting: Sequence[WaitingEvent], tried_count: int, failed: Mapping[AggregateKey, Parked]
+) -> QuarantineChanges:
+    """Return the changes of the quarantine after the first `tried_count` of the waiting events were tried.
 
     Quarantined events that were handled stay as history; blocked events that were handled are removed. `failed` has the
     first event of each aggregate that failed; the rest of that aggregate stays blocked. When an aggregate has more
@@ -153,13 +157,13 @@ def _sorting(waiting: Sequence[WaitingEvent], tried: int, failed: Mapping[Aggreg
     """
     handled = [
         event
-        for event in waiting[:tried]
+        for event in waiting[:tried_count]
         if event.aggregate_key not in failed or event.position < failed[event.aggregate_key].position
     ]
     resolved = [(event.position, RETRIED) for event in handled if event.has_failed]
-    last_key = waiting[tried - 1].aggregate_key
-    if len(waiting) > tried and waiting[tried].aggregate_key == last_key and last_key not in failed:
-        resolved.append((waiting[tried].position, RETRY))
+    last_key = waiting[tried_count - 1].aggregate_key
+    if len(waiting) > tried_count and waiting[tried_count].aggregate_key == last_key and last_key not in failed:
+        resolved.append((waiting[tried_count].position, RETRY))
     return QuarantineChanges(
         parked=list(failed.values()),
         freed=[event.position for event in handled if not event.has_failed],
