@@ -194,7 +194,7 @@ async def _resolve(cursors: Cursors, name: str, positions: Sequence[int] | None,
 
     async def decide() -> list[int]:
         heads = [head for head in await cursors.parked(name) if head.parked.resolution in (PARKED, RETRY)]
-        chosen = _chosen(name, heads, positions)
+        chosen = _select(name, heads, positions)
         await _write_resolved(cursors, name, [entry.resolved(resolution) for entry in chosen])
         return [entry.position for entry in chosen]
 
@@ -224,7 +224,7 @@ async def _write_resolved(cursors: Cursors, name: str, entries: Sequence[ParkedE
         await cursors.decide(stored, stored.cursor.decided(), entries[start : start + CHANGES_MAX])
 
 
-def _chosen(name: str, heads: Sequence[ParkedEntry], positions: Sequence[int] | None) -> list[ParkedEntry]:
+def _select(name: str, heads: Sequence[ParkedEntry], positions: Sequence[int] | None) -> list[ParkedEntry]:
     if positions is None:
         return list(heads)
     by_position = {head.position: head for head in heads}
@@ -325,11 +325,11 @@ async def cursor_at(store: EventStore, client: Client, declaration: Declaration,
         except StreamMissing:
             raise missing_stream(declaration.name, declaration.stream) from None
         log, last, record = stream_state.created, stream_state.last, None
-        position = _position(start, last)
+        position = _start_position(start, last)
     else:
         state = await store.state()
         log, last = state.identity, state.last
-        position = _position(start, last)
+        position = _start_position(start, last)
         record = await store.at(position) if position else None
     if position > last or (position and record is None and not declaration.stream):
         raise UsageError(
@@ -490,12 +490,12 @@ def _common_cursor(parts: Sequence[Declaration], cursors: Sequence[Cursor]) -> C
     if len(positions) > 1 or any(cursor.done for cursor in cursors):
         raise UsageError(
             f"{_mismatch(parts, len(cursors))} They stand at {', '.join(map(str, positions))}, and have to stand at "
-            "one position to be divided anew. Let the workers of the release before come to the end of the log, then "
-            f"try again. Or run `eventjet cursor set {parts[0].declared_as} {positions[0]}`: what comes after that is done "
-            "again."
+            "one position to be divided anew. Let the workers of the release before come to the end of the log, "
+            f"then try again. Or run `eventjet cursor set {parts[0].declared_as} {positions[0]}`: what comes after "
+            "that is done again."
         )
     return cursors[0]
 
 
-def _position(start: Start, last: int) -> int:
+def _start_position(start: Start, last: int) -> int:
     return start if isinstance(start, int) else last if start == "new" else 0

@@ -149,7 +149,7 @@ def filters_of(app: Application, events: Sequence[type]) -> list[str]:
 
 
 _LISTENER_PARAMETERS = 2
-_ARGUMENTS = 2
+_TYPE_ARGUMENTS = 2
 
 
 def resolved_processes(declared: Sequence[Any], catalog: Catalog, faults: list[str]) -> dict[Any, ProcessInfo]:
@@ -285,7 +285,7 @@ def _return_faults(cls: Any, name: str, hint: Any, kind: type, own_events: tuple
     if kind is Deadline and origin in (list, tuple, Sequence):
         hint = arguments[0]
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is not kind or len(arguments) != _ARGUMENTS:
+    if origin is not kind or len(arguments) != _TYPE_ARGUMENTS:
         yield f"`{name}` is annotated to return {shown_name(hint)}; write {kind.__name__}[{cls.__name__}, …] or None"
         return
     state, events = arguments

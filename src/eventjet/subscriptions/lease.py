@@ -200,7 +200,7 @@ class Promotion:
         self._context = context
         self._lease = lease
         self._session = session
-        self._shown = f"{resolved.name} revision {resolved.revision}"
+        self._display_name = f"{resolved.name} revision {resolved.revision}"
         self._not_before = 0.0
         self._pause_s = _PAUSE_S[0]
 
@@ -225,18 +225,18 @@ class Promotion:
         try:
             promoted = await self._promote(step)
         except NotNow as reason:
-            logs.TAKE_OVER_WAITS.tell(_log, name=self._shown, reason=reason)
+            logs.TAKE_OVER_WAITS.tell(_log, name=self._display_name, reason=reason)
             self._postpone(self._pause_s)
             self._pause_s = min(2 * self._pause_s, _PAUSE_S[1])
             return False
         except PromotionRefused as error:
-            logs.TAKE_OVER_REFUSED.tell(_log, name=self._shown, reason=error)
+            logs.TAKE_OVER_REFUSED.tell(_log, name=self._display_name, reason=error)
             await self._lease.settle(None, str(error))
             self._postpone(_REFUSED_S)
             return False
         failpoints.reach("takeover.committed")
         previous = ", ".join(map(str, promoted.left)) if promoted else ""
-        logs.TOOK_OVER.tell(_log, name=self._shown, before=previous or "none")
+        logs.TOOK_OVER.tell(_log, name=self._display_name, before=previous or "none")
         return True
 
     async def _promote(self, step: Callable[[float], Awaitable[object]]) -> Promoted | None:

@@ -31,13 +31,13 @@ class PartitionAssignment:
 
     def __init__(self, partitions: int) -> None:
         self._partitions = partitions
-        self._allowed = 1 if partitions == 1 else 0
+        self._limit = 1 if partitions == 1 else 0
         self._processes = 0
         self._releases: list[asyncio.Event] = []
 
     def has_room(self) -> bool:
         """Return whether this process may take another partition."""
-        return len(self._releases) < self._allowed
+        return len(self._releases) < self._limit
 
     @contextmanager
     def holding(self) -> Generator[asyncio.Event]:
@@ -57,8 +57,8 @@ class PartitionAssignment:
         if processes == self._processes:
             return
         self._processes = processes
-        self._allowed = math.ceil(self._partitions / max(1, processes))
-        for release_requested in self._releases[self._allowed :]:
+        self._limit = math.ceil(self._partitions / max(1, processes))
+        for release_requested in self._releases[self._limit :]:
             release_requested.set()
 
     async def keep(self, cursors: Cursors, name: str, owner: str, lease_s: float, stop: asyncio.Event) -> None:

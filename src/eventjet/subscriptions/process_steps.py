@@ -79,7 +79,9 @@ class ProcessRunner:
             if step is None:
                 return folded
             position = max(position, await self._take(process_id, folded, step))
-        raise UsageError(f"{self._shown(process_id)} took {STEPS_MAX} steps without rest. Let it come to an end.")
+        raise UsageError(
+            f"{self._instance_name(process_id)} took {STEPS_MAX} steps without rest. Let it come to an end."
+        )
 
     async def hear(self, process_id: str, listener: Listener, event: Recorded[Any]) -> None:
         """Record what the listener decides about an event, once.
@@ -161,7 +163,8 @@ class ProcessRunner:
         ]
         if places[0][0] == places[1][0]:
             raise UsageError(
-                f"{self._shown(process_id)} asks itself for {request.call}. Put both into one decision of its own."
+                f"{self._instance_name(process_id)} asks itself for {request.call}. Put both into one decision "
+                "of its own."
             )
         labels = {"eventjet.name": self.name}
         with tracing.span(spans.STEP, self.name, labels, {"eventjet.decision": request.call.name}) as attributes:
@@ -224,7 +227,7 @@ class ProcessRunner:
         decisions: Sequence[Decision[Any, Any]],
         own_plan: Planned[Any, Any],
         current: FoldedState[Any],
-        what: str,
+        action: str,
         attributes: dict[str, Any] | None = None,
     ) -> Committed[Any, Any] | Conflict:
         """Record the process's own decision together with the decisions of others; return what was committed."""
@@ -232,7 +235,7 @@ class ProcessRunner:
         if isinstance(decision, Conflict):
             return decision
         if decision.append is None:
-            raise self._records_nothing(own_plan.aggregate_id, what)
+            raise self._records_nothing(own_plan.aggregate_id, action)
         failpoints.reach("step.decided")
         result = await append(self._store, [*decisions, decision], attributes)
         return result if isinstance(result, Conflict) else result[-1]
@@ -272,13 +275,13 @@ class ProcessRunner:
             correlation=correlation or f"{self.name}:{process_id}", causation=causation, actor=f"process:{self.name}"
         )
 
-    def _records_nothing(self, process_id: str, what: str) -> UsageError:
+    def _records_nothing(self, process_id: str, action: str) -> UsageError:
         return UsageError(
-            f"{what} of {self._shown(process_id)} recorded nothing of its own, so it would be done for ever. "
+            f"{action} of {self._instance_name(process_id)} recorded nothing of its own, so it would be done for ever. "
             "Have its decision return an event."
         )
 
-    def _shown(self, process_id: str) -> str:
+    def _instance_name(self, process_id: str) -> str:
         return f"{self.name} {process_id!r}"
 
 

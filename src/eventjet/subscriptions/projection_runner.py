@@ -243,7 +243,7 @@ class ProjectionRunner:
         self._meter = context.meter(resolved)
         self.pace = Pace(context.options)
         self._is_waiting_noted = False
-        self._pause: str | None = None
+        self._pause_reason: str | None = None
         """Why the durable delivers nothing, when somebody has paused it at the server."""
         self._failed_at = -1
         self._has_warned = False
@@ -351,7 +351,7 @@ class ProjectionRunner:
             pipeline = self._pipeline(session, checkpoint, reader, blocked)
             reader.start()
             self._on_ready()
-            self._pause = None
+            self._pause_reason = None
             looking = asyncio.create_task(self._look(lease, log))
             side_tasks.append(looking)
             await self._project(session, lease, reader, pipeline, stop, looking)
@@ -386,7 +386,7 @@ class ProjectionRunner:
         while True:
             await asyncio.sleep(_LOOK_S)
             await check_running(client, stream, lease.checkpoint, log)
-            self._pause = await pause_of(client, stream, self.resolved.durable)
+            self._pause_reason = await pause_of(client, stream, self.resolved.durable)
 
     async def _project(
         self,
@@ -395,7 +395,7 @@ class ProjectionRunner:
         reader: EventReader,
         pipeline: BatchPipeline,
         stop: asyncio.Event,
-        looking: asyncio.Task[NoReturn],
+        look_task: asyncio.Task[NoReturn],
     ) -> None:
         """Write batches until `stop`, or until the revision is promoted."""
         context = self._context
@@ -406,9 +406,9 @@ class ProjectionRunner:
             if time.monotonic() - looked_at > _LOOK_S:
                 await lease.check_tables()
                 looked_at = time.monotonic()
-            if looking.done():
-                looking.result()
-            previous_pause, pause = pause, self._pause
+            if look_task.done():
+                look_task.result()
+            previous_pause, pause = pause, self._pause_reason
             if pause is not None and previous_pause is None:
                 await self._note_pause(lease, waiting_since(now_told(), pause))
             wrote = await pipeline.step(context.options.lease_s / 3)

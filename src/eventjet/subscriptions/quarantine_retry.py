@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 _EVENTS_MAX = 200
 """Most events tried in one transaction, which must take less time than a lease lasts."""
-_AT_ONCE = 20
+_REQUESTS_AT_ONCE = 20
 """Records requested from the log at once."""
 _BYTES_MAX = 16 * 1024 * 1024
 """Most bytes of bodies in one transaction; a single larger event still passes."""
@@ -76,32 +76,32 @@ class _Retries:
         self._resolved = resolved
         self._lease = lease
         self._checkpoint = lease.checkpoint
-        self._size = self._size_max = min(context.options.batch_max, _EVENTS_MAX)
+        self._batch_size = self._batch_size_max = min(context.options.batch_max, _EVENTS_MAX)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run rounds until no retry waits; each round frees events from the quarantine or quarantines them again."""
         while not stop.is_set() and (waiting := await self.waiting()):
-            reading = asyncio.to_thread(self._offers, waiting[: self._size])
+            reading = asyncio.to_thread(self._offers, waiting[: self._batch_size])
             offers = await renewing(reading, self._lease.renew, self._context.options.lease_s / 3)
-            parts = Parts(self._resolved.name, self._unmoved(offers), private=self._resolved.is_private)
+            parts = Parts(self._resolved.name, self._unmoved_batch(offers), private=self._resolved.is_private)
             for part in parts:
                 events = cast("Sequence[Any]", part.events)
                 try:
                     await self._try(waiting, events)
                 except DBAPIError as error:
                     parts.refused(part, error)
-                    self._size = max(1, len(events) // 2)
+                    self._batch_size = max(1, len(events) // 2)
                 else:
-                    self._size = min(2 * self._size, self._size_max)
+                    self._batch_size = min(2 * self._batch_size, self._batch_size_max)
                     break  # other events wait now
 
     async def waiting(self) -> list[WaitingEvent]:
         """Return the next events to try, and one more."""
         return await self._session.read(
-            quarantine.to_retry, self._resolved.name, self._resolved.revision, self._size + 1
+            quarantine.to_retry, self._resolved.name, self._resolved.revision, self._batch_size + 1
         )
 
-    def _unmoved(self, offers: Sequence[Any] = ()) -> Batch:
+    def _unmoved_batch(self, offers: Sequence[Any] = ()) -> Batch:
         """Return a batch that does not move the checkpoint."""
         return Batch(self._checkpoint.position, self._checkpoint.position, self._checkpoint.event_id, offers)
 
@@ -109,7 +109,7 @@ class _Retries:
         outcome = await self._session.read(self._writer.sort, offers)
         failed = {(parked.aggregate, parked.aggregate_id): parked for parked in reversed(outcome.parked)}
         changes = changes_of(outcome.changed, _changes_after_retry(waiting, len(offers), failed))
-        prepared = Prepared(self._unmoved(), changes, outcome.changed)
+        prepared = Prepared(self._unmoved_batch(), changes, outcome.changed)
         await self._session.write(self._writer.commit, self._checkpoint, prepared)
         log_parked(self._resolved.name, changes.quarantine, "is parked again")
 
@@ -141,8 +141,8 @@ def _read(
     connection: NatsConnection, stream: str, waiting: Sequence[WaitingEvent]
 ) -> Iterator[tuple[WaitingEvent, RawRecord | None]]:
     """Yield each event with its record; records are requested some at once, which saves round trips to the server."""
-    for start in range(0, len(waiting), _AT_ONCE):
-        chunk = waiting[start : start + _AT_ONCE]
+    for start in range(0, len(waiting), _REQUESTS_AT_ONCE):
+        chunk = waiting[start : start + _REQUESTS_AT_ONCE]
         yield from zip(chunk, connection.ask_all([message_at(stream, event.position) for event in chunk]), strict=True)
 
 

@@ -116,13 +116,13 @@ class CursorSession:
         entries = [entry for entry in parked if entry.log == stored.cursor.log]
         self._entries_by_position = {entry.position: entry for entry in entries}
         self._blocking_positions: dict[AggregateKey, int] = {entry.key: entry.position for entry in reversed(entries)}
-        self._parked = entries
+        self._parked_entries = entries
         self._to_write: list[ParkedEntry] = []
         self._to_delete: list[ParkedEntry] = []
-        self._writing = asyncio.Lock()
+        self._write_lock = asyncio.Lock()
         self._previous_reason = stored.cursor.reason
         self._wait_reasons: dict[AggregateKey, str] = {}
-        self._pause: str | None = None
+        self._pause_reason: str | None = None
         self._reader: Reading | None = None
         self._noted_cursor = stored.cursor
 
@@ -235,12 +235,12 @@ class CursorSession:
 
     def tell_pause(self, reason: str | None) -> None:
         """Note and log why no events come when the consumer is paused at the server; None when it is not paused."""
-        if (reason is None) == (self._pause is None):
+        if (reason is None) == (self._pause_reason is None):
             return
-        self._pause = None if reason is None else waiting_since(now_told(), reason)
+        self._pause_reason = None if reason is None else waiting_since(now_told(), reason)
         self._executor.changed.set()
-        if self._pause is not None:
-            logs.WAITS.tell(_log, name=self._handler.declaration.name, reason=self._pause)
+        if self._pause_reason is not None:
+            logs.WAITS.tell(_log, name=self._handler.declaration.name, reason=self._pause_reason)
 
     def has_moved(self) -> bool:
         """Return whether a cursor with more progress was written since the last call."""
@@ -252,7 +252,7 @@ class CursorSession:
         """Whether the session is at the end of the log, has written all its progress, and waits for nothing."""
         executor, is_written = (
             self._executor,
-            not (self._to_write or self._to_delete or self._wait_reasons or self._pause),
+            not (self._to_write or self._to_delete or self._wait_reasons or self._pause_reason),
         )
         if not (is_written and executor.is_idle and self._waking is None) or self._reader is None:
             return False
@@ -270,7 +270,7 @@ class CursorSession:
         await self._write(owned=False)
 
     async def _write(self, *, owned: bool) -> None:
-        async with self._writing:
+        async with self._write_lock:
             executor = self._executor
             executor.changed.clear()
             began = self._context.clock()
@@ -414,7 +414,7 @@ class CursorSession:
 
     def _reason_to_wait(self) -> str | None:
         """Return why events are not handled, for the key that has waited longest; None when nothing waits."""
-        first = next(iter(self._wait_reasons.values()), self._pause or self._previous_reason)
+        first = next(iter(self._wait_reasons.values()), self._pause_reason or self._previous_reason)
         return (
             first
             if first is None or len(self._wait_reasons) < 2
@@ -458,7 +458,7 @@ class CursorSession:
     def _retry_parked(self) -> None:
         """Queue the retries of quarantined events under their keys, before any later event of the same key."""
         by_key: defaultdict[AggregateKey, list[ParkedEntry]] = defaultdict(list)
-        for entry in self._parked:
+        for entry in self._parked_entries:
             by_key[entry.key].append(entry)
         for key, entries in by_key.items():
             if entries[0].parked.resolution != PARKED:

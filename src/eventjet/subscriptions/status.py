@@ -172,7 +172,7 @@ def look_at_cursors(connection: NatsConnection, app: Application) -> list[Cursor
             # Where the settings may not be read, the failed listing is all that is known.
             standstill, entries = standstill or error, []
         if declaration is not None and declaration.stream:
-            look = _inbox(connection, declaration, seen, entries)
+            look = _inbox_look(connection, declaration, seen, entries)
             looks.append(look if standstill is None else replace(look, fault=str(standstill)))
             continue
         filters = [] if declaration is None else filters_of(app, declaration.events)
@@ -216,7 +216,7 @@ def _public_fault(connection: NatsConnection, app: Application, name: str) -> Lo
     return None
 
 
-def _inbox(
+def _inbox_look(
     connection: NatsConnection, declaration: Declaration, seen: CursorSeen, entries: Sequence[ParkedEntry]
 ) -> CursorLook:
     """Return the look at an inbox, which follows another stream than the log."""
@@ -360,11 +360,11 @@ def paced(before: StatusSnapshot, after: StatusSnapshot) -> list[WorkStatus]:
     ]
 
 
-def _paced(status: WorkStatus, before: WorkStatus | None, seconds: float) -> WorkStatus:
-    if seconds <= 0 or before is None or status.position < before.position:
+def _paced(status: WorkStatus, previous: WorkStatus | None, seconds: float) -> WorkStatus:
+    if seconds <= 0 or previous is None or status.position < previous.position:
         return replace(status, eta_s=None if status.lag_events else 0.0)
-    pace = (status.position - before.position) / seconds
-    gain = pace - max(0, status.log_position - before.log_position) / seconds
+    pace = (status.position - previous.position) / seconds
+    gain = pace - max(0, status.log_position - previous.log_position) / seconds
     eta_s = status.lag_events / gain if gain > 0 else None
     return replace(status, events_per_s=pace, eta_s=eta_s if status.lag_events else 0.0)
 
@@ -516,7 +516,7 @@ def _status(
     log: SeenLog,
 ) -> WorkStatus:
     key = (checkpoint.name, checkpoint.revision)
-    lives = _lives(checkpoint, remaining_s)
+    lives = _is_lease_live(checkpoint, remaining_s)
     # A database that takes no writes holds no reason; a live lease shows that its worker can write.
     stuck = seen.refusal if not lives and checkpoint.state in (NEW, BUILDING, ACTIVE) else ""
     return WorkStatus(
@@ -547,10 +547,10 @@ def look_at_followers(
     """
     looks = {look.name: look for look in look_at_cursors(connection, app)}
     names = sorted({*declared, *looks})
-    return [_follower(name, declared.get(name), looks.get(name), last) for name in names]
+    return [_follower_status(name, declared.get(name), looks.get(name), last) for name in names]
 
 
-def _follower(name: str, declared: Declaration | None, look: CursorLook | None, last: int) -> WorkStatus:
+def _follower_status(name: str, declared: Declaration | None, look: CursorLook | None, last: int) -> WorkStatus:
     if look is None:
         assert declared is not None
         missing = "it has no cursor: run `eventjet init`"
@@ -601,7 +601,7 @@ def _cut(reason: str | None) -> str | None:
     return None if reason is None else cut(reason, REASON_MAX)
 
 
-def _lives(checkpoint: Checkpoint, remaining_s: float) -> bool:
+def _is_lease_live(checkpoint: Checkpoint, remaining_s: float) -> bool:
     """Return whether a lease is live.
 
     A lease with more time left than it lasts is not: it was taken before the database's clock was set back, and not

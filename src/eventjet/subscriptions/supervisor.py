@@ -110,17 +110,17 @@ async def run_workers(
         raise UsageError(f"{app.name!r} declares nothing to work on. List a projection or a reactor in its App.")
     options = options or WorkerOptions()
     working = Workers(app, settings, options, _when_all(chosen.names, on_ready))
-    async with AsyncExitStack() as ending:
+    async with AsyncExitStack() as exit_stack:
         log = await asyncio.to_thread(_check_stream, working.endpoint, app)
         repositories = None
         if chosen.followers:
-            repositories, client = await ending.enter_async_context(open_repositories(app, settings))
+            repositories, client = await exit_stack.enter_async_context(open_repositories(app, settings))
         else:
-            client = await ending.enter_async_context(connected(settings))
+            client = await exit_stack.enter_async_context(connected(settings))
         if chosen.projections:
             await working.begin_projections(chosen.projections, log, client)
         if repositories is not None:
-            await working.begin_followers(chosen.followers, repositories, client, ending)
+            await working.begin_followers(chosen.followers, repositories, client, exit_stack)
         if len(working.faults) == len(chosen.names):
             raise next(iter(working.faults.values()))
         if http is not None:
@@ -128,7 +128,7 @@ async def run_workers(
             monitor = HealthMonitor(
                 reader, working.owner, working.options, set(chosen.names), working.meters, working.paces
             )
-            await ending.enter_async_context(serving(http, monitor))
+            await exit_stack.enter_async_context(serving(http, monitor))
             working.add("the look at health", monitor.keep)
         await working.run(stop)
 
@@ -170,7 +170,7 @@ class Workers:
             self._tasks[resolved.durable] = runner.run
 
     async def begin_followers(
-        self, chosen: Sequence[Declaration], repositories: Repositories, client: Client, ending: AsyncExitStack
+        self, chosen: Sequence[Declaration], repositories: Repositories, client: Client, exit_stack: AsyncExitStack
     ) -> None:
         """Prepare a runner for each other subscription, and note the faults that keep some from work."""
         app = self._app
@@ -182,7 +182,7 @@ class Workers:
         handlers = {*app.reactors, *app.inboxes}
         if any(declaration.declared_as in handlers for declaration in chosen):
             self._deps = Deps(app, self.options, private=repositories.catalog.is_private)
-            ending.push_async_callback(self._deps.close)
+            exit_stack.push_async_callback(self._deps.close)
         context = ReactionContext(repositories, cursors, self.endpoint, self.owner, self.options)
         self.meters.append(context.meters)
         assignments: dict[str, PartitionAssignment] = {}
