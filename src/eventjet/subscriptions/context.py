@@ -137,14 +137,14 @@ class Session:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, context: WorkerContext, purpose: str, *, by_hand: bool = False) -> AsyncGenerator[Session]:
+    async def open(cls, context: WorkerContext, purpose: str, *, for_handlers: bool = False) -> AsyncGenerator[Session]:
         """Open a new connection for the block, since statements prepared on an older connection may no longer fit.
 
-        `by_hand` prepares the connection for an application's own statements, which may rely on foreign keys. Raises
-        `Unreachable`.
+        `for_handlers` prepares the connection for an application's own statements, which may rely on foreign keys.
+        Raises `Unreachable`.
         """
         engine = context.database.engine(f"eventjet {purpose}")
-        if by_hand:
+        if for_handlers:
             context.database.dialect.prepare_for_handlers(engine.sync_engine)
         try:
             async with context.database.reaching():
@@ -192,8 +192,8 @@ class Session:
     async def look_first_in(self, schema: str) -> None:
         """Look for names without a schema in this schema first, from here on; only for PostgreSQL."""
 
-        def look(made: DBAPIConnection, _record: object) -> None:
-            look_first_in(made, schema)
+        def look(connection: DBAPIConnection, _record: object) -> None:
+            look_first_in(connection, schema)
 
         # Also on a connection that replaces this one, which SQLAlchemy may open by itself.
         event.listen(self._connection.sync_engine, "connect", look)
@@ -211,6 +211,6 @@ class Session:
         await connection.close()
         self._connection = await connection.engine.connect()
 
-    async def _read_only(self, wanted: bool) -> None:
+    async def _read_only(self, enabled: bool) -> None:
         if not self._is_concurrent:
-            await self._connection.execution_options(**{READ_ONLY: wanted})
+            await self._connection.execution_options(**{READ_ONLY: enabled})

@@ -188,6 +188,6 @@ class Cursor:
         return replace(self, name=name, revision=revision, owner=None, done=(), state=state, reason=None)
 
 
-def known_fields(cls: Any, told: Mapping[str, Any]) -> dict[str, Any]:
+def known_fields(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the stored values that the dataclass has fields for; a later release may have stored more."""
-    return {field.name: told[field.name] for field in fields(cls) if field.name in told}
+    return {field.name: values[field.name] for field in fields(cls) if field.name in values}

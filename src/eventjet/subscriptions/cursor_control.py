@@ -76,7 +76,7 @@ async def shown(cursors: Cursors, name: str, position: int) -> Shown | None:
     entry = next((candidate for candidate in entries if candidate.position == position), None)
     if entry is None:
         return None
-    blocked_by = _head(entry, entries) if entry.parked.resolution == BLOCKED else None
+    blocked_by = _head_position(entry, entries) if entry.parked.resolution == BLOCKED else None
     return Shown(_listed(stored.cursor, entry, entries), entry.parked.traceback, None, blocked_by)
 
 
@@ -92,7 +92,7 @@ async def retry(cursors: Cursors, name: str, positions: Sequence[int] | None) ->
 
     Raises `UsageError` for an event that is not quarantined. Returns the positions of the events.
     """
-    return await _decide(cursors, name, positions, RETRY)
+    return await _resolve(cursors, name, positions, RETRY)
 
 
 async def drop(cursors: Cursors, name: str, positions: Sequence[int]) -> list[int]:
@@ -100,7 +100,7 @@ async def drop(cursors: Cursors, name: str, positions: Sequence[int]) -> list[in
 
     Raises `UsageError` for an event that is not quarantined. Returns the positions of the events.
     """
-    return await _decide(cursors, name, positions, DROPPED)
+    return await _resolve(cursors, name, positions, DROPPED)
 
 
 async def outcomes(cursors: Cursors, name: str, positions: Sequence[int]) -> list[VerdictOutcome]:
@@ -116,7 +116,7 @@ async def outcomes(cursors: Cursors, name: str, positions: Sequence[int]) -> lis
         if entry is None:
             continue
         blocker = (None, None, "")
-        if (head := _blocking(entry, entries)) is not None:
+        if (head := _blocking_entry(entry, entries)) is not None:
             resolution = head.parked.resolution
             # With no quarantined event before it, a worker is to try the blocked event.
             blocker = (head.position, RETRY if resolution == BLOCKED else resolution, head.parked.reason)
@@ -124,18 +124,18 @@ async def outcomes(cursors: Cursors, name: str, positions: Sequence[int]) -> lis
     return results
 
 
-def _blocking(entry: ParkedEntry, entries: Sequence[ParkedEntry]) -> ParkedEntry | None:
+def _blocking_entry(entry: ParkedEntry, entries: Sequence[ParkedEntry]) -> ParkedEntry | None:
     """Return the entry that blocks the aggregate of this entry now, perhaps the entry itself; None when none does."""
-    open_entries = [other for other in entries if other.key == entry.key and other.is_open]
+    open_entries = [candidate for candidate in entries if candidate.key == entry.key and candidate.is_open]
     return next(
-        (other for other in open_entries if other.parked.resolution != BLOCKED),
+        (candidate for candidate in open_entries if candidate.parked.resolution != BLOCKED),
         open_entries[0] if open_entries else None,
     )
 
 
 async def pause(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
     """Pause these cursors until `resume`; their workers stop at their next write of the cursor, within a lease."""
-    return [await _changed(cursors, name, Cursor.paused) for name in names]
+    return [await _apply(cursors, name, Cursor.paused) for name in names]
 
 
 async def resume(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
@@ -148,7 +148,7 @@ async def resume(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
     for name, cursor in stored.items():
         if declared_name(name) not in paused:
             raise UsageError(f"{cursor.kind} {name!r} is {cursor.state}, not paused. Nothing to resume.")
-    return [await _changed(cursors, name, Cursor.resumed) for name in names]
+    return [await _apply(cursors, name, Cursor.resumed) for name in names]
 
 
 async def give_up_lost(cursors: Cursors, name: str, log: str, record_at: RecordAt) -> list[int]:
@@ -163,45 +163,45 @@ async def give_up_lost(cursors: Cursors, name: str, log: str, record_at: RecordA
             for entry in await cursors.parked(name)
             if entry.log != log or not is_of(entry.parked.event_id, await record_at(entry.position))
         ]
-        await _decided(cursors, name, [entry.resolved(DROPPED) for entry in lost])
+        await _write_resolved(cursors, name, [entry.resolved(DROPPED) for entry in lost])
         return [entry.position for entry in lost]
 
-    return await _unfenced(give_up)
+    return await _retry_fenced(give_up)
 
 
 async def set_position(cursors: Cursors, cursor: Cursor) -> None:
     """Move the stored cursor of this name to the log and position of `cursor`; its owner is fenced."""
-    await _written(cursors, cursor.name, lambda current: current.set_to(cursor.log, cursor.position, cursor.event_id))
+    await _write(cursors, cursor.name, lambda current: current.set_to(cursor.log, cursor.position, cursor.event_id))
 
 
-async def _changed(cursors: Cursors, name: str, change: _Change) -> PausedCursor:
+async def _apply(cursors: Cursors, name: str, change: _Change) -> PausedCursor:
     before = (await cursors.read(name)).cursor
-    after = await _written(cursors, name, change)
+    after = await _write(cursors, name, change)
     return PausedCursor(name, max(after.revision, 1), after.state, after.position, before.state != after.state)
 
 
-async def _written(cursors: Cursors, name: str, change: _Change) -> Cursor:
+async def _write(cursors: Cursors, name: str, change: _Change) -> Cursor:
     async def write() -> Cursor:
         stored = await cursors.read(name)
         await cursors.write(stored, change(stored.cursor))
         return stored.cursor
 
-    return await _unfenced(write)
+    return await _retry_fenced(write)
 
 
-async def _decide(cursors: Cursors, name: str, positions: Sequence[int] | None, resolution: str) -> list[int]:
+async def _resolve(cursors: Cursors, name: str, positions: Sequence[int] | None, resolution: str) -> list[int]:
     await cursors.read(name)  # raises where `init` has not created the cursor
 
     async def decide() -> list[int]:
         heads = [head for head in await cursors.parked(name) if head.parked.resolution in (PARKED, RETRY)]
-        chosen = _chosen(name, heads, positions)
-        await _decided(cursors, name, [entry.resolved(resolution) for entry in chosen])
+        chosen = _select(name, heads, positions)
+        await _write_resolved(cursors, name, [entry.resolved(resolution) for entry in chosen])
         return [entry.position for entry in chosen]
 
-    return await _unfenced(decide)
+    return await _retry_fenced(decide)
 
 
-async def _unfenced(write: Callable[[], Awaitable[T]]) -> T:
+async def _retry_fenced(write: Callable[[], Awaitable[T]]) -> T:
     """Run a read and write again while the owner writes first; raises `CursorFenced` after `_TRIES` tries."""
     for tries_left in reversed(range(_TRIES)):
         try:
@@ -212,7 +212,7 @@ async def _unfenced(write: Callable[[], Awaitable[T]]) -> T:
     raise AssertionError
 
 
-async def _decided(cursors: Cursors, name: str, entries: Sequence[ParkedEntry]) -> None:
+async def _write_resolved(cursors: Cursors, name: str, entries: Sequence[ParkedEntry]) -> None:
     """Write resolved entries together with the cursor, which its owner must not move between this read and write.
 
     The cursor is therefore read after the entries: reading many entries takes longer than the owner's next write.
@@ -224,7 +224,7 @@ async def _decided(cursors: Cursors, name: str, entries: Sequence[ParkedEntry]) 
         await cursors.decide(stored, stored.cursor.decided(), entries[start : start + CHANGES_MAX])
 
 
-def _chosen(name: str, heads: Sequence[ParkedEntry], positions: Sequence[int] | None) -> list[ParkedEntry]:
+def _select(name: str, heads: Sequence[ParkedEntry], positions: Sequence[int] | None) -> list[ParkedEntry]:
     if positions is None:
         return list(heads)
     by_position = {head.position: head for head in heads}
@@ -237,14 +237,16 @@ def _chosen(name: str, heads: Sequence[ParkedEntry], positions: Sequence[int] | 
     return [by_position[position] for position in dict.fromkeys(positions)]
 
 
-def _head(entry: ParkedEntry, entries: Sequence[ParkedEntry]) -> int | None:
-    return next((other.position for other in entries if other.key == entry.key and other.is_open), None)
+def _head_position(entry: ParkedEntry, entries: Sequence[ParkedEntry]) -> int | None:
+    return next((candidate.position for candidate in entries if candidate.key == entry.key and candidate.is_open), None)
 
 
 def _listed(cursor: Cursor, entry: ParkedEntry, entries: Sequence[ParkedEntry]) -> Listed:
     parked = entry.parked
-    behind = [other for other in entries if other.key == entry.key and other.parked.resolution == BLOCKED]
-    is_head = entry.is_open and _head(entry, entries) == entry.position
+    behind = [
+        candidate for candidate in entries if candidate.key == entry.key and candidate.parked.resolution == BLOCKED
+    ]
+    is_head = entry.is_open and _head_position(entry, entries) == entry.position
     return Listed(
         projection=cursor.name,
         revision=cursor.revision,
@@ -289,19 +291,19 @@ async def begin(
             continue
         try:
             if existing:
-                at = _where_they_stand(
+                target = _common_cursor(
                     parts, [(await cursors.read(cursor_entry.name)).cursor for cursor_entry in existing]
                 )
-                new_cursors = await _divide_anew(cursors, client, existing, parts, at)
+                new_cursors = await _divide_anew(cursors, client, existing, parts, target)
             else:
                 try:
-                    at = await cursor_at(store, client, parts[0], parts[0].start)
+                    target = await cursor_at(store, client, parts[0], parts[0].start)
                 except LogUnusable as error:
                     if not parts[0].stream:
                         raise
                     unusable.append(error)
                     continue
-                new_cursors = await _make(cursors, parts, at)
+                new_cursors = await _create_cursors(cursors, parts, target)
         except UsageError as error:
             first_error = first_error or error
         else:
@@ -311,30 +313,30 @@ async def begin(
     return created, unusable
 
 
-async def cursor_at(store: EventStore, client: Client, one: Declaration, start: Start) -> Cursor:
+async def cursor_at(store: EventStore, client: Client, declaration: Declaration, start: Start) -> Cursor:
     """Return a cursor at a start position of the declaration's stream, without writing it.
 
     Raises `UsageError` for a position that the stream does not have, and `LogUnusable` for an inbox whose stream does
     not exist.
     """
-    if one.stream:
+    if declaration.stream:
         try:
-            stream_state = await client.ask(stream_info(one.stream))
+            stream_state = await client.ask(stream_info(declaration.stream))
         except StreamMissing:
-            raise missing_stream(one.name, one.stream) from None
+            raise missing_stream(declaration.name, declaration.stream) from None
         log, last, record = stream_state.created, stream_state.last, None
-        position = _position(start, last)
+        position = _start_position(start, last)
     else:
         state = await store.state()
         log, last = state.identity, state.last
-        position = _position(start, last)
+        position = _start_position(start, last)
         record = await store.at(position) if position else None
-    if position > last or (position and record is None and not one.stream):
+    if position > last or (position and record is None and not declaration.stream):
         raise UsageError(
-            f"{one.name!r} cannot stand at position {position}: the log ends at {last}. Give one that is in it."
+            f"{declaration.name!r} cannot stand at position {position}: the log ends at {last}. Give one that is in it."
         )
     event_id = "" if record is None else header(record[3], MSG_ID) or ""
-    return Cursor(one.name, one.kind, log, position, event_id, began=position)
+    return Cursor(declaration.name, declaration.kind, log, position, event_id, began=position)
 
 
 async def where(cursors: Cursors, parts: Sequence[Declaration]) -> tuple[int, int] | None:
@@ -349,9 +351,9 @@ async def where(cursors: Cursors, parts: Sequence[Declaration]) -> tuple[int, in
 
 
 async def put(
-    cursors: Cursors, client: Client, parts: Sequence[Declaration], at: Cursor, record_at: RecordAt
+    cursors: Cursors, client: Client, parts: Sequence[Declaration], target: Cursor, record_at: RecordAt
 ) -> list[int]:
-    """Move some or all partitions of a subscription to the position of `at`; workers that have them are fenced.
+    """Move some or all partitions of a subscription to the position of `target`; workers that have them are fenced.
 
     Quarantined events that `record_at` does not find are dropped, since they are of another log or the log was
     restored; returns their positions. Raises `UsageError` when cursors are missing or unreadable and `parts` are not
@@ -362,10 +364,12 @@ async def put(
     intact = {cursor_entry.name for cursor_entry in existing if cursor_entry.cursor is not None}
     if names <= intact:
         lost = [
-            position for part_name in names for position in await give_up_lost(cursors, part_name, at.log, record_at)
+            position
+            for part_name in names
+            for position in await give_up_lost(cursors, part_name, target.log, record_at)
         ]
         for part_name in names:
-            await set_position(cursors, replace(at, name=part_name))
+            await set_position(cursors, replace(target, name=part_name))
         return sorted(lost)
     if len(parts) < parts[0].partitions:
         raise UsageError(
@@ -373,23 +377,25 @@ async def put(
             f"somewhere (`eventjet cursor set {name} POSITION`)."
         )
     if not existing:
-        await _make(cursors, parts, at)
+        await _create_cursors(cursors, parts, target)
         return []
-    return await _divide_at(cursors, client, existing, parts, at, record_at)
+    return await _divide_at(cursors, client, existing, parts, target, record_at)
 
 
-def records_of(store: EventStore, client: Client, one: Declaration) -> RecordAt:
+def records_of(store: EventStore, client: Client, declaration: Declaration) -> RecordAt:
     """Return the function that reads a record of the stream that the declaration follows."""
 
     async def record_at(position: int) -> RawRecord | None:
-        return await (client.ask(message_at(one.stream, position)) if one.stream else store.at(position))
+        return await (
+            client.ask(message_at(declaration.stream, position)) if declaration.stream else store.at(position)
+        )
 
     return record_at
 
 
-async def _make(cursors: Cursors, parts: Sequence[Declaration], at: Cursor) -> list[Cursor]:
+async def _create_cursors(cursors: Cursors, parts: Sequence[Declaration], target: Cursor) -> list[Cursor]:
     """Create the cursors of all partitions or none; returns an empty list when somebody else created one first."""
-    new_cursors = [replace(at, name=part.name) for part in parts]
+    new_cursors = [replace(target, name=part.name) for part in parts]
     try:
         await cursors.divide((), new_cursors, ())
     except CursorFenced:
@@ -400,43 +406,43 @@ async def _make(cursors: Cursors, parts: Sequence[Declaration], at: Cursor) -> l
 async def _divide_at(
     cursors: Cursors,
     client: Client,
-    had: Sequence[CursorEntry],
+    existing: Sequence[CursorEntry],
     parts: Sequence[Declaration],
-    at: Cursor,
+    target: Cursor,
     record_at: RecordAt,
 ) -> list[int]:
     """Divide the cursors anew at a given position; returns the positions of quarantined events that the log lost."""
     lost: list[int] = []
 
     async def judged(entry: ParkedEntry) -> ParkedEntry:
-        if entry.log == at.log and is_of(entry.parked.event_id, await record_at(entry.position)):
+        if entry.log == target.log and is_of(entry.parked.event_id, await record_at(entry.position)):
             return entry
         lost.append(entry.position)
         return entry.resolved(DROPPED)
 
     parked = [
         (cursor_entry.name, await judged(entry))
-        for cursor_entry in had
+        for cursor_entry in existing
         for entry in await cursors.parked(cursor_entry.name)
     ]
-    await _divide_anew(cursors, client, had, parts, at, parked)
+    await _divide_anew(cursors, client, existing, parts, target, parked)
     return sorted(lost)
 
 
 async def _divide_anew(
     cursors: Cursors,
     client: Client,
-    had: Sequence[CursorEntry],
+    existing: Sequence[CursorEntry],
     parts: Sequence[Declaration],
-    at: Cursor,
+    target: Cursor,
     parked: Sequence[tuple[str, ParkedEntry]] | None = None,
 ) -> list[Cursor]:
     """Replace the cursors that exist with those of another number of partitions, all at one position."""
-    mismatch = _mismatch(parts, len(had))
-    await _check_silent(cursors, mismatch, had)
+    mismatch = _mismatch(parts, len(existing))
+    await _check_silent(cursors, mismatch, existing)
     if parked is None:
         parked = [
-            (cursor_entry.name, entry) for cursor_entry in had for entry in await cursors.parked(cursor_entry.name)
+            (cursor_entry.name, entry) for cursor_entry in existing for entry in await cursors.parked(cursor_entry.name)
         ]
     if len(parked) > _MOVES_MAX:
         raise UsageError(
@@ -444,18 +450,18 @@ async def _divide_anew(
             "tried again, or drop them, with the release before, then try again."
         )
     moved = [(old_name, _partition_for(entry, parts), entry) for old_name, entry in parked]
-    previous = [cursor_entry.cursor for cursor_entry in had if cursor_entry.cursor is not None]
+    previous = [cursor_entry.cursor for cursor_entry in existing if cursor_entry.cursor is not None]
     paused = any(cursor.state == PAUSED for cursor in previous)
     revision = max((cursor.revision for cursor in previous), default=0)
-    new_cursors = [at.divided(part.name, revision, paused=paused) for part in parts]
+    new_cursors = [target.divided(part.name, revision, paused=paused) for part in parts]
     try:
-        await cursors.divide(had, new_cursors, moved)
+        await cursors.divide(existing, new_cursors, moved)
     except CursorFenced:
         raise UsageError(
             f"{mismatch} Somebody wrote one of them just now: a worker, which has to be ended, or another `eventjet`. "
             "Look at `eventjet status`, then try again."
         ) from None
-    for cursor_entry in had:
+    for cursor_entry in existing:
         with suppress(EventjetError):  # a durable that is left behind costs next to nothing
             await client.ask(delete_consumer(parts[0].stream or cursors.app, cursor_entry.name))
     return new_cursors
@@ -465,31 +471,31 @@ def _partition_for(entry: ParkedEntry, parts: Sequence[Declaration]) -> str:
     return cursor_name(parts[0].declared_as, partition_of(entry.key, len(parts)), len(parts))
 
 
-def _mismatch(parts: Sequence[Declaration], had: int) -> str:
-    return f"The app divides {parts[0].declared_as!r} into {len(parts)} and it has {had} cursors."
+def _mismatch(parts: Sequence[Declaration], existing_count: int) -> str:
+    return f"The app divides {parts[0].declared_as!r} into {len(parts)} and it has {existing_count} cursors."
 
 
-async def _check_silent(cursors: Cursors, mismatch: str, had: Sequence[CursorEntry]) -> None:
+async def _check_silent(cursors: Cursors, mismatch: str, existing: Sequence[CursorEntry]) -> None:
     """Raise `UsageError` when a live worker writes one of the cursors; a killed worker only left its name there."""
-    if all(cursor_entry.cursor is None or cursor_entry.cursor.owner is None for cursor_entry in had):
+    if all(cursor_entry.cursor is None or cursor_entry.cursor.owner is None for cursor_entry in existing):
         return
     await asyncio.sleep(_SILENT_S)
-    for cursor_entry in had:
+    for cursor_entry in existing:
         if await cursors.sequence(cursor_entry.name) != cursor_entry.sequence:
             raise UsageError(f"{mismatch} A worker is at it: stop those of the release before, then try again.")
 
 
-def _where_they_stand(parts: Sequence[Declaration], before: Sequence[Cursor]) -> Cursor:
-    positions = sorted({cursor.position for cursor in before})
-    if len(positions) > 1 or any(cursor.done for cursor in before):
+def _common_cursor(parts: Sequence[Declaration], cursors: Sequence[Cursor]) -> Cursor:
+    positions = sorted({cursor.position for cursor in cursors})
+    if len(positions) > 1 or any(cursor.done for cursor in cursors):
         raise UsageError(
-            f"{_mismatch(parts, len(before))} They stand at {', '.join(map(str, positions))}, and have to stand at one "
-            "position to be divided anew. Let the workers of the release before come to the end of the log, then try "
-            f"again. Or run `eventjet cursor set {parts[0].declared_as} {positions[0]}`: what comes after that is done "
-            "again."
+            f"{_mismatch(parts, len(cursors))} They stand at {', '.join(map(str, positions))}, and have to stand at "
+            "one position to be divided anew. Let the workers of the release before come to the end of the log, "
+            f"then try again. Or run `eventjet cursor set {parts[0].declared_as} {positions[0]}`: what comes after "
+            "that is done again."
         )
-    return before[0]
+    return cursors[0]
 
 
-def _position(start: Start, last: int) -> int:
+def _start_position(start: Start, last: int) -> int:
     return start if isinstance(start, int) else last if start == "new" else 0

@@ -30,7 +30,7 @@ from eventjet.subscriptions.cursor import Cursor, known_fields
 CHANGES_MAX = 900
 """Most quarantine changes in one write: a batch holds 1,000 messages."""
 _DELETED, _TTL = ("KV-Operation", "DEL"), "Nats-TTL"
-_GONE = _DELETED, (_TTL, "1h")
+_DELETE_HEADERS = _DELETED, (_TTL, "1h")
 """Headers that delete a key: the delete marker (ADR-8) expires after an hour (ADR-43)."""
 _Message: TypeAlias = tuple[str, bytes, list[tuple[str, str]]]
 """(key, body, headers)"""
@@ -147,19 +147,19 @@ class Cursors:
         self,
         stored: StoredCursor,
         cursor: Cursor,
-        kept: Sequence[ParkedEntry] = (),
-        gone: Sequence[ParkedEntry] = (),
+        to_write: Sequence[ParkedEntry] = (),
+        to_delete: Sequence[ParkedEntry] = (),
     ) -> None:
         """Replace the cursor and change its quarantine in one atomic write.
 
-        `kept` are entries to write, `gone` are entries to delete, at most `CHANGES_MAX` together. Raises `CursorFenced`
+        `to_write` and `to_delete` are entries of the quarantine, at most `CHANGES_MAX` together. Raises `CursorFenced`
         when the cursor has changed since it was read, and `StoreUnavailable` when no answer came: the write may have
         happened then.
         """
         messages: list[_Message] = [
             (f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(stored.sequence))]),
-            *((_key(cursor.name, entry), entry.encoded(), []) for entry in kept),
-            *((_key(cursor.name, entry), b"", list(_GONE)) for entry in gone),
+            *((_key(cursor.name, entry), entry.encoded(), []) for entry in to_write),
+            *((_key(cursor.name, entry), b"", list(_DELETE_HEADERS)) for entry in to_delete),
         ]
         await self._replace(stored, cursor, messages)
 
@@ -195,26 +195,30 @@ class Cursors:
         return entries
 
     async def divide(
-        self, had: Sequence[CursorEntry], cursors: Sequence[Cursor], moved: Sequence[tuple[str, str, ParkedEntry]]
+        self, existing: Sequence[CursorEntry], cursors: Sequence[Cursor], moved: Sequence[tuple[str, str, ParkedEntry]]
     ) -> None:
-        """Replace the cursors that were read (`had`) with these cursors in one atomic write; raises as `write`.
+        """Replace the cursors that were read (`existing`) with these cursors in one atomic write; raises as `write`.
 
         `moved` are quarantined events, each with the name of the cursor that had it and of the cursor that gets it.
         Cursors and events may be `CHANGES_MAX` messages together; an event that gets another cursor takes two messages.
         """
-        sequences = {cursor_entry.name: cursor_entry.sequence for cursor_entry in had}
+        sequences = {cursor_entry.name: cursor_entry.sequence for cursor_entry in existing}
         messages: list[_Message] = []
         for cursor in cursors:
-            expected = sequences.pop(cursor.name) if cursor.name in sequences else await self._vacant(cursor.name)
+            expected = (
+                sequences.pop(cursor.name) if cursor.name in sequences else await self._creation_sequence(cursor.name)
+            )
             messages.append((f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(expected))]))
-        messages += [(f"c.{name}", b"", [(EXPECTED, str(sequence)), *_GONE]) for name, sequence in sequences.items()]
+        messages += [
+            (f"c.{name}", b"", [(EXPECTED, str(sequence)), *_DELETE_HEADERS]) for name, sequence in sequences.items()
+        ]
         for old_name, new_name, entry in moved:
             messages.append((_key(new_name, entry), entry.encoded(), []))
             if old_name != new_name:
-                messages.append((_key(old_name, entry), b"", list(_GONE)))
+                messages.append((_key(old_name, entry), b"", list(_DELETE_HEADERS)))
         await self._send(cursors[0].name, messages)
 
-    async def _vacant(self, name: str) -> int:
+    async def _creation_sequence(self, name: str) -> int:
         """Return the sequence that creating a cursor must expect; raises `CursorFenced` when the cursor exists."""
         record = await self._client.ask(last_message(self._stream, f"{self._prefix}c.{name}"))
         if record is not None and record[4]:
@@ -228,11 +232,11 @@ class Cursors:
         repeated.
         """
         while len(entries) > CHANGES_MAX:
-            await self.write(stored, stored.cursor.released(), gone=entries[:CHANGES_MAX])
+            await self.write(stored, stored.cursor.released(), to_delete=entries[:CHANGES_MAX])
             entries = entries[CHANGES_MAX:]
         name = stored.cursor.name
-        messages: list[_Message] = [(f"c.{name}", b"", [(EXPECTED, str(stored.sequence)), *_GONE])]
-        messages += [(_key(name, entry), b"", list(_GONE)) for entry in entries]
+        messages: list[_Message] = [(f"c.{name}", b"", [(EXPECTED, str(stored.sequence)), *_DELETE_HEADERS])]
+        messages += [(_key(name, entry), b"", list(_DELETE_HEADERS)) for entry in entries]
         await self._send(name, messages)
 
     async def beat(self, name: str, owner: str, partitions: int, ttl_s: float) -> int:

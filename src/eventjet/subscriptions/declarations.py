@@ -101,18 +101,18 @@ def probes_of(app: Application) -> list[tuple[str, str]]:
     return probes(app.name, dict.fromkeys([*types, CLAIMS]), published, **needs)
 
 
-def _partitions(one: Reactor[Any, Any]) -> list[Declaration]:
+def _partitions(reactor: Reactor[Any, Any]) -> list[Declaration]:
     return [
         Declaration(
-            cursor_name(one.name, number, one.partitions),
+            cursor_name(reactor.name, number, reactor.partitions),
             REACTOR,
-            one.revision,
-            one.start,
-            one.events,
-            partitions=one.partitions,
+            reactor.revision,
+            reactor.start,
+            reactor.events,
+            partitions=reactor.partitions,
             partition=number,
         )
-        for number in range(one.partitions)
+        for number in range(reactor.partitions)
     ]
 
 
@@ -149,7 +149,7 @@ def filters_of(app: Application, events: Sequence[type]) -> list[str]:
 
 
 _LISTENER_PARAMETERS = 2
-_ARGUMENTS = 2
+_TYPE_ARGUMENTS = 2
 
 
 def resolved_processes(declared: Sequence[Any], catalog: Catalog, faults: list[str]) -> dict[Any, ProcessInfo]:
@@ -259,7 +259,7 @@ def shared_names(names: Mapping[str, Sequence[str]]) -> Iterator[str]:
                 yield f"a {owners[name]} and a {kind} are both called {name!r}; commands would not know which is meant"
 
 
-def _function_faults(cls: Any, own: tuple[type, ...]) -> Iterator[str]:
+def _function_faults(cls: Any, own_events: tuple[type, ...]) -> Iterator[str]:
     """Yield the mistakes in `step` and `deadline`, which must be plain functions annotated with what they return."""
     for name, kind in (("step", Step), ("deadline", Deadline)):
         function = getattr(cls, name, None)
@@ -277,26 +277,28 @@ def _function_faults(cls: Any, own: tuple[type, ...]) -> Iterator[str]:
             yield from error.faults
             continue
         for member in union_members(hint):
-            yield from _return_faults(cls, name, member, kind, own)
+            yield from _return_faults(cls, name, member, kind, own_events)
 
 
-def _return_faults(cls: Any, name: str, hint: Any, kind: type, own: tuple[type, ...]) -> Iterator[str]:
+def _return_faults(cls: Any, name: str, hint: Any, kind: type, own_events: tuple[type, ...]) -> Iterator[str]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if kind is Deadline and origin in (list, tuple, Sequence):
         hint = arguments[0]
         origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin is not kind or len(arguments) != _ARGUMENTS:
+    if origin is not kind or len(arguments) != _TYPE_ARGUMENTS:
         yield f"`{name}` is annotated to return {shown_name(hint)}; write {kind.__name__}[{cls.__name__}, …] or None"
         return
     state, events = arguments
     if shown_name(state) != cls.__qualname__:
         yield f"`{name}` returns what is of {shown_name(state)}; write {kind.__name__}[{cls.__name__}, …]"
-    unknown = [shown_name(event) for event in union_members(events) if event not in own]
+    unknown = [shown_name(event) for event in union_members(events) if event not in own_events]
     if unknown:
         yield f"`{name}` may record {', '.join(unknown)}, which its `evolve` does not take"
 
 
-def _listeners(cls: Any, name: str, own: tuple[type, ...], catalog: Catalog, faults: list[str]) -> Iterator[Listener]:
+def _listeners(
+    cls: Any, name: str, own_events: tuple[type, ...], catalog: Catalog, faults: list[str]
+) -> Iterator[Listener]:
     method_by_event: dict[type, str] = {}
     for method, handler in listeners_of(cls):
         where = f"process {name!r}: {cls.__name__}.{method}"
@@ -317,7 +319,7 @@ def _listeners(cls: Any, name: str, own: tuple[type, ...], catalog: Catalog, fau
             hears = f"{where} hears {shown_name(event)}"
             if event not in catalog:
                 faults.append(f"{hears}, which no aggregate of the app folds")
-            elif event in own:
+            elif event in own_events:
                 faults.append(f"{hears}, which is its own; let `step` follow from it")
             if (other_method := method_by_event.setdefault(event, method)) != method:
                 faults.append(f"{hears}, and so does {other_method}; one listener hears an event")

@@ -38,7 +38,7 @@ class EventSource(Protocol):
         """
         ...
 
-    def reader(self, earlier: PredecessorReader) -> Reader:
+    def reader(self, predecessors: PredecessorReader) -> Reader:
         """Return the decoder that turns records of this stream into `Offered` events."""
         ...
 
@@ -73,9 +73,9 @@ class LogSource:
         await check_running(self._client, self.stream, cursor, cursor.log)
         return await pause_of(self._client, self.stream, durable)
 
-    def reader(self, earlier: PredecessorReader) -> Reader:
-        offering = Offering(self._repositories.catalog, self._declaration.events, (), earlier)
-        return offering if self._declaration.partitions == 1 else _OfPartition(offering, self._declaration)
+    def reader(self, predecessors: PredecessorReader) -> Reader:
+        offering = Offering(self._repositories.catalog, self._declaration.events, (), predecessors)
+        return offering if self._declaration.partitions == 1 else _PartitionReader(offering, self._declaration)
 
     def decode(self, record: RawRecord) -> Offered | None:
         return Offering(self._repositories.catalog, self._declaration.events)(record)
@@ -109,10 +109,10 @@ class StreamSource:
             raise missing_stream(self._name, self.stream) from None
         if state.created != cursor.log:
             reason = f"the stream {self.stream!r} was made at {state.created}, and it began in one of {cursor.log}"
-            raise LogRolledBack(cursor.name, cursor.position, reason, _in_this_one(cursor))
+            raise LogRolledBack(cursor.name, cursor.position, reason, _way_out(cursor))
         if state.last < cursor.position:
             reason = f"the stream {self.stream!r} ends at {state.last}"
-            raise LogRolledBack(cursor.name, cursor.position, reason, _in_this_one(cursor))
+            raise LogRolledBack(cursor.name, cursor.position, reason, _way_out(cursor))
 
     async def look(self, cursor: Cursor, durable: str) -> str | None:
         try:
@@ -121,9 +121,9 @@ class StreamSource:
             return None
         return await pause_of(self._client, self.stream, durable)
 
-    def reader(self, earlier: PredecessorReader) -> Reader:
-        del earlier
-        return _Each(self.decode)
+    def reader(self, predecessors: PredecessorReader) -> Reader:
+        del predecessors
+        return _RecordReader(self.decode)
 
     def decode(self, record: RawRecord) -> Offered | None:
         try:
@@ -135,32 +135,32 @@ class StreamSource:
         return await self._client.ask(message_at(self.stream, position))
 
 
-def _in_this_one(cursor: Cursor) -> str:
+def _way_out(cursor: Cursor) -> str:
     return (
         "bring the right stream back, or say where it goes on in this one (`eventjet cursor set "
         f"{cursor.name} POSITION`, 0 for its beginning)"
     )
 
 
-class _OfPartition:
+class _PartitionReader:
     """Decodes the records of one partition's aggregates and leaves out all others."""
 
-    def __init__(self, whole: Offering, declaration: Declaration) -> None:
-        self._whole = whole
+    def __init__(self, offering: Offering, declaration: Declaration) -> None:
+        self._offering = offering
         self._declaration = declaration
 
     def __call__(self, record: RawRecord, /) -> Any:
-        return self._whole(record) if self._is_own(record) else None
+        return self._offering(record) if self._is_own(record) else None
 
     def expect(self, records: Sequence[RawRecord]) -> None:
         """Announce only the records of this partition, so that no predecessor of another record is looked up."""
-        self._whole.expect([record for record in records if self._is_own(record)])
+        self._offering.expect([record for record in records if self._is_own(record)])
 
     def _is_own(self, record: RawRecord) -> bool:
         return self._declaration.has(aggregate_key_of(record[2]))
 
 
-class _Each:
+class _RecordReader:
     """Decodes each record by itself, without a check of its predecessor."""
 
     def __init__(self, decode: Callable[[RawRecord], Offered | None]) -> None:

@@ -50,13 +50,13 @@ class Deps:
         """Start to open the deps. `private` keeps personal data out of the logged reasons."""
         self._app = app
         self._options = options
-        self._pace = Backoff(options.backoff_s)
+        self._backoff = Backoff(options.backoff_s)
         self._private = private
-        self._tried, self._closing = asyncio.Event(), asyncio.Event()
+        self._first_try_ended, self._closing = asyncio.Event(), asyncio.Event()
         self._is_open = False
         self._value: Any = None
         self._variables: dict[ContextVar[Any], Any] = {}
-        self._fault = self._closed("they are not open yet")
+        self._fault = self._unreachable("they are not open yet")
         self.task = asyncio.create_task(self._keep(), name=f"the deps of the app {app.name!r}")
         """The task that opens and closes the deps; it ends before `close` only with `DepsUnusable`."""
 
@@ -67,7 +67,7 @@ class Deps:
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(self._options.lease_s):
-                await self._tried.wait()
+                await self._first_try_ended.wait()
         if not self._is_open:
             raise self._fault
         for variable, value in self._variables.items():
@@ -102,7 +102,7 @@ class Deps:
                         if variable not in before or before[variable] is not value
                     }
                     self._is_open = True
-                    self._tried.set()
+                    self._first_try_ended.set()
                     await self._closing.wait()
             except DepsUnusable:
                 raise
@@ -112,14 +112,14 @@ class Deps:
                 is_late = isinstance(error, TimeoutError) and limit.expired()
                 late = f"that took longer than {self._options.deps_s:g} s"
                 reason = late if is_late else reason_of(error, private=self._private)
-                self._fault = self._closed(f"they could not be opened ({reason})")
-                if self._pace.failed_term(reason):
+                self._fault = self._unreachable(f"they could not be opened ({reason})")
+                if self._backoff.failed_term(reason):
                     logs.TRYING_AGAIN.tell(_log, name="deps", reason=reason_of(self._fault), trace="")
-                self._tried.set()
-                await pause(self._closing, self._pace.pause_s)
-                self._pace.paused()
+                self._first_try_ended.set()
+                await pause(self._closing, self._backoff.pause_s)
+                self._backoff.paused()
 
-    def _closed(self, reason: str) -> Unreachable:
+    def _unreachable(self, reason: str) -> Unreachable:
         return Unreachable(f"The deps of the app {self._app.name!r}", reason, "See what they need.")
 
 
@@ -328,7 +328,7 @@ class ProcessHandler(EventHandler):
         super().__init__(declaration, source, Retry(), quarantines=True)
         self._runner = runner
         self._timers = timers
-        self._rested: dict[str, int] = {}
+        self._resting_positions: dict[str, int] = {}
         """The position of the state on which each resting instance rests, by id, oldest first."""
 
     def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try] | None:
@@ -336,7 +336,7 @@ class ProcessHandler(EventHandler):
         if event.aggregate == info.name:
 
             async def woken(attempt: int) -> None:
-                if self._rested.get(event.aggregate_id, -1) >= event.position:
+                if self._resting_positions.get(event.aggregate_id, -1) >= event.position:
                     return  # the process took its steps on a state that contains this event, which a step recorded
                 with self.handling(attempt, event):
                     await self.wake(event.aggregate_id, event.position)
@@ -376,15 +376,15 @@ class ProcessHandler(EventHandler):
                 await self.wake(process_id, position)
 
     async def check(self) -> None:
-        self._rested.clear()  # each session checks for itself which instances rest
+        self._resting_positions.clear()  # each session checks for itself which instances rest
         await self.fired(0)  # raises when the stream of the timers is missing
 
     async def wake(self, process_id: str, position: int = 0, fired: int = 0) -> None:
-        self._rested.pop(process_id, None)
+        self._resting_positions.pop(process_id, None)
         rested_at = await wake(self._runner, self._timers, process_id, position, fired)
-        self._rested[process_id] = rested_at
-        if len(self._rested) > _RESTED_MAX:
-            del self._rested[next(iter(self._rested))]
+        self._resting_positions[process_id] = rested_at
+        if len(self._resting_positions) > _RESTED_MAX:
+            del self._resting_positions[next(iter(self._resting_positions))]
 
     async def newest_fired(self) -> int:
         return await self._timers.newest_fired() if self._runner.info.has_deadlines else 0
@@ -444,12 +444,12 @@ class PublicationHandler(EventHandler):
     """
 
     def __init__(
-        self, declaration: Declaration, source: EventSource, one: Publication[Any], stream: PublicStream
+        self, declaration: Declaration, source: EventSource, publication: Publication[Any], stream: PublicStream
     ) -> None:
         super().__init__(declaration, source, Retry(tries=1), quarantines=False)
         self.takes_imported = True
-        self._publication = one
-        self._public = Catalog(one.public)
+        self._publication = publication
+        self._public = Catalog(publication.public)
         self._stream = stream
 
     async def check(self) -> None:

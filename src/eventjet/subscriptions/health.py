@@ -48,7 +48,7 @@ class HealthStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _SeenStatus:
     status: WorkStatus
     moved_at: float
     """When the subscription last moved or had nothing to do, by the monotonic clock."""
@@ -65,17 +65,17 @@ class HealthState:
     looked_at: float | None = None
     fault: str | None = None
     """Why the last snapshot failed; None when it succeeded."""
-    seen: Mapping[tuple[str, int], _Seen] = field(default_factory=dict[tuple[str, int], _Seen])
+    seen: Mapping[tuple[str, int], _SeenStatus] = field(default_factory=dict[tuple[str, int], _SeenStatus])
 
     def after(self, now: float, statuses: Sequence[WorkStatus]) -> HealthState:
         """Return the health after a snapshot that succeeded."""
-        seen: dict[tuple[str, int], _Seen] = {}
+        seen: dict[tuple[str, int], _SeenStatus] = {}
         for status in statuses:
             key = status.name, status.revision
             previous = self.seen.get(key)
             stands = previous is not None and previous.status.position == status.position
             stands = stands and (status.lag_events > 0 or bool(status.reason)) and self._is_ours(status)
-            seen[key] = _Seen(status, previous.moved_at if previous is not None and stands else now)
+            seen[key] = _SeenStatus(status, previous.moved_at if previous is not None and stands else now)
         return replace(self, looked_at=now, fault=None, seen=seen)
 
     def without(self, fault: str) -> HealthState:
@@ -90,7 +90,7 @@ class HealthState:
         A subscription stands still when it lags or has a reason to wait, has not moved for `stalled_s`, and this
         process could move it: no other worker has it, and it is neither paused nor retired.
         """
-        judged = [self._judged(seen, now) for seen in self.seen.values()]
+        judged = [self._judge(seen, now) for seen in self.seen.values()]
         reasons = [f"{projection['name']}: {projection['fault']}" for projection in judged if projection["fault"]]
         silent_s = now - (self.began_at if self.looked_at is None else self.looked_at)
         if silent_s > self.stalled_s:
@@ -110,7 +110,7 @@ class HealthState:
             samples.append((metrics.LOG_POSITION, (), max(seen.status.log_position for seen in self.seen.values())))
         return samples
 
-    def _judged(self, seen: _Seen, now: float) -> dict[str, Any]:
+    def _judge(self, seen: _SeenStatus, now: float) -> dict[str, Any]:
         status, stood_s = seen.status, now - seen.moved_at
         fault: str | None = None
         if status.state == FAILED:
@@ -168,15 +168,15 @@ class HealthMonitor:
         options: WorkerOptions,
         chosen: Collection[str],
         meters: Sequence[Mapping[str, Meter | FollowerMeter]],
-        paces: Mapping[str, Backoff],
+        backoffs: Mapping[str, Backoff],
     ) -> None:
         """Create the monitor.
 
-        `chosen` are the names of the subscriptions that this process runs, `meters` their counters, `paces` their
+        `chosen` are the names of the subscriptions that this process runs, `meters` their counters, `backoffs` their
         backoffs by name.
         """
         self._meters = meters
-        self._paces = paces
+        self._backoffs = backoffs
         self._reader = reader
         self._options = options
         self._chosen = chosen
@@ -209,8 +209,8 @@ class HealthMonitor:
 
     def _with_reason(self, status: WorkStatus) -> WorkStatus:
         """Return the status with this process's own reason to wait where none is stored, as in a full database."""
-        pace = self._paces.get(status.name)
-        return status if status.reason or pace is None else replace(status, reason=pace.waits)
+        backoff = self._backoffs.get(status.name)
+        return status if status.reason or backoff is None else replace(status, reason=backoff.waits)
 
 
 def address_of(text: str) -> tuple[str, int]:

@@ -35,13 +35,13 @@ class KeyedExecutor:
 
         All work up to `position` and in the ranges `done` was done before.
         """
-        self._width = asyncio.Semaphore(width)
-        self._urgent = asyncio.Semaphore(max(1, width // 4))
+        self._places = asyncio.Semaphore(width)
+        self._due_places = asyncio.Semaphore(max(1, width // 4))
         self._ahead_max = ahead_max
-        self._done = done
-        self._added = position
+        self._done_ranges = done
+        self._last_added = position
         self._queues: dict[Hashable, deque[tuple[int, Work]]] = {}
-        self._open: OrderedDict[int, tuple[int, str]] = OrderedDict()
+        self._open_positions: OrderedDict[int, tuple[int, str]] = OrderedDict()
         self._room = asyncio.Event()
         self._room.set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -64,13 +64,13 @@ class KeyedExecutor:
 
         The floor does not pass the position before all its work is done; a position without work is done at once.
         """
-        self._open[position] = (len(works), event_id)
-        self._added = position
+        self._open_positions[position] = (len(works), event_id)
+        self._last_added = position
         for key, work in works:
             self._queue(key, position, work)
         if not works:
             self._advance()
-        if len(self._open) >= self._ahead_max:
+        if len(self._open_positions) >= self._ahead_max:
             self._room.clear()
 
     def add_due(self, key: Hashable, work: Work) -> None:
@@ -87,7 +87,7 @@ class KeyedExecutor:
     @property
     def is_idle(self) -> bool:
         """Whether all work that was added is done."""
-        return not self._open and not self._queues
+        return not self._open_positions and not self._queues
 
     def done_beyond(self) -> tuple[tuple[int, int], ...]:
         """Return the ranges of positions that are done beyond the floor; added neighbours are one range.
@@ -96,13 +96,15 @@ class KeyedExecutor:
         """
         ranges: list[tuple[int, int]] = []
         joined = False
-        for position, (remaining, _) in self._open.items():
+        for position, (remaining, _) in self._open_positions.items():
             if remaining == 0 and joined:
                 ranges[-1] = (ranges[-1][0], position)
             elif remaining == 0:
                 ranges.append((position, position))
             joined = remaining == 0
-        ranges += [(max(first, self._added + 1), last) for first, last in self._done if last > self._added]
+        ranges += [
+            (max(first, self._last_added + 1), last) for first, last in self._done_ranges if last > self._last_added
+        ]
         return tuple(ranges)
 
     async def drained(self) -> None:
@@ -136,7 +138,7 @@ class KeyedExecutor:
         while queue:
             position, work = queue[0]
             try:
-                place = self._width if position else self._urgent
+                place = self._places if position else self._due_places
                 _place.set(place)
                 async with place:
                     if self._draining:
@@ -151,18 +153,18 @@ class KeyedExecutor:
                 return
             queue.popleft()
             if position:
-                remaining, event_id = self._open[position]
-                self._open[position] = (remaining - 1, event_id)
+                remaining, event_id = self._open_positions[position]
+                self._open_positions[position] = (remaining - 1, event_id)
                 self._advance()
         del self._queues[key]
 
     def _advance(self) -> None:
-        while self._open:
-            position, (remaining, event_id) = next(iter(self._open.items()))
+        while self._open_positions:
+            position, (remaining, event_id) = next(iter(self._open_positions.items()))
             if remaining:
                 break
-            del self._open[position]
+            del self._open_positions[position]
             self.position, self.event_id = position, event_id
         self.changed.set()
-        if len(self._open) < self._ahead_max:
+        if len(self._open_positions) < self._ahead_max:
             self._room.set()

@@ -200,13 +200,13 @@ class Promotion:
         self._context = context
         self._lease = lease
         self._session = session
-        self._shown = f"{resolved.name} revision {resolved.revision}"
+        self._display_name = f"{resolved.name} revision {resolved.revision}"
         self._not_before = 0.0
         self._pause_s = _PAUSE_S[0]
 
-    def is_due(self, left: int) -> bool:
+    def is_due(self, remaining: int) -> bool:
         """Return whether to try with so many events left: a busy log always has some left."""
-        return self.wanted and left <= TAIL_MAX and time.monotonic() >= self._not_before
+        return self.wanted and remaining <= TAIL_MAX and time.monotonic() >= self._not_before
 
     async def attempt(self, step: Callable[[float], Awaitable[object]]) -> bool:
         """Try to promote the revision when `is_due`; True ends the session, since its tables have moved.
@@ -219,27 +219,27 @@ class Promotion:
             self.wanted = False
             return False
         if await self._session.read(lag, self._resolved) > TAIL_MAX:
-            self._later(self._pause_s)
+            self._postpone(self._pause_s)
             return False
         await self._lease.renew()
         try:
-            promoted = await self._exchange(step)
+            promoted = await self._promote(step)
         except NotNow as reason:
-            logs.TAKE_OVER_WAITS.tell(_log, name=self._shown, reason=reason)
-            self._later(self._pause_s)
+            logs.TAKE_OVER_WAITS.tell(_log, name=self._display_name, reason=reason)
+            self._postpone(self._pause_s)
             self._pause_s = min(2 * self._pause_s, _PAUSE_S[1])
             return False
         except PromotionRefused as error:
-            logs.TAKE_OVER_REFUSED.tell(_log, name=self._shown, reason=error)
+            logs.TAKE_OVER_REFUSED.tell(_log, name=self._display_name, reason=error)
             await self._lease.settle(None, str(error))
-            self._later(_REFUSED_S)
+            self._postpone(_REFUSED_S)
             return False
         failpoints.reach("takeover.committed")
         previous = ", ".join(map(str, promoted.left)) if promoted else ""
-        logs.TOOK_OVER.tell(_log, name=self._shown, before=previous or "none")
+        logs.TOOK_OVER.tell(_log, name=self._display_name, before=previous or "none")
         return True
 
-    async def _exchange(self, step: Callable[[float], Awaitable[object]]) -> Promoted | None:
+    async def _promote(self, step: Callable[[float], Awaitable[object]]) -> Promoted | None:
         resolved, epoch = self._resolved, self._lease.checkpoint.epoch
         if not self._context.database.dialect.is_concurrent:
             # The database's single writer lock excludes other writers, and our own batch was just committed.
@@ -255,7 +255,7 @@ class Promotion:
                 await step(_TAIL_WAIT_S)
             return await connection.run_sync(attempt, resolved, epoch=epoch)
 
-    def _later(self, seconds: float) -> None:
+    def _postpone(self, seconds: float) -> None:
         self._not_before = time.monotonic() + seconds
 
     def _has_successor(self, connection: Connection) -> bool:

@@ -31,23 +31,23 @@ class PartitionAssignment:
 
     def __init__(self, partitions: int) -> None:
         self._partitions = partitions
-        self._allowed = 1 if partitions == 1 else 0
+        self._limit = 1 if partitions == 1 else 0
         self._processes = 0
-        self._held: list[asyncio.Event] = []
+        self._releases: list[asyncio.Event] = []
 
     def has_room(self) -> bool:
         """Return whether this process may take another partition."""
-        return len(self._held) < self._allowed
+        return len(self._releases) < self._limit
 
     @contextmanager
     def holding(self) -> Generator[asyncio.Event]:
         """Count one partition as taken within the block; the yielded event is set when it must be released."""
-        let_go = asyncio.Event()
-        self._held.append(let_go)
+        release_requested = asyncio.Event()
+        self._releases.append(release_requested)
         try:
-            yield let_go
+            yield release_requested
         finally:
-            self._held.remove(let_go)
+            self._releases.remove(release_requested)
 
     def divide(self, processes: int) -> None:
         """Divide the partitions among this many processes, this one included.
@@ -57,9 +57,9 @@ class PartitionAssignment:
         if processes == self._processes:
             return
         self._processes = processes
-        self._allowed = math.ceil(self._partitions / max(1, processes))
-        for let_go in self._held[self._allowed :]:
-            let_go.set()
+        self._limit = math.ceil(self._partitions / max(1, processes))
+        for release_requested in self._releases[self._limit :]:
+            release_requested.set()
 
     async def keep(self, cursors: Cursors, name: str, owner: str, lease_s: float, stop: asyncio.Event) -> None:
         """Announce this process and count the others every third of a lease until `stop`; faults are only logged."""

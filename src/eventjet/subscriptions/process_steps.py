@@ -53,7 +53,7 @@ class ProcessRunner:
         self.name = info.name
         self._repositories = repositories
         self._repository: Repository[Any, Any] = repositories.of(cls)
-        self._own: Executor[Any, Any] = self._repository.executor
+        self._own_executor: Executor[Any, Any] = self._repository.executor
         self._store = repositories.store
         self.steps = 0
         """Number of steps that this runner has taken."""
@@ -65,7 +65,7 @@ class ProcessRunner:
 
     async def state(self, process_id: str) -> FoldedState[Any]:
         """Return the newest state of a process instance."""
-        return await self._own.newest(process_id)
+        return await self._own_executor.newest(process_id)
 
     async def advance(self, process_id: str, *, position: int = 0) -> FoldedState[Any]:
         """Take steps until the instance rests, from a state that contains `position`; return the last state.
@@ -74,28 +74,30 @@ class ProcessRunner:
         decision raises that its step does not name, and what `EventStore` raises.
         """
         for _ in range(STEPS_MAX):
-            folded = await self._own.reaching(process_id, position=position)
+            folded = await self._own_executor.reaching(process_id, position=position)
             step: Step[Any, Any] | None = own_copy(folded.state).step()
             if step is None:
                 return folded
             position = max(position, await self._take(process_id, folded, step))
-        raise UsageError(f"{self._shown(process_id)} took {STEPS_MAX} steps without rest. Let it come to an end.")
+        raise UsageError(
+            f"{self._instance_name(process_id)} took {STEPS_MAX} steps without rest. Let it come to an end."
+        )
 
     async def hear(self, process_id: str, listener: Listener, event: Recorded[Any]) -> None:
         """Record what the listener decides about an event, once.
 
         An event at or before the last one that the instance recorded something for is passed over.
         """
-        folded = await self._own.reaching(process_id)
+        folded = await self._own_executor.reaching(process_id)
         if await self._heard_until(process_id, folded, event.position) >= event.position:
             return
         await self._repository.run(
             Planned(
-                self._own,
+                self._own_executor,
                 process_id,
                 lambda state: listener.handler(state, own_event(event)),
                 called=listener.handler,
-                command_id=f"{self._heard}{event.position}",
+                command_id=f"{self._heard_prefix}{event.position}",
                 metadata=self._metadata(process_id, event.event_id, event.metadata.correlation),
                 since=event.position,
             )
@@ -106,7 +108,7 @@ class ProcessRunner:
 
         Nothing is due when the state has moved meanwhile: the newer event sets its own timer.
         """
-        folded = await self._own.reaching(process_id, version=version)
+        folded = await self._own_executor.reaching(process_id, version=version)
         next_deadline = await self.next_deadline(process_id, folded)
         if next_deadline is None or next_deadline.at > now:
             return
@@ -122,7 +124,7 @@ class ProcessRunner:
         metadata = self._metadata(process_id, folded.event_id)
         await self._repository.run(
             Planned(
-                self._own,
+                self._own_executor,
                 process_id,
                 decide,
                 command_id,
@@ -157,23 +159,31 @@ class ProcessRunner:
         target = self._repositories.of(request.aggregate).executor
         places = [
             (executor.subject(aggregate_id), executor.cache, aggregate_id)
-            for executor, aggregate_id in ((self._own, process_id), (target, request.aggregate_id))
+            for executor, aggregate_id in ((self._own_executor, process_id), (target, request.aggregate_id))
         ]
         if places[0][0] == places[1][0]:
             raise UsageError(
-                f"{self._shown(process_id)} asks itself for {request.call}. Put both into one decision of its own."
+                f"{self._instance_name(process_id)} asks itself for {request.call}. Put both into one decision "
+                "of its own."
             )
         labels = {"eventjet.name": self.name}
         with tracing.span(spans.STEP, self.name, labels, {"eventjet.decision": request.call.name}) as attributes:
             try:
-                return await retry(lambda lost: self._attempt(process_id, folded, step, lost, attributes), places)
+                return await retry(
+                    lambda races_lost: self._attempt(process_id, folded, step, races_lost, attributes), places
+                )
             except _Moved:
                 return folded.position
 
     async def _attempt(
-        self, process_id: str, folded: FoldedState[Any], step: Step[Any, Any], lost: int, told: dict[str, Any]
+        self,
+        process_id: str,
+        folded: FoldedState[Any],
+        step: Step[Any, Any],
+        races_lost: int,
+        attributes: dict[str, Any],
     ) -> int | Conflict:
-        current = await self._own.load(process_id, lost > 0)
+        current = await self._own_executor.load(process_id, races_lost > 0)
         if (current.position, current.event_id) != (folded.position, folded.event_id):
             raise _Moved
         request = step.asked
@@ -183,7 +193,7 @@ class ProcessRunner:
         target_plan = Planned(target, request.aggregate_id, request.call.on, command_id, metadata)
         decisions: list[Decision[Any, Any]] = []
         try:
-            decision = await target.decide(target_plan, await target.load(request.aggregate_id, lost > 0))
+            decision = await target.decide(target_plan, await target.load(request.aggregate_id, races_lost > 0))
         except EventjetError:
             raise
         except Exception as error:
@@ -197,37 +207,37 @@ class ProcessRunner:
                 return decision
             if decision.append is not None:
                 decisions.append(decision)
-            own_plan = self._planned(process_id, command_id, metadata, step.done, *_told(step, decision))
+            own_plan = self._planned(process_id, command_id, metadata, step.done, *_outcome_of(step, decision))
         try:
-            result = await self._recorded(decisions, own_plan, current, f"The step {request}", told)
+            result = await self._record(decisions, own_plan, current, f"The step {request}", attributes)
         except NotUnique as error:
             refusal = step.after_refusal(error)
             if refusal is None:
                 raise
             own_plan = self._planned(process_id, command_id, metadata, refusal, error)
-            result = await self._recorded([], own_plan, current, f"The step {request}", told)
+            result = await self._record([], own_plan, current, f"The step {request}", attributes)
         if isinstance(result, Conflict):
             return result
         failpoints.reach("step.stored")
         self.steps += 1
         return result.position
 
-    async def _recorded(
+    async def _record(
         self,
-        others: Sequence[Decision[Any, Any]],
-        own: Planned[Any, Any],
-        known: FoldedState[Any],
-        what: str,
-        told: dict[str, Any] | None = None,
+        decisions: Sequence[Decision[Any, Any]],
+        own_plan: Planned[Any, Any],
+        current: FoldedState[Any],
+        action: str,
+        attributes: dict[str, Any] | None = None,
     ) -> Committed[Any, Any] | Conflict:
         """Record the process's own decision together with the decisions of others; return what was committed."""
-        decision = await self._own.decide(own, known)
+        decision = await self._own_executor.decide(own_plan, current)
         if isinstance(decision, Conflict):
             return decision
         if decision.append is None:
-            raise self._records_nothing(own.aggregate_id, what)
+            raise self._records_nothing(own_plan.aggregate_id, action)
         failpoints.reach("step.decided")
-        result = await append(self._store, [*others, decision], told)
+        result = await append(self._store, [*decisions, decision], attributes)
         return result if isinstance(result, Conflict) else result[-1]
 
     def _planned(
@@ -236,25 +246,25 @@ class ProcessRunner:
         def decide(state: Any) -> Any:
             return call.on(state, *first)
 
-        return Planned(self._own, process_id, decide, command_id, metadata)
+        return Planned(self._own_executor, process_id, decide, command_id, metadata)
 
     async def _heard_until(self, process_id: str, folded: FoldedState[Any], position: int) -> int:
         """Return the position of the last event that the instance heard and recorded something for; 0 for none."""
-        prefix = self._heard
+        prefix = self._heard_prefix
         if folded.commands.complete:
             ids = [
                 command_id for command_id in folded.commands.as_mapping(folded.version) if command_id.startswith(prefix)
             ]
         else:
             # An instance records its answer to an event after that event.
-            since = await self._own.histories.commands_since(
+            since = await self._own_executor.histories.commands_since(
                 process_id, folded, position, lambda quoted_id: unquote(quoted_id).startswith(prefix)
             )
             ids = [unquote(quoted_id) for quoted_id in since]
         return max((int(command_id[len(prefix) :]) for command_id in ids), default=0)
 
     @property
-    def _heard(self) -> str:
+    def _heard_prefix(self) -> str:
         return f"{self.name}.heard."
 
     def _step_id(self, process_id: str, folded: FoldedState[Any]) -> str:
@@ -265,19 +275,19 @@ class ProcessRunner:
             correlation=correlation or f"{self.name}:{process_id}", causation=causation, actor=f"process:{self.name}"
         )
 
-    def _records_nothing(self, process_id: str, what: str) -> UsageError:
+    def _records_nothing(self, process_id: str, action: str) -> UsageError:
         return UsageError(
-            f"{what} of {self._shown(process_id)} recorded nothing of its own, so it would be done for ever. "
+            f"{action} of {self._instance_name(process_id)} recorded nothing of its own, so it would be done for ever. "
             "Have its decision return an event."
         )
 
-    def _shown(self, process_id: str) -> str:
+    def _instance_name(self, process_id: str) -> str:
         return f"{self.name} {process_id!r}"
 
 
-def _told(step: Step[Any, Any], taken: Decision[Any, Any]) -> tuple[Outcome[Any, Any], ...]:
+def _outcome_of(step: Step[Any, Any], decision: Decision[Any, Any]) -> tuple[Outcome[Any, Any], ...]:
     """Return the outcome to pass to the process's decision first, if the step asks for it."""
     if not step.tells:
         return ()
-    events = () if taken.append is None else tuple(own_copy(new.encoded.event) for new in taken.append.events)
-    return (Outcome(own_copy(taken.state), events),)
+    events = () if decision.append is None else tuple(own_copy(new.encoded.event) for new in decision.append.events)
+    return (Outcome(own_copy(decision.state), events),)

@@ -78,11 +78,11 @@ class FoldCommitter:
         self._checkpoint = checkpoint
         self._reader = reader
         self._overlaps = overlaps
-        self._ahead: Prepared | None = None
+        self._folded_ahead: Prepared | None = None
 
     async def commit(self, part: Batch) -> float:
         """Fold a part unless it was folded ahead, and write it; see `Committer`. The seconds are those of writing."""
-        prepared, self._ahead = self._ahead, None
+        prepared, self._folded_ahead = self._folded_ahead, None
         if prepared is None or prepared.batch is not part:
             prepared = await self._session.read(self._writer.prepare, part)
         failpoints.reach("worker.batch_folded")
@@ -110,7 +110,7 @@ class FoldCommitter:
         if batch is None or batch.after != after:
             return  # the rest of a cut batch comes first
         try:
-            self._ahead = self._writer.prepare_next(batch)
+            self._folded_ahead = self._writer.prepare_next(batch)
         except Exception as error:  # noqa: BLE001 - folded again in its turn, it raises this again
             reason = reason_of(error, private=self._is_private)
             logs.NOT_FOLDED_AHEAD.tell(_log, position=after, reason=reason)
@@ -242,8 +242,8 @@ class ProjectionRunner:
         self._on_ready = on_ready
         self._meter = context.meter(resolved)
         self.pace = Pace(context.options)
-        self._tells_waiting = False
-        self._pause: str | None = None
+        self._is_waiting_noted = False
+        self._pause_reason: str | None = None
         """Why the durable delivers nothing, when somebody has paused it at the server."""
         self._failed_at = -1
         self._has_warned = False
@@ -253,7 +253,7 @@ class ProjectionRunner:
         resolved, ends = self.resolved, self._meter.terms
         await run_sessions(
             resolved.name,
-            self._term,
+            self._run_session,
             stop,
             ends,
             self.pace,
@@ -261,21 +261,21 @@ class ProjectionRunner:
             private=resolved.is_private,
         )
 
-    async def _term(self, stop: asyncio.Event) -> None:
-        by_hand = isinstance(self.resolved, ResolvedSql)
+    async def _run_session(self, stop: asyncio.Event) -> None:
+        is_sql = isinstance(self.resolved, ResolvedSql)
         await asyncio.to_thread(self._context.database.check_sessions)
-        async with Session.open(self._context, f"worker {self.resolved.durable}", by_hand=by_hand) as session:
+        async with Session.open(self._context, f"worker {self.resolved.durable}", for_handlers=is_sql) as session:
             await session.read(locations.check_tables, ())
             lease = await Lease.acquire(session, self.resolved, self._context, stop, self._on_ready, self._failed_at)
             if lease is None:
                 return
             self._warn_of_other_code(lease.checkpoint)
             failpoints.reach("worker.lease_taken")
-            if not by_hand:
+            if not is_sql:
                 await session.commit_by_statement()
             elif lease.checkpoint.location != DECLARED:
                 await session.look_first_in(lease.checkpoint.location)
-            await self._tell_waiting(lease)
+            await self._note_waiting(lease)
             try:
                 await session.read(locations.check_tables, [self.resolved], self._context.log)
                 await self._hold(session, lease, stop)
@@ -285,7 +285,7 @@ class ProjectionRunner:
             except CheckpointFenced:
                 raise
             except Exception:
-                await self._tell_waiting(lease)
+                await self._note_waiting(lease)
                 raise
             finally:
                 with suppress(SQLAlchemyError, OSError):
@@ -300,24 +300,24 @@ class ProjectionRunner:
                 _log, name=checkpoint.name, revision=checkpoint.revision, newer=checkpoint.revision + 1
             )
 
-    async def _tell_waiting(self, lease: Lease) -> None:
+    async def _note_waiting(self, lease: Lease) -> None:
         """Note in the checkpoint what ended the sessions before, so that the projection does not look healthy."""
         if self.pace.waits is not None:
             with suppress(SQLAlchemyError, OSError, EventjetError):
                 await lease.settle(None, self.pace.waits)
-                self._tells_waiting = True
+                self._is_waiting_noted = True
 
-    async def _tell_pause(self, lease: Lease, reason: str) -> None:
+    async def _note_pause(self, lease: Lease, reason: str) -> None:
         logs.WAITS.tell(_log, name=self.resolved.name, reason=reason)
         await lease.settle(None, reason)
-        self._tells_waiting = True
+        self._is_waiting_noted = True
 
-    async def _goes_on(self, lease: Lease) -> None:
+    async def _note_progress(self, lease: Lease) -> None:
         """Clear the backoff and the reason to wait, since a batch was written or nothing is left to write."""
         self.pace.progressed()
-        if self._tells_waiting:
+        if self._is_waiting_noted:
             await lease.settle(None)
-            self._tells_waiting = False
+            self._is_waiting_noted = False
 
     async def _hold(self, session: Session, lease: Lease, stop: asyncio.Event) -> None:
         """Check the tables, carry out retries, then write batches.
@@ -351,7 +351,7 @@ class ProjectionRunner:
             pipeline = self._pipeline(session, checkpoint, reader, blocked)
             reader.start()
             self._on_ready()
-            self._pause = None
+            self._pause_reason = None
             looking = asyncio.create_task(self._look(lease, log))
             side_tasks.append(looking)
             await self._project(session, lease, reader, pipeline, stop, looking)
@@ -386,7 +386,7 @@ class ProjectionRunner:
         while True:
             await asyncio.sleep(_LOOK_S)
             await check_running(client, stream, lease.checkpoint, log)
-            self._pause = await pause_of(client, stream, self.resolved.durable)
+            self._pause_reason = await pause_of(client, stream, self.resolved.durable)
 
     async def _project(
         self,
@@ -395,7 +395,7 @@ class ProjectionRunner:
         reader: EventReader,
         pipeline: BatchPipeline,
         stop: asyncio.Event,
-        looking: asyncio.Task[NoReturn],
+        look_task: asyncio.Task[NoReturn],
     ) -> None:
         """Write batches until `stop`, or until the revision is promoted."""
         context = self._context
@@ -406,17 +406,17 @@ class ProjectionRunner:
             if time.monotonic() - looked_at > _LOOK_S:
                 await lease.check_tables()
                 looked_at = time.monotonic()
-            if looking.done():
-                looking.result()
-            previous_pause, pause = pause, self._pause
+            if look_task.done():
+                look_task.result()
+            previous_pause, pause = pause, self._pause_reason
             if pause is not None and previous_pause is None:
-                await self._tell_pause(lease, waiting_since(now_told(), pause))
+                await self._note_pause(lease, waiting_since(now_told(), pause))
             wrote = await pipeline.step(context.options.lease_s / 3)
             remaining = reader.left_after(pipeline.position)  # no batch in time does not mean the end of the log
             if not wrote:
                 await lease.renew()
-            if pause is None and (self._tells_waiting if wrote else not remaining):
-                await self._goes_on(lease)
+            if pause is None and (self._is_waiting_noted if wrote else not remaining):
+                await self._note_progress(lease)
             if not wrote:
                 failpoints.reach("worker.lease_renewed")
             if promotion.is_due(remaining) and await promotion.attempt(pipeline.step):

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 _EVENTS_MAX = 200
 """Most events tried in one transaction, which must take less time than a lease lasts."""
-_AT_ONCE = 20
+_REQUESTS_AT_ONCE = 20
 """Records requested from the log at once."""
 _BYTES_MAX = 16 * 1024 * 1024
 """Most bytes of bodies in one transaction; a single larger event still passes."""
@@ -76,40 +76,40 @@ class _Retries:
         self._resolved = resolved
         self._lease = lease
         self._checkpoint = lease.checkpoint
-        self._size = self._size_max = min(context.options.batch_max, _EVENTS_MAX)
+        self._batch_size = self._batch_size_max = min(context.options.batch_max, _EVENTS_MAX)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run rounds until no retry waits; each round frees events from the quarantine or quarantines them again."""
         while not stop.is_set() and (waiting := await self.waiting()):
-            reading = asyncio.to_thread(self._offers, waiting[: self._size])
+            reading = asyncio.to_thread(self._offers, waiting[: self._batch_size])
             offers = await renewing(reading, self._lease.renew, self._context.options.lease_s / 3)
-            parts = Parts(self._resolved.name, self._unmoved(offers), private=self._resolved.is_private)
+            parts = Parts(self._resolved.name, self._unmoved_batch(offers), private=self._resolved.is_private)
             for part in parts:
                 events = cast("Sequence[Any]", part.events)
                 try:
                     await self._try(waiting, events)
                 except DBAPIError as error:
                     parts.refused(part, error)
-                    self._size = max(1, len(events) // 2)
+                    self._batch_size = max(1, len(events) // 2)
                 else:
-                    self._size = min(2 * self._size, self._size_max)
+                    self._batch_size = min(2 * self._batch_size, self._batch_size_max)
                     break  # other events wait now
 
     async def waiting(self) -> list[WaitingEvent]:
         """Return the next events to try, and one more."""
         return await self._session.read(
-            quarantine.to_retry, self._resolved.name, self._resolved.revision, self._size + 1
+            quarantine.to_retry, self._resolved.name, self._resolved.revision, self._batch_size + 1
         )
 
-    def _unmoved(self, offers: Sequence[Any] = ()) -> Batch:
+    def _unmoved_batch(self, offers: Sequence[Any] = ()) -> Batch:
         """Return a batch that does not move the checkpoint."""
         return Batch(self._checkpoint.position, self._checkpoint.position, self._checkpoint.event_id, offers)
 
     async def _try(self, waiting: Sequence[WaitingEvent], offers: Sequence[Offered]) -> None:
         outcome = await self._session.read(self._writer.sort, offers)
         failed = {(parked.aggregate, parked.aggregate_id): parked for parked in reversed(outcome.parked)}
-        changes = changes_of(outcome.changed, _sorting(waiting, len(offers), failed))
-        prepared = Prepared(self._unmoved(), changes, outcome.changed)
+        changes = changes_of(outcome.changed, _changes_after_retry(waiting, len(offers), failed))
+        prepared = Prepared(self._unmoved_batch(), changes, outcome.changed)
         await self._session.write(self._writer.commit, self._checkpoint, prepared)
         log_parked(self._resolved.name, changes.quarantine, "is parked again")
 
@@ -121,8 +121,10 @@ class _Retries:
         size = 0
         with NatsConnection.open(endpoint) as connection:
             check_same_log(connection, stream, self._checkpoint)
-            earlier = PredecessorReader(connection, stream)
-            offer = Offering(context.catalog, self._resolved.events, [event.position for event in waiting], earlier)
+            predecessors = PredecessorReader(connection, stream)
+            offer = Offering(
+                context.catalog, self._resolved.events, [event.position for event in waiting], predecessors
+            )
             for event, record in _read(connection, stream, waiting):
                 if record is None:
                     raise HistoryBroken(stream, event.position, "a parked event is to be tried again and is not there")
@@ -139,13 +141,15 @@ def _read(
     connection: NatsConnection, stream: str, waiting: Sequence[WaitingEvent]
 ) -> Iterator[tuple[WaitingEvent, RawRecord | None]]:
     """Yield each event with its record; records are requested some at once, which saves round trips to the server."""
-    for start in range(0, len(waiting), _AT_ONCE):
-        chunk = waiting[start : start + _AT_ONCE]
+    for start in range(0, len(waiting), _REQUESTS_AT_ONCE):
+        chunk = waiting[start : start + _REQUESTS_AT_ONCE]
         yield from zip(chunk, connection.ask_all([message_at(stream, event.position) for event in chunk]), strict=True)
 
 
-def _sorting(waiting: Sequence[WaitingEvent], tried: int, failed: Mapping[AggregateKey, Parked]) -> QuarantineChanges:
-    """Return the changes of the quarantine after the first `tried` of the waiting events were tried.
+def _changes_after_retry(
+    waiting: Sequence[WaitingEvent], tried_count: int, failed: Mapping[AggregateKey, Parked]
+) -> QuarantineChanges:
+    """Return the changes of the quarantine after the first `tried_count` of the waiting events were tried.
 
     Quarantined events that were handled stay as history; blocked events that were handled are removed. `failed` has the
     first event of each aggregate that failed; the rest of that aggregate stays blocked. When an aggregate has more
@@ -153,13 +157,13 @@ def _sorting(waiting: Sequence[WaitingEvent], tried: int, failed: Mapping[Aggreg
     """
     handled = [
         event
-        for event in waiting[:tried]
+        for event in waiting[:tried_count]
         if event.aggregate_key not in failed or event.position < failed[event.aggregate_key].position
     ]
     resolved = [(event.position, RETRIED) for event in handled if event.has_failed]
-    last_key = waiting[tried - 1].aggregate_key
-    if len(waiting) > tried and waiting[tried].aggregate_key == last_key and last_key not in failed:
-        resolved.append((waiting[tried].position, RETRY))
+    last_key = waiting[tried_count - 1].aggregate_key
+    if len(waiting) > tried_count and waiting[tried_count].aggregate_key == last_key and last_key not in failed:
+        resolved.append((waiting[tried_count].position, RETRY))
     return QuarantineChanges(
         parked=list(failed.values()),
         freed=[event.position for event in handled if not event.has_failed],

@@ -66,7 +66,7 @@ from eventjet.writers.batch import Batch
 
 _log = logging.getLogger(__name__)
 
-_TRIES_UNTOLD = 2
+_NOTE_AFTER_TRIES = 2
 """From this many failed tries of an event on, the cursor says what it waits for."""
 WRITE_S = 0.05
 """Pause between two writes of a moving cursor, in seconds."""
@@ -102,29 +102,29 @@ class CursorSession:
         handler: EventHandler,
         context: ReactionContext,
         stored: StoredCursor,
-        lanes: KeyedExecutor,
+        executor: KeyedExecutor,
         parked: Sequence[ParkedEntry],
         meter: FollowerMeter,
     ) -> None:
         self._handler = handler
         self._context = context
         self._stored = stored
-        self._lanes = lanes
+        self._executor = executor
         self._meter = meter
-        self._before = stored.cursor
+        self._initial_cursor = stored.cursor
         self._waking = stored.cursor.waking
         entries = [entry for entry in parked if entry.log == stored.cursor.log]
-        self._known = {entry.position: entry for entry in entries}
-        self._waiting: dict[AggregateKey, int] = {entry.key: entry.position for entry in reversed(entries)}
-        self._parked = entries
-        self._kept: list[ParkedEntry] = []
-        self._gone: list[ParkedEntry] = []
-        self._writing = asyncio.Lock()
-        self._left = stored.cursor.reason
-        self._waits: dict[AggregateKey, str] = {}
-        self._pause: str | None = None
+        self._entries_by_position = {entry.position: entry for entry in entries}
+        self._blocking_positions: dict[AggregateKey, int] = {entry.key: entry.position for entry in reversed(entries)}
+        self._parked_entries = entries
+        self._to_write: list[ParkedEntry] = []
+        self._to_delete: list[ParkedEntry] = []
+        self._write_lock = asyncio.Lock()
+        self._previous_reason = stored.cursor.reason
+        self._wait_reasons: dict[AggregateKey, str] = {}
+        self._pause_reason: str | None = None
         self._reader: Reading | None = None
-        self._noted = stored.cursor
+        self._noted_cursor = stored.cursor
 
     async def take(self, reader: Reading) -> None:
         """Queue every event under its key, retries of quarantined events first; raises what ends the reading."""
@@ -136,21 +136,21 @@ class CursorSession:
                 continue
             offers = cast("Sequence[Offered]", batch.events)
             for offered in offers:
-                await self._lanes.room()
+                await self._executor.room()
                 self._add(offered)
             last = offers[-1].position if offers else 0
             if batch.last > last:
-                await self._lanes.room()
-                self._lanes.add(batch.last, batch.event_id, [])
+                await self._executor.room()
+                self._executor.add(batch.last, batch.event_id, [])
 
     async def keep(self) -> None:
         """Write the cursor when it has moved, and otherwise about every third of a lease."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._context.options.lease_s / 3):
-                    await self._lanes.changed.wait()
+                    await self._executor.changed.wait()
             if self.is_idle:
-                self._left = None
+                self._previous_reason = None
             await self.write()
             await asyncio.sleep(WRITE_S)
 
@@ -163,7 +163,7 @@ class CursorSession:
                 fired = await self._handler.fired(after)
                 for due in fired:
                     after = due.sequence
-                    self._lanes.add_due((self._handler.declaration.name, due.process_id), self._coming_due(due))
+                    self._executor.add_due((self._handler.declaration.name, due.process_id), self._coming_due(due))
                 listed = listed if fired else newest
             # All processes of this loop ask at the same moments, so that they share an answer.
             await asyncio.sleep(_DUE_S - asyncio.get_running_loop().time() % _DUE_S)
@@ -173,8 +173,8 @@ class CursorSession:
         if self._waking is not None:
             await self._look_at_all(*self._waking)
             self._waking = None
-            self._lanes.changed.set()
-            logs.LOOKED_AGAIN.tell(_log, name=self._handler.declaration.name, revision=self._before.revision)
+            self._executor.changed.set()
+            logs.LOOKED_AGAIN.tell(_log, name=self._handler.declaration.name, revision=self._initial_cursor.revision)
         await asyncio.Event().wait()  # a task that ends would end the session
 
     async def _look_at_all(self, after: int, until: int) -> None:
@@ -189,7 +189,7 @@ class CursorSession:
             for finished in [future for future in looking if future.done()]:
                 del looking[finished]
             self._waking = min([reached, *(position - 1 for position in looking.values())]), until
-            self._lanes.changed.set()
+            self._executor.changed.set()
 
         while after < until:
             positions, reached = await self._handler.instances(after, until)
@@ -202,7 +202,7 @@ class CursorSession:
                 done = asyncio.get_running_loop().create_future()
                 looking[done] = position
                 key = (self._handler.declaration.name, process_id)
-                self._lanes.add_due(key, self._looking_at(key, position, places, done))
+                self._executor.add_due(key, self._looking_at(key, position, places, done))
             if reached == after:
                 await asyncio.sleep(_DUE_S)  # a replica lags
             after = reached
@@ -223,37 +223,40 @@ class CursorSession:
                     places.release()
 
         async def look() -> None:
-            if key in self._waiting:  # the quarantined event comes first; its retry wakes the process
+            if key in self._blocking_positions:  # the quarantined event comes first; its retry wakes the process
                 places.release()
             else:
-                _, error = await self._tried(attempt, key, position)
+                _, error = await self._try(attempt, key, position)
                 if error is not None:
-                    await self._unasked_failed(key[1], error)
+                    await self._refuse_last_event(key[1], error)
             done.set_result(None)
 
         return look
 
     def tell_pause(self, reason: str | None) -> None:
         """Note and log why no events come when the consumer is paused at the server; None when it is not paused."""
-        if (reason is None) == (self._pause is None):
+        if (reason is None) == (self._pause_reason is None):
             return
-        self._pause = None if reason is None else waiting_since(now_told(), reason)
-        self._lanes.changed.set()
-        if self._pause is not None:
-            logs.WAITS.tell(_log, name=self._handler.declaration.name, reason=self._pause)
+        self._pause_reason = None if reason is None else waiting_since(now_told(), reason)
+        self._executor.changed.set()
+        if self._pause_reason is not None:
+            logs.WAITS.tell(_log, name=self._handler.declaration.name, reason=self._pause_reason)
 
     def has_moved(self) -> bool:
         """Return whether a cursor with more progress was written since the last call."""
-        before, self._noted = self._noted, self._stored.cursor
-        return _is_further(self._noted, before)
+        before, self._noted_cursor = self._noted_cursor, self._stored.cursor
+        return _is_further(self._noted_cursor, before)
 
     @property
     def is_idle(self) -> bool:
         """Whether the session is at the end of the log, has written all its progress, and waits for nothing."""
-        lanes, is_written = self._lanes, not (self._kept or self._gone or self._waits or self._pause)
-        if not (is_written and lanes.is_idle and self._waking is None) or self._reader is None:
+        executor, is_written = (
+            self._executor,
+            not (self._to_write or self._to_delete or self._wait_reasons or self._pause_reason),
+        )
+        if not (is_written and executor.is_idle and self._waking is None) or self._reader is None:
             return False
-        return self._stored.cursor.position == lanes.position and not self._reader.left_after(lanes.position)
+        return self._stored.cursor.position == executor.position and not self._reader.left_after(executor.position)
 
     async def write(self) -> None:
         """Write the cursor and the changes of the quarantine.
@@ -267,16 +270,18 @@ class CursorSession:
         await self._write(owned=False)
 
     async def _write(self, *, owned: bool) -> None:
-        async with self._writing:
-            lanes = self._lanes
-            lanes.changed.clear()
+        async with self._write_lock:
+            executor = self._executor
+            executor.changed.clear()
             began = self._context.clock()
-            cursor = self._stored.cursor.moved(lanes.position, lanes.event_id, lanes.done_beyond(), self._waking)
-            if _is_further(cursor, self._before):
-                self._left = None  # what ended the sessions before has not ended this one
+            cursor = self._stored.cursor.moved(
+                executor.position, executor.event_id, executor.done_beyond(), self._waking
+            )
+            if _is_further(cursor, self._initial_cursor):
+                self._previous_reason = None  # what ended the sessions before has not ended this one
             cursor = cursor.waiting(self._reason_to_wait())
             failpoints.reach("cursor.before_write")
-            while len(self._kept) + len(self._gone) > CHANGES_MAX:
+            while len(self._to_write) + len(self._to_delete) > CHANGES_MAX:
                 # Events are quarantined before the cursor passes them, so that the next owner misses none.
                 await self._write_with_changes(self._stored.cursor)
             await self._write_with_changes(cursor if owned else cursor.released())
@@ -285,51 +290,51 @@ class CursorSession:
 
     async def _write_with_changes(self, cursor: Cursor) -> None:
         """Write the cursor with the next changes of the quarantine, which stay queued until a write succeeds."""
-        to_write = self._kept[:CHANGES_MAX]
-        to_delete = self._gone[: CHANGES_MAX - len(to_write)]
+        to_write = self._to_write[:CHANGES_MAX]
+        to_delete = self._to_delete[: CHANGES_MAX - len(to_write)]
         await self._context.cursors.write(self._stored, cursor, to_write, to_delete)
         for parked in (entry.parked for entry in to_write if entry.parked.resolution == PARKED):
             logs.PARKED.tell(
                 _log, name=cursor.name, position=parked.position, how="is parked", more="", reason=parked.reason
             )
-        del self._kept[: len(to_write)], self._gone[: len(to_delete)]
+        del self._to_write[: len(to_write)], self._to_delete[: len(to_delete)]
 
     def _add(self, offered: Offered) -> None:
         position, event_id = offered.position, offered.event_id
         imported = not self._handler.takes_imported and is_imported(offered.record[3])
-        entry = self._known.get(position)
+        entry = self._entries_by_position.get(position)
         if entry is not None and not is_of(entry.parked.event_id, offered.record):
             raise LogRolledBack(self._handler.declaration.name, position, "the event parked there is another")
-        if imported or self._before.is_done(position) or entry is not None:
-            self._lanes.add(position, event_id, [])
+        if imported or self._initial_cursor.is_done(position) or entry is not None:
+            self._executor.add(position, event_id, [])
             return
         if offered.event is None:
             key = offered.aggregate_key
-            self._lanes.add(position, event_id, [(key, lambda: self._undecodable(offered, key))])
+            self._executor.add(position, event_id, [(key, lambda: self._undecodable(offered, key))])
             return
         try:
             work = self._handler.work(offered.event)
         except BaseException as raised:  # noqa: BLE001 - a correlation of the application's
             failure = UnexpectedExit.instead_of(raised)
             key = offered.aggregate_key
-            self._lanes.add(position, event_id, [(key, lambda: self._refuse(offered, key, failure, 1))])
+            self._executor.add(position, event_id, [(key, lambda: self._refuse(offered, key, failure, 1))])
             return
-        works = [] if work is None else [(work[0], lambda: self._deal_with(offered, *work))]
-        self._lanes.add(position, event_id, works)
+        works = [] if work is None else [(work[0], lambda: self._handle(offered, *work))]
+        self._executor.add(position, event_id, works)
 
     async def _undecodable(self, offered: Offered, key: AggregateKey) -> None:
         assert offered.error is not None
         await self._refuse(offered, key, offered.error, 1)
 
-    async def _deal_with(self, offered: Offered, key: AggregateKey, attempt: Try) -> None:
+    async def _handle(self, offered: Offered, key: AggregateKey, attempt: Try) -> None:
         """Try an event until it is done or quarantined; behind an earlier event of its key it is blocked untried."""
         blocking_key = next(
             (candidate for candidate in (offered.aggregate_key, key) if self._is_behind(offered, candidate)), None
         )
         if blocking_key is not None:
-            self._park(_of(blocked_by(offered), blocking_key))
+            self._park(_under_key(blocked_by(offered), blocking_key))
             return
-        tries, error = await self._tried(attempt, key, offered.position)
+        tries, error = await self._try(attempt, key, offered.position)
         if error is not None:
             await self._refuse(offered, key, error, tries)
         else:
@@ -343,40 +348,40 @@ class CursorSession:
             name, aggregate_id = self._handler.declaration.name, offered.aggregate_key[1]
             raise ReactionFailed(name, offered.position, aggregate_id, self._reason(error)) from error
         if self._is_behind(offered, key):
-            self._park(_of(blocked_by(offered), key))
+            self._park(_under_key(blocked_by(offered), key))
             return
-        self._waiting[key] = offered.position
-        self._park(_of(parked_for(offered, error, private=self._is_private), key), tries)
+        self._blocking_positions[key] = offered.position
+        self._park(_under_key(parked_for(offered, error, private=self._is_private), key), tries)
 
     def _is_behind(self, offered: Offered, key: AggregateKey) -> bool:
         """Return whether an earlier event of the key waits.
 
         Where a cursor was set back, the waiting event may be a later one, which blocks nothing before it.
         """
-        return self._waiting.get(key, offered.position) < offered.position
+        return self._blocking_positions.get(key, offered.position) < offered.position
 
     def _park(self, parked: Parked, tries: int = 0) -> None:
         if parked.resolution == PARKED:
             self._meter.tries["parked"] += 1
-        self._kept.append(parked_now(parked, tries, self._before.log))
-        self._lanes.changed.set()
+        self._to_write.append(parked_now(parked, tries, self._initial_cursor.log))
+        self._executor.changed.set()
 
-    async def _tried(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
+    async def _try(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
         """Return how often an event was tried, and what the last try raised: None when it is done.
 
         Position 0 means a deadline. From the second failed try on the cursor says why it waits.
         """
         try:
-            return await self._tried_until(attempt, key, position)
+            return await self._try_until(attempt, key, position)
         finally:
-            if self._waits.pop(key, None) is not None:
-                self._lanes.changed.set()
+            if self._wait_reasons.pop(key, None) is not None:
+                self._executor.changed.set()
 
-    async def _tried_until(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
+    async def _try_until(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
         retry, number, since = self._handler.retry, 0, now_told()
         while True:
             number += 1
-            await self._in_time()
+            await self._renew_if_late()
             limit = asyncio.timeout(retry.timeout_s)
             try:
                 async with limit:
@@ -386,31 +391,35 @@ class CursorSession:
                 self._meter.tries["passing" if passing else "failed"] += 1
                 if not passing and (number >= retry.tries or isinstance(error, _HOPELESS)):
                     return number, error
-                self._say_failed(key, position, number, error)
-                if number >= _TRIES_UNTOLD:
-                    self._tell_waiting(key, position, since, error)
-                await self._lanes.pause(retry.pause_s(number))
+                self._log_failed_try(key, position, number, error)
+                if number >= _NOTE_AFTER_TRIES:
+                    self._note_waiting(key, position, since, error)
+                await self._executor.pause(retry.pause_s(number))
             else:
                 self._meter.tries["done"] += 1
                 return number, None
 
-    def _say_failed(self, key: AggregateKey, position: int, number: int, error: Exception) -> None:
+    def _log_failed_try(self, key: AggregateKey, position: int, number: int, error: Exception) -> None:
         name, what = self._handler.declaration.name, f"position {position}" if position else "its deadline"
         whose = repr(key[1]) if key[0] == name else f"{key[0]} {key[1]!r}"
         logs.TRY_FAILED.tell(_log, name=name, whose=whose, what=what, attempt=number, reason=self._reason(error))
 
-    def _tell_waiting(self, key: AggregateKey, position: int, since: str, error: Exception) -> None:
+    def _note_waiting(self, key: AggregateKey, position: int, since: str, error: Exception) -> None:
         what = f"position {position:,}" if position else f"the deadline of {key[1]!r}"
         reason = waiting_since(since, f"{what}: {self._reason(error)}")
-        if self._waits.get(key) != reason:
-            self._waits[key] = reason
-            self._lanes.changed.set()
+        if self._wait_reasons.get(key) != reason:
+            self._wait_reasons[key] = reason
+            self._executor.changed.set()
             logs.WAITS.tell(_log, name=self._handler.declaration.name, reason=reason)
 
     def _reason_to_wait(self) -> str | None:
         """Return why events are not handled, for the key that has waited longest; None when nothing waits."""
-        first = next(iter(self._waits.values()), self._pause or self._left)
-        return first if first is None or len(self._waits) < 2 else f"{first} (and {len(self._waits) - 1} more wait)"
+        first = next(iter(self._wait_reasons.values()), self._pause_reason or self._previous_reason)
+        return (
+            first
+            if first is None or len(self._wait_reasons) < 2
+            else f"{first} (and {len(self._wait_reasons) - 1} more wait)"
+        )
 
     @property
     def _is_private(self) -> bool:
@@ -419,7 +428,7 @@ class CursorSession:
     def _reason(self, error: Exception) -> str:
         return reason_of(error, private=self._is_private)
 
-    async def _in_time(self) -> None:
+    async def _renew_if_late(self) -> None:
         """Renew a lease that may have expired before a try begins: this process may have been suspended meanwhile."""
         while self._context.clock() - self._stored.written_at > self._context.options.lease_s:
             await self.write()
@@ -429,15 +438,15 @@ class CursorSession:
         key = (self._handler.declaration.name, due.process_id)
 
         async def come_due() -> None:
-            if key in self._waiting:
+            if key in self._blocking_positions:
                 return  # the quarantined event comes first; its retry wakes the process, which is due then
-            _, error = await self._tried(lambda _: self._handler.come_due(due), key, 0)
+            _, error = await self._try(lambda _: self._handler.come_due(due), key, 0)
             if error is not None:
-                await self._unasked_failed(due.process_id, error)
+                await self._refuse_last_event(due.process_id, error)
 
         return come_due
 
-    async def _unasked_failed(self, process_id: str, error: Exception) -> None:
+    async def _refuse_last_event(self, process_id: str, error: Exception) -> None:
         """Quarantine the last event of a process instance that failed without an event having woken it."""
         name = self._handler.declaration.name
         repositories = self._context.repositories
@@ -449,17 +458,17 @@ class CursorSession:
     def _retry_parked(self) -> None:
         """Queue the retries of quarantined events under their keys, before any later event of the same key."""
         by_key: defaultdict[AggregateKey, list[ParkedEntry]] = defaultdict(list)
-        for entry in self._parked:
+        for entry in self._parked_entries:
             by_key[entry.key].append(entry)
         for key, entries in by_key.items():
             if entries[0].parked.resolution != PARKED:
-                self._lanes.add_due(key, self._again(key, entries))
+                self._executor.add_due(key, self._retrying(key, entries))
 
-    def _again(self, key: AggregateKey, entries: Sequence[ParkedEntry]) -> Any:
+    def _retrying(self, key: AggregateKey, entries: Sequence[ParkedEntry]) -> Any:
         async def again() -> None:
             for entry in entries:
                 if entry.parked.resolution == PARKED:
-                    self._waiting[key] = entry.position
+                    self._blocking_positions[key] = entry.position
                     return
                 record = await self._handler.source.at(entry.position)
                 if record is None and self._handler.source.forgets:
@@ -468,24 +477,24 @@ class CursorSession:
                 failed = await self._try_again(entry, record)
                 if failed is not None:
                     assert failed.error is not None
-                    self._waiting[key] = entry.position
+                    self._blocking_positions[key] = entry.position
                     parked = parked_for(failed, failed.error, private=self._is_private)
-                    self._park(_of(parked, key), self._handler.retry.tries)
+                    self._park(_under_key(parked, key), self._handler.retry.tries)
                     return
                 if entry.parked.resolution == BLOCKED:
-                    self._gone.append(entry)
+                    self._to_delete.append(entry)
                 else:
-                    self._kept.append(entry.resolved(RETRIED))
-                self._lanes.changed.set()
-            del self._waiting[key]
+                    self._to_write.append(entry.resolved(RETRIED))
+                self._executor.changed.set()
+            del self._blocking_positions[key]
 
         return again
 
     def _forget(self, entry: ParkedEntry) -> None:
         name, stream = self._handler.declaration.name, self._handler.source.stream
         logs.DROPPED.tell(_log, name=name, position=entry.position, stream=stream)
-        self._kept.append(entry.resolved(DROPPED))
-        self._lanes.changed.set()
+        self._to_write.append(entry.resolved(DROPPED))
+        self._executor.changed.set()
 
     async def _try_again(self, entry: ParkedEntry, record: RawRecord | None) -> Offered | None:
         """Try a quarantined event again; return it with its error when it failed again, None when it is done."""
@@ -500,16 +509,16 @@ class CursorSession:
             work = self._handler.work(offered.event)
             if work is None:
                 return None
-            _, error = await self._tried(work[1], work[0], entry.position)
+            _, error = await self._try(work[1], work[0], entry.position)
         return None if error is None else offered.failed(error)
 
 
-def _is_further(cursor: Cursor, before: Cursor) -> bool:
+def _is_further(cursor: Cursor, previous: Cursor) -> bool:
     """Return whether the progress differs from that of the earlier cursor."""
-    return (cursor.position, cursor.done, cursor.waking) != (before.position, before.done, before.waking)
+    return (cursor.position, cursor.done, cursor.waking) != (previous.position, previous.done, previous.waking)
 
 
-def _of(parked: Parked, key: AggregateKey) -> Parked:
+def _under_key(parked: Parked, key: AggregateKey) -> Parked:
     """Return the event under the key of its queue: for an event that a process hears, the process instance."""
 
     return replace(parked, aggregate=key[0], aggregate_id=key[1])
@@ -520,7 +529,7 @@ LANES = 32
 AHEAD_MAX = 1_000
 """Positions read from the log beyond the position up to which all is done."""
 _BATCH_MAX = 500
-_LEFT = 2
+_YIELD_LEASES = 2
 """How many leases long a process without room for it leaves a free cursor to other processes."""
 _LOOK_S = 2.0
 """How often the stream's identity and integrity are checked, in seconds."""
@@ -558,12 +567,16 @@ class ReactionRunner:
     """
 
     def __init__(
-        self, handler: EventHandler, context: ReactionContext, share: PartitionAssignment, on_ready: Callable[[], None]
+        self,
+        handler: EventHandler,
+        context: ReactionContext,
+        assignment: PartitionAssignment,
+        on_ready: Callable[[], None],
     ) -> None:
         self.name = handler.declaration.name
         self._handler = handler
         self._context = context
-        self._share = share
+        self._assignment = assignment
         self._on_ready = on_ready
         self._meter = context.meter(handler)
         self.pace = Backoff(context.options.backoff_s)
@@ -573,22 +586,24 @@ class ReactionRunner:
         """Run session after session until `stop`, then finish the events in progress and release the cursor."""
         private = self._context.repositories.catalog.is_private
         ends, ready = self._meter.terms, self._on_ready
-        await run_sessions(self.name, self._term, stop, ends, self.pace, on_ready=ready, private=private)
+        await run_sessions(self.name, self._run_session, stop, ends, self.pace, on_ready=ready, private=private)
 
-    async def _term(self, stop: asyncio.Event) -> None:
+    async def _run_session(self, stop: asyncio.Event) -> None:
         """Wait until the cursor is free, take it, and run one session."""
         lease_s, clock = self._context.options.lease_s, self._context.clock
         watch, free_watch = OwnerWatch(clock), OwnerWatch(clock)
         while not stop.is_set():
             stored = await self._look_at(watch)  # also without room, to see how long the cursor is not written
-            if stored is None or not (self._share.has_room() or free_watch.is_silent(stored.sequence, _LEFT * lease_s)):
+            if stored is None or not (
+                self._assignment.has_room() or free_watch.is_silent(stored.sequence, _YIELD_LEASES * lease_s)
+            ):
                 self._on_ready()
                 await pause(stop, self._context.options.poll_s)
                 continue
-            with self._share.holding() as let_go:
+            with self._assignment.holding() as release_requested:
                 if await self._take(stored):
                     failpoints.reach("cursor.taken")
-                    await self._hold(stored, stop, let_go)
+                    await self._hold(stored, stop, release_requested)
                     return
 
     async def _look_at(self, watch: OwnerWatch) -> StoredCursor | None:
@@ -611,10 +626,10 @@ class ReactionRunner:
         logs.TOOK_CURSOR.tell(_log, name=self.name, position=stored.cursor.position)
         return True
 
-    async def _hold(self, stored: StoredCursor, stop: asyncio.Event, let_go: asyncio.Event) -> None:
-        """Run the session until `stop` or `let_go` is set; an error that stops the subscription is written to it."""
+    async def _hold(self, stored: StoredCursor, stop: asyncio.Event, release_requested: asyncio.Event) -> None:
+        """Run the session until one of the events is set; write an error that stops the subscription to the cursor."""
         try:
-            await self._follow(stored, stop, let_go)
+            await self._follow(stored, stop, release_requested)
             self._meter.terms["drained"] += 1
         except _STOPS as error:
             logs.STOPPED.tell(_log, name=self.name, reason=error)
@@ -629,7 +644,7 @@ class ReactionRunner:
                     await self._context.cursors.write(stored, stored.cursor.waiting(self.pace.waits))
             raise
 
-    async def _follow(self, stored: StoredCursor, stop: asyncio.Event, let_go: asyncio.Event) -> None:
+    async def _follow(self, stored: StoredCursor, stop: asyncio.Event, release_requested: asyncio.Event) -> None:
         context, cursor, events = self._context, stored.cursor, self._handler.source
 
         async def renew() -> None:
@@ -645,40 +660,46 @@ class ReactionRunner:
         consumer = Source(context.endpoint, events.stream, self._handler.durable)
         opening = context.open_reader(consumer, cursor.position, events.reader, _BATCH_MAX, events.filters)
         reader = await renewing(opening, renew, every_s)
-        lanes = KeyedExecutor(LANES, AHEAD_MAX, cursor.position, cursor.event_id, cursor.done)
+        executor = KeyedExecutor(LANES, AHEAD_MAX, cursor.position, cursor.event_id, cursor.done)
         try:
-            term = CursorSession(self._handler, context, stored, lanes, parked, self._meter)
+            session = CursorSession(self._handler, context, stored, executor, parked, self._meter)
             reader.start()
             self._on_ready()
-            keeping = (term.keep(), self._look(stored, term), term.wake(), term.look_again(), _raised(lanes))
-            tasks = [asyncio.ensure_future(coroutine) for coroutine in (term.take(reader), *keeping)]
+            keeping = (
+                session.keep(),
+                self._look(stored, session),
+                session.wake(),
+                session.look_again(),
+                _raise_failure(executor),
+            )
+            tasks = [asyncio.ensure_future(coroutine) for coroutine in (session.take(reader), *keeping)]
             try:
-                await self._until_ended(term, lanes, tasks, stop, let_go)
+                await self._until_ended(session, executor, tasks, stop, release_requested)
             finally:
-                if term.has_moved():
+                if session.has_moved():
                     self.pace.progressed()
         finally:
-            await lanes.close()
+            await executor.close()
             await reader.close()
         self.pace.progressed()
 
     async def _until_ended(
         self,
-        term: CursorSession,
-        lanes: KeyedExecutor,
-        working: Sequence[asyncio.Future[Any]],
+        session: CursorSession,
+        executor: KeyedExecutor,
+        session_tasks: Sequence[asyncio.Future[Any]],
         stop: asyncio.Event,
-        let_go: asyncio.Event,
+        release_requested: asyncio.Event,
     ) -> None:
         """Run the tasks until the end, then finish events in progress and release; raises what ends the session."""
-        stopped, released = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(let_go.wait())
-        taking, *keeping = working
-        tasks: list[asyncio.Future[Any]] = [stopped, released, *working]
+        stopped, released = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(release_requested.wait())
+        taking, *keeping = session_tasks
+        tasks: list[asyncio.Future[Any]] = [stopped, released, *session_tasks]
         try:
             await _first_of(tasks)
-            raise_ended(working)
+            raise_ended(session_tasks)
             taking.cancel()
-            drained = asyncio.ensure_future(lanes.drained())
+            drained = asyncio.ensure_future(executor.drained())
             tasks.append(drained)
             # The next owner can wait for a running handler; a process that is stopped cannot wait long.
             await _first_of([stopped, drained, *keeping], self._handler.retry.timeout_s)
@@ -686,20 +707,20 @@ class ReactionRunner:
             raise_ended(keeping)
             if not drained.done():
                 logs.HANDLER_CUT_OFF.tell(_log, name=self.name)
-            await lanes.close()
-            await term.release()
+            await executor.close()
+            await session.release()
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _look(self, stored: StoredCursor, term: CursorSession) -> None:
+    async def _look(self, stored: StoredCursor, session: CursorSession) -> None:
         """Raise as soon as the stream is another one or has lost records; note whether its consumer is paused."""
         while True:
             await asyncio.sleep(_LOOK_S)
             handler = self._handler
-            term.tell_pause(await handler.source.look(stored.cursor, handler.durable))
-            if term.has_moved() or term.is_idle:
+            session.tell_pause(await handler.source.look(stored.cursor, handler.durable))
+            if session.has_moved() or session.is_idle:
                 self.pace.progressed()
 
 
@@ -707,8 +728,8 @@ async def _first_of(tasks: Sequence[asyncio.Future[Any]], timeout_s: float | Non
     await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def _raised(lanes: KeyedExecutor) -> None:
-    await asyncio.shield(lanes.failed)
+async def _raise_failure(executor: KeyedExecutor) -> None:
+    await asyncio.shield(executor.failed)
 
 
 def raise_ended(tasks: Sequence[asyncio.Future[Any]]) -> None:

@@ -192,14 +192,14 @@ class EventReader:
         pull: DurablePull,
         buffer: EventBuffer,
         decode: Reader,
-        earlier: PredecessorReader,
+        predecessors: PredecessorReader,
         position: int,
         name: str,
     ) -> None:
         self._pull = pull
         self._buffer = buffer
         self._decode = decode
-        self._earlier = earlier
+        self._predecessors = predecessors
         self._position = position
         self._peeked: Batch | None = None
         self._thread = threading.Thread(target=self._read, name=f"eventjet {name}", daemon=True)
@@ -234,8 +234,8 @@ class EventReader:
         except asyncio.CancelledError:
             opening.add_done_callback(_close_unused)  # cancelling does not stop the thread
             raise
-        earlier = PredecessorReader(pull.link, source.stream)
-        return cls(pull, EventBuffer(batch_max), decoder(earlier), earlier, position, source.durable)
+        predecessors = PredecessorReader(pull.link, source.stream)
+        return cls(pull, EventBuffer(batch_max), decoder(predecessors), predecessors, position, source.durable)
 
     def start(self) -> None:
         self._thread.start()
@@ -263,7 +263,7 @@ class EventReader:
     async def close(self) -> None:
         """Stop the thread and close the connection; the durable stays on the server."""
         self._buffer.close()
-        self._earlier.close()
+        self._predecessors.close()
         await asyncio.to_thread(close_reading, self._pull, self._thread)
 
     def _read(self) -> None:
@@ -314,9 +314,9 @@ def left_after(pull: DurablePull, position: int) -> int:
     return max(0, pull.position - position) + pending
 
 
-def _close_unused(opened: asyncio.Future[DurablePull]) -> None:
-    if not opened.cancelled() and opened.exception() is None:
-        opened.result().close()
+def _close_unused(opening: asyncio.Future[DurablePull]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().close()
 
 
 def close_reading(pull: DurablePull, thread: threading.Thread) -> None:

@@ -25,16 +25,16 @@ _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_PASSES = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
+_EXPECTED = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
 """Expected errors; any other error is logged with its traceback."""
 
 
 END_S = 5.0
 """How long cancelled tasks may take to roll back, release and end, in seconds."""
-_LASTING = 3
+_LASTING_FAULTS = 3
 """After this many failed sessions in a row the subscription no longer delays the readiness of the process."""
 
-_PART_FIRST = 500
+_FIRST_PART = 500
 """Events in the first transaction, before the speed of the handler is known."""
 
 
@@ -42,7 +42,7 @@ class Backoff:
     """The pauses between sessions that end in faults, and the last of these faults."""
 
     def __init__(self, backoff_s: tuple[float, float]) -> None:
-        self._first_s, self._most_s = backoff_s
+        self._first_s, self._longest_s = backoff_s
         self.pause_s = self._first_s
         """Pause after the next fault, in seconds."""
         self.faults = 0
@@ -65,15 +65,15 @@ class Backoff:
     @property
     def is_lasting(self) -> bool:
         """Whether so many sessions in a row failed that others need not wait for this subscription."""
-        return self.faults >= _LASTING
+        return self.faults >= _LASTING_FAULTS
 
     def hold_off(self) -> None:
         """Take the longest pause next, since the cause does not end soon."""
-        self.pause_s = self._most_s
+        self.pause_s = self._longest_s
 
     def paused(self) -> None:
         """Double the pause after the next fault, up to the longest; progress before it resets the pause."""
-        self.pause_s = min(2 * self.pause_s, self._most_s)
+        self.pause_s = min(2 * self.pause_s, self._longest_s)
 
 
 class Pace(Backoff):
@@ -82,7 +82,7 @@ class Pace(Backoff):
     def __init__(self, options: WorkerOptions) -> None:
         super().__init__(options.backoff_s)
         self._options = options
-        self.part_max = min(_PART_FIRST, options.batch_max)
+        self.part_max = min(_FIRST_PART, options.batch_max)
         """Most events in one transaction."""
 
     def committed(self, count: int, took_s: float) -> None:
@@ -111,36 +111,36 @@ def waiting_since(since: str, reason: str) -> str:
 
 async def run_sessions(
     name: str,
-    term: Callable[[asyncio.Event], Awaitable[None]],
+    session: Callable[[asyncio.Event], Awaitable[None]],
     stop: asyncio.Event,
-    ends: dict[str, int],
-    pace: Backoff,
+    end_counts: dict[str, int],
+    backoff: Backoff,
     *,
     on_ready: Callable[[], None],
     private: bool,
 ) -> None:
     """Run session after session until `stop`, with a pause after each fault.
 
-    `ends` counts how sessions ended. `private` keeps personal data out of logged reasons. A repeated fault is logged
-    once. After several faults in a row `on_ready` is called, so that others do not wait for this subscription.
+    `end_counts` counts how sessions ended. `private` keeps personal data out of logged reasons. A repeated fault is
+    logged once. After several faults in a row `on_ready` is called, so that others do not wait for this subscription.
     """
     while not stop.is_set():
         try:
-            await called(term(stop))
+            await called(session(stop))
         except (CheckpointFenced, CursorFenced) as error:
-            ends["fenced"] += 1
+            end_counts["fenced"] += 1
             logs.FENCED.tell(_log, name=name, reason=error)
         except Exception as error:  # noqa: BLE001 - others go on, and so does this one, at a bounded rate
-            ends["fault"] += 1
-            unforeseen = not isinstance(error, _PASSES) or isinstance(error, UnexpectedExit)
+            end_counts["fault"] += 1
+            unforeseen = not isinstance(error, _EXPECTED) or isinstance(error, UnexpectedExit)
             trace = f"\n{traceback_of(error, private=private)}" if unforeseen else ""
             reason = reason_of(error, private=private)
-            if pace.failed_term(reason):
+            if backoff.failed_term(reason):
                 logs.TRYING_AGAIN.tell(_log, name=name, reason=reason, trace=trace)
-            if pace.is_lasting:
+            if backoff.is_lasting:
                 on_ready()
-            await pause(stop, pace.pause_s)
-            pace.paused()
+            await pause(stop, backoff.pause_s)
+            backoff.paused()
 
 
 async def renewing(work: Awaitable[T], renew: Callable[[], Awaitable[object]], every_s: float) -> T:
@@ -195,20 +195,20 @@ class OwnerWatch:
         self._lease: Hashable = None
         self._since = clock()
 
-    def is_silent(self, lease: Hashable, lasts_s: float) -> bool:
-        """Note the lease that was just read, and return whether it has been unchanged for longer than `lasts_s`.
+    def is_silent(self, lease: Hashable, duration_s: float) -> bool:
+        """Note the lease that was just read, and return whether it has been unchanged for longer than `duration_s`.
 
         `lease` is any value that changes with each renewal; None means that there is no owner.
         """
         now = self._clock()
         if lease != self._lease:
             self._lease, self._since = lease, now
-        return lease is not None and now - self._since > lasts_s
+        return lease is not None and now - self._since > duration_s
 
 
 def boot_clock() -> float:
     """Return the seconds since this machine started, including suspended time where the system counts it."""
-    return time.clock_gettime(_BOOT)
+    return time.clock_gettime(_BOOT_CLOCK)
 
 
-_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_BOOT_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

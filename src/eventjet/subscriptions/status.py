@@ -172,7 +172,7 @@ def look_at_cursors(connection: NatsConnection, app: Application) -> list[Cursor
             # Where the settings may not be read, the failed listing is all that is known.
             standstill, entries = standstill or error, []
         if declaration is not None and declaration.stream:
-            look = _inbox(connection, declaration, seen, entries)
+            look = _inbox_look(connection, declaration, seen, entries)
             looks.append(look if standstill is None else replace(look, fault=str(standstill)))
             continue
         filters = [] if declaration is None else filters_of(app, declaration.events)
@@ -216,22 +216,24 @@ def _public_fault(connection: NatsConnection, app: Application, name: str) -> Lo
     return None
 
 
-def _inbox(
-    connection: NatsConnection, own: Declaration, seen: CursorSeen, entries: Sequence[ParkedEntry]
+def _inbox_look(
+    connection: NatsConnection, declaration: Declaration, seen: CursorSeen, entries: Sequence[ParkedEntry]
 ) -> CursorLook:
     """Return the look at an inbox, which follows another stream than the log."""
     cursor = seen.cursor
     parked = sum(entry.parked.resolution in (PARKED, RETRY) for entry in entries)
     try:
-        state = connection.ask(stream_info(own.stream))
+        state = connection.ask(stream_info(declaration.stream))
     except StreamMissing:
-        return CursorLook(seen, 0, None, parked, f"the stream {own.stream!r} does not exist")
+        return CursorLook(seen, 0, None, parked, f"the stream {declaration.stream!r} does not exist")
     except Forbidden:
         return CursorLook(seen, 0, None, parked)
     if not cursor.log:
         return CursorLook(seen, 0, None, parked, cursor.reason or "")
-    fault = "" if state.created == cursor.log else f"the stream {own.stream!r} is not the one that it began in"
-    return CursorLook(seen, *_lag(connection, own.stream, cursor, [own.subject], state.last), parked, fault)
+    fault = "" if state.created == cursor.log else f"the stream {declaration.stream!r} is not the one that it began in"
+    return CursorLook(
+        seen, *_lag(connection, declaration.stream, cursor, [declaration.subject], state.last), parked, fault
+    )
 
 
 def _lag(
@@ -358,11 +360,11 @@ def paced(before: StatusSnapshot, after: StatusSnapshot) -> list[WorkStatus]:
     ]
 
 
-def _paced(status: WorkStatus, before: WorkStatus | None, seconds: float) -> WorkStatus:
-    if seconds <= 0 or before is None or status.position < before.position:
+def _paced(status: WorkStatus, previous: WorkStatus | None, seconds: float) -> WorkStatus:
+    if seconds <= 0 or previous is None or status.position < previous.position:
         return replace(status, eta_s=None if status.lag_events else 0.0)
-    pace = (status.position - before.position) / seconds
-    gain = pace - max(0, status.log_position - before.log_position) / seconds
+    pace = (status.position - previous.position) / seconds
+    gain = pace - max(0, status.log_position - previous.log_position) / seconds
     eta_s = status.lag_events / gain if gain > 0 else None
     return replace(status, events_per_s=pace, eta_s=eta_s if status.lag_events else 0.0)
 
@@ -454,7 +456,9 @@ def see_checkpoints(connection: Connection, app: str, declared: Collection[tuple
     stored_rows = read_all(connection)
     owners = {checkpoint.name: checkpoint.app for checkpoint, _ in stored_rows if checkpoint.app not in ("", app)}
     rows = [
-        (_judged(connection, checkpoint), left_s) for checkpoint, left_s in stored_rows if checkpoint.name not in owners
+        (_judged(connection, checkpoint), remaining_s)
+        for checkpoint, remaining_s in stored_rows
+        if checkpoint.name not in owners
     ]
     for name, revision in sorted(declared):
         if name in owners:
@@ -497,22 +501,22 @@ def checkpoints_of(seen: SeenCheckpoints, declared: Collection[tuple[str, int]])
 
 def statuses_of(seen: SeenCheckpoints, declared: Collection[tuple[str, int]], log: SeenLog) -> list[WorkStatus]:
     """Return the status of every projection that is declared or has a checkpoint, given what was read from the log."""
-    left_s = {(checkpoint.name, checkpoint.revision): left_s for checkpoint, left_s in seen.rows}
+    remaining_by_key = {(checkpoint.name, checkpoint.revision): remaining_s for checkpoint, remaining_s in seen.rows}
     return [
-        _status(checkpoint, left_s.get((checkpoint.name, checkpoint.revision), 0.0), seen, declared, log)
+        _status(checkpoint, remaining_by_key.get((checkpoint.name, checkpoint.revision), 0.0), seen, declared, log)
         for checkpoint in checkpoints_of(seen, declared)
     ]
 
 
 def _status(
     checkpoint: Checkpoint,
-    lease_left_s: float,
+    remaining_s: float,
     seen: SeenCheckpoints,
     declared: Collection[tuple[str, int]],
     log: SeenLog,
 ) -> WorkStatus:
     key = (checkpoint.name, checkpoint.revision)
-    lives = _lives(checkpoint, lease_left_s)
+    lives = _is_lease_live(checkpoint, remaining_s)
     # A database that takes no writes holds no reason; a live lease shows that its worker can write.
     stuck = seen.refusal if not lives and checkpoint.state in (NEW, BUILDING, ACTIVE) else ""
     return WorkStatus(
@@ -529,7 +533,7 @@ def _status(
         declared=key in declared,
         location=checkpoint.location,
         lost_owner=None if lives else checkpoint.owner,
-        lost_s=_silent_s(checkpoint, lease_left_s),
+        lost_s=_silent_s(checkpoint, remaining_s),
         parked=seen.parked.get(key, 0),
     )
 
@@ -543,10 +547,10 @@ def look_at_followers(
     """
     looks = {look.name: look for look in look_at_cursors(connection, app)}
     names = sorted({*declared, *looks})
-    return [_follower(name, declared.get(name), looks.get(name), last) for name in names]
+    return [_follower_status(name, declared.get(name), looks.get(name), last) for name in names]
 
 
-def _follower(name: str, declared: Declaration | None, look: CursorLook | None, last: int) -> WorkStatus:
+def _follower_status(name: str, declared: Declaration | None, look: CursorLook | None, last: int) -> WorkStatus:
     if look is None:
         assert declared is not None
         missing = "it has no cursor: run `eventjet init`"
@@ -597,18 +601,18 @@ def _cut(reason: str | None) -> str | None:
     return None if reason is None else cut(reason, REASON_MAX)
 
 
-def _lives(checkpoint: Checkpoint, left_s: float) -> bool:
+def _is_lease_live(checkpoint: Checkpoint, remaining_s: float) -> bool:
     """Return whether a lease is live.
 
     A lease with more time left than it lasts is not: it was taken before the database's clock was set back, and not
     renewed since.
     """
-    return 0 < left_s <= checkpoint.lease_s + _CLOCK_S
+    return 0 < remaining_s <= checkpoint.lease_s + _CLOCK_S
 
 
-def _silent_s(checkpoint: Checkpoint, left_s: float) -> float | None:
+def _silent_s(checkpoint: Checkpoint, remaining_s: float) -> float | None:
     """Return for how many seconds a lost owner has been silent; None without one."""
-    return None if checkpoint.owner is None or left_s > 0 else checkpoint.lease_s - left_s
+    return None if checkpoint.owner is None or remaining_s > 0 else checkpoint.lease_s - remaining_s
 
 
 def _judged(connection: Connection, checkpoint: Checkpoint) -> Checkpoint:

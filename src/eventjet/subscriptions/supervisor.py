@@ -110,17 +110,17 @@ async def run_workers(
         raise UsageError(f"{app.name!r} declares nothing to work on. List a projection or a reactor in its App.")
     options = options or WorkerOptions()
     working = Workers(app, settings, options, _when_all(chosen.names, on_ready))
-    async with AsyncExitStack() as ending:
+    async with AsyncExitStack() as exit_stack:
         log = await asyncio.to_thread(_check_stream, working.endpoint, app)
         repositories = None
         if chosen.followers:
-            repositories, client = await ending.enter_async_context(open_repositories(app, settings))
+            repositories, client = await exit_stack.enter_async_context(open_repositories(app, settings))
         else:
-            client = await ending.enter_async_context(connected(settings))
+            client = await exit_stack.enter_async_context(connected(settings))
         if chosen.projections:
             await working.begin_projections(chosen.projections, log, client)
         if repositories is not None:
-            await working.begin_followers(chosen.followers, repositories, client, ending)
+            await working.begin_followers(chosen.followers, repositories, client, exit_stack)
         if len(working.faults) == len(chosen.names):
             raise next(iter(working.faults.values()))
         if http is not None:
@@ -128,7 +128,7 @@ async def run_workers(
             monitor = HealthMonitor(
                 reader, working.owner, working.options, set(chosen.names), working.meters, working.paces
             )
-            await ending.enter_async_context(serving(http, monitor))
+            await exit_stack.enter_async_context(serving(http, monitor))
             working.add("the look at health", monitor.keep)
         await working.run(stop)
 
@@ -170,7 +170,7 @@ class Workers:
             self._tasks[resolved.durable] = runner.run
 
     async def begin_followers(
-        self, chosen: Sequence[Declaration], repositories: Repositories, client: Client, ending: AsyncExitStack
+        self, chosen: Sequence[Declaration], repositories: Repositories, client: Client, exit_stack: AsyncExitStack
     ) -> None:
         """Prepare a runner for each other subscription, and note the faults that keep some from work."""
         app = self._app
@@ -182,39 +182,39 @@ class Workers:
         handlers = {*app.reactors, *app.inboxes}
         if any(declaration.declared_as in handlers for declaration in chosen):
             self._deps = Deps(app, self.options, private=repositories.catalog.is_private)
-            ending.push_async_callback(self._deps.close)
+            exit_stack.push_async_callback(self._deps.close)
         context = ReactionContext(repositories, cursors, self.endpoint, self.owner, self.options)
         self.meters.append(context.meters)
-        shares: dict[str, PartitionAssignment] = {}
+        assignments: dict[str, PartitionAssignment] = {}
         for declaration in chosen:
             handler = self._handler(declaration, context, client)
-            share = shares.setdefault(declaration.declared_as, PartitionAssignment(declaration.partitions))
-            runner = ReactionRunner(handler, context, share, partial(self._ready, declaration.name))
+            assignment = assignments.setdefault(declaration.declared_as, PartitionAssignment(declaration.partitions))
+            runner = ReactionRunner(handler, context, assignment, partial(self._ready, declaration.name))
             self.paces[declaration.name] = runner.pace
             self._tasks[declaration.name] = runner.run
             if declaration.partitions > 1:
                 name = declaration.declared_as
-                self._tasks[f"{name} share"] = partial(share.keep, cursors, name, self.owner, self.options.lease_s)
+                self._tasks[f"{name} share"] = partial(assignment.keep, cursors, name, self.owner, self.options.lease_s)
 
-    def _handler(self, one: Declaration, context: ReactionContext, client: Client) -> EventHandler:
+    def _handler(self, declaration: Declaration, context: ReactionContext, client: Client) -> EventHandler:
         """Return the event handler of a declaration."""
         app, repositories = self._app, context.repositories
-        if one.name in app.inboxes:
+        if declaration.name in app.inboxes:
             assert self._deps is not None
-            inbox = app.inboxes[one.name]
-            return InboxHandler(one, StreamSource(inbox, client), inbox, repositories, self._deps)
-        source = LogSource(repositories, client, one)
+            inbox = app.inboxes[declaration.name]
+            return InboxHandler(declaration, StreamSource(inbox, client), inbox, repositories, self._deps)
+        source = LogSource(repositories, client, declaration)
         for cls, info in app.processes.items():
-            if info.name == one.name:
+            if info.name == declaration.name:
                 runner = ProcessRunner(repositories, cls, info)
                 self._timers = self._timers or JetStreamTimers(client, app.name)
-                return ProcessHandler(one, source, runner, self._timers)
-        if one.name in app.publications:
-            publication = app.publications[one.name]
-            public = PublicStream(client, publication.stream, one.name)
-            return PublicationHandler(one, source, publication, public)
+                return ProcessHandler(declaration, source, runner, self._timers)
+        if declaration.name in app.publications:
+            publication = app.publications[declaration.name]
+            public = PublicStream(client, publication.stream, declaration.name)
+            return PublicationHandler(declaration, source, publication, public)
         assert self._deps is not None
-        return ReactorHandler(one, source, app.reactors[one.declared_as], repositories, self._deps)
+        return ReactorHandler(declaration, source, app.reactors[declaration.declared_as], repositories, self._deps)
 
     def add(self, name: str, run: Callable[[asyncio.Event], Coroutine[Any, Any, None]]) -> None:
         """Add a task that `run` starts with the others; the task must end once its event is set."""
