@@ -17,11 +17,12 @@ from eventjet.observability.metrics import FollowerMeter
 from eventjet.projections.fold import Offered
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor
+from eventjet.subscriptions.cursor_session import ReactionContext
 from eventjet.subscriptions.cursor_store import ParkedEntry, StoredCursor
 from eventjet.subscriptions.declarations import Declaration
 from eventjet.subscriptions.handlers import EventHandler, Try
 from eventjet.subscriptions.keyed_executor import KeyedExecutor
-from eventjet.subscriptions.reaction_runner import CursorSession, ReactionContext
+from eventjet.subscriptions.reaction_runner import CursorSession
 from eventjet.writers.batch import Batch
 
 NOW = 1_000.0

@@ -30,6 +30,7 @@ from eventjet.settings import Settings
 from eventjet.sql import locations
 from eventjet.sql.database import Database
 from eventjet.subscriptions.context import Notices, WorkerContext, WorkerOptions
+from eventjet.subscriptions.cursor_session import ReactionContext
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import Declaration, declarations_of
 from eventjet.subscriptions.event_source import LogSource, StreamSource
@@ -46,7 +47,7 @@ from eventjet.subscriptions.lease import new_owner
 from eventjet.subscriptions.partitions import PartitionAssignment
 from eventjet.subscriptions.process_steps import ProcessRunner
 from eventjet.subscriptions.projection_runner import ProjectionRunner
-from eventjet.subscriptions.reaction_runner import ReactionContext, ReactionRunner
+from eventjet.subscriptions.reaction_runner import ReactionRunner
 from eventjet.subscriptions.retry import Backoff, end
 from eventjet.subscriptions.status import StatusReader
 from eventjet.text import listed, meant

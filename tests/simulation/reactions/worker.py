@@ -12,10 +12,11 @@ from eventjet.commands.repository import Repositories
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.projections.fold import Reader
 from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.cursor_session import ReactionContext
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.partitions import PartitionAssignment
-from eventjet.subscriptions.reaction_runner import ReactionContext, ReactionRunner
+from eventjet.subscriptions.reaction_runner import ReactionRunner
 from eventjet.subscriptions.reader import Source
 from tests.simulation.reactions.followed import followed_of
 from tests.simulation.reactions.log import Durables, SimulatedFeed, SimulatedLog, SimulatedReader, Truth
