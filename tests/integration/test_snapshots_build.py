@@ -69,7 +69,7 @@ async def test_every_load_starts_at_a_snapshot_and_gives_what_a_replay_gives(
     scene.put("p", "plain.noted", 1, b"{}", aggregate="plain")
     due = sum(length >= 3 for length in lengths.values())
     first = await build(scene, "spark")
-    assert (first.tally.written, first.tally.newer, first.tally.broken) == (due, 0, 0), first.tally.told
+    assert (first.tally.written, first.tally.newer, first.tally.broken) == (due, 0, 0), first.tally.faults
     assert (first.tally.aggregates, first.tally.events) == (AGGREGATES, sum(lengths.values()))
     assert first.tally.few == AGGREGATES - due
     replays, room = scene.histories(jet), asyncio.Semaphore(AT_ONCE)
@@ -134,7 +134,7 @@ async def test_what_cannot_be_kept_is_counted_and_a_broken_history_is_named(
     tally = (await build(scene, engine)).tally
     counts = (tally.aggregates, tally.written, tally.few, tally.unkept, tally.too_large, tally.broken)
     assert counts == (7, 1, 1, 1, 1, 3)
-    told = "\n".join(sorted(tally.told))
+    told = "\n".join(sorted(tally.faults))
     assert f"The history of {scene.name}.tally.gap is broken at position" in told
     assert "version 5 follows version 3" in told
     assert "'tally.unheard_of' schema 1" in told
