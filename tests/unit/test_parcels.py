@@ -99,7 +99,7 @@ def test_a_task_hands_over_what_it_holds_before_that_is_much() -> None:
 
 
 def test_what_a_task_could_not_read_is_told_where_its_records_are_expected() -> None:
-    told = parcels._batch([parcels._told(fault="Position 7 cannot be read.")])  # pyright: ignore[reportPrivateUsage]
+    told = parcels._batch([parcels._row(fault="Position 7 cannot be read.")])  # pyright: ignore[reportPrivateUsage]
     with pytest.raises(ToldError, match="Position 7"):
         list(opened(iter([told])))
 

@@ -134,7 +134,7 @@ def dump_segment(segment: Segment) -> str:
 
 def load_archive(url: str, lines: Iterable[str]) -> Archive:
     """Read the manifest's lines, in any order; raises `ArchiveBroken` for a gap, an overlap or another format."""
-    segments = sorted((_segment(url, line) for line in lines), key=lambda segment: segment.first)
+    segments = sorted((_parse_segment(url, line) for line in lines), key=lambda segment: segment.first)
     for previous, following in pairwise(segments):
         if (previous.stream, previous.log) != (following.stream, following.log):
             raise ArchiveBroken(url, f"the segments {previous.name} and {following.name} are of different logs")
@@ -153,7 +153,7 @@ def _check_types(part: Segment | ArchivedFile) -> None:
             raise TypeError(f"{field.name} is {value!r}, and not {field.type}")
 
 
-def _segment(url: str, line: str) -> Segment:
+def _parse_segment(url: str, line: str) -> Segment:
     """Read one line of the manifest; raises `ArchiveBroken` unless its files make up the segment without a gap."""
     try:
         value: dict[str, Any] = orjson.loads(line)
@@ -228,7 +228,7 @@ class FolderFiles:
 
     def batches(self, path: str, size: int) -> Iterator[Any]:
         self._check_inside(self._folder / path)
-        with _arrow("pyarrow.parquet").ParquetFile(self._folder / path) as file:
+        with _import_arrow("pyarrow.parquet").ParquetFile(self._folder / path) as file:
             yield from file.iter_batches(batch_size=size, columns=list(COLUMNS))
 
     def _digest(self, path: str) -> tuple[int, str]:
@@ -288,7 +288,7 @@ class ArchiveReader:
         return next(self.records(position, position + 1))[0]
 
     def _records_of(self, path: str, batch: int) -> Iterator[list[RawRecord]]:
-        arrow = _arrow("pyarrow")
+        arrow = _import_arrow("pyarrow")
         try:
             for columns in self._files.batches(path, batch):
                 position, time_ns, subject, headers, body = (columns.column(name) for name in COLUMNS)
@@ -323,7 +323,7 @@ def folder_of(url: str) -> Path | None:
     return Path(re.sub(r"^//(localhost)?(?=/)", "", path)).absolute()
 
 
-def _arrow(module: str) -> Any:
+def _import_arrow(module: str) -> Any:
     try:
         return import_module(module)
     except ImportError:

@@ -60,12 +60,12 @@ apart in the log, are not taken for duplicates, and the server need not keep mil
 still has this window was not restored completely."""
 
 _BACKOFF_S = (0.05, 1.0)
-_PATIENCE_S = 60.0
-_SET_HERE = frozenset({"duplicate_window", "max_msg_size", "num_replicas"})
+_RETRY_S = 60.0
+_CONFIGURED_SETTINGS = frozenset({"duplicate_window", "max_msg_size", "num_replicas"})
 """Settings of an existing stream that may differ, because the restore sets them or works with any value."""
 _FOR_SERVER = re.compile(rb"\r\n(?:Ej-Save: |Nats-(?!Msg-Id: |Expected-Last-Subject-Sequence: ))[^\r\n]*")
 _EXPECTATION = re.compile(rb"\r\nNats-Expected-Last-Subject-Sequence: [^\r\n]*")
-_OF_ANOTHER = b"\r\nNats-Expected-Last-Subject-Sequence-Subject: "
+_OTHER_SUBJECT = b"\r\nNats-Expected-Last-Subject-Sequence-Subject: "
 _RECORDED, _LOGGED = (f"\r\n{name}: ".encode() for name in (RECORDED_AT, LOGGED_AT))
 _NO_HEADERS = b"NATS/1.0\r\n\r\n"
 
@@ -125,11 +125,11 @@ class Restore:
             self.seconds["publish"] = round(time.monotonic() - began, 3)
             # The last steps are retried, so that an election of a leader at the end does not fail the whole restore.
             end = f"The end of the restore into {sealed.stream}"
-            self._insist(end, lambda _: self._check_end())
+            self._retry(end, lambda _: self._check_end())
             self._compare()
-            self._insist(end, lambda _: self._configure(self._state(), finished=True))
+            self._retry(end, lambda _: self._configure(self._state(), finished=True))
         finally:
-            self._drop()
+            self._disconnect()
         published = sealed.last - start + 1
         return Restored(sealed.stream, sealed.log, sealed.first, sealed.last, sealed.events, published, self.seconds)
 
@@ -144,7 +144,7 @@ class Restore:
         except StreamMissing:
             return self._create()
         drifts = compare(stream_config(sealed.stream, self.replicas), state.config)
-        wrong = [str(drift) for drift in drifts if drift.setting not in _SET_HERE]
+        wrong = [str(drift) for drift in drifts if drift.setting not in _CONFIGURED_SETTINGS]
         if wrong:
             raise self._refused(f"the stream is not as it should be ({'; '.join(wrong)})")
         if state.messages == 0 and state.last + 1 == sealed.first:
@@ -155,7 +155,7 @@ class Restore:
                 raise self._refused(f"workers wait for its events ({', '.join(consumers)}); stop them first")
             start = sealed.first
         else:
-            start = self._continued(state)
+            start = self._next_position(state)
         self._configure(state, finished=False)
         return start
 
@@ -170,7 +170,7 @@ class Restore:
             raise not_created(sealed.stream, refusal) from None
         return sealed.first
 
-    def _continued(self, state: api.StreamState) -> int:
+    def _next_position(self, state: api.StreamState) -> int:
         """Return the next position in a stream that has the archive's first events; raises `Refused` for any other."""
         sealed, identity = self.sealed, state.metadata.get(IDENTITY)
         holds = f"it holds {state.messages:,} events at positions {state.first:,} to {state.last:,}"
@@ -207,19 +207,19 @@ class Restore:
 
         def attempt(answer: Exception | None) -> Exception | None:
             nonlocal contradicted_at
-            if answer is not None and self._holds(batch):
+            if answer is not None and self._is_stored(batch):
                 return None
             contradicted_at = self._check_answer(batch, answer, contradicted_at)
             return self._send(batch)
 
-        self._insist(f"Storing positions {batch.first:,} to {batch.last:,} of {self.sealed.stream}", attempt)
+        self._retry(f"Storing positions {batch.first:,} to {batch.last:,} of {self.sealed.stream}", attempt)
 
-    def _insist(self, what: str, attempt: Callable[[Exception | None], Exception | None]) -> None:
+    def _retry(self, what: str, attempt: Callable[[Exception | None], Exception | None]) -> None:
         """Repeat `attempt` with the fault of the previous try until it returns None.
 
         Raises `StoreUnavailable` after a minute.
         """
-        deadline = time.monotonic() + _PATIENCE_S
+        deadline = time.monotonic() + _RETRY_S
         pause_s = _BACKOFF_S[0]
         fault: Exception | None = None
         while True:
@@ -229,15 +229,15 @@ class Restore:
                     return
             except (StoreUnavailable, Unreachable) as error:
                 fault = error
-                self._drop()
+                self._disconnect()
             if time.monotonic() > deadline:
-                raise StoreUnavailable(what, f"for {_PATIENCE_S:g} s; at last: {fault}") from fault
+                raise StoreUnavailable(what, f"for {_RETRY_S:g} s; at last: {fault}") from fault
             self.wait(pause_s)
             pause_s = min(2 * pause_s, _BACKOFF_S[1])
 
     def _send(self, batch: RestoreBatch) -> Exception | None:
         """Send a batch once; return None when the server confirms its positions, and the fault otherwise."""
-        link = self._link()
+        link = self._open_connection()
         frames, headers = batch.frames(secrets.token_hex(8))
         largest = max(len(block) + len(record[4]) for block, record in zip(batch.blocks, batch.records, strict=True))
         if largest + HEADERS_ADDED > link.max_payload:
@@ -267,7 +267,7 @@ class Restore:
             return StoreUnavailable(f"Storing position {batch.last}", f"the server answered {answer}")
         return None
 
-    def _holds(self, batch: RestoreBatch) -> bool:
+    def _is_stored(self, batch: RestoreBatch) -> bool:
         """Ask the log's leader whether the log has the batch; raises `Refused` when it has another event there."""
         state = self._state()
         if state.last == batch.first - 1:
@@ -285,7 +285,9 @@ class Restore:
             )
         return True
 
-    def _check_answer(self, batch: RestoreBatch, answer: Exception | None, since: float | None) -> float | None:
+    def _check_answer(
+        self, batch: RestoreBatch, answer: Exception | None, contradicted_at: float | None
+    ) -> float | None:
         """Raise an error if the server's answer is final; the log still ends right before the batch.
 
         Returns the time since which the server has contradicted the batch's expectations, because a deposed leader may
@@ -302,11 +304,11 @@ class Restore:
             )
         if code != api.WRONG_SEQUENCE:
             return None
-        since = since or time.monotonic()
-        if time.monotonic() - since > STALE_LEADER_S:
+        contradicted_at = contradicted_at or time.monotonic()
+        if time.monotonic() - contradicted_at > STALE_LEADER_S:
             reason = f"an event of positions {batch.first} to {batch.last} does not follow the one it was written after"
             raise ArchiveBroken(self.sealed.url, reason)
-        return since
+        return contradicted_at
 
     def _check_end(self) -> None:
         sealed = self.sealed
@@ -345,14 +347,14 @@ class Restore:
         return self._ask(api.stream_info(self.sealed.stream))
 
     def _ask(self, request: api.Request[T]) -> T:
-        return self._link().ask(request, timeout_s=self.timeout_s)
+        return self._open_connection().ask(request, timeout_s=self.timeout_s)
 
-    def _link(self) -> NatsConnection:
+    def _open_connection(self) -> NatsConnection:
         if self.connection is None:
             self.connection = NatsConnection.open(self.endpoint, timeout_s=self.timeout_s)
         return self.connection
 
-    def _drop(self) -> None:
+    def _disconnect(self) -> None:
         if self.connection is not None:
             self.connection.close()
             self.connection = None
@@ -422,7 +424,7 @@ def batches(archive: ArchiveReader, start: int) -> Iterator[RestoreBatch]:
     for page in archive.records(start, sealed.last + 1):
         for record in page:
             _check_subject(sealed, record)
-            block = _kept(record)
+            block = _lasting_headers(record)
             bare = _EXPECTATION.sub(b"", block)
             size = len(record[2]) + len(bare) + len(record[4])
             event_id = header(bare, MSG_ID)
@@ -460,7 +462,7 @@ def _may_expect(sealed: Archive, record: RawRecord, lasts: Mapping[bytes, int]) 
     """
     position, _, subject, block, _ = record
     expected = number_of(block, EXPECTED)
-    if expected is None or _OF_ANOTHER in block or 0 < expected < sealed.first:
+    if expected is None or _OTHER_SUBJECT in block or 0 < expected < sealed.first:
         return False
     previous = lasts.get(subject, expected)
     if expected != previous:
@@ -472,10 +474,10 @@ def _may_expect(sealed: Archive, record: RawRecord, lasts: Mapping[bytes, int]) 
 def lasting(record: RawRecord) -> tuple[int, bytes, bytes, bytes]:
     """Return (position, subject, headers, body) in a form that stays the same when a record is published again."""
     position, _, subject, _, body = record
-    return position, subject, _EXPECTATION.sub(b"", _kept(record)), body
+    return position, subject, _EXPECTATION.sub(b"", _lasting_headers(record)), body
 
 
-def _kept(record: RawRecord) -> bytes:
+def _lasting_headers(record: RawRecord) -> bytes:
     """Return the header block without headers that were only for the server, and with the time headers."""
     block = _FOR_SERVER.sub(b"", record[3] or _NO_HEADERS)
     names = [_RECORDED, _LOGGED] if is_imported(block) else [_RECORDED]
@@ -483,11 +485,11 @@ def _kept(record: RawRecord) -> bytes:
     headers = block.rstrip(b"\r\n")
     if missing:
         second, nanosecond = divmod(record[1], 1_000_000_000)
-        time = f"{_second(second)}.{nanosecond:09d}Z".encode()
+        time = f"{_time_text(second)}.{nanosecond:09d}Z".encode()
         headers += b"".join(name + time for name in missing)
     return headers + b"\r\n\r\n"
 
 
 @lru_cache(maxsize=64)
-def _second(second: int) -> str:
+def _time_text(second: int) -> str:
     return datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%dT%H:%M:%S")

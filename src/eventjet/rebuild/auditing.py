@@ -25,7 +25,7 @@ from eventjet.settings import Settings
 
 EXAMPLES = 5
 """The default number of places that a report names for each kind of finding."""
-_KEEPS_ALL = (
+_RETENTION_SETTINGS = (
     "subjects",
     "retention",
     "discard",
@@ -120,9 +120,9 @@ def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
     first, last = first_position(log.state), log.state.last
     audit = LogAudit(job.app, first=first, last=last, examples=examples, voids=job.catalog.voids)
     for drift in compare(stream_config(log.stream, log.state.config["num_replicas"]), log.state.config):
-        if drift.setting in _KEEPS_ALL:
+        if drift.setting in _RETENTION_SETTINGS:
             audit.setting(f"{drift.setting} is {drift.actual!r}, declared is {drift.declared!r}")
-    archive = None if url is None else _opened(job, url)
+    archive = None if url is None else _open_archive(job, url)
     _walk(audit, job, archive)
     grown = ask_once(log.endpoint, stream_info(log.stream)).last > last
     audited_archive = None
@@ -143,7 +143,7 @@ def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
     )
 
 
-def _opened(job: Job, url: str) -> ArchiveReader:
+def _open_archive(job: Job, url: str) -> ArchiveReader:
     """Open the archive and check its files; raises `ArchiveBroken`."""
     archive = ArchiveReader(job.engine.archive_files(url))
     manifest = archive.manifest

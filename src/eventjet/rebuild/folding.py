@@ -29,11 +29,11 @@ _REPORT_EVERY = 2_000
 class Folding:
     """The fold of one projection over one partition's events, in the order of the log; it keeps all rows in memory.
 
-    `known` maps the positions in the projection's live quarantine to their resolutions; `parked` are the other events
-    that the fold quarantined.
+    `resolutions` maps the positions in the projection's live quarantine to their resolutions; `parked` are the other
+    events that the fold quarantined.
     """
 
-    def __init__(self, resolved: ResolvedProjection, dialect: ColumnValues, known: Mapping[int, str]) -> None:
+    def __init__(self, resolved: ResolvedProjection, dialect: ColumnValues, resolutions: Mapping[int, str]) -> None:
         self.resolved = resolved
         self.parked: list[Parked] = []
         self.codec = RowCodec(resolved.table, resolved.row_type, dialect)
@@ -41,14 +41,14 @@ class Folding:
         self._rows: Rows = {}
         self.own_key: str | None = None
         """The token of the only key for which the next event is folded; None for all keys of the event."""
-        self.blocked = BlockedAggregates(known=known)
+        self.blocked = BlockedAggregates(known=resolutions)
         self._parking = ParkingFold(resolved, self.codec) if resolved.quarantines else None
         several = resolved.reads and resolved.key_of is None
         self._fold = Fold(replace(resolved, keys_of=self._keys_of) if several else resolved, self.codec)
 
     def take(self, events: Iterable[Recorded[Any]]) -> None:
         """Fold the next events; raises `HandlerFailed` and `RowRefused`."""
-        self._keep(self._fold(self._rows, events))
+        self._apply(self._fold(self._rows, events))
 
     def take_offers(self, offers: Iterable[Offered]) -> None:
         """Fold the next events of a projection that quarantines, and quarantine those that cannot be folded."""
@@ -56,7 +56,7 @@ class Folding:
         folded = self._parking(self._rows, offers, self.blocked)
         self.blocked.aggregates.update(folded.blocked)
         self.parked += folded.parked
-        self._keep(folded.changed)
+        self._apply(folded.changed)
 
     def rows(self) -> Iterator[Sequence[Any]]:
         """Return an iterator over the rows as the database driver takes them, in the table's column order."""
@@ -75,7 +75,7 @@ class Folding:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def _keep(self, changed: Rows) -> None:
+    def _apply(self, changed: Rows) -> None:
         rows = self._rows
         for key, row in changed.items():
             if row is None:
@@ -94,9 +94,9 @@ class Foldings:
     """The folds of several projections over one pass of the log, which decodes each record once."""
 
     def __init__(
-        self, app: Application, targets: Sequence[Target], voids: Mapping[int, str], earlier: Earlier | None
+        self, app: Application, targets: Sequence[Target], voids: Mapping[int, str], predecessors: Earlier | None
     ) -> None:
-        """Without `earlier`, no predecessor is checked, because an earlier task has checked them.
+        """Without `predecessors`, no predecessor is checked, because an earlier task has checked them.
 
         `voids` are the positions with a skip marker, and the reasons.
         """
@@ -105,13 +105,13 @@ class Foldings:
             Folding(fold_of(app, target.projection), target.database.dialect, target.known) for target in targets
         ]
         event_types = {event for folding in self.each for event in folding.events}
-        self._decode = chained(catalog, event_types, earlier)
+        self._decode = chained(catalog, event_types, predecessors)
         self._offer: Offering | None = None
         if any(folding.resolved.quarantines for folding in self.each):
             self._offer = Offering(
-                catalog, event_types, {position for target in targets for position in target.known}, earlier
+                catalog, event_types, {position for target in targets for position in target.known}, predecessors
             )
-            self._own = [reader(catalog, folding.resolved, folding.blocked.known) for folding in self.each]
+            self._readers = [reader(catalog, folding.resolved, folding.blocked.known) for folding in self.each]
 
     def take(self, records: Sequence[RawRecord]) -> None:
         """Fold the next records; raises `CodecError`, `ProjectionError`, `StoreUnavailable` and `Unreachable`."""
@@ -144,7 +144,7 @@ class Foldings:
 
     def _take_offers(self, offers: Sequence[Offered]) -> None:
         """Give each projection its own events; an unreadable record is decoded again for each, which may raise."""
-        for folding, decode in zip(self.each, self._own, strict=True):
+        for folding, decode in zip(self.each, self._readers, strict=True):
             event_types, known = folding.events, folding.blocked.known
             own_offers = [
                 offer
@@ -159,10 +159,10 @@ class Foldings:
             if folding.resolved.quarantines:
                 folding.take_offers(own_offers)
             else:
-                folding.take([_readable(offer) for offer in own_offers])
+                folding.take([_event_of(offer) for offer in own_offers])
 
 
-def _readable(offer: Offered) -> Recorded[Any]:
+def _event_of(offer: Offered) -> Recorded[Any]:
     """Return the decoded event, or raise its error, for a projection that does not quarantine."""
     if offer.event is None:
         assert offer.error is not None
@@ -200,10 +200,10 @@ class ChunkLoader:
     def _load(self, target: Target, folding: Folding, events: int = 0, done: int = 0, total: int = 0) -> None:
         number = self._first + len(self._parts)
         parked, folding.parked = folding.parked, []
-        rows = self._reported(iter(folding.rows() if folding.resolved.reads else folding.drain()), done, total)
+        rows = self._with_progress(iter(folding.rows() if folding.resolved.reads else folding.drain()), done, total)
         self._parts.append(Part(target.projection, events, load_part(target, number, rows), parked))
 
-    def _reported(self, rows: Iterator[Sequence[Any]], done: int, total: int) -> Iterator[Sequence[Any]]:
+    def _with_progress(self, rows: Iterator[Sequence[Any]], done: int, total: int) -> Iterator[Sequence[Any]]:
         """Yield the rows and report progress from `done` of `total` on; without a total, only check for `Stopped`."""
         for number, row in enumerate(rows, start=done):
             if number % _REPORT_EVERY == 0:

@@ -77,9 +77,9 @@ class SnapshotTally:
     faults: list[str] = field(default_factory=list[str])
     """Messages about the first broken histories."""
 
-    def add(self, other: Mapping[str, Any]) -> None:
+    def add(self, tally: Mapping[str, Any]) -> None:
         """Add the tally of another part, given as a mapping of the fields."""
-        for name, value in other.items():
+        for name, value in tally.items():
             setattr(self, name, getattr(self, name) + value)
         self.faults = sorted(self.faults)[:SNAPSHOT_FAULTS_MAX]
 
@@ -172,8 +172,8 @@ class Engine(Protocol):
         """Fold the plan's events and load the rows into the shadows; return the loaded parts of each projection."""
         ...
 
-    def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, least: int) -> SnapshotTally:
-        """Write snapshots of the aggregates of one type that have at least `least` events."""
+    def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, min_events: int) -> SnapshotTally:
+        """Write snapshots of the aggregates of one type that have at least `min_events` events."""
         ...
 
     def seal(self, job: Job, url: str, ranges: Sequence[tuple[int, int]]) -> list[Segment]:

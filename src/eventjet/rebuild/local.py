@@ -55,10 +55,13 @@ class LocalEngine:
         with watch.phase("load"):
             return loader.finish(done)
 
-    def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, least: int) -> SnapshotTally:
+    def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, min_events: int) -> SnapshotTally:
         watch, endpoint = job.watch, job.log.endpoint
         subjects = f"{plan.stream}.{aggregate}.*"
-        with SnapshotFold(job.app, aggregate, least, endpoint, plan.last, job.catalog.voids) as fold, uncollected():
+        with (
+            SnapshotFold(job.app, aggregate, min_events, endpoint, plan.last, job.catalog.voids) as fold,
+            uncollected(),
+        ):
             with watch.phase("read", plan.events):
                 batches = read_range(endpoint, plan.stream, plan.first, plan.last + 1, filter_subject=subjects)
                 with closing(batches):

@@ -41,8 +41,8 @@ are up to twice as many apart."""
 _TEXT_MAX = 300
 """The maximum number of characters shown of subjects and other text from the log."""
 _RECORDED_AT = f"\r\n{RECORDED_AT}: ".encode()
-_ID = f"NATS/1.0\r\n{MSG_ID}: ".encode()
-_BATCH = f"\r\n{BATCH_ID}: ".encode()
+_ID_PREFIX = f"NATS/1.0\r\n{MSG_ID}: ".encode()
+_BATCH_HEADER = f"\r\n{BATCH_ID}: ".encode()
 
 
 class Kind(StrEnum):
@@ -76,19 +76,19 @@ class Kind(StrEnum):
     """An event is earlier than the event before it, by more than `SKEW_S`."""
 
 
-def _explained(kind: Kind, level: Level = Level.FAULT, *, what: str, cost: str, fix: str) -> Finding:
+def _explanation(kind: Kind, level: Level = Level.FAULT, *, what: str, cost: str, fix: str) -> Finding:
     return Finding("log", kind.value, level, what, cost, fix)
 
 
 EXPLAINED: Mapping[Kind, Finding] = {
-    Kind.SETTING: _explained(
+    Kind.SETTING: _explanation(
         Kind.SETTING,
         Level.WARNING,
         what="The stream may lose events by its own settings",
         cost="The server drops events to keep such a limit, or lets somebody delete them, and tells nobody.",
         fix="First of all `eventjet init --repair`, which sets them back as declared.",
     ),
-    Kind.GONE: _explained(
+    Kind.GONE: _explanation(
         Kind.GONE,
         what="Events are gone",
         cost="Workers stop and rebuilds refuse (LogIncomplete); an aggregate they belong to cannot be loaded, or has "
@@ -97,7 +97,7 @@ EXPLAINED: Mapping[Kind, Finding] = {
         "backup of the stream. Put that in the stream's place. If there is none, `eventjet init --repair "
         "--accept-loss` goes on without them.",
     ),
-    Kind.ARCHIVED: _explained(
+    Kind.ARCHIVED: _explanation(
         Kind.ARCHIVED,
         what="Events are gone from the log, and the archive has them",
         cost="Workers stop, and rebuilds from the log alone refuse (LogIncomplete); an aggregate they belong to cannot "
@@ -106,7 +106,7 @@ EXPLAINED: Mapping[Kind, Finding] = {
         "then back the stream up, delete it, and `eventjet restore URL` publishes all of it again, at the same "
         "positions. Until then `eventjet rebuild --from-archive URL` makes true read models.",
     ),
-    Kind.END: _explained(
+    Kind.END: _explanation(
         Kind.END,
         what="The log has lost its end, and the archive has it",
         cost="The next save takes a position that another event had, and from then on log and archive tell two pasts. "
@@ -114,7 +114,7 @@ EXPLAINED: Mapping[Kind, Finding] = {
         fix="Stop what writes, at once. `eventjet restore URL` fills the log up to the archive's end, unless the "
         "two tell different pasts already.",
     ),
-    Kind.DIFFERS: _explained(
+    Kind.DIFFERS: _explanation(
         Kind.DIFFERS,
         what="Log and archive tell different pasts",
         cost="One of the two is not what was recorded, and rebuilds from the two give different rows.",
@@ -122,7 +122,7 @@ EXPLAINED: Mapping[Kind, Finding] = {
         "folder (`eventjet archive OTHER_URL`); if the archive is, back the stream up, delete it, and "
         "`eventjet restore URL`.",
     ),
-    Kind.TORN: _explained(
+    Kind.TORN: _explanation(
         Kind.TORN,
         what="Saves are stored in part",
         cost="What was decided together is not all there. The save raised SaveTorn, and so does the "
@@ -131,7 +131,7 @@ EXPLAINED: Mapping[Kind, Finding] = {
         "what is missing with a command of its own, or its opposite. Do not lower limits of the stream while "
         "something writes.",
     ),
-    Kind.CHAIN: _explained(
+    Kind.CHAIN: _explanation(
         Kind.CHAIN,
         what="Histories are broken",
         cost="`load` and `execute` of these aggregates raise HistoryBroken, so nothing can be decided on them, and a "
@@ -140,7 +140,7 @@ EXPLAINED: Mapping[Kind, Finding] = {
         "`eventjet history AGGREGATE ID` shows what, its right to publish has to go, and `eventjet skip POSITION "
         "--reason …` has everybody pass over the first one of each aggregate.",
     ),
-    Kind.FOREIGN: _explained(
+    Kind.FOREIGN: _explanation(
         Kind.FOREIGN,
         what="Events are on subjects that are not theirs",
         cost="The aggregates of these subjects cannot be loaded, and a projection that takes such events stops there, "
@@ -148,14 +148,14 @@ EXPLAINED: Mapping[Kind, Finding] = {
         fix="Another program published them: take its right to publish to these subjects away. "
         "`eventjet tail --from POSITION` shows what it wrote.",
     ),
-    Kind.UNDECODABLE: _explained(
+    Kind.UNDECODABLE: _explanation(
         Kind.UNDECODABLE,
         what="Events cannot be decoded",
         cost="Their aggregates cannot be loaded, and a projection stops there, unless it quarantines them.",
         fix="`eventjet tail --from POSITION` shows one. If a newer version of the app wrote it, deploy that; "
         "otherwise `eventjet skip POSITION --reason …` has everybody pass over it.",
     ),
-    Kind.UNKNOWN: _explained(
+    Kind.UNKNOWN: _explanation(
         Kind.UNKNOWN,
         what="Events are of types or schemas that the app does not declare",
         cost="Their aggregates cannot be loaded, and projections stop there.",
@@ -163,14 +163,14 @@ EXPLAINED: Mapping[Kind, Finding] = {
         "of their events; add the upcaster that is missing. Only what nobody needs goes into `retired_events`: it is "
         "passed over.",
     ),
-    Kind.VOID: _explained(
+    Kind.VOID: _explanation(
         Kind.VOID,
         Level.NOTE,
         what="Records are void",
         cost="Every reader passes over them, as somebody declared with `eventjet skip`.",
         fix="None is needed; `eventjet tail --from POSITION` shows one.",
     ),
-    Kind.ID: _explained(
+    Kind.ID: _explanation(
         Kind.ID,
         Level.WARNING,
         what="Event ids are missing or used twice",
@@ -178,7 +178,7 @@ EXPLAINED: Mapping[Kind, Finding] = {
         fix="eventjet gives every event an id of its own: find what else publishes here, or what republished a "
         "backup, and take its right to publish away.",
     ),
-    Kind.TIME: _explained(
+    Kind.TIME: _explanation(
         Kind.TIME,
         Level.NOTE,
         what="Times run backwards",
@@ -250,37 +250,37 @@ class LogAudit:
         self._last = last
         self._position = first - 1
         self._time_ns = 0
-        self._run: tuple[Kind, int] | None = None
+        self._missing_run: tuple[Kind, int] | None = None
         self._run_subjects: set[bytes] = set()
         # The position and version of each aggregate's last event, packed in one number, by the hash of the subject.
         # Two of a million subjects have the same hash in one of 40 million logs.
-        self._lasts: dict[int, int] = {}
+        self._last_events: dict[int, int] = {}
         self._ids: dict[int, int] = {}
         self._older_ids: dict[int, int] = {}
         # The last record that was taken, if its atomic batch should go on after it.
-        self._open: RawRecord | None = None
+        self._open_batch: RawRecord | None = None
 
     @property
     def aggregates(self) -> int:
         """How many aggregates there are in the records so far."""
-        return len(self._lasts)
+        return len(self._last_events)
 
     def take(self, record: RawRecord | None, archived: RawRecord | None = None) -> None:
         """Check the records of the log and of the archive at the next position that is in either of them."""
-        position = (record or archived or _NONE)[0]
+        position = (record or archived or _NO_RECORD)[0]
         if record is None and archived is not None and position < self._first:
-            self._follow(archived)
+            self._continue_history(archived)
             return
         if position > self._position + 1:
-            self._missing(Kind.GONE, self._position + 1)
+            self._add_missing(Kind.GONE, self._position + 1)
         self._position = position
         if record is None:
             if archived is not None:
                 kind = Kind.ARCHIVED if position <= self._last else Kind.END
-                self._missing(kind, position, archived[2])
-                self._follow(archived)
+                self._add_missing(kind, position, archived[2])
+                self._continue_history(archived)
             return
-        if self._run is not None:
+        if self._missing_run is not None:
             self._end_run(position - 1)
         self.events += 1
         self._check_batch(record)
@@ -295,10 +295,10 @@ class LogAudit:
         If the log has `grown` meanwhile, a batch that was incomplete at its end is not reported, because the rest may
         have been stored since.
         """
-        if self._open is not None and not grown and self._open[0] == self._position == self._last:
-            self._torn(self._open)
+        if self._open_batch is not None and not grown and self._open_batch[0] == self._position == self._last:
+            self._report_torn(self._open_batch)
         if self._position < self._last:
-            self._missing(Kind.GONE, self._position + 1)
+            self._add_missing(Kind.GONE, self._position + 1)
             self._position = self._last
         self._end_run(self._position)
         return tuple(self._findings[kind] for kind in EXPLAINED if kind in self._findings)
@@ -314,23 +314,23 @@ class LogAudit:
         if len(finding.examples) < self._examples:
             finding.examples.append(Place(first, last, subject[:_TEXT_MAX], what[:_TEXT_MAX]))
 
-    def _follow(self, archived: RawRecord) -> None:
+    def _continue_history(self, archived: RawRecord) -> None:
         """Take an event that is only in the archive as the predecessor of its aggregate's next event."""
-        self._lasts[hash(archived[2])] = packed(archived[0], number_of(archived[3], VERSION) or 0)
+        self._last_events[hash(archived[2])] = packed(archived[0], number_of(archived[3], VERSION) or 0)
 
-    def _missing(self, kind: Kind, first: int, subject: bytes = b"") -> None:
+    def _add_missing(self, kind: Kind, first: int, subject: bytes = b"") -> None:
         """Continue the current range of missing positions, or begin a new range at position `first`."""
-        if self._run is None or self._run[0] is not kind:
+        if self._missing_run is None or self._missing_run[0] is not kind:
             self._end_run(first - 1)
-            self._run = kind, first
+            self._missing_run = kind, first
         if len(self._run_subjects) < 3:
             self._run_subjects.add(subject)
 
     def _end_run(self, last: int) -> None:
-        if self._run is None:
+        if self._missing_run is None:
             return
-        kind, first = self._run
-        self._run = None
+        kind, first = self._missing_run
+        self._missing_run = None
         subjects = sorted(filter(None, self._run_subjects))
         self._run_subjects.clear()
         subject = subjects[0].decode("utf-8", "replace") if len(subjects) == 1 else ""
@@ -352,18 +352,18 @@ class LogAudit:
 
     def _check_batch(self, record: RawRecord) -> None:
         """Check that the messages of an atomic batch (ADR-50) follow one another up to the message that ends it."""
-        previous, block = self._open, record[3]
-        is_batched = _BATCH in block
+        previous, block = self._open_batch, record[3]
+        is_batched = _BATCH_HEADER in block
         if previous is not None:
-            self._open = None
+            self._open_batch = None
             same_batch = is_batched and header(block, BATCH_ID) == header(previous[3], BATCH_ID)
             # If positions between the two records are missing, that has been reported already.
             if not same_batch and record[0] == previous[0] + 1:
-                self._torn(previous)
+                self._report_torn(previous)
         if is_batched and open_batch(block) is not None:
-            self._open = record
+            self._open_batch = record
 
-    def _torn(self, record: RawRecord) -> None:
+    def _report_torn(self, record: RawRecord) -> None:
         count = number_of(record[3], BATCH_NUMBER) or 1
         batch = header(record[3], BATCH_ID) or ""
         what = f"the end of the batch {batch} is not in the log, and {count} of its messages are"
@@ -387,11 +387,11 @@ class LogAudit:
         """Check the event's body, time and place in its history; return whether the event can be decoded."""
         position, time_ns, subject, block, _ = record
         key = hash(subject)
-        last = self._lasts.get(key, 0)
+        last = self._last_events.get(key, 0)
         if voided_by(subject) is not None:
             return True
         if position in self._voids:
-            self._void(record, unpacked(last)[1])
+            self._take_skipped(record, unpacked(last)[1])
             return False
         if not last and (fault := _subject_fault(subject)):
             self._report(Kind.UNDECODABLE, record, fault)
@@ -402,7 +402,7 @@ class LogAudit:
             if _RECORDED_AT in block:
                 time_ns = int(logged_at(record).timestamp() * 1e9)
         except (UnknownEvent, UndecodableEvent) as error:
-            self._unreadable(record, error)
+            self._report_undecodable(record, error)
             readable = False
             version, expected = number_of(block, VERSION), number_of(block, EXPECTED)
         if self._time_ns - time_ns > SKEW_S * 1e9:
@@ -417,24 +417,26 @@ class LogAudit:
             last or self._first == 1 or not (expected is None or 0 < expected < self._first)
         ):
             self._report(Kind.CHAIN, record, broken(version, expected, previous_position, previous_version))
-        self._lasts[key] = packed(position, version)
+        self._last_events[key] = packed(position, version)
         return readable
 
-    def _void(self, record: RawRecord, version: int) -> None:
+    def _take_skipped(self, record: RawRecord, version: int) -> None:
         """Report a record with a skip marker; it counts as a version if its version is the next, as in a fold."""
         self._report(Kind.VOID, record, self._voids[record[0]])
         record_version = number_of(record[3], VERSION)
-        self._lasts[hash(record[2])] = packed(record[0], version + 1 if record_version == version + 1 else version)
+        self._last_events[hash(record[2])] = packed(
+            record[0], version + 1 if record_version == version + 1 else version
+        )
 
-    def _unreadable(self, record: RawRecord, error: UnknownEvent | UndecodableEvent) -> None:
+    def _report_undecodable(self, record: RawRecord, error: UnknownEvent | UndecodableEvent) -> None:
         if isinstance(error, UnknownEvent):
             self._report(Kind.UNKNOWN, record, f"{error.type_name} schema {error.schema}")
-        elif (owner := self._other_owner(record)) is not None:
+        elif (owner := self._declaring_aggregate(record)) is not None:
             self._report(Kind.FOREIGN, record, f"{_type_of(record)} is an event of {owner!r}")
         else:
             self._report(Kind.UNDECODABLE, record, f"{error.type_name}: {error.reason}")
 
-    def _other_owner(self, record: RawRecord) -> str | None:
+    def _declaring_aggregate(self, record: RawRecord) -> str | None:
         """Return the aggregate type that declares the event's type, if the subject is that of another type."""
         declared = self._app.catalog.named(_type_of(record))
         if declared is None or declared.aggregate is None:
@@ -468,8 +470,8 @@ def side_by_side(
 
 def _id_of(record: RawRecord) -> str:
     block = record[3]
-    end = block.find(b"\r\n", len(_ID)) if block.startswith(_ID) else -1
-    return block[len(_ID) : end].decode("utf-8", "replace") if end >= 0 else header(block, MSG_ID) or ""
+    end = block.find(b"\r\n", len(_ID_PREFIX)) if block.startswith(_ID_PREFIX) else -1
+    return block[len(_ID_PREFIX) : end].decode("utf-8", "replace") if end >= 0 else header(block, MSG_ID) or ""
 
 
 def _subject_fault(subject: bytes) -> str:
@@ -484,4 +486,4 @@ def _type_of(record: RawRecord) -> str:
     return header(record[3], "Ej-Type") or "?"
 
 
-_NONE: RawRecord = (0, 0, b"", b"", b"")
+_NO_RECORD: RawRecord = (0, 0, b"", b"", b"")

@@ -23,10 +23,10 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 
-_AHEAD = 8
+_QUEUE_MAX = 8
 """The maximum number of batches that are read and wait to be folded."""
 _POLL_S = 0.2
-_LEAVE_S = 0.5
+_JOIN_TIMEOUT_S = 0.5
 """How long to wait for the end of a thread that reads from a silent server; the read itself times out later."""
 
 
@@ -78,11 +78,11 @@ class ReplaySource:
 
         Raises `LogDrifted` when the stream's settings may drop or change events.
         """
-        if missing_range(state) and not self._has_what_is_gone(state):
+        if missing_range(state) and not self._covers_missing(state):
             check_integrity(state)
         check_settings(state)
 
-    def _has_what_is_gone(self, state: StreamState) -> bool:
+    def _covers_missing(self, state: StreamState) -> bool:
         if self.archive is None or self.first > first_position(state) or self.archived + 1 < state.first:
             return False
         return not state.deleted or all(
@@ -157,7 +157,7 @@ def read_ahead(batches: Generator[list[RawRecord]], watch: Watch) -> Generator[l
 
     Raises `Stopped` soon after the job was cancelled, even while the server sends nothing.
     """
-    ready: queue.Queue[list[RawRecord] | BaseException | None] = queue.Queue(_AHEAD)
+    ready: queue.Queue[list[RawRecord] | BaseException | None] = queue.Queue(_QUEUE_MAX)
     stopped = threading.Event()
 
     def put(item: list[RawRecord] | BaseException | None) -> None:
@@ -196,4 +196,4 @@ def read_ahead(batches: Generator[list[RawRecord]], watch: Watch) -> Generator[l
             yield item
     finally:
         stopped.set()
-        reader.join(_LEAVE_S)
+        reader.join(_JOIN_TIMEOUT_S)

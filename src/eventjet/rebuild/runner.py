@@ -125,13 +125,13 @@ async def rebuild(
         settings,
         engine,
         lambda job: _rebuild(job, names),
-        check=lambda app: _named(app, names),
+        check=lambda app: _named_projections(app, names),
         from_archive=from_archive,
         progress=progress,
     )
 
 
-def _named(app: Application, names: Sequence[str]) -> list[AnyResolved]:
+def _named_projections(app: Application, names: Sequence[str]) -> list[AnyResolved]:
     if not names:
         raise UsageError(f"Name what to rebuild. {app.name!r} has {', '.join(app.projections) or 'no projections'}.")
     return projections_of(app, names)
@@ -147,7 +147,7 @@ def load(job: Job, plan: Plan, shadows: Sequence[Shadow[ResolvedProjection]]) ->
 
 
 def _rebuild(job: Job, names: Sequence[str]) -> RebuildReport:
-    database, watch, resolved = job.database, job.watch, _named(job.app, names)
+    database, watch, resolved = job.database, job.watch, _named_projections(job.app, names)
     with ExitStack() as stack:
         with watch.phase("start"):
             database.check_sessions()
@@ -186,7 +186,7 @@ def _finish(job: Job, plan: Plan, shadow: Shadow[ResolvedProjection], parts: Seq
         failpoints.reach("rebuild.indexed")
     parked = [event for part in parts if part.projection == shadow.resolved.name for event in part.parked]
     with catching_up(shadow, job, plan.last, parked) as writer:
-        return _rebuilt(shadow.resolved, rows, swap_in(shadow, writer, job))
+        return _outcome(shadow.resolved, rows, swap_in(shadow, writer, job))
 
 
 def _replay(job: Job, plan: Plan, shadow: Shadow[ResolvedSql]) -> Rebuilt:
@@ -196,10 +196,10 @@ def _replay(job: Job, plan: Plan, shadow: Shadow[ResolvedSql]) -> Rebuilt:
         with job.watch.phase("index", 1):
             shadow.finish()
             failpoints.reach("rebuild.indexed")
-        return _rebuilt(shadow.resolved, rows, swap_in(shadow, writer, job))
+        return _outcome(shadow.resolved, rows, swap_in(shadow, writer, job))
 
 
-def _rebuilt(resolved: AnyResolved, rows: int, swapped: Checkpoint) -> Rebuilt:
+def _outcome(resolved: AnyResolved, rows: int, swapped: Checkpoint) -> Rebuilt:
     is_sequential = isinstance(resolved, ResolvedSql)
     return Rebuilt(
         resolved.name, resolved.revision, rows, swapped.position, swapped.generation, swapped.location, is_sequential
@@ -440,13 +440,13 @@ async def preview(
         settings,
         engine,
         lambda job: _preview(job, names),
-        check=lambda app: _named(app, names),
+        check=lambda app: _named_projections(app, names),
         from_archive=from_archive,
     )
 
 
 def _preview(job: Job, names: Sequence[str]) -> Preview:
-    database, resolved = job.database, _named(job.app, names)
+    database, resolved = job.database, _named_projections(job.app, names)
     plan = job.plan(resolved, job.log.last)
     with database.reaching_sync(), database.read_only(f"{PURPOSE} --dry-run", BULK) as connection:
         current = connection is not None and migrations.version(connection) == migrations.HEAD

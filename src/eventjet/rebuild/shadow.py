@@ -64,9 +64,9 @@ class Shadow(Generic[R_co]):
         self._quarantine = quarantine.to_metadata(MetaData(), schema=self.workspace.schema)
         """The shadow's quarantine table, named as connections to the live database see it."""
         self._names = names_of(recorded(resolved))
-        self._by_hand = isinstance(resolved, ResolvedSql)
-        self._known: Mapping[int, str] = {}
-        self._decided: frozenset[tuple[int, str]] | None = None
+        self._is_sql = isinstance(resolved, ResolvedSql)
+        self._resolutions: Mapping[int, str] = {}
+        self._decisions: frozenset[tuple[int, str]] | None = None
         """The decisions in the live quarantine when it was copied; None before."""
 
     @property
@@ -80,7 +80,7 @@ class Shadow(Generic[R_co]):
             database=self.workspace.database,
             table=table.name,
             columns=tuple(column.name for column in table.columns),
-            known=self._known,
+            known=self._resolutions,
         )
 
     def create(self, *, to_swap: bool = True) -> None:
@@ -94,8 +94,8 @@ class Shadow(Generic[R_co]):
             runs.open_run(connection, self.run, self.resolved)
         failpoints.reach("rebuild.announced")
         with making(self.workspace.live, self.resolved.name, self.tables):
-            self.workspace.create(self.tables, bare=not self._by_hand)
-        if self._by_hand:
+            self.workspace.create(self.tables, bare=not self._is_sql)
+        if self._is_sql:
             with self.workspace.engine().begin() as connection:
                 self.begin(connection)
 
@@ -110,7 +110,7 @@ class Shadow(Generic[R_co]):
         """Raise `RebuildRefused` when a swap would lose something of the live tables; nothing is changed."""
         check_owner(connection, self.resolved.name, self.resolved.app, self._log)
         dialect = dialect_of(connection)
-        tables = () if self._by_hand else self.resolved.tables
+        tables = () if self._is_sql else self.resolved.tables
         keys = [key for table in tables for key in table.foreign_key_constraints]
         if keys:
             # A fold's table is loaded in the run's schema, where the table that a foreign key refers to is missing.
@@ -121,19 +121,21 @@ class Shadow(Generic[R_co]):
                 "Take it out of the declaration, or make the projection one of SQL by hand.",
             )
         live = checkpoint.read(connection, self.resolved.name, self.resolved.revision)
-        leaving = dialect.tables.find_all(connection, self._names, live.location if live else DECLARED)
+        live_tables = dialect.tables.find_all(connection, self._names, live.location if live else DECLARED)
         with ExitStack() as stack:
             # Without live tables there is nothing to compare; the types that a model table needs may be missing, too.
             with making(connection, self.resolved.name, self.tables):
-                model = stack.enter_context(dialect.tables.modelled(connection, self.tables)) if leaving else connection
-            coming = dialect.tables.find_all(model, self._names, self.workspace.location) if leaving else {}
-            self._check_carried(connection, leaving, model, coming)
+                model = (
+                    stack.enter_context(dialect.tables.modelled(connection, self.tables)) if live_tables else connection
+                )
+            new_tables = dialect.tables.find_all(model, self._names, self.workspace.location) if live_tables else {}
+            self._check_nothing_lost(connection, live_tables, model, new_tables)
 
     def take_over_quarantine(self) -> None:
         """Copy the live quarantine to the shadow and to `target.known`; `swap` refuses if decisions changed since."""
         with self.workspace.snapshot() as connection:
             self._copy_quarantine(connection, quarantine, self._quarantine)
-            self._known, self._decided = self._live_quarantine(connection)
+            self._resolutions, self._decisions = self._live_quarantine(connection)
 
     def copy_live(self) -> Checkpoint | None:
         """Copy the live rows in one database snapshot, and return the live checkpoint of that snapshot.
@@ -153,7 +155,7 @@ class Shadow(Generic[R_co]):
                 create = f"create {self.workspace.copied_as} {target}"
                 connection.execute(verbatim(f"{create} as select {columns} from {live_tables[name].quoted()}"))
             if isinstance(self.resolved, ResolvedProjection) and self.resolved.quarantines:
-                self._known, _ = self._live_quarantine(connection)
+                self._resolutions, _ = self._live_quarantine(connection)
             return live
 
     def note_proof(self, copied: Checkpoint) -> None:
@@ -164,7 +166,9 @@ class Shadow(Generic[R_co]):
 
     def pairs(self) -> list[Pair]:
         """Return each table that `copy_live` makes, together with the shadow's table."""
-        return [(_without_rules(table, f"eventjet_live_{number}"), table) for number, table in enumerate(self.tables)]
+        return [
+            (_without_constraints(table, f"eventjet_live_{number}"), table) for number, table in enumerate(self.tables)
+        ]
 
     def count(self) -> int:
         """Return the number of rows in all tables of the shadow."""
@@ -186,7 +190,7 @@ class Shadow(Generic[R_co]):
 
         Raises `RowsRefused` when rows break a key, a unique index or a check.
         """
-        self.workspace.finish(self.resolved.name, self.tables, bare=not self._by_hand)
+        self.workspace.finish(self.resolved.name, self.tables, bare=not self._is_sql)
 
     def live_checkpoint(self) -> Checkpoint | None:
         """Return the live checkpoint; None when there is none."""
@@ -222,13 +226,13 @@ class Shadow(Generic[R_co]):
             if live.location != unlocked_checkpoint.location:
                 raise NotNow("its tables were moved meanwhile")
             exchange.look_again()
-            shadow_checkpoint = self._caught_up(live.position, tail)
+            shadow_checkpoint = self._catch_up(live.position, tail)
             self.workspace.attach(connection)
-            self._give_quarantine_back(connection, None if tail is None else self._decided)
+            self._replace_live_quarantine(connection, None if tail is None else self._decisions)
             # The check is repeated now that the tables are locked. SQLite gets rows instead of tables; there the
             # declared tables are checked.
             if exchange.coming:
-                self._check_carried(connection, exchange.leaving, connection, exchange.coming)
+                self._check_nothing_lost(connection, exchange.leaving, connection, exchange.coming)
             else:
                 self.check_swappable(connection)
             self.workspace.carry_out(exchange, self.resolved, live.location)
@@ -247,12 +251,12 @@ class Shadow(Generic[R_co]):
             (position, resolution) for position, resolution in events if resolution in VERDICTS
         )
 
-    def _give_quarantine_back(self, connection: Connection, decided: frozenset[tuple[int, str]] | None) -> None:
+    def _replace_live_quarantine(self, connection: Connection, decisions: frozenset[tuple[int, str]] | None) -> None:
         """Replace the live quarantine, whose checkpoint is locked, with the shadow's.
 
-        Raises `RebuildOvertaken` when the decisions in the live quarantine are not `decided` any more.
+        Raises `RebuildOvertaken` when the decisions in the live quarantine are not `decisions` any more.
         """
-        if decided is not None and self._live_quarantine(connection)[1] != decided:
+        if decisions is not None and self._live_quarantine(connection)[1] != decisions:
             raise RebuildOvertaken(
                 f"Somebody decided about parked events of {self.resolved.name!r} while it was rebuilt"
             )
@@ -265,7 +269,7 @@ class Shadow(Generic[R_co]):
             insert(target).from_select([column.name for column in source.c], select(source).where(condition))
         )
 
-    def _caught_up(self, position: int, tail: Callable[[int], None] | None) -> Checkpoint:
+    def _catch_up(self, position: int, tail: Callable[[int], None] | None) -> Checkpoint:
         """Catch the shadow up to `position`, where the locked live checkpoint is, and return the shadow's checkpoint.
 
         Raises `NotNow` when the shadow is more than `TAIL_MAX` events behind.
@@ -289,35 +293,35 @@ class Shadow(Generic[R_co]):
     def _checkpoint(self, connection: Connection) -> Checkpoint | None:
         return checkpoint.read(connection, self.resolved.name, self.resolved.revision)
 
-    def _check_carried(
+    def _check_nothing_lost(
         self,
         connection: Connection,
-        leaving: Mapping[TableName, TableRef],
+        live_tables: Mapping[TableName, TableRef],
         model: Connection,
-        coming: Mapping[TableName, TableRef],
+        new_tables: Mapping[TableName, TableRef],
     ) -> None:
-        """Raise `RebuildRefused` when the swap from the tables `leaving` to the tables `coming` would change too much.
+        """Raise `RebuildRefused` when the swap from `live_tables` to `new_tables` would change too much.
 
         That is: objects that depend on either, and features of the live tables that the new tables lack.
         """
         dialect = dialect_of(connection)
-        live_dependents = dependents(connection, leaving)
+        live_dependents = dependents(connection, live_tables)
         if live_dependents:
             raise RebuildRefused(
                 self.resolved.name,
                 f"{listed(live_dependents)} would be lost by a swap, or stay with the table that leaves",
                 "Drop it, and create it again after the rebuild.",
             )
-        new_dependents = dependents(model, coming)
+        new_dependents = dependents(model, new_tables)
         if new_dependents:
             raise RebuildRefused(
                 self.resolved.name,
                 f"{listed(new_dependents)} would come with the table that is made",
                 "Keep from it what gives it to new tables, an event trigger say.",
             )
-        for name, table in leaving.items():
+        for name, table in live_tables.items():
             lost_features = undeclared(
-                dialect.tables.features(connection, table), dialect.tables.features(model, coming[name])
+                dialect.tables.features(connection, table), dialect.tables.features(model, new_tables[name])
             )
             if lost_features:
                 raise RebuildRefused(
@@ -355,7 +359,7 @@ def check_kept(resolved: AnyResolved, live: Checkpoint) -> None:
         )
 
 
-def _without_rules(table: Table, name: str) -> Table:
+def _without_constraints(table: Table, name: str) -> Table:
     """Return a table of the same columns, without any constraint or index."""
     columns = [Column(column.name, column.type, key=column.key, nullable=column.nullable) for column in table.columns]
     return Table(name, MetaData(), *columns, schema=table.schema)

@@ -33,13 +33,13 @@ class SnapshotFold:
     """A fold of the histories of one aggregate type, which writes snapshots of those that are long enough."""
 
     def __init__(
-        self, app: Application, aggregate: str, least: int, endpoint: Endpoint, last: int, voids: Mapping[int, str]
+        self, app: Application, aggregate: str, min_events: int, endpoint: Endpoint, last: int, voids: Mapping[int, str]
     ) -> None:
         self.tally = SnapshotTally()
         self._initial, _ = snapshotted(app, aggregate)
         self._codec: SnapshotCodec[Any] = SnapshotCodec(self._initial)
         self._decoder = Decoder(app.catalog.of_log(voids))
-        self._least = least
+        self._min_events = min_events
         self._bucket = BulkSnapshots(endpoint, app.name, snapshot_bucket(app.name), last, self._codec.decode)
         self._prefix = len(app.name) + 1
         self._states: dict[bytes, FoldedState[Any] | None] = {}
@@ -62,12 +62,12 @@ class SnapshotFold:
             entity_of(subject)  # raises for a subject that names no entity
             self._states[subject] = fold_records(state, records, self._decoder)
         except DefinitionError as error:  # raised by one aggregate's `evolve`; the others go on
-            self._break(subject, f"Folding {_named(subject)}: {faults_of(error)}. Fix that first.")
+            self._mark_broken(subject, f"Folding {_subject_text(subject)}: {faults_of(error)}. Fix that first.")
         except EventjetError as error:
-            self._break(subject, str(error))
+            self._mark_broken(subject, str(error))
         except Exception as error:  # noqa: BLE001 - the subject may be any
             reason = f"{type(error).__name__}: {faults_of(error)}"
-            self._break(subject, f"Folding {_named(subject)} raised {reason}. Fix that first.")
+            self._mark_broken(subject, f"Folding {_subject_text(subject)} raised {reason}. Fix that first.")
 
     def finish(self, subject: bytes) -> None:
         """Take the folded state of an aggregate as final; its snapshot is written with the next batch of snapshots."""
@@ -75,7 +75,7 @@ class SnapshotFold:
         self.tally.aggregates += 1
         if state is None:
             return
-        if state.version < self._least:
+        if state.version < self._min_events:
             self.tally.few += 1
             return
         value = self._codec.encode(state)
@@ -109,7 +109,7 @@ class SnapshotFold:
         self._bucket.put(self._offers)
         self._offers, self._bytes = [], 0
 
-    def _break(self, subject: bytes, reason: str) -> None:
+    def _mark_broken(self, subject: bytes, reason: str) -> None:
         self._states[subject] = None
         self.tally.broken += 1
         if len(self.tally.faults) < SNAPSHOT_FAULTS_MAX:
@@ -178,7 +178,7 @@ async def build_snapshots(
     )
 
 
-def _named(subject: bytes) -> str:
+def _subject_text(subject: bytes) -> str:
     return subject.decode("utf-8", "replace")
 
 

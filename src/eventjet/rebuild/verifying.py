@@ -51,7 +51,7 @@ UNKNOWN_SINCE = "since when is not known of SQL by hand"
 
 _FETCH = 2_000
 _REPORT_EVERY = 10_000
-_PAIRED = "eventjet_row"
+_PAIR_NUMBER = "eventjet_row"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ def _verify(job: Job, name: str) -> VerifyReport:
 
 def _verify_rows(job: Job, resolved: ResolvedProjection) -> tuple[Plan, int, int, list[Difference]]:
     """Verify a folded projection, which is made again on the job's engine."""
-    with _copied(job, resolved) as (shadow, plan, checkpoint):
+    with _with_live_copy(job, resolved) as (shadow, plan, checkpoint):
         check_loaded(shadow, plan, load(job, plan, [shadow]))
         failpoints.reach("verify.loaded")
         with job.watch.phase("compare"):
@@ -159,7 +159,7 @@ def _verify_rows(job: Job, resolved: ResolvedProjection) -> tuple[Plan, int, int
             codec = RowCodec(resolved.table, resolved.row_type, job.database.dialect)
             keyed = [(key_of(expected if row is None else row, codec), row, expected) for row, expected in pairs]
             live = {key: row for key, row, _ in keyed if not isinstance(row, RowUnreadable) or row.has_key}
-            since = _since_when(job, plan, resolved, live, shadow.target.known) if live else {}
+            since = _first_drifts(job, plan, resolved, live, shadow.target.known) if live else {}
             examples = [
                 Difference(
                     key,
@@ -179,7 +179,7 @@ def _verify_rows(job: Job, resolved: ResolvedProjection) -> tuple[Plan, int, int
 
 def _verify_tables(job: Job, resolved: ResolvedSql) -> tuple[Plan, int, int, list[Difference]]:
     """Verify an SQL projection, whose handlers run again in this process, whatever the engine."""
-    with _copied(job, resolved) as (shadow, plan, checkpoint):
+    with _with_live_copy(job, resolved) as (shadow, plan, checkpoint):
         job.source.check(plan, job.watch)
         with replaying(shadow, job) as writer:
             writer.replay(plan)
@@ -193,7 +193,7 @@ def _verify_tables(job: Job, resolved: ResolvedSql) -> tuple[Plan, int, int, lis
 
 
 @contextmanager
-def _copied(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan, Checkpoint]]:
+def _with_live_copy(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan, Checkpoint]]:
     """Yield a shadow with a copy of the live rows, the plan to make the rows again, and the checkpoint of the copy."""
     with shadow_of(job.database, resolved, job.log.identity, job.watch, to_swap=False) as shadow:
         with job.watch.phase("copy"):
@@ -209,17 +209,17 @@ def _copied(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan, Che
         yield shadow, job.plan([resolved], checkpoint.position), checkpoint
 
 
-def _since_when(
-    job: Job, plan: Plan, resolved: ResolvedProjection, live: Mapping[RowKey, Any], known: Mapping[int, str]
+def _first_drifts(
+    job: Job, plan: Plan, resolved: ResolvedProjection, live: Mapping[RowKey, Any], resolutions: Mapping[int, str]
 ) -> dict[RowKey, int | None]:
     """Return for each key the position of the first event that is missing in the live row; None if never equal.
 
-    `known` maps the positions of quarantined events to what was decided about them.
+    `resolutions` maps the positions of quarantined events to what was decided about them.
     """
     codec = RowCodec(resolved.table, resolved.row_type, job.database.dialect)
-    probe = DriftProbe(resolved, live, known, partial(are_equal, codec=codec))
+    probe = DriftProbe(resolved, live, resolutions, partial(are_equal, codec=codec))
     with job.earlier() as earlier:
-        decode = reader(job.catalog, resolved, known, earlier)
+        decode = reader(job.catalog, resolved, resolutions, earlier)
         for records in _records(job, plan, resolved, live):
             decode.expect(records)
             for event in filter(None, map(decode, records)):
@@ -247,17 +247,17 @@ class DriftProbe:
         self,
         resolved: ResolvedProjection,
         live: Mapping[RowKey, Any],
-        known: Mapping[int, str],
+        resolutions: Mapping[int, str],
         are_equal: Callable[[Any, Any], bool],
     ) -> None:
         """Watch the rows of the keys in `live`, which maps each key to its live row, or to None when there is none.
 
-        `known` maps the positions of quarantined events to what was decided about them. `are_equal` tells whether the
-        database stores a folded row and a live row alike.
+        `resolutions` maps the positions of quarantined events to what was decided about them. `are_equal` tells whether
+        the database stores a folded row and a live row alike.
         """
         self._live = live
         self._are_equal = are_equal
-        self._fold = _fold_onto(resolved, live, known)
+        self._fold = _fold_onto(resolved, live, resolutions)
         self._equal = {key: row is None for key, row in live.items()}
         self._drifted: dict[RowKey, int] = {}
         self.rows: dict[RowKey, Any] = {}
@@ -286,14 +286,14 @@ class DriftProbe:
 
 
 def _fold_onto(
-    resolved: ResolvedProjection, live: Mapping[RowKey, Any], known: Mapping[int, str]
+    resolved: ResolvedProjection, live: Mapping[RowKey, Any], resolutions: Mapping[int, str]
 ) -> Callable[[Rows, Any], Rows]:
     codec = RowCodec(resolved.table, resolved.row_type)
     if not resolved.quarantines:
-        fold = Fold(_only(resolved, live), codec)
+        fold = Fold(_only_live_keys(resolved, live), codec)
         return lambda rows, event: fold(rows, [event])
     parking = ParkingFold(resolved, codec)
-    blocked = BlockedAggregates(known=known)
+    blocked = BlockedAggregates(known=resolutions)
 
     def fold_or_park(rows: Rows, event: Any) -> Rows:
         folded = parking(rows, [event], blocked)
@@ -303,7 +303,7 @@ def _fold_onto(
     return fold_or_park
 
 
-def _only(resolved: ResolvedProjection, live: Mapping[RowKey, Any]) -> ResolvedProjection:
+def _only_live_keys(resolved: ResolvedProjection, live: Mapping[RowKey, Any]) -> ResolvedProjection:
     """Return the projection reduced to the keys in `live`, because the rows of other keys are not known here."""
 
     def keys_of(event: Recorded[Any]) -> tuple[RowKey, ...]:
@@ -322,7 +322,7 @@ def compare_rows(shadow: Shadow[ResolvedProjection], watch: Watch) -> tuple[int,
     rows = differences = 0
     first_pairs: list[tuple[Any, Any]] = []
     with _in_key_order(shadow, live_table, codec) as live, _in_key_order(shadow, expected_table, codec) as expected:
-        for pair in _paired(live, expected, codec):
+        for pair in _pair_rows(live, expected, codec):
             rows += pair[0] is not None
             if rows % _REPORT_EVERY == 0:
                 watch.tell("compare", rows, 0)
@@ -366,10 +366,10 @@ def _in_key_order(shadow: Shadow[ResolvedProjection], table: Table, codec: RowCo
         rows = connection.execution_options(**options).exec_driver_sql(
             f"select {columns} from {engine.dialect.identifier_preparer.format_table(table)} order by {order}"
         )
-        yield (_loaded(codec, values) for values in rows)
+        yield (_load_row(codec, values) for values in rows)
 
 
-def _loaded(codec: RowCodec, values: Sequence[Any]) -> Any:
+def _load_row(codec: RowCodec, values: Sequence[Any]) -> Any:
     try:
         return codec.load(values)
     except RowUnreadable as error:
@@ -381,7 +381,7 @@ def key_of(row: Any, codec: RowCodec) -> tuple[Any, ...]:
     return row.key if isinstance(row, RowUnreadable) else codec.key(row)
 
 
-def _paired(live: Iterator[Any], expected: Iterator[Any], codec: RowCodec) -> Iterator[tuple[Any, Any]]:
+def _pair_rows(live: Iterator[Any], expected: Iterator[Any], codec: RowCodec) -> Iterator[tuple[Any, Any]]:
     """Yield pairs of rows with the same key, with None where a side has no row; both sides are sorted by key.
 
     Keys need not be unique: a second row with the same key is paired with None.
@@ -436,15 +436,15 @@ def _compare_table(
     live, expected = pair
     rows = connection.scalar(select(func.count()).select_from(live)) or 0
     watch.tell("compare", rows, 0)
-    compared = [column.key for column in expected.columns if not _is_given(column, numbered)]
+    compared = [column.key for column in expected.columns if not _is_generated(column, numbered)]
     key = [column.key for column in expected.primary_key.columns]
     if not set(key) <= set(compared):
         primary_key = key
-        key = [_PAIRED]
+        key = [_PAIR_NUMBER]
         left, right = (
             select(
                 *[side.c[name] for name in compared],
-                func.row_number().over(order_by=[side.c[key_name] for key_name in primary_key]).label(_PAIRED),
+                func.row_number().over(order_by=[side.c[key_name] for key_name in primary_key]).label(_PAIR_NUMBER),
             ).subquery(f"eventjet_{name}")
             for side, name in ((live, "a"), (expected, "b"))
         )
@@ -461,8 +461,8 @@ def _compare_table(
     columns = [side.c[name] for side in (left, right) for name in names]
     order = [func.coalesce(left.c[name], right.c[name]) for name in key]
 
-    def first(shown: Sequence[ColumnElement[Any]]) -> Sequence[Any]:
-        labelled = [column.label(f"c{number}") for number, column in enumerate([*shown, *distinct])]
+    def first(selected: Sequence[ColumnElement[Any]]) -> Sequence[Any]:
+        labelled = [column.label(f"c{number}") for number, column in enumerate([*selected, *distinct])]
         query = select(*labelled).select_from(joined).where(differ)
         return connection.execute(query.order_by(*order).limit(EXAMPLES_MAX)).all()
 
@@ -482,11 +482,11 @@ def _compare_table(
     )
 
 
-def _is_given(column: Column[Any], numbered: Collection[Column[Any]]) -> bool:
+def _is_generated(column: Column[Any], numbered: Collection[Column[Any]]) -> bool:
     """Tell whether the database fills this column, or a column that it refers to, from a sequence."""
     if column in numbered:
         return True
-    return any(key.column is not column and _is_given(key.column, numbered) for key in column.foreign_keys)
+    return any(key.column is not column and _is_generated(key.column, numbered) for key in column.foreign_keys)
 
 
 def _difference(table: str, row: Sequence[Any], names: list[str], keys: int, differ: Sequence[str]) -> Difference:
@@ -494,7 +494,8 @@ def _difference(table: str, row: Sequence[Any], names: list[str], keys: int, dif
     sides = [side if any(side[name] is not None for name in names[:keys]) else None for side in (live, expected)]
     present_side = sides[0] or sides[1] or {}
     rows = [
-        None if side is None else {name: value for name, value in side.items() if name != _PAIRED} for side in sides
+        None if side is None else {name: value for name, value in side.items() if name != _PAIR_NUMBER}
+        for side in sides
     ]
     columns = tuple(differ) if all(sides) else ()
     return Difference((table, *[present_side[name] for name in names[:keys]]), rows[0], rows[1], columns, UNKNOWN_SINCE)

@@ -116,16 +116,16 @@ def _names_of_runs(connection: Connection, database: Database) -> list[tuple[str
 
 # PostgreSQL.
 
-_STRANGE_WRITES = text(
+_OUTSIDE_WRITES = text(
     "select schemaname || '.' || relname from pg_stat_xact_user_tables "
     "where n_tup_ins + n_tup_upd + n_tup_del > 0 and schemaname <> :schema and schemaname !~ '^pg_temp' order by 1"
 )
-_COPY = re.compile(r"eventjet_live_[0-9]+")
-_MADE = text("select obj_description(oid, 'pg_namespace') from pg_namespace where nspname = :schema")
+_LIVE_COPY = re.compile(r"eventjet_live_[0-9]+")
+_SCHEMA_COMMENT = text("select obj_description(oid, 'pg_namespace') from pg_namespace where nspname = :schema")
 _TABLES = text("select tablename from pg_tables where schemaname = :schema order by 1")
 _ALL_PUBLISHED = text("select pubname from pg_publication where puballtables order by 1")
 _IS_LOGGED = text("select relpersistence = 'p' from pg_class where oid = to_regclass(:name)")
-_RULES = text("""
+_CONSTRAINTS = text("""
 select conname, pg_get_constraintdef(oid), case contype when 'c' then pg_get_expr(conbin, conrelid) end
   from pg_constraint where conrelid = to_regclass(:name) and contype in ('p', 'u', 'x', 'c')
  order by contype <> 'p', conname
@@ -260,7 +260,7 @@ class PostgresWorkspace:
 
     def strange_writes(self, connection: Connection) -> list[str]:
         """Return the tables outside the run to which the open transaction of a handler has written."""
-        return list(map(str, connection.scalars(_STRANGE_WRITES, {"schema": self.schema})))
+        return list(map(str, connection.scalars(_OUTSIDE_WRITES, {"schema": self.schema})))
 
     def numbered(self, tables: Sequence[Table]) -> set[Column[Any]]:
         """Return the columns filled by a sequence, which loses numbers when a transaction is rolled back."""
@@ -300,9 +300,9 @@ class PostgresWorkspace:
         run's own sessions are ended first, so that the drop does not wait for tasks that still write.
         """
         self._end_sessions(connection)
-        run_tables = set(json.loads(connection.scalar(_MADE, {"schema": self.schema}) or "[]"))
+        run_tables = set(json.loads(connection.scalar(_SCHEMA_COMMENT, {"schema": self.schema}) or "[]"))
         schema_tables = connection.scalars(_TABLES, {"schema": self.schema}).all()
-        names = [self._qualified(name) for name in schema_tables if name in run_tables or _COPY.fullmatch(name)]
+        names = [self._qualified(name) for name in schema_tables if name in run_tables or _LIVE_COPY.fullmatch(name)]
         if names:
             connection.execute(verbatim(f"drop table {', '.join(names)} restrict"))
         connection.execute(verbatim(f"drop schema if exists {qualified(None, self.schema)} restrict"))
@@ -387,7 +387,7 @@ class _Stripped:
             connection.execute(verbatim(f"alter table {name} set logged"))
         for rule, definition, check in self.rules:
             add = verbatim(f"alter table {name} add constraint {qualified(None, rule)} {definition}")
-            with refusals(projection, partial(_row_breaking, connection, table, check)), connection.begin_nested():
+            with refusals(projection, partial(_violating_row, connection, table, check)), connection.begin_nested():
                 connection.execute(add)
         for index in self.indexes:
             with refusals(projection):
@@ -398,7 +398,8 @@ def _strip(connection: Connection, name: str) -> _Stripped:
     """Remove what would slow a load from an empty table: its logging, constraints and indexes."""
     is_logged = bool(connection.scalar(_IS_LOGGED, {"name": name}))
     rules = [
-        (str(rule), str(definition), check) for rule, definition, check in connection.execute(_RULES, {"name": name})
+        (str(rule), str(definition), check)
+        for rule, definition, check in connection.execute(_CONSTRAINTS, {"name": name})
     ]
     for rule, _, _ in rules:
         connection.execute(verbatim(f"alter table {name} drop constraint {qualified(None, rule)}"))
@@ -410,7 +411,7 @@ def _strip(connection: Connection, name: str) -> _Stripped:
     return _Stripped(is_logged, rules, [str(definition) for _, definition in indexes])
 
 
-def _row_breaking(connection: Connection, table: Table, check: str | None) -> str:
+def _violating_row(connection: Connection, table: Table, check: str | None) -> str:
     """Return the key of one row that breaks a check, as text; empty if there is none."""
     if check is None:
         return ""
@@ -550,7 +551,7 @@ class SqliteWorkspace:
                 connection.execute(statement)
             columns = ", ".join(qualified(None, column.name) for column in run_table.columns)
             connection.exec_driver_sql(f"insert into {target} ({columns}) select {columns} from {source}")
-            self._keep_numbers(connection, live_table)
+            self._copy_last_number(connection, live_table)
 
     def strange_writes(self, connection: Connection) -> list[str]:  # noqa: ARG002 - as PostgreSQL's
         """Return nothing, because the connections of handlers reach only the run's file."""
@@ -583,7 +584,7 @@ class SqliteWorkspace:
         driver.set_progress_handler(lambda: int(self._stopped.is_set()), _STEPS)
         return connection
 
-    def _keep_numbers(self, connection: Connection, table: Table) -> None:
+    def _copy_last_number(self, connection: Connection, table: Table) -> None:
         """Copy the shadow's `sqlite_sequence` row, so that an autoincrement table goes on with the shadow's numbers."""
         counts = f"{self.schema}.sqlite_master where name = 'sqlite_sequence'"
         if connection.exec_driver_sql(f"select 1 from {counts}").fetchone():

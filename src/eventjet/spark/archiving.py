@@ -41,7 +41,7 @@ from eventjet.spark.running import following, provisions, send_files
 from eventjet.spark.session import Started, first_line
 from eventjet.spark.source import log_frame
 
-_ROWS_OF_A_BATCH = "spark.sql.parquet.columnarReaderBatchSize"
+_BATCH_ROWS_SETTING = "spark.sql.parquet.columnarReaderBatchSize"
 ROWS_OF_A_BATCH = 256
 """The number of rows of Parquet that Spark reads into the JVM's memory at once. The default of 4,096 is too large,
 because an event's body may have a megabyte."""
@@ -53,7 +53,7 @@ FILE_BYTES_MAX = 2 * FILE_BYTES
 file is larger, the segment is cut into more files."""
 
 _TRIES = 4
-_SHUFFLE = "spark.sql.shuffle.partitions"
+_SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 
 class SparkFiles:
@@ -120,7 +120,7 @@ def reading(spark: SparkSession, conf: Mapping[str, str] | None = None) -> Gener
 
     `conf` has more settings for the same time.
     """
-    settings = {_ROWS_OF_A_BATCH: str(ROWS_OF_A_BATCH), **(conf or {})}
+    settings = {_BATCH_ROWS_SETTING: str(ROWS_OF_A_BATCH), **(conf or {})}
     previous = {name: spark.conf.get(name) for name in settings}
     for name, value in settings.items():
         spark.conf.set(name, value)
@@ -159,7 +159,7 @@ class _Sealer:
 
     def seal(self, first: int, last: int) -> Segment:
         """Archive the positions from `first` to `last`; raises `ArchiveBroken` if another run has sealed them."""
-        path, file_rows = self._written(first, last)
+        path, file_rows = self._write_segment(first, last)
         segment = self._segment(path, file_rows)
         line = dump_segment(segment)
         # A segment that a reader would refuse must not be sealed.
@@ -174,7 +174,7 @@ class _Sealer:
         failpoints.reach("archive.sealed")
         return segment
 
-    def _written(self, first: int, last: int) -> tuple[str, list[Any]]:
+    def _write_segment(self, first: int, last: int) -> tuple[str, list[Any]]:
         """Write a segment's files; return (their folder, the rows of `_read_back`).
 
         If a file is too large because large events are next to each other, the segment is written again in more files.
@@ -201,13 +201,13 @@ class _Sealer:
         frame.write.mode("overwrite").option("compression", "zstd").parquet(f"{url_for_spark(self.url)}/{path}")
         return observation.get["count"], observation.get["checksum"]
 
-    def _read_back(self, path: str, seen: tuple[int, int]) -> list[Any]:
+    def _read_back(self, path: str, written: tuple[int, int]) -> list[Any]:
         """Read the files back and return a row about each, ordered by position.
 
         Raises `ArchiveBroken` unless the files have the records that were written, in order and unchanged.
         """
         row = F.col("position") - F.col("_metadata.row_index")
-        with reading(self.spark, {_SHUFFLE: "1"}):
+        with reading(self.spark, {_SHUFFLE_PARTITIONS: "1"}):
             frame: Any = self.spark.read.schema(SCHEMA).parquet(f"{url_for_spark(self.url)}/{path}")
             file_rows: list[Any] = (
                 frame.groupBy(F.col("_metadata.file_name").alias("file"), F.col("_metadata.file_size").alias("size"))
@@ -228,26 +228,26 @@ class _Sealer:
         events = checksum = 0
         for file_row in file_rows:
             events, checksum = events + file_row.events, checksum ^ file_row.checksum
-        if (events, checksum) != seen:
-            raise ArchiveBroken(self.url, f"the {events} records of {path} are not the {seen[0]} that were written")
+        if (events, checksum) != written:
+            raise ArchiveBroken(self.url, f"the {events} records of {path} are not the {written[0]} that were written")
         return sorted(file_rows, key=lambda file_row: file_row.first)
 
-    def _segment(self, path: str, found: list[Any]) -> Segment:
-        names = [f"{path}/{file_row.file}" for file_row in found]
+    def _segment(self, path: str, file_rows: list[Any]) -> Segment:
+        names = [f"{path}/{file_row.file}" for file_row in file_rows]
         # Spark wrote the files, so Spark computes their checksums, even in a folder of this machine.
         digests = SparkFiles(self.spark, self.url).digests(names)
         files = tuple(
             ArchivedFile(name, file_row.first, file_row.first + file_row.events - 1, *digests[name])
-            for name, file_row in zip(names, found, strict=True)
+            for name, file_row in zip(names, file_rows, strict=True)
         )
         return Segment(
             stream=self.log.stream,
             log=self.log.identity,
             first=files[0].first,
             last=files[-1].last,
-            first_time_ns=found[0].first_time_ns,
-            last_time_ns=found[-1].last_time_ns,
-            last_id=header(bytes(found[-1].headers), MSG_ID) or "",
+            first_time_ns=file_rows[0].first_time_ns,
+            last_time_ns=file_rows[-1].last_time_ns,
+            last_id=header(bytes(file_rows[-1].headers), MSG_ID) or "",
             files=files,
         )
 

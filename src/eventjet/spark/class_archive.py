@@ -40,8 +40,8 @@ ABANDONED_S = 3_600.0
 
 _ARCHIVE = re.compile(r"spark-.+-[0-9a-f]{16}-(?P<sum>[0-9a-f]{16})\.jsa")
 _MAKING = ".making"
-_OF_SHARING = re.compile(r"^.*\[(?:cds|aot)\b[^\]]*\]\s*(?P<why>.+)$", re.MULTILINE)
-_SHOWN = 200
+_SHARING_MESSAGE = re.compile(r"^.*\[(?:cds|aot)\b[^\]]*\]\s*(?P<why>.+)$", re.MULTILINE)
+_MESSAGE_MAX = 200
 """The maximum number of characters of a JVM's message that are shown."""
 
 
@@ -88,7 +88,7 @@ class ClassArchive:
         self._stem = jvm.stem()
         self._log = scratch / "jvm.log"
         self._classes = scratch / "classes"
-        self._used: Path | None = None
+        self._archive: Path | None = None
 
     def options(self) -> list[str]:
         """Return the options with which the JVM uses the archive, or records the classes for a new archive.
@@ -99,14 +99,14 @@ class ClassArchive:
             if fault := self._unusable():
                 self._tell(fault)
                 return []
-            self._used = self._whole()
+            self._archive = self._valid_archive()
         except OSError as error:
             self._tell(f"it cannot be used ({error.strerror or error})")
             return []
         # The JVM's messages about an archive would mix with this program's output.
         quiet = ["-Xlog:disable", f'-Xlog:all=warning:file="{self._log}"']
-        if self._used is not None:
-            return [*quiet, f"-XX:SharedArchiveFile={self._used}"]
+        if self._archive is not None:
+            return [*quiet, f"-XX:SharedArchiveFile={self._archive}"]
         return [*quiet, f"-XX:DumpLoadedClassList={self._classes}"]
 
     def check(self, pid: int) -> None:
@@ -114,22 +114,22 @@ class ClassArchive:
 
         This can be seen only on Linux; elsewhere such an archive stays, and the JVM starts without its benefit.
         """
-        if self._used is None or not self._used.exists():
+        if self._archive is None or not self._archive.exists():
             return
         with suppress(OSError):
-            if str(self._used) not in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace"):
-                match = _OF_SHARING.search(self._log.read_text(encoding="utf-8", errors="replace"))
-                reason = "" if match is None else f" ({match['why'][:_SHOWN]})"
-                self._tell(f"the JVM does not take {self._used.name}{reason}, so it is removed")
-                self._used.unlink(missing_ok=True)
+            if str(self._archive) not in Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace"):
+                match = _SHARING_MESSAGE.search(self._log.read_text(encoding="utf-8", errors="replace"))
+                reason = "" if match is None else f" ({match['why'][:_MESSAGE_MAX]})"
+                self._tell(f"the JVM does not take {self._archive.name}{reason}, so it is removed")
+                self._archive.unlink(missing_ok=True)
 
     def make(self, interrupted_by: InterruptedBy) -> None:
         """Make an archive after a session that had none, unless another process makes it. Raises no `OSError`."""
-        if self._used is not None or not self._classes.exists() or not self._classes.stat().st_size:
+        if self._archive is not None or not self._classes.exists() or not self._classes.stat().st_size:
             return
         try:
             with (self._folder / f"{self._stem}.lock").open("ab") as lock:
-                if try_lock(lock) and self._whole() is None:
+                if try_lock(lock) and self._valid_archive() is None:
                     self._make(self._folder / f"{self._stem}-{os.getpid()}{_MAKING}", interrupted_by)
         except OSError as error:
             self._tell(f"no archive can be written ({error.strerror or error})")
@@ -146,7 +146,7 @@ class ClassArchive:
             return "others may write to it, and so decide what the JVM runs. Name a folder of your own, with mode 0700"
         return None
 
-    def _whole(self) -> Path | None:
+    def _valid_archive(self) -> Path | None:
         """Return the archive if it is there and undamaged; remove damaged archives and abandoned files."""
         for making in self._folder.glob(f"spark-*{_MAKING}"):
             with suppress(OSError):
@@ -154,17 +154,17 @@ class ClassArchive:
                     making.unlink()
         for file in _archives(self._folder, self._stem):
             match = _ARCHIVE.fullmatch(file.name)
-            if match is not None and _sum_of(file) == match["sum"]:
+            if match is not None and _checksum_of(file) == match["sum"]:
                 return file
             self._tell(f"{file.name} is damaged, so it is removed")
             file.unlink(missing_ok=True)
         return None
 
-    def _make(self, making: Path, interrupted_by: InterruptedBy) -> None:
+    def _make(self, unfinished: Path, interrupted_by: InterruptedBy) -> None:
         """Make and try an archive, and give it its name; the caller holds the lock."""
         self._tell("making an archive of Spark's classes, once; what was asked for is done")
         began = time.monotonic()
-        share = [f"-XX:SharedArchiveFile={making}", "-cp", self._jvm.class_path]
+        share = [f"-XX:SharedArchiveFile={unfinished}", "-cp", self._jvm.class_path]
         dump = ["-Xshare:dump", f"-XX:SharedClassListFile={self._classes}", *share]
         try:
             if fault := self._run(dump, MADE_WITHIN_S, interrupted_by):
@@ -173,17 +173,17 @@ class ClassArchive:
             if fault := self._run(["-Xshare:on", *share, "-version"], TRIED_WITHIN_S, interrupted_by):
                 self._tell(f"the archive that was made is of no use: {fault}")
                 return
-            with making.open("rb") as file:
+            with unfinished.open("rb") as file:
                 os.fsync(file.fileno())
-            archive = self._folder / f"{self._stem}-{_sum_of(making)}.jsa"
-            making.replace(archive)
+            archive = self._folder / f"{self._stem}-{_checksum_of(unfinished)}.jsa"
+            unfinished.replace(archive)
         finally:
-            making.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
         self._tell(f"{archive.stat().st_size / 1e6:,.0f} MB in {time.monotonic() - began:.0f} s")
         for outdated in [path for path in _archives(self._folder) if path != archive][KEPT - 1 :]:
             outdated.unlink(missing_ok=True)
 
-    def _run(self, arguments: Sequence[str], within_s: float, interrupted_by: InterruptedBy) -> str | None:
+    def _run(self, arguments: Sequence[str], timeout_s: float, interrupted_by: InterruptedBy) -> str | None:
         """Run the JVM with these arguments; return what went wrong, or None."""
         options = [*self._jvm.options, "-Xlog:disable", "-Xlog:all=error"]
         with self._log.open("wb") as log:
@@ -196,19 +196,19 @@ class ClassArchive:
             )
             try:
                 with interrupted_by(process.kill):
-                    process.wait(within_s)
+                    process.wait(timeout_s)
             except subprocess.TimeoutExpired:
-                return f"it was not over within {within_s:g} s"
+                return f"it was not over within {timeout_s:g} s"
             finally:
                 process.kill()
                 process.wait()
         if not process.returncode:
             return None
         message = self._log.read_text(encoding="utf-8", errors="replace").strip().partition("\n")[0]
-        return f"its JVM ended with status {process.returncode} {message[:_SHOWN]}".rstrip()
+        return f"its JVM ended with status {process.returncode} {message[:_MESSAGE_MAX]}".rstrip()
 
-    def _tell(self, what: str) -> None:
-        self._say(f"JVM cache {self._folder}: {what}.")
+    def _tell(self, message: str) -> None:
+        self._say(f"JVM cache {self._folder}: {message}.")
 
 
 def _archives(folder: Path, stem: str = "spark-") -> list[Path]:
@@ -222,7 +222,7 @@ def _archives(folder: Path, stem: str = "spark-") -> list[Path]:
     return [file for _, file in sorted(found(), reverse=True)]
 
 
-def _sum_of(file: Path) -> str | None:
+def _checksum_of(file: Path) -> str | None:
     """Return the checksum of a file's bytes, in a tenth of a second for 160 MB; None when the file is gone."""
     try:
         with file.open("rb") as opened:

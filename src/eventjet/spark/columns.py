@@ -26,12 +26,12 @@ def schema_of(columns: Sequence[str]) -> str:
 
 def parse_columns(text: str) -> tuple[str, ...]:
     """Return the column names in a comma-separated text, in its order; raises `UsageError`."""
-    return _known([name.strip().lower() for name in text.split(",") if name.strip()])
+    return _checked_names([name.strip().lower() for name in text.split(",") if name.strip()])
 
 
 def columns_in(schema: Any) -> tuple[str, ...]:
     """Return the column names of a Spark `StructType`, which may be the user's own; raises `UsageError`."""
-    names = _known(schema.names)
+    names = _checked_names(schema.names)
     for field in schema.fields:
         if field.dataType.simpleString() != _COLUMNS[field.name][0]:
             raise UsageError(
@@ -105,7 +105,7 @@ def unpack_rows(payload: bytes) -> Iterator[tuple[Any, ...]]:
             yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
-def _known(names: Sequence[str]) -> tuple[str, ...]:
+def _checked_names(names: Sequence[str]) -> tuple[str, ...]:
     unknown = [name for name in names if name not in _COLUMNS]
     if unknown:
         raise UsageError(f"The source jetstream has no column {unknown[0]!r}. It has: {', '.join(_COLUMNS)}.")
@@ -115,7 +115,7 @@ def _known(names: Sequence[str]) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=65_536)
-def _key_of(subject: bytes) -> tuple[str | None, str | None]:
+def _aggregate_of(subject: bytes) -> tuple[str | None, str | None]:
     """Return (aggregate, aggregate id) of a subject; None twice for a subject that eventjet did not make."""
     try:
         return entity_of(subject)
@@ -131,8 +131,8 @@ _COLUMNS: Mapping[str, tuple[str, Callable[[_Fields], Sequence[Any]]]] = {
     "body": ("binary", itemgetter(4)),
     # As everywhere, the time in a record's header comes before JetStream's time, because the log may be a restored log.
     "time": ("timestamp", lambda fields: [recorded_at(record) for record in zip(*fields, strict=True)]),
-    "aggregate": ("string", lambda fields: [_key_of(subject)[0] for subject in fields[2]]),
-    "aggregate_id": ("string", lambda fields: [_key_of(subject)[1] for subject in fields[2]]),
+    "aggregate": ("string", lambda fields: [_aggregate_of(subject)[0] for subject in fields[2]]),
+    "aggregate_id": ("string", lambda fields: [_aggregate_of(subject)[1] for subject in fields[2]]),
     "type": ("string", lambda fields: [header(block, TYPE) for block in fields[3]]),
     "version": ("bigint", lambda fields: [number_of(block, VERSION) for block in fields[3]]),
 }

@@ -77,12 +77,12 @@ class SparkEngine:
         self._watch.cores = cores_of(started)
         return load_on_spark(job, plan, targets, started, ship=self._options.ship) if plan.events else []
 
-    def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, least: int) -> SnapshotTally:
+    def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, min_events: int) -> SnapshotTally:
         with self._watch.phase("start"):
             started = self._session()
         from eventjet.spark.snapshotting import fold_on_spark
 
-        return fold_on_spark(job, plan, aggregate, least, started, ship=self._options.ship)
+        return fold_on_spark(job, plan, aggregate, min_events, started, ship=self._options.ship)
 
     def seal(self, job: Job, url: str, ranges: Sequence[tuple[int, int]]) -> list[Segment]:
         with self._watch.phase("start"):

@@ -37,11 +37,18 @@ from eventjet.spark.options import connection_options
 from eventjet.spark.schema import Form, forms_of, leaf, quoted
 from eventjet.spark.session import found_session, scratch_folder
 
-_CONTEXT = {"command_id": "str", "correlation": "str", "causation": "str", "actor": "str", "metadata": "map"}
-_WHOSE = {"aggregate": "str", "aggregate_id": "str", "version": "int", "event_id": "str"}
-_PLACE = {"position": "int", "recorded_at": "datetime"}
-_STORED = {**_PLACE, "type": "str", "schema": "int", **_WHOSE, **_CONTEXT, "body": "str"}
-_RECORDED = {**_PLACE, **_WHOSE, **_CONTEXT}
+_CONTEXT_COLUMNS = {"command_id": "str", "correlation": "str", "causation": "str", "actor": "str", "metadata": "map"}
+_AGGREGATE_COLUMNS = {"aggregate": "str", "aggregate_id": "str", "version": "int", "event_id": "str"}
+_POSITION_COLUMNS = {"position": "int", "recorded_at": "datetime"}
+_STORED_COLUMNS = {
+    **_POSITION_COLUMNS,
+    "type": "str",
+    "schema": "int",
+    **_AGGREGATE_COLUMNS,
+    **_CONTEXT_COLUMNS,
+    "body": "str",
+}
+_RECORDED_COLUMNS = {**_POSITION_COLUMNS, **_AGGREGATE_COLUMNS, **_CONTEXT_COLUMNS}
 
 
 def events(
@@ -70,7 +77,7 @@ def events(
     settings = settings or Settings.load()
     started = found_session(spark)
     until = _time_of(as_of)
-    first, last = _ends(settings, application.name)
+    first, last = _log_range(settings, application.name)
     if isinstance(as_of, int):
         if not 0 <= as_of <= last:
             raise UsageError(f"The log ends at position {last}; {as_of} is not in it. Give one that is.")
@@ -86,7 +93,7 @@ def events(
             f"{event!r} is not an event of {application.name!r}. Name a class that one of its aggregates folds."
         )
     info = event_info(event)
-    reference = shipped(started, app if isinstance(app, AppRef) else AppRef.of(app), _kept_folder())
+    reference = shipped(started, app if isinstance(app, AppRef) else AppRef.of(app), _process_folder())
     task = RecordedTask(reference, info.name, info.schema, until)
     return raw.mapInArrow(task, _ddl_of(recorded_columns(event)))
 
@@ -99,7 +106,7 @@ def _time_of(as_of: datetime | int | None) -> datetime | None:
     return in_utc(as_of)
 
 
-def _ends(settings: Settings, stream: str) -> tuple[int, int]:
+def _log_range(settings: Settings, stream: str) -> tuple[int, int]:
     try:
         state = ask_once(Endpoint.of(settings).with_name("eventjet-spark"), stream_info(stream))
     except StreamMissing:
@@ -110,12 +117,12 @@ def _ends(settings: Settings, stream: str) -> tuple[int, int]:
 @lru_cache(maxsize=100)
 def _connection(settings: Settings) -> tuple[Mapping[str, str], Path]:
     """Return (options of the source `jetstream`, the folder of the sealed secrets that they name)."""
-    secrets = Path(mkdtemp(dir=_kept_folder()))
+    secrets = Path(mkdtemp(dir=_process_folder()))
     return connection_options(settings, secrets), secrets
 
 
 @cache
-def _kept_folder() -> Path:
+def _process_folder() -> Path:
     """Return a private folder that is removed when this process ends, because a frame may be used until then."""
     stack = ExitStack()
     atexit.register(stack.close)
@@ -124,12 +131,12 @@ def _kept_folder() -> Path:
 
 def stored_columns() -> dict[str, Form]:
     """Return the columns of the whole log; a value that a record lacks, or that cannot be read, is null."""
-    return {name: leaf(kind) for name, kind in _STORED.items()}
+    return {name: leaf(kind) for name, kind in _STORED_COLUMNS.items()}
 
 
 def recorded_columns(event_type: type) -> dict[str, Form]:
     """Return the columns of one event type: the log's own columns, then the fields; `event_` precedes a name in use."""
-    columns = {name: leaf(kind) for name, kind in _RECORDED.items()}
+    columns = {name: leaf(kind) for name, kind in _RECORDED_COLUMNS.items()}
     # Spark's column names are not case-sensitive.
     names_in_use = set(columns)
     for name, form in forms_of(event_type).items():
@@ -153,7 +160,7 @@ class StoredTask:
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         columns = stored_columns()
         for batch in batches:
-            rows = [_stored(record) for record in records_of(batch)]
+            rows = [_stored_row(record) for record in records_of(batch)]
             if self.until is not None:
                 rows = [row for row in rows if row[1] is not None and row[1] <= self.until]
             yield from _batch(rows, columns)
@@ -187,10 +194,10 @@ class RecordedTask:
             events = [event for record in selected if (event := decode(record)) is not None]
             if self.until is not None:
                 events = [event for event in events if event.recorded_at <= self.until]
-            yield from _batch([_recorded(event, forms) for event in events], columns)
+            yield from _batch([_recorded_row(event, forms) for event in events], columns)
 
 
-def _recorded(event: Recorded[Any], forms: Mapping[str, Form]) -> tuple[Any, ...]:
+def _recorded_row(event: Recorded[Any], forms: Mapping[str, Form]) -> tuple[Any, ...]:
     aggregate_values = (event.aggregate, event.aggregate_id, event.version, event.event_id)
     context = (event.command_id, *_context(event.metadata))
     return (event.position, event.recorded_at, *aggregate_values, *context, *_fields(event, forms))
@@ -208,7 +215,7 @@ def _fields(event: Recorded[Any], forms: Mapping[str, Form]) -> Iterator[Any]:
             ) from None
 
 
-def _stored(record: RawRecord) -> tuple[Any, ...]:
+def _stored_row(record: RawRecord) -> tuple[Any, ...]:
     position, _, subject, block, body = record
     aggregate, aggregate_id = entity_shown(subject)
     try:
@@ -226,9 +233,9 @@ def _context(metadata: Metadata) -> tuple[Any, ...]:
     return (metadata.correlation, metadata.causation, metadata.actor, extra_items)
 
 
-def _number(block: bytes, name: str, below: int) -> int | None:
+def _number(block: bytes, name: str, limit: int) -> int | None:
     number = number_of(block, name)
-    return number if number is not None and number < below else None
+    return number if number is not None and number < limit else None
 
 
 def _recorded_at(record: RawRecord) -> datetime | None:

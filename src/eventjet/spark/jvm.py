@@ -29,17 +29,17 @@ LOG4J2 = "log4j2.properties"
 JAVA_MIN = 17
 """The oldest Java on which Spark 4 runs."""
 
-_ASK_TIMEOUT_S = 20.0
+_VERSION_TIMEOUT_S = 20.0
 _VERSION = re.compile(r'version "(?:1\.)?(\d+)')
 _VECTOR = "--add-modules=jdk.incubator.vector"
-_GONE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+_OPEN_REMOVED_PACKAGE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 """An option for a package that Java 24 removed; Java warns about it."""
 
 START_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 15.0
 
 _POLL_S = 0.02
-_OPENED = (
+_OPENED_PACKAGES = (
     "java.base/java.lang",
     "java.base/java.lang.invoke",
     "java.base/java.lang.reflect",
@@ -57,7 +57,7 @@ _OPENED = (
 )
 """The packages that `org.apache.spark.launcher.JavaModuleOptions` opens."""
 _FEW_CORES = 4
-_FRUGAL = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+_FEW_CORES_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 """JVM options for machines with up to `_FEW_CORES` cores, where optimizing compilers and parallel collectors take more
 time from the Python workers than they save: for 500,000 events the JVM needs 12 CPU-seconds with these options and 19
 without, and the first task starts a third sooner."""
@@ -111,7 +111,7 @@ def java_version(program: Path) -> int | None:
     """Return the major version from `java -version`; None when the program does not run."""
     try:
         answer = subprocess.run(
-            [str(program), "-version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=True
+            [str(program), "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
@@ -128,7 +128,7 @@ def make_java_home(java: Java, folder: Path) -> Path:
     """
     if sys.platform == "win32":
         return java.program.parent.parent
-    dropped = f"{_VECTOR}|{_GONE}" if java.version >= 24 else _VECTOR
+    dropped = f"{_VECTOR}|{_OPEN_REMOVED_PACKAGE}" if java.version >= 24 else _VECTOR
     program = folder / "bin" / "java"
     program.parent.mkdir(parents=True, exist_ok=True)
     script = program.with_name(f".java.{os.getpid()}")
@@ -201,7 +201,7 @@ def running_gateway(
             for name in ("pandas", "pyarrow"):
                 with suppress(ImportError):
                     import_module(name)
-            port, secret = _awaited(process, announced)
+            port, secret = _wait_for_gateway(process, announced)
             if archive is not None:
                 archive.check(process.pid)
             yield {"PYSPARK_GATEWAY_PORT": str(port), "PYSPARK_GATEWAY_SECRET": secret}
@@ -238,30 +238,30 @@ def _jvm(java: Java, conf: Mapping[str, str], conf_dir: str, scratch: Path) -> t
     options = (
         f"-Xmx{conf.get('spark.driver.memory', '1g')}",
         *_OPTIONS,
-        *(_FRUGAL if (os.cpu_count() or 1) <= _FEW_CORES else ()),
-        *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED),
+        *(_FEW_CORES_OPTIONS if (os.cpu_count() or 1) <= _FEW_CORES else ()),
+        *(f"--add-opens={package}=ALL-UNNAMED" for package in _OPENED_PACKAGES),
     )
     return Jvm(java.program, java.version, spark, options, class_path, jars), properties
 
 
-def _command(jvm: Jvm, more: list[str], conf: Mapping[str, str]) -> list[str]:
+def _command(jvm: Jvm, java_options: list[str], conf: Mapping[str, str]) -> list[str]:
     settings = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
     return [
         str(jvm.program),
         "-cp",
         jvm.class_path,
         *jvm.options,
-        *more,
+        *java_options,
         "org.apache.spark.deploy.SparkSubmit",
         *settings,
         "pyspark-shell",
     ]
 
 
-def _awaited(process: subprocess.Popen[bytes], announced: Path) -> tuple[int, str]:
+def _wait_for_gateway(process: subprocess.Popen[bytes], connection_file: Path) -> tuple[int, str]:
     """Wait until the JVM has written its port and secret, and return them; the file appears complete, by a rename."""
     deadline = time.monotonic() + START_TIMEOUT_S
-    while not announced.exists():
+    while not connection_file.exists():
         if process.poll() is not None:
             reason = f"its JVM ended with status {process.returncode} before it listened"
             raise Unreachable("Spark", reason, "See what it wrote above, or use `--engine local`.")
@@ -269,6 +269,6 @@ def _awaited(process: subprocess.Popen[bytes], announced: Path) -> tuple[int, st
             reason = f"its JVM did not listen within {START_TIMEOUT_S:g} s"
             raise Unreachable("Spark", reason, "Try again when the machine is less busy, or use `--engine local`.")
         time.sleep(_POLL_S)
-    data = announced.read_bytes()
+    data = connection_file.read_bytes()
     port, length = struct.unpack_from(">ii", data)
     return port, data[8 : 8 + length].decode()

@@ -66,7 +66,7 @@ quarantined events, as `parked`."""
 
 _PARTS_STRIDE = 100_000
 """The distance between the part numbers of one task, which loads entries in several transactions."""
-_PARKED_CHUNK = 500
+_QUARANTINE_CHUNK = 500
 """The maximum number of quarantined events in one message to the driver."""
 
 
@@ -110,33 +110,33 @@ class _Loading:
     """The options of the source `jetstream`, without positions."""
     started: Started
 
-    def run(self, one: Pass, targets: Sequence[Target], for_tasks: tuple[Target, ...]) -> list[Part]:
+    def run(self, log_pass: Pass, targets: Sequence[Target], for_tasks: tuple[Target, ...]) -> list[Part]:
         """Run one pass and return its loaded parts; `for_tasks` are the targets with databases for tasks."""
         dialect = targets[0].database.dialect
-        folded = self._folded(one, dialect, for_tasks)
+        folded = self._folded(log_pass, dialect, for_tasks)
         if dialect.is_concurrent:
-            return list(_accounted(folded.collect(), {}))
+            return list(_loaded_parts(folded.collect(), {}))
         # The partitions are collected one after the other, so the driver's memory has the rows of one partition.
         by_name = {target.projection: target for target in targets}
-        return list(_accounted(self._wanted(folded.toLocalIterator(prefetchPartitions=True)), by_name))
+        return list(_loaded_parts(self._until_stopped(folded.toLocalIterator(prefetchPartitions=True)), by_name))
 
-    def _folded(self, one: Pass, dialect: ColumnValues, for_tasks: tuple[Target, ...]) -> Any:
+    def _folded(self, log_pass: Pass, dialect: ColumnValues, for_tasks: tuple[Target, ...]) -> Any:
         """Return a frame of the results of the tasks that fold each partition in the order of the log."""
         plan, voids = self.plan, self.job.catalog.voids
-        task = FoldTask(self.app, for_tasks, one.route is Route.BY_KEY, self.options, voids)
-        if one.route is Route.UNSHUFFLED:
-            folded = [frame.mapInArrow(replace(task, read=read), _RESULT) for frame, read in self._read()]
+        task = FoldTask(self.app, for_tasks, log_pass.route is Route.BY_KEY, self.options, voids)
+        if log_pass.route is Route.UNSHUFFLED:
+            folded = [frame.mapInArrow(replace(task, read=read), _RESULT) for frame, read in self._frames()]
             return reduce(DataFrame.union, folded)
         packed: list[DataFrame] = []
-        for frame, read in self._read():
+        for frame, read in self._frames():
             pack = PackByAggregate(read, plan.partitions)
-            if one.route is Route.BY_KEY:
-                pack = PackByKey(read, plan.partitions, self.app, one.projections[0], dialect, self.options, voids)
+            if log_pass.route is Route.BY_KEY:
+                pack = PackByKey(read, plan.partitions, self.app, log_pass.projections[0], dialect, self.options, voids)
             packed.append(pack.over(frame))
         parcels: Any = shuffled(reduce(DataFrame.union, packed), plan.partitions)
         return parcels.mapInArrow(task, _RESULT)
 
-    def _read(self) -> Iterator[tuple[Any, Reader]]:
+    def _frames(self) -> Iterator[tuple[Any, Reader]]:
         """Yield frames with the functions that make records of their rows; the plan fixes what each task reads.
 
         If the tasks and the archive are on this machine, the tasks read the archive's files themselves. Otherwise the
@@ -157,14 +157,14 @@ class _Loading:
         if pieces:
             yield numbers(spark, len(pieces)), ReadPieces(self.options, pieces, archive, plan.archived)
 
-    def _wanted(self, rows: Iterator[Any]) -> Iterator[Any]:
+    def _until_stopped(self, rows: Iterator[Any]) -> Iterator[Any]:
         for row in rows:
             self.job.watch.check()
             yield row
 
 
-def _accounted(rows: Iterator[Any] | Sequence[Any], inserted_here: Mapping[str, Target]) -> Iterator[Part]:
-    """Yield the parts in the tasks' results, and insert the rows of projections in `inserted_here` first.
+def _loaded_parts(rows: Iterator[Any] | Sequence[Any], driver_targets: Mapping[str, Target]) -> Iterator[Part]:
+    """Yield the parts in the tasks' results, and insert the rows of projections in `driver_targets` first.
 
     Raises `RebuildError` for a fault that a task returned.
     """
@@ -180,7 +180,7 @@ def _accounted(rows: Iterator[Any] | Sequence[Any], inserted_here: Mapping[str, 
         if row.parked is not None:
             parked.setdefault(key, []).extend(Parked(*event) for event in unpack_rows(bytes(row.parked)))
             continue
-        target = inserted_here.get(row.projection)
+        target = driver_targets.get(row.projection)
         if target is not None:
             task_rows = chain.from_iterable(map(unpack_rows, payloads.pop(key, [])))
             loaded = load_part(target, row.part, task_rows)
@@ -221,7 +221,7 @@ class FoldTask:
         context = TaskContext.get()
         assert context is not None
         part = context.partitionId()  # the same when the task is tried again
-        task = replace(self, targets=tuple(map(_at_hand, self.targets)))
+        task = replace(self, targets=tuple(map(_with_password, self.targets)))
         try:
             with uncollected(), self.options.earlier() as earlier:
                 yield from task._fold(batches, part, None if self.keyed else earlier)
@@ -230,19 +230,21 @@ class FoldTask:
         except (CodecError, ProjectionError, ToldError) as error:
             yield _result(self.targets[0].projection, part, fault=str(error))
 
-    def _fold(self, batches: Iterator[Any], part: int, earlier: PredecessorReader | None) -> Iterator[Any]:
-        foldings = Foldings(self.app.load(), self.targets, self.voids, earlier)
-        outlets = [_Outlet(target, folding, part) for target, folding in zip(self.targets, foldings.each, strict=True)]
+    def _fold(self, batches: Iterator[Any], part: int, predecessors: PredecessorReader | None) -> Iterator[Any]:
+        foldings = Foldings(self.app.load(), self.targets, self.voids, predecessors)
+        loaders = [
+            _ChunkLoader(target, folding, part) for target, folding in zip(self.targets, foldings.each, strict=True)
+        ]
         take = foldings.take_keyed if self.keyed else foldings.take
         events = 0
         for accounted, records in self._incoming(batches):
             events += accounted
             take(records)
-            for outlet in outlets:
-                yield from outlet.flush()
+            for loader in loaders:
+                yield from loader.flush()
         failpoints.reach("task.folded")
-        for outlet in outlets:
-            yield from outlet.finish(events)
+        for loader in loaders:
+            yield from loader.finish(events)
 
     def _incoming(self, batches: Iterator[Any]) -> Iterator[tuple[int, list[Any]]]:
         if self.read is None:
@@ -250,7 +252,7 @@ class FoldTask:
         return ((len(records), records) for records in self.read(batches))
 
 
-class _Outlet:
+class _ChunkLoader:
     """The loader of one projection's rows in one task: into the database, or back to the driver."""
 
     def __init__(self, target: Target, folding: Folding, part: int) -> None:
@@ -267,7 +269,7 @@ class _Outlet:
     def finish(self, events: int) -> Iterator[Any]:
         """Yield the quarantined events, load the remaining rows, and account for all `events` of the task."""
         parked = iter(self._folding.parked)
-        while chunk := list(islice(parked, _PARKED_CHUNK)):
+        while chunk := list(islice(parked, _QUARANTINE_CHUNK)):
             yield _result(self._target.projection, self._part, parked=pack_rows([astuple(event) for event in chunk]))
         yield from self._load(self._folding.rows(), events)
 
@@ -286,7 +288,7 @@ class _Outlet:
         yield _result(name, number, events=events, rows=count)
 
 
-def _at_hand(target: Target) -> Target:
+def _with_password(target: Target) -> Target:
     """Return the target with the database's password, if that is in a sealed file."""
     url = make_url(target.database.url)
     reference = url.query.get("passfile")
@@ -296,8 +298,8 @@ def _at_hand(target: Target) -> Target:
     return replace(target, database=Database(url.render_as_string(hide_password=False)))
 
 
-def _result(projection: str, part: int, **told: int | str | bytes) -> Any:
+def _result(projection: str, part: int, **values: int | str | bytes) -> Any:
     """Return an Arrow batch with one row of `_RESULT`; columns that are not given are null."""
-    row = {**dict.fromkeys(_RESULT_COLUMNS), "projection": projection, "part": part, **told}
-    assert row.keys() == _RESULT_COLUMNS.keys(), told
+    row = {**dict.fromkeys(_RESULT_COLUMNS), "projection": projection, "part": part, **values}
+    assert row.keys() == _RESULT_COLUMNS.keys(), values
     return pyarrow().RecordBatch.from_pylist([row], schema=arrow_schema(_RESULT_COLUMNS))

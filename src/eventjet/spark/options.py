@@ -29,15 +29,15 @@ POSITIONS_PER_TRIGGER = 1_000_000
 
 _PATHS = {"credentials": "credentials", "nkey": "nkey", "tlsCa": "tls_ca", "tlsCert": "tls_cert", "tlsKey": "tls_key"}
 _FILES = {"passwordFile": "password", "tokenFile": "token"}
-_PLAIN = {
+_TEXTS = {
     "servers": "servers",
     "user": "user",
     "inboxPrefix": "inbox_prefix",
     "jetstreamDomain": "jetstream_domain",
     "jetstreamPrefix": "jetstream_prefix",
 }
-_READING = ("columns", "aggregate", "id", "fromPosition", "toPosition", "partitions", "maxPositionsPerTrigger")
-_OTHER = ("stream", *_READING, "pushFilters")
+_READ_OPTIONS = ("columns", "aggregate", "id", "fromPosition", "toPosition", "partitions", "maxPositionsPerTrigger")
+_SOURCE_OPTIONS = ("stream", *_READ_OPTIONS, "pushFilters")
 _STREAM = re.compile(r"[^\s.*>/\\]+")
 _SEALED = re.compile(r"(?P<path>.+)#(?P<key>[0-9a-f]{64})", re.DOTALL)
 
@@ -61,7 +61,7 @@ class LogOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> LogOptions:
         """Check options whose names may be in any case, as in Spark; raises `UsageError`."""
-        names = {name.lower(): name for name in (*_PATHS, *_FILES, *_PLAIN, *_OTHER)}
+        names = {name.lower(): name for name in (*_PATHS, *_FILES, *_TEXTS, *_SOURCE_OPTIONS)}
         unknown = [name for name in options if name.lower() not in names and name.lower() != "path"]
         if unknown:
             raise UsageError(f"The source jetstream has no option {unknown[0]!r}. It has: {', '.join(names.values())}.")
@@ -74,7 +74,7 @@ class LogOptions:
             raise UsageError("A password in `servers` would show in Spark's plans. Name `user` and `passwordFile`.")
         return cls(
             stream=given["stream"],
-            connection={name: value for name, value in given.items() if name not in _OTHER},
+            connection={name: value for name, value in given.items() if name not in _SOURCE_OPTIONS},
             columns=parse_columns(given["columns"]) if "columns" in given else STORED,
             subject=_subject(given),
             first=_number(given, "fromPosition"),
@@ -93,7 +93,7 @@ class LogOptions:
             elif name in _FILES:
                 overrides[_FILES[name]] = _secret(name, value)
             else:
-                overrides[_PLAIN[name]] = value
+                overrides[_TEXTS[name]] = value
         return Endpoint.of(Settings.load(cast("SettingsOverrides", overrides))).with_name("eventjet-spark")
 
     def earlier(self) -> PredecessorReader:
@@ -166,12 +166,12 @@ def _secret(option: str, reference: str) -> str:
         raise UsageError(f"{option} names a file that cannot be read: {error.strerror}. Give a readable one.") from None
 
 
-def _subject(given: Mapping[str, str]) -> str | None:
+def _subject(options: Mapping[str, str]) -> str | None:
     """Return the subject of one aggregate, whose id is encoded as in the log, or the wildcard of an aggregate type.
 
     None when the options name no aggregate.
     """
-    aggregate, aggregate_id = given.get("aggregate"), given.get("id")
+    aggregate, aggregate_id = options.get("aggregate"), options.get("id")
     if aggregate is None:
         if aggregate_id is not None:
             raise UsageError("`id` is one aggregate's. Name that too, as `aggregate`.")
@@ -179,12 +179,12 @@ def _subject(given: Mapping[str, str]) -> str | None:
     if not is_name(aggregate):
         raise UsageError(f"{aggregate!r} is no aggregate: names are [a-z][a-z0-9_]*. Give the name of a declared one.")
     if aggregate_id is None:
-        return f"{given['stream']}.{aggregate}.*"
-    return subject_of(given["stream"], aggregate, aggregate_id)
+        return f"{options['stream']}.{aggregate}.*"
+    return subject_of(options["stream"], aggregate, aggregate_id)
 
 
-def _number(given: Mapping[str, str], name: str) -> int | None:
-    text = given.get(name)
+def _number(options: Mapping[str, str], name: str) -> int | None:
+    text = options.get(name)
     if text is None:
         return None
     counts = name in ("partitions", "maxPositionsPerTrigger")
@@ -193,8 +193,8 @@ def _number(given: Mapping[str, str], name: str) -> int | None:
     return int(text)
 
 
-def _flag(given: Mapping[str, str], name: str) -> bool:
-    text = given.get(name, "false").lower()
+def _flag(options: Mapping[str, str], name: str) -> bool:
+    text = options.get(name, "false").lower()
     if text not in ("true", "false"):
         raise UsageError(f"{name} is {text!r}. Give true or false.")
     return text == "true"

@@ -33,7 +33,7 @@ from eventjet.spark.source import BATCH
 
 PARCEL_BYTES = 1_000_000
 """The maximum size of a block before it is compressed, unless a single record is larger."""
-_HELD_BYTES = (1_000_000, 32_000_000)
+_BUFFER_BYTES = (1_000_000, 32_000_000)
 """The least and the most bytes that a task buffers before it sends all blocks; in between, `_SHARE_BYTES` for each
 partition."""
 _SHARE_BYTES = 500_000
@@ -49,7 +49,7 @@ _COLUMNS = {
     "records": "binary",
     "fault": "string",
 }
-_PARCELS = ", ".join(f"{name} {ddl}" for name, ddl in _COLUMNS.items())
+_BLOCK_COLUMNS = ", ".join(f"{name} {ddl}" for name, ddl in _COLUMNS.items())
 """The columns of a block, in Spark's DDL: its partition, the position of its first record, the number of the log's
 events that it accounts for, the size of its records before compression, and the records. A row without records says how
 many events a task has read, or why it failed."""
@@ -118,7 +118,7 @@ class PackByAggregate:
     partitions: int
 
     def over(self, frame: Any) -> DataFrame:
-        return frame.mapInArrow(self, _PARCELS)
+        return frame.mapInArrow(self, _BLOCK_COLUMNS)
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         packer = _Packer(self.partitions)
@@ -149,7 +149,7 @@ class PackByKey:
     voids: Mapping[int, str]
 
     def over(self, frame: Any) -> DataFrame:
-        return frame.mapInArrow(self, _PARCELS)
+        return frame.mapInArrow(self, _BLOCK_COLUMNS)
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         packer = _Packer(self.partitions, accounts=False)
@@ -157,12 +157,12 @@ class PackByKey:
             with self.options.earlier() as earlier:
                 yield from self._packed(batches, packer, earlier)
         except (CodecError, ProjectionError) as error:
-            yield _batch([_told(fault=str(error))])
+            yield _batch([_row(fault=str(error))])
 
-    def _packed(self, batches: Iterator[Any], packer: _Packer, earlier: PredecessorReader) -> Iterator[Any]:
+    def _packed(self, batches: Iterator[Any], packer: _Packer, predecessors: PredecessorReader) -> Iterator[Any]:
         app = self.app.load()
         resolved = fold_of(app, self.projection)
-        decode = chained(app.catalog.of_log(self.voids), resolved.events, earlier)
+        decode = chained(app.catalog.of_log(self.voids), resolved.events, predecessors)
         tokens_of = Tokens(resolved, self.dialect)
         events_read = 0
         for records in self.read(batches):
@@ -176,7 +176,7 @@ class PackByKey:
                     # One event may have thousands of keys and be sent in several blocks; their keys differ.
                     yield from packer.took((record,))
         yield from packer.emptied()
-        yield _batch([_told(events=events_read)])
+        yield _batch([_row(events=events_read)])
 
 
 def opened(batches: Iterator[Any]) -> Iterator[tuple[int, list[Any]]]:
@@ -199,11 +199,11 @@ class _Packer:
     """A buffer of records by partition, which is sent when it is full."""
 
     def __init__(self, partitions: int, *, accounts: bool = True) -> None:
-        minimum, maximum = _HELD_BYTES
+        minimum, maximum = _BUFFER_BYTES
         self.held: list[list[Any]] = [[] for _ in range(partitions)]
         """The buffered records of each partition; callers append to these lists, then call `took`."""
-        self._held_max = min(max(minimum, partitions * _SHARE_BYTES), maximum)
-        self._held_bytes = 0
+        self._buffer_max = min(max(minimum, partitions * _SHARE_BYTES), maximum)
+        self._buffer_bytes = 0
         self._accounts = accounts
         self._last = 0
 
@@ -215,38 +215,38 @@ class _Packer:
 
     def took(self, records: Sequence[RawRecord]) -> Iterator[Any]:
         """Count the bytes of records that were appended, and send the buffer when it is full."""
-        self._held_bytes += sum([len(subject) + len(headers) + len(body) for _, _, subject, headers, body in records])
-        if self._held_bytes >= self._held_max:
+        self._buffer_bytes += sum([len(subject) + len(headers) + len(body) for _, _, subject, headers, body in records])
+        if self._buffer_bytes >= self._buffer_max:
             yield from self.emptied()
 
     def emptied(self) -> Iterator[Any]:
         """Send the buffer: yield its records as an Arrow batch of blocks, unless it is empty."""
         rows = [
-            row for partition, entries in enumerate(self.held) if entries for row in self._parcels(partition, entries)
+            row for partition, entries in enumerate(self.held) if entries for row in self._blocks(partition, entries)
         ]
         self.held = [[] for _ in self.held]
-        self._held_bytes = 0
+        self._buffer_bytes = 0
         if rows:
             yield _batch(rows)
 
-    def _parcels(self, partition: int, held: list[Any]) -> Iterator[dict[str, Any]]:
+    def _blocks(self, partition: int, entries: list[Any]) -> Iterator[dict[str, Any]]:
         """Yield the records as one block, or as the blocks of two halves when they are too large for one."""
-        packed = marshal.dumps(held, 2)
-        if len(packed) > PARCEL_BYTES and len(held) > 1:
-            middle = len(held) // 2
-            for half in (held[:middle], held[middle:]):
-                yield from self._parcels(partition, half)
+        packed = marshal.dumps(entries, 2)
+        if len(packed) > PARCEL_BYTES and len(entries) > 1:
+            middle = len(entries) // 2
+            for half in (entries[:middle], entries[middle:]):
+                yield from self._blocks(partition, half)
             return
-        position = held[0][0] if self._accounts else held[0][1][0]
+        position = entries[0][0] if self._accounts else entries[0][1][0]
         compressed = pyarrow().compress(packed, _CODEC, asbytes=True)
-        events = len(held) if self._accounts else 0
-        yield _told(partition=partition, position=position, events=events, size=len(packed), records=compressed)
+        events = len(entries) if self._accounts else 0
+        yield _row(partition=partition, position=position, events=events, size=len(packed), records=compressed)
 
 
-def _told(**told: int | str | bytes) -> dict[str, Any]:
-    """Return one row of `_PARCELS`, with defaults for columns that are not given."""
+def _row(**values: int | str | bytes) -> dict[str, Any]:
+    """Return one row of `_BLOCK_COLUMNS`, with defaults for columns that are not given."""
     row: dict[str, Any] = {"partition": 0, "position": 0, "events": 0, "size": 0, "records": None, "fault": None}
-    return {**row, **told}
+    return {**row, **values}
 
 
 def _batch(rows: Iterable[Mapping[str, Any]]) -> Any:

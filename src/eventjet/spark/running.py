@@ -28,8 +28,8 @@ SHIPPED_BYTES_MAX = 50_000_000
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 _POLL_S = 0.25
-_OURS = re.compile(r"^eventjet\.[\w.]+: (?P<told>.+)$", re.MULTILINE)
-_RAISED = re.compile(r"^(?P<told>[A-Za-z_][\w.]*(?:Error|Exception|Failure)\b.*)$", re.MULTILINE)
+_EVENTJET_ERROR = re.compile(r"^eventjet\.[\w.]+: (?P<told>.+)$", re.MULTILINE)
+_PYTHON_ERROR = re.compile(r"^(?P<told>[A-Za-z_][\w.]*(?:Error|Exception|Failure)\b.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +159,7 @@ class _Stages:
 
     def __init__(self) -> None:
         self._totals: dict[int, tuple[int, int]] = {}
-        self._told = 0.0
+        self._fraction = 0.0
 
     @contextmanager
     def told_by(self, spark: Any) -> Generator[None]:
@@ -167,23 +167,23 @@ class _Stages:
         if not is_remote(spark):
             yield
             return
-        spark.registerProgressHandler(self._take)
+        spark.registerProgressHandler(self._update)
         try:
             yield
         finally:
-            spark.removeProgressHandler(self._take)
+            spark.removeProgressHandler(self._update)
 
     def fraction(self, spark: Any) -> float:
         """Return the completed fraction: 0 while nothing is known, and never smaller when more stages appear."""
         if not is_remote(spark):
-            self._ask(spark.sparkContext.statusTracker())
+            self._poll(spark.sparkContext.statusTracker())
         totals = list(self._totals.values())
         total = sum(tasks for _, tasks in totals)
         done = sum(completed for completed, _ in totals) / total if total else 0.0
-        self._told = max(self._told, done)
-        return self._told
+        self._fraction = max(self._fraction, done)
+        return self._fraction
 
-    def _ask(self, tracker: Any) -> None:
+    def _poll(self, tracker: Any) -> None:
         for stage in tracker.getActiveStageIds():
             info = tracker.getStageInfo(stage)
             if info is not None:
@@ -192,11 +192,11 @@ class _Stages:
             total = self._totals[stage][1]
             self._totals[stage] = (total, total)
 
-    def _take(self, stages: Any, **_: Any) -> None:
+    def _update(self, stages: Any, **_: Any) -> None:
         self._totals |= {stage.stage_id: (stage.num_completed_tasks, stage.num_tasks) for stage in stages or ()}
 
 
 def _reason_of(error: Exception) -> str:
     """Return the innermost error message of a task from the many lines of Spark's error."""
-    sentences = _OURS.findall(str(error)) or _RAISED.findall(str(error))
+    sentences = _EVENTJET_ERROR.findall(str(error)) or _PYTHON_ERROR.findall(str(error))
     return sentences[-1] if sentences else first_line(error)

@@ -63,7 +63,7 @@ class _Forms:
 
     def __init__(self, definitions: Mapping[str, Node]) -> None:
         self._definitions = definitions
-        self._open: list[str] = []
+        self._open_refs: list[str] = []
 
     def of_fields(self, node: Node) -> dict[str, Form] | None:
         """Return the forms of the fields of a dataclass or a model; None when the node is neither."""
@@ -83,9 +83,9 @@ class _Forms:
         bare = self._bare(node)
         # A recursive class cannot be a struct, because its type would be infinite.
         name = bare.get("ref")
-        if name in self._open:
+        if name in self._open_refs:
             raise _EndlessError(name)
-        self._open.append(name or "")
+        self._open_refs.append(name or "")
         try:
             return self._leaf(bare) or self._nested(bare) or self._text(node)
         except _EndlessError as endless:
@@ -93,7 +93,7 @@ class _Forms:
                 raise
             return self._text(node)
         finally:
-            self._open.pop()
+            self._open_refs.pop()
 
     def _bare(self, node: Any) -> Node:
         """Return the node of the declared type, without validators, defaults, nullability and references."""
@@ -110,9 +110,9 @@ class _Forms:
         if kind == "decimal":
             return _decimal(node.get("max_digits"), node.get("decimal_places"))
         if kind == "enum":
-            return _one_of([member.value for member in node["members"]], attrgetter("value"))
+            return _enumeration([member.value for member in node["members"]], attrgetter("value"))
         if kind == "literal":
-            return _one_of(node["expected"], lambda value: value)
+            return _enumeration(node["expected"], lambda value: value)
         return leaf(kind) if kind in _LEAVES else None
 
     def _nested(self, node: Node) -> Form | None:
@@ -162,7 +162,7 @@ def _integer(value: Any) -> int:
     return int(value)
 
 
-def _one_of(values: Sequence[Any], value_of: Callable[[Any], Any]) -> Form | None:
+def _enumeration(values: Sequence[Any], value_of: Callable[[Any], Any]) -> Form | None:
     """Return the common form of all values of an enumeration; None when their types differ or are not simple."""
     kinds: set[type] = {type(value) for value in values if value is not None}
     kind = next(
@@ -218,19 +218,19 @@ def _checked(kind: type, value: Any) -> Any:
     return value
 
 
-def _is(kind: type) -> Callable[[Any], Any]:
+def _checker_of(kind: type) -> Callable[[Any], Any]:
     return lambda value: _checked(kind, value)
 
 
 _LEAVES: Mapping[str, Callable[[Any], Form]] = {
-    "bool": lambda arrow: Form("boolean", arrow.bool_(), _is(bool)),
-    "bytes": lambda arrow: Form("binary", arrow.binary(), _is(bytes)),
-    "date": lambda arrow: Form("date", arrow.date32(), _is(date)),
-    "datetime": lambda arrow: Form("timestamp", arrow.timestamp("us", "UTC"), _is(datetime)),
-    "float": lambda arrow: Form("double", arrow.float64(), _is(float)),
+    "bool": lambda arrow: Form("boolean", arrow.bool_(), _checker_of(bool)),
+    "bytes": lambda arrow: Form("binary", arrow.binary(), _checker_of(bytes)),
+    "date": lambda arrow: Form("date", arrow.date32(), _checker_of(date)),
+    "datetime": lambda arrow: Form("timestamp", arrow.timestamp("us", "UTC"), _checker_of(datetime)),
+    "float": lambda arrow: Form("double", arrow.float64(), _checker_of(float)),
     "int": lambda arrow: Form("bigint", arrow.int64(), _integer),
-    "str": lambda arrow: Form("string", arrow.string(), _is(str)),
+    "str": lambda arrow: Form("string", arrow.string(), _checker_of(str)),
     "time": lambda arrow: Form("string", arrow.string(), lambda value: _checked(time, value).isoformat()),
-    "timedelta": lambda arrow: Form("interval day to second", arrow.duration("us"), _is(timedelta)),
+    "timedelta": lambda arrow: Form("interval day to second", arrow.duration("us"), _checker_of(timedelta)),
     "uuid": lambda arrow: Form("string", arrow.string(), lambda value: str(_checked(UUID, value))),
 }

@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 TASK_TRIES = 4
 """How often a task is tried: the default of clusters; `local[…]` would try it once."""
 
-_BULK = {"spark.sql.extensions.test.loadFromCp": "false"}
+_BULK_CONF = {"spark.sql.extensions.test.loadFromCp": "false"}
 """Settings of a session on this machine that runs only eventjet's bulk jobs. Without them Spark loads the SQL
 extensions on the class path, and those of MLlib, a few functions, take a fifth of the JVM's start."""
 
 _SCRATCH = "eventjet-spark-"
-_ALIVE = "alive"
+_LOCK_NAME = "alive"
 """A file in a scratch folder that is locked as long as the folder's process lives."""
 _UNLOCKED_S = 3_600.0
 """The age from which a folder without that file counts as left by a process that was killed before it made the file."""
@@ -47,8 +47,8 @@ _Gateway: TypeAlias = Callable[[Mapping[str, str], Mapping[str, str]], AbstractC
 """Starts a JVM from a configuration and environment variables; yields the variables that make pyspark use the JVM."""
 
 _LOCAL = re.compile(r"local(?:\[([^,\]]+)(?:,[^\]]*)?\])?")
-_MARKS = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
-_LEFT_SET = (*_MARKS, "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE")
+_CONNECT_VARIABLES = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
+_LEFTOVER_VARIABLES = (*_CONNECT_VARIABLES, "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE")
 """Environment variables that pyspark sets with a session and never removes."""
 _LOG4J2 = """\
 rootLogger.level = error
@@ -107,11 +107,11 @@ def spark_session(
             )
         yield found_session(existing)
         return
-    url, remote = _where(master)
-    conf = {**(_BULK if bulk_only and not remote and _is_local(url) else {}), **(conf or {})}
+    url, remote = _master_url(master)
+    conf = {**(_BULK_CONF if bulk_only and not remote and _is_local(url) else {}), **(conf or {})}
     with scratch_folder() as scratch:
         gateway = partial(running_gateway, scratch=scratch, interrupted_by=interrupted_by, cache=jvm_cache)
-        with _running(url, remote, scratch, conf, gateway) as spark:
+        with _new_session(url, remote, scratch, conf, gateway) as spark:
             yield Started(spark, _is_local(url))
 
 
@@ -144,7 +144,7 @@ def scratch_folder() -> Generator[Path]:
         with lock_file.open("wb") as file:
             try_lock(file)
             # The file gets its name when it is locked, so no other process finds it unlocked.
-            lock_file.rename(folder / _ALIVE)
+            lock_file.rename(folder / _LOCK_NAME)
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -158,7 +158,7 @@ def _remove_abandoned_folders() -> None:
             if status.st_uid != os.getuid():
                 continue
             try:
-                with (folder / _ALIVE).open("r+b") as file:
+                with (folder / _LOCK_NAME).open("r+b") as file:
                     if try_lock(file):
                         _remove(folder)
             except FileNotFoundError:
@@ -171,13 +171,13 @@ def _remove(folder: Path) -> None:
     for part in folder.iterdir():
         if part.is_dir():
             shutil.rmtree(part, ignore_errors=True)
-        elif part.name != _ALIVE:
+        elif part.name != _LOCK_NAME:
             part.unlink(missing_ok=True)
-    if [part.name for part in folder.iterdir()] == [_ALIVE]:
+    if [part.name for part in folder.iterdir()] == [_LOCK_NAME]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _where(master: str | None) -> tuple[str, bool]:
+def _master_url(master: str | None) -> tuple[str, bool]:
     """Return (URL of the master, whether it is a Spark Connect URL)."""
     remote = os.environ.get("SPARK_REMOTE")
     if master is None and remote:
@@ -211,7 +211,7 @@ def not_installed(package: str) -> Unreachable:
 
 
 @contextmanager
-def _running(
+def _new_session(
     url: str, remote: bool, scratch: Path, conf: Mapping[str, str], gateway: _Gateway
 ) -> Generator[SparkSession]:
     """Yield a new session; on this machine its JVM is started by `gateway`, for a cluster by pyspark's own scripts."""
@@ -220,10 +220,10 @@ def _running(
     for name, value in settings.items():
         builder = builder.config(name, value)
     builder = builder.remote(url) if remote else builder.master(url)
-    unset = {} if remote else dict.fromkeys(("SPARK_REMOTE", *_MARKS))
+    unset = {} if remote else dict.fromkeys(("SPARK_REMOTE", *_CONNECT_VARIABLES))
     variables = _variables(url, scratch)
     with ExitStack() as stack:
-        stack.callback(_set_environment, {name: os.environ.get(name) for name in _LEFT_SET})
+        stack.callback(_set_environment, {name: os.environ.get(name) for name in _LEFTOVER_VARIABLES})
         stack.enter_context(_quiet_loggers())
         stack.enter_context(_silent_about_an_ended_jvm())
         if _is_local(url) and not remote:
@@ -231,19 +231,19 @@ def _running(
             variables |= stack.enter_context(gateway(gateway_conf, variables))
         elif not url.startswith("sc://"):
             variables["JAVA_HOME"] = str(make_java_home(find_java(), scratch / "java"))
-        with _environment({**unset, **variables}), _hushed():
-            spark = _created(builder, url)
+        with _environment({**unset, **variables}), _without_warnings():
+            spark = _create_session(builder, url)
         if not remote and not url.startswith("sc://"):
-            _hush_accumulators(spark)
+            _silence_accumulators(spark)
         try:
             yield spark
         finally:
-            with suppress(Exception), _hushed():
+            with suppress(Exception), _without_warnings():
                 spark.stop()
             _forget_gateway()
 
 
-def _created(builder: Any, url: str) -> SparkSession:
+def _create_session(builder: Any, url: str) -> SparkSession:
     try:
         spark: SparkSession = builder.getOrCreate()
         # Spark Connect makes no request before the first question, so ask for the version.
@@ -310,7 +310,7 @@ def _set_environment(variables: Mapping[str, str | None]) -> None:
 
 
 @contextmanager
-def _hushed() -> Generator[None]:
+def _without_warnings() -> Generator[None]:
     """Suppress Spark's warnings about this machine."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -345,7 +345,7 @@ def _silent_about_an_ended_jvm() -> Generator[None]:
         root.removeFilter(is_not_of_py4j)
 
 
-def _hush_accumulators(spark: SparkSession) -> None:
+def _silence_accumulators(spark: SparkSession) -> None:
     """Keep the accumulator server from printing a traceback when the JVM ends first; the waiting call raises anyway."""
 
     def ignore(*_: object) -> None: ...

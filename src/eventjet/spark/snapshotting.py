@@ -53,10 +53,14 @@ class SnapshotTask:
             yield pyarrow().RecordBatch.from_pylist([{"tally": json.dumps(asdict(fold.done()))}])
 
 
-def fold_on_spark(job: Job, plan: Plan, aggregate: str, least: int, started: Started, *, ship: bool) -> SnapshotTally:
-    """Write the snapshots of the aggregates of one type that have `least` events or more; raises `RebuildError`."""
+def fold_on_spark(
+    job: Job, plan: Plan, aggregate: str, min_events: int, started: Started, *, ship: bool
+) -> SnapshotTally:
+    """Write the snapshots of one type's aggregates that have `min_events` events or more; raises `RebuildError`."""
     with provisions(job, started) as provided:
-        task = SnapshotTask(provided.app(ship=ship), aggregate, least, plan.last, provided.options, job.catalog.voids)
+        task = SnapshotTask(
+            provided.app(ship=ship), aggregate, min_events, plan.last, provided.options, job.catalog.voids
+        )
         send_files(provided.secrets, started)
         frame: Any = log_frame(started.spark, provided.options, plan.ranges)
         selected = frame.where(frame["subject"].startswith(f"{plan.stream}.{aggregate}."))

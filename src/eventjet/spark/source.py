@@ -31,7 +31,7 @@ from eventjet.spark.options import LogOptions
 BATCH = 1_000
 """The maximum number of records in an Arrow batch; a record may have nearly a megabyte."""
 
-_PUSHDOWN = "pyspark.sql.worker.data_source_pushdown_filters"
+_PUSHDOWN_MODULE = "pyspark.sql.worker.data_source_pushdown_filters"
 _LITERAL = re.compile(r"[^\s.*>]+(\.[^\s.*>]+)*")
 _END = 2**63 - 1
 
@@ -76,7 +76,7 @@ class JetStreamReader(DataSourceReader):
     def partitions(self) -> list[RangePartition]:
         with NatsConnection.open(self.options.endpoint()) as connection:
             state = _log_state(self.options, connection)
-            first, last = _asked_for(self.options, state)
+            first, last = _requested_range(self.options, state)
             first, last = max(first, self.at_least), min(last, self.at_most)
             return _ranges(self.options, state, connection, first, last, at_least=2) or [RangePartition(1, 1)]
 
@@ -93,22 +93,22 @@ class FilteringReader(JetStreamReader):
 
     def pushFilters(self, filters: Any) -> Iterator[Any]:  # noqa: N802 - Spark names it
         for pushed in filters:
-            if not self._takes(pushed):
+            if not self._apply(pushed):
                 yield pushed
 
-    def _takes(self, pushed: Any) -> bool:
-        name = pushed.attribute[0] if hasattr(pushed, "attribute") else None
-        if isinstance(pushed, spark.IsNotNull):
+    def _apply(self, pushed_filter: Any) -> bool:
+        name = pushed_filter.attribute[0] if hasattr(pushed_filter, "attribute") else None
+        if isinstance(pushed_filter, spark.IsNotNull):
             return name in ("position", "subject")
-        value = getattr(pushed, "value", None)
+        value = getattr(pushed_filter, "value", None)
         if name == "position" and isinstance(value, int):
-            return self._narrows(pushed, value)
-        if name == "subject" and isinstance(pushed, spark.EqualTo) and isinstance(value, str):
-            return self._selects(value)
+            return self._narrow_range(pushed_filter, value)
+        if name == "subject" and isinstance(pushed_filter, spark.EqualTo) and isinstance(value, str):
+            return self._select_subject(value)
         return False
 
-    def _narrows(self, pushed: Any, value: int) -> bool:
-        match pushed:
+    def _narrow_range(self, pushed_filter: Any, value: int) -> bool:
+        match pushed_filter:
             case spark.EqualTo():
                 low, high = value, value
             case spark.GreaterThan():
@@ -125,7 +125,7 @@ class FilteringReader(JetStreamReader):
         self.at_most = min(self.at_most, high)
         return True
 
-    def _selects(self, subject: str) -> bool:
+    def _select_subject(self, subject: str) -> bool:
         """Select one subject; return False if another is selected already or the server would take it as a wildcard."""
         if self.options.subject is not None or not _LITERAL.fullmatch(subject):
             return False
@@ -152,7 +152,7 @@ class JetStreamStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark names it
         state = self._current_state()
-        first, _ = _asked_for(self._options, state)
+        first, _ = _requested_range(self._options, state)
         if first > state.last + 1:
             raise UsageError(
                 f"fromPosition is {first}, and the log ends at {state.last}. Give {state.last + 1} at most."
@@ -256,7 +256,7 @@ def _log_state(options: LogOptions, connection: NatsConnection) -> StreamState:
         ) from None
 
 
-def _asked_for(options: LogOptions, state: StreamState) -> tuple[int, int]:
+def _requested_range(options: LogOptions, state: StreamState) -> tuple[int, int]:
     """Return (first, last) position to read; raises `HistoryBroken` when the options name positions not in the log."""
     log_first = max(state.first, 1)
     first = log_first if options.first is None else max(options.first, 1)
@@ -302,4 +302,4 @@ def _filters_are_pushed() -> bool:
     If this cannot be determined, Spark filters the records itself, and the rows are the same.
     """
     program = sys.modules["__main__"].__spec__
-    return _PUSHDOWN in sys.modules or (program is not None and program.name == _PUSHDOWN)
+    return _PUSHDOWN_MODULE in sys.modules or (program is not None and program.name == _PUSHDOWN_MODULE)
