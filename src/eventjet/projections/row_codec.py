@@ -291,10 +291,10 @@ def _tuple_form(forms: list[Convert | None], *, is_row: bool) -> Convert:
     return convert
 
 
-def _composed(first: Convert | None, then: Convert | None) -> Convert | None:
-    if first is None or then is None:
-        return first or then
-    inner, outer = first, then
+def _composed(first: Convert | None, second: Convert | None) -> Convert | None:
+    if first is None or second is None:
+        return first or second
+    inner, outer = first, second
     return lambda value: outer(inner(value))
 
 
@@ -324,5 +324,5 @@ def _maker(row_type: type, names: Sequence[str]) -> Callable[[Sequence[Any]], An
     return lambda values: row_type(**dict(zip(names, values, strict=True)))
 
 
-def _conversions(found: Sequence[Convert | None]) -> list[tuple[int, Convert]]:
-    return [(index, convert) for index, convert in enumerate(found) if convert is not None]
+def _conversions(conversions: Sequence[Convert | None]) -> list[tuple[int, Convert]]:
+    return [(index, convert) for index, convert in enumerate(conversions) if convert is not None]
