@@ -28,7 +28,7 @@ from eventjet.sql.own_tables import projections
 from eventjet.sql.table_differences import column_differences
 from eventjet.sql.tables import make_enums, qualified
 
-_TOLD_MAX = 5
+_LISTED_MAX = 5
 """The most columns that one message names."""
 
 
@@ -221,8 +221,8 @@ def check_columns(
     if to_rebuild:
         differences = [difference for difference in differences if difference.statement]
     if differences:
-        text = "; ".join(f"{difference.what} ({difference.cost})" for difference in differences[:_TOLD_MAX])
-        suffix = f"; and {len(differences) - _TOLD_MAX} more" if len(differences) > _TOLD_MAX else ""
+        text = "; ".join(f"{difference.what} ({difference.cost})" for difference in differences[:_LISTED_MAX])
+        suffix = f"; and {len(differences) - _LISTED_MAX} more" if len(differences) > _LISTED_MAX else ""
         reason = f"projection {resolved.name!r} is declared otherwise than its table is: {text}{suffix}"
         remedy = (
             f"Run `eventjet rebuild {resolved.name}`, which makes the table as it is declared while readers have the "
@@ -234,12 +234,12 @@ def check_columns(
         raise unusable(connection, reason, remedy)
 
 
-def holders(found: Sequence[Checkpoint], resolved: AnyResolved) -> list[Checkpoint]:
+def holders(checkpoints: Sequence[Checkpoint], resolved: AnyResolved) -> list[Checkpoint]:
     """Return the checkpoints of other revisions that have, in the declared location, a table that this one declares."""
     own_names = set(names_of(recorded(resolved)))
     return [
         candidate
-        for candidate in found
+        for candidate in checkpoints
         if candidate.revision != resolved.revision
         and candidate.state != RETIRED
         and candidate.location == DECLARED
@@ -330,8 +330,8 @@ def _holder(connection: Connection, resolved: AnyResolved) -> int | None:
     return max((holder.revision for holder in checkpoints), default=None)
 
 
-def _is_assigned(held: Checkpoint) -> bool:
-    return held.tables != UNASSIGNED and held.state != RETIRED
+def _is_assigned(row: Checkpoint) -> bool:
+    return row.tables != UNASSIGNED and row.state != RETIRED
 
 
 def _copies(tables: Sequence[Table], location: str, dialect: Dialect, *, by_hand: bool = False) -> list[Table]:
@@ -366,37 +366,37 @@ def identities(connection: Connection, tables: str, location: str) -> str:
     return json.dumps([dialect.tables.home(connection), *table_ids])
 
 
-def are_noted(connection: Connection, held: Checkpoint) -> bool:
+def are_noted(connection: Connection, row: Checkpoint) -> bool:
     """Whether the checkpoint knows the identities of its tables in this database; not after a restore from a dump."""
-    home, *table_ids = json.loads(held.identities) or [""]
-    return len(table_ids) == len(names_of(held.tables)) and home == dialect_of(connection).tables.home(connection)
+    home, *table_ids = json.loads(row.identities) or [""]
+    return len(table_ids) == len(names_of(row.tables)) and home == dialect_of(connection).tables.home(connection)
 
 
-def check_identity(connection: Connection, held: Checkpoint) -> None:
+def check_identity(connection: Connection, row: Checkpoint) -> None:
     """Raise `TableLost` when a revision has begun and its tables are not those to which its checkpoint belongs.
 
     Locks nothing: if a swap came in between, which raises the epoch, the tables are compared once more.
     """
-    reason = _lost(connection, held)
+    reason = _lost(connection, row)
     if reason is not None:
-        current = checkpoint.read(connection, held.name, held.revision) or held
-        reason = reason if current.epoch == held.epoch else _lost(connection, current)
+        current = checkpoint.read(connection, row.name, row.revision) or row
+        reason = reason if current.epoch == row.epoch else _lost(connection, current)
     if reason is not None:
-        raise TableLost(held.name, held.revision, reason)
+        raise TableLost(row.name, row.revision, reason)
 
 
-def _lost(connection: Connection, held: Checkpoint) -> str | None:
-    if not held.has_begun:
+def _lost(connection: Connection, row: Checkpoint) -> str | None:
+    if not row.has_begun:
         return None
     dialect = dialect_of(connection)
-    names = names_of(held.tables)
-    existing = dialect.tables.find_all(connection, names, held.location)
+    names = names_of(row.tables)
+    existing = dialect.tables.find_all(connection, names, row.location)
     missing = [repr(name[1]) for name in names if name not in existing]
     if missing:
         return f"{listed(missing)} is not in the database"
-    if not are_noted(connection, held):
+    if not are_noted(connection, row):
         return None
-    expected = zip(names, json.loads(held.identities)[1:], strict=True)
+    expected = zip(names, json.loads(row.identities)[1:], strict=True)
     replaced = [
         repr(name[1]) for name, identity in expected if dialect.tables.identity(connection, existing[name]) != identity
     ]

@@ -78,27 +78,27 @@ class SqlWriter:
         self._lease_s = lease_s
         self._guard = Guard(resolved)
 
-    async def write(self, connection: AsyncConnection, held: Checkpoint, batch: Batch) -> None:
+    async def write(self, connection: AsyncConnection, checkpoint: Checkpoint, batch: Batch) -> None:
         """Advance the checkpoint and run the handlers in the caller's transaction, which must roll back on any error.
 
         Renews the lease where the handlers took longer than a third of it. Raises `CheckpointFenced`, `HandlerFailed`
         with the event that could not be handled, `TransactionEnded`, and errors of the database that no handler caused.
         """
         if not batch.is_consistent:
-            raise CheckpointFenced(held.name, f"a batch after position {batch.after} ends at {batch.last}")
+            raise CheckpointFenced(checkpoint.name, f"a batch after position {batch.after} ends at {batch.last}")
         failpoints.reach("worker.before_commit")
         began = time.monotonic()
-        await connection.run_sync(self._advance, held, batch)
+        await connection.run_sync(self._advance, checkpoint, batch)
         if batch.events:
             self._guard.attach(connection)
             await self._handle(connection, batch.events)
             if time.monotonic() - began > self._lease_s / 3:
-                await connection.run_sync(renew, held, self._lease_s)
+                await connection.run_sync(renew, checkpoint, self._lease_s)
         failpoints.reach("worker.rows_written")
 
-    def _advance(self, connection: Connection, held: Checkpoint, batch: Batch) -> None:
-        if not advance(connection, held, batch.after, batch.last, batch.event_id, self._lease_s):
-            raise fenced(connection, held, batch)
+    def _advance(self, connection: Connection, checkpoint: Checkpoint, batch: Batch) -> None:
+        if not advance(connection, checkpoint, batch.after, batch.last, batch.event_id, self._lease_s):
+            raise fenced(connection, checkpoint, batch)
 
     async def _handle(self, connection: AsyncConnection, events: Sequence[Recorded[Any]]) -> None:
         driver = await driver_of(connection)
@@ -229,9 +229,9 @@ class Guard:
         """Return which column a text was too long for, where the database did not say so; else an empty string."""
         return f": {self._overlong[1]}" if self._overlong is not None and self._overlong[0] is error else ""
 
-    def _refuse(self, what: str) -> None:
+    def _refuse(self, action: str) -> None:
         if self._handler is not None:
-            self.refusal = self.refusal or NotAllowed(f"{self._handler} must not {what}")
+            self.refusal = self.refusal or NotAllowed(f"{self._handler} must not {action}")
             raise self.refusal
 
     def _on_commit(self, _connection: Connection) -> None:
