@@ -73,8 +73,8 @@ class Postgres(Dialect):
         (sa.DateTime, None, lambda value: value.astimezone(UTC) if value.tzinfo else value),
     )
 
-    def fit(self, found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
-        return fit_of(found, declared)
+    def fit(self, existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
+        return fit_of(existing, declared)
 
     def statements(self, table: Table, codec: RowCodec) -> PostgresStatements:
         return PostgresStatements(table, codec)
@@ -90,14 +90,14 @@ class Postgres(Dialect):
             table.schema = location
             table.fullname = f"{location}.{table.name}"
 
-    def differ(self, one: ColumnElement[Any], other: ColumnElement[Any]) -> ColumnElement[bool]:
+    def differ(self, left: ColumnElement[Any], right: ColumnElement[Any]) -> ColumnElement[bool]:
         """Compare two values as text, except for types in which each value has only one form.
 
         To PostgreSQL a month equals thirty days, 1.0 equals 1.00 and 0.0 equals -0.0, and `json` has no equality.
         """
-        if isinstance(one.type, _ONE_FORM):
-            return one.is_distinct_from(other)
-        return sql_cast(one, sa.Text).collate("C").is_distinct_from(sql_cast(other, sa.Text).collate("C"))
+        if isinstance(left.type, _ONE_FORM):
+            return left.is_distinct_from(right)
+        return sql_cast(left, sa.Text).collate("C").is_distinct_from(sql_cast(right, sa.Text).collate("C"))
 
     def refusal_of(self, url: URL) -> str | None:
         if not _OPTIONS.issuperset(url.query) or not str(url.query.get("connect_timeout", "0")).isdecimal():
@@ -224,24 +224,24 @@ class _Room:
     form: type[Any] | None = field(default=None, kw_only=True)
     """Distinguishes types that take the same values."""
 
-    def takes(self, other: _Room) -> bool:
-        enough = all(limit >= needed for limit, needed in zip(self.limits, other.limits, strict=True))
-        return enough and self.labels >= other.labels
+    def takes(self, declared: _Room) -> bool:
+        enough = all(limit >= needed for limit, needed in zip(self.limits, declared.limits, strict=True))
+        return enough and self.labels >= declared.labels
 
 
-def fit_of(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
-    """Return how a column of type `found` takes `declared` values; for types that SQL writes differently."""
-    existing, needed = _room(found), _room(stored(declared, _DIALECT))
+def fit_of(existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
+    """Return how a column of type `existing` takes `declared` values; for types that SQL writes differently."""
+    room, needed = _room(existing), _room(stored(declared, _DIALECT))
     if needed is None:
         return Fit.OTHER
-    if existing == needed:
+    if room == needed:
         return Fit.SAME
-    return Fit.OTHER if existing is not None and existing.kind == needed.kind and existing.takes(needed) else Fit.LOSES
+    return Fit.OTHER if room is not None and room.kind == needed.kind and room.takes(needed) else Fit.LOSES
 
 
-def missing_labels(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> list[str]:
+def missing_labels(existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> list[str]:
     """Return the labels that an enum type of the database (or of an array's elements) lacks; none for other types."""
-    existing_type, declared_type = element(found, _DIALECT), element(declared, _DIALECT)
+    existing_type, declared_type = element(existing, _DIALECT), element(declared, _DIALECT)
     if not (
         isinstance(existing_type, sa.Enum)
         and isinstance(declared_type, sa.Enum)
@@ -325,18 +325,18 @@ def soundness_of(connection: Connection) -> Soundness:
     return judged(settings)
 
 
-def judged(found: Mapping[str, str]) -> Soundness:
+def judged(settings: Mapping[str, str]) -> Soundness:
     """Return the weaknesses of settings, given by name with `server_version` among them. Pure."""
-    version = found["server_version"]
+    version = settings["server_version"]
     weaknesses = [
-        Weakness(f"{name} is {found[name]}", cost, remedy, is_fault=True)
+        Weakness(f"{name} is {settings[name]}", cost, remedy, is_fault=True)
         for name, (expected, cost, remedy) in _FAULTS.items()
-        if found.get(name, expected) != expected
+        if settings.get(name, expected) != expected
     ]
     weaknesses += [
-        Weakness(f"{name} is {found[name]}", cost, remedy)
+        Weakness(f"{name} is {settings[name]}", cost, remedy)
         for name, (accepted, cost, remedy) in _WARNINGS.items()
-        if found.get(name, accepted[0]) not in accepted
+        if settings.get(name, accepted[0]) not in accepted
     ]
     numbers = numbers_of(version)
     if numbers < MAINTAINED:

@@ -175,5 +175,5 @@ def _file_id(path: str) -> _FileId | None:
         return None
 
 
-def _id_of(found: os.stat_result) -> _FileId:
-    return found.st_dev, found.st_ino
+def _id_of(stat: os.stat_result) -> _FileId:
+    return stat.st_dev, stat.st_ino
