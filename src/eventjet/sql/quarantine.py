@@ -259,9 +259,9 @@ def _locked(connection: Connection, name: str, revision: int) -> dict[int, tuple
     return {head[0]: key for key, head in _heads(connection, name, revision).items()}
 
 
-def _check(connection: Connection, name: str, revision: int, chosen: Sequence[int], found: Collection[int]) -> None:
+def _check(connection: Connection, name: str, revision: int, chosen: Sequence[int], blocking: Collection[int]) -> None:
     for position in chosen:
-        if position in found:
+        if position in blocking:
             continue
         details = shown(connection, name, revision, position)
         if details is None:
