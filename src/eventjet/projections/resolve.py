@@ -239,7 +239,7 @@ class _Resolving:
             self.faults.extend(error.faults)
             return None
         is_entries = not isinstance(self.declared, Projection)
-        row_types = {_item(member) if is_entries else member for member in union_members(hint)}
+        row_types = {_item_type(member) if is_entries else member for member in union_members(hint)}
         if len(row_types) != 1 or not is_dataclass(row_type := next(iter(row_types))) or not isinstance(row_type, type):
             self.faults.append(f"{shown_name(self.function)} must be annotated to return one dataclass, or None")
             return None
@@ -262,7 +262,9 @@ class _Resolving:
             return
         expected = self._declared_key(events)
         if expected is not None and expected != types:
-            self.faults.append(f"{subject} is ({_shown(types)}), and the projection's key is ({_shown(expected)})")
+            self.faults.append(
+                f"{subject} is ({_type_names(types)}), and the projection's key is ({_type_names(expected)})"
+            )
 
     def _check_on_error(self) -> None:
         declared = self.declared
@@ -366,10 +368,10 @@ def _key_type(column: Column[Any]) -> Any:
     return next((python for kind, python in _KEY_TYPES if isinstance(column.type, kind)), None)
 
 
-def _item(hint: Any) -> Any:
+def _item_type(hint: Any) -> Any:
     args = typing.get_args(hint)
     return args[0] if args and typing.get_origin(hint) in (list, tuple, Sequence) else hint
 
 
-def _shown(types: Sequence[Any]) -> str:
+def _type_names(types: Sequence[Any]) -> str:
     return ", ".join(shown_name(kind) for kind in types)

@@ -41,11 +41,11 @@ _ACCEPTED: tuple[tuple[type[Any], tuple[type, ...]], ...] = (
     (sa.JSON, (*_leaves_of(sa.JSON), tuple, list, dict)),
 )
 """(type of column, the Python types that it takes); of two entries that fit, the first counts."""
-_NAMED = {list: Sequence, dict: Mapping}
+_SHOWN_AS = {list: Sequence, dict: Mapping}
 """The class that a message names instead of a class that can be changed in place."""
 _NAME_BYTES = 63
 _POSTGRES = postgresql.dialect()
-_NOT_ALSO = {bool: int, datetime: date}
+_EXCLUDED_BASES = {bool: int, datetime: date}
 """Classes that a column of their base class does not take."""
 
 
@@ -145,7 +145,7 @@ def _type_faults(row_type: type, name: str, table: Table, column: Column[Any]) -
     strange = [cls for cls in _classes(annotated(row_type, name)) if accepted and not _fits(cls, accepted)]
     if strange:
         names = " | ".join(map(shown_name, strange))
-        takes = " or ".join(shown_name(_NAMED.get(cls, cls)) for cls in accepted)
+        takes = " or ".join(shown_name(_SHOWN_AS.get(cls, cls)) for cls in accepted)
         field = f"{row_type.__qualname__}.{name}"
         yield f"{field} is {names}, and column {table.name}.{column.name} ({column.type!r}) takes {takes}"
 
@@ -165,7 +165,7 @@ def _fits(cls: type, accepted: tuple[type, ...]) -> bool:
         return any(issubclass(accepted_type, cls) for accepted_type in accepted)
     if cls is not tuple and issubclass(cls, tuple):
         return False
-    base = _NOT_ALSO.get(cast("Any", cls))
+    base = _EXCLUDED_BASES.get(cast("Any", cls))
     return any(accepted_type is not base and issubclass(cls, accepted_type) for accepted_type in accepted)
 
 

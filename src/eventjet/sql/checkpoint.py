@@ -212,7 +212,7 @@ def take(
     calling process failed already, or its tables are half written. A lease that has not changed since the `silent`
     checkpoint was read counts as expired, whatever the database's clock says.
     """
-    free = _free(name, revision, owner, stumbled_at, silent)
+    free = _free_condition(name, revision, owner, stumbled_at, silent)
     candidate = select(projections.c.position, projections.c.code).where(free)
     row = connection.execute(candidate.with_for_update(skip_locked=True)).one_or_none()
     if row is None:
@@ -231,7 +231,7 @@ def is_free(
     silent: Checkpoint | None = None,
 ) -> bool:
     """Whether `take` would succeed now, or there is no checkpoint yet; locks nothing."""
-    free = _free(name, revision, owner, stumbled_at, silent)
+    free = _free_condition(name, revision, owner, stumbled_at, silent)
     row = connection.execute(select(free.label("free")).where(is_row(name, revision))).one_or_none()
     return row is None or bool(row.free)
 
@@ -372,7 +372,9 @@ def _with_code(noted: str, code: str) -> str:
     return ",".join(codes if len(codes) <= CODES_MAX else [codes[0], *codes[1 - CODES_MAX :]])
 
 
-def _free(name: str, revision: int, owner: str, stumbled_at: int, silent: Checkpoint | None) -> ColumnElement[bool]:
+def _free_condition(
+    name: str, revision: int, owner: str, stumbled_at: int, silent: Checkpoint | None
+) -> ColumnElement[bool]:
     row = projections.c
     unowned = (row.lease_until < Clock()) | row.owner.is_(None) | (row.owner == owner)
     if silent is not None:

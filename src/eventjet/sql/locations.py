@@ -108,7 +108,7 @@ def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool =
     if current is None or not current.has_begun:
         _check_free(connection, resolved)
     if current is None or not _is_assigned(current):
-        current = _give(connection, resolved, log)
+        current = _assign_location(connection, resolved, log)
     tables = located_tables(resolved, current.location, dialect)
     missing: list[Table] = []
     if current.has_begun:
@@ -170,7 +170,7 @@ def ensure(connection: Connection, resolved: AnyResolved, log: str = "") -> None
     dialect_of(connection).tables.lock_migrations(connection)
     current = checkpoint.read(connection, resolved.name, resolved.revision)
     if current is None or not _is_assigned(current):
-        _give(connection, resolved, log, may_create=False)
+        _assign_location(connection, resolved, log, may_create=False)
 
 
 def check(connection: Connection, resolved: AnyResolved, log: str = "") -> list[Table]:
@@ -188,7 +188,7 @@ def check(connection: Connection, resolved: AnyResolved, log: str = "") -> list[
     if current is not None and current.state == RETIRED:
         raise unusable(connection, f"{subject} was retired", "Run `eventjet init` to let it begin anew.")
     if current is None or not _is_assigned(current):
-        holder = _holder(connection, resolved)
+        holder = _newest_holder(connection, resolved)
         if holder is not None:
             check_location(resolved, dialect.own_location(resolved.name, resolved.revision), dialect)
             refusal = str(LocationTaken(resolved, holder)).partition(". Run")[0]
@@ -272,7 +272,7 @@ def check_location(resolved: AnyResolved, location: str, dialect: Dialect) -> No
         raise LocationTaken(resolved, None)
 
 
-def _give(connection: Connection, resolved: AnyResolved, log: str, *, may_create: bool = True) -> Checkpoint:
+def _assign_location(connection: Connection, resolved: AnyResolved, log: str, *, may_create: bool = True) -> Checkpoint:
     """Choose a revision's location and write it into its checkpoint.
 
     Raises `LocationTaken` where the revision needs its own location and that may not be created (`may_create`), and
@@ -280,7 +280,7 @@ def _give(connection: Connection, resolved: AnyResolved, log: str, *, may_create
     """
     check_owner(connection, resolved.name, resolved.app, log)
     _check_free(connection, resolved)
-    holder = _holder(connection, resolved)
+    holder = _newest_holder(connection, resolved)
     dialect = dialect_of(connection)
     location = DECLARED if holder is None else dialect.own_location(resolved.name, resolved.revision)
     check_location(resolved, location, dialect)
@@ -324,7 +324,7 @@ def _check_free(connection: Connection, resolved: AnyResolved) -> None:
             )
 
 
-def _holder(connection: Connection, resolved: AnyResolved) -> int | None:
+def _newest_holder(connection: Connection, resolved: AnyResolved) -> int | None:
     """Return the newest revision that keeps this one out of the declared location; None when there is none."""
     checkpoints = holders(revisions(connection, resolved.name), resolved)
     return max((holder.revision for holder in checkpoints), default=None)
@@ -377,15 +377,15 @@ def check_identity(connection: Connection, row: Checkpoint) -> None:
 
     Locks nothing: if a swap came in between, which raises the epoch, the tables are compared once more.
     """
-    reason = _lost(connection, row)
+    reason = _loss_reason(connection, row)
     if reason is not None:
         current = checkpoint.read(connection, row.name, row.revision) or row
-        reason = reason if current.epoch == row.epoch else _lost(connection, current)
+        reason = reason if current.epoch == row.epoch else _loss_reason(connection, current)
     if reason is not None:
         raise TableLost(row.name, row.revision, reason)
 
 
-def _lost(connection: Connection, row: Checkpoint) -> str | None:
+def _loss_reason(connection: Connection, row: Checkpoint) -> str | None:
     if not row.has_begun:
         return None
     dialect = dialect_of(connection)

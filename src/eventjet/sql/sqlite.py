@@ -306,7 +306,7 @@ _KINDS = (
     (sa.LargeBinary, "bytes"),
 )
 """(type of column, its kind); of two types that fit, the first counts."""
-_ALSO = {"time": "text", "day": "text"}
+_COMPATIBLE_KINDS = {"time": "text", "day": "text"}
 """Kinds whose values a column of another kind stores unchanged, as they are not numbers."""
 
 
@@ -318,8 +318,8 @@ def fit_of(existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
     if existing_kind == needed_kind:
         return Fit.SAME
     # An instant is stored as text, and stays unchanged where a user's migration declared the column as DATETIME.
-    compatible = "time" if isinstance(plain(declared), sa.DateTime) else _ALSO.get(needed_kind)
-    return Fit.OTHER if existing_kind in (_ANY, compatible, _ALSO.get(needed_kind)) else Fit.LOSES
+    compatible = "time" if isinstance(plain(declared), sa.DateTime) else _COMPATIBLE_KINDS.get(needed_kind)
+    return Fit.OTHER if existing_kind in (_ANY, compatible, _COMPATIBLE_KINDS.get(needed_kind)) else Fit.LOSES
 
 
 def _kind(kind: sa.TypeEngine[Any]) -> str | None:
@@ -385,8 +385,8 @@ class SqliteStatements:
         marks = ", ".join("?" for _ in table.columns)
         self._codec = codec
         self._key_dumps = key_dumps
-        self._alone = len(names.key) == 1
-        key_parts = ["k.value"] if self._alone else [f"k.value ->> {index}" for index in range(len(names.key))]
+        self._has_single_key = len(names.key) == 1
+        key_parts = ["k.value"] if self._has_single_key else [f"k.value ->> {index}" for index in range(len(names.key))]
         match = " and ".join(
             f"t.{names.quoted(column)} = {part}" for column, part in zip(names.key, key_parts, strict=True)
         )
@@ -400,7 +400,7 @@ class SqliteStatements:
 
     def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
         dumped = self._dumped(keys)
-        json_keys = json.dumps([key[0] for key in dumped] if self._alone else dumped)
+        json_keys = json.dumps([key[0] for key in dumped] if self._has_single_key else dumped)
         try:
             return by_key(self._codec, connection.exec_driver_sql(self._read, (json_keys,)))
         except DBAPIError as error:

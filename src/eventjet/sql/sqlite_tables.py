@@ -165,7 +165,7 @@ def broken_by_name(connection: Connection) -> set[str]:
     broken: set[str] = set()
     for kind, name, table, statement in connection.execute(_NAMING).all():
         try:
-            connection.exec_driver_sql(f"explain {_use(connection, str(kind), str(table), str(statement))}").close()
+            connection.exec_driver_sql(f"explain {_probe(connection, str(kind), str(table), str(statement))}").close()
         except DBAPIError:
             broken.add(f"the {kind} {name}")
     return broken
@@ -188,7 +188,7 @@ def _broken_without(connection: Connection, name: str) -> list[str]:
     return sorted(item for item in after if item not in before or name.lower() in map(_plain, _tokens(naming[item])))
 
 
-def _use(connection: Connection, kind: str, table: str, statement: str) -> str:
+def _probe(connection: Connection, kind: str, table: str, statement: str) -> str:
     """Return a statement that can be prepared only if everything exists that the view, or trigger on `table`, names."""
     quoted = qualified(None, table)
     if kind == "view":

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _PAUSE_S = 0.3
 UNDECLARED_REMEDY = "Declare it on the table as it is, or drop it, or have a migration make it as it is declared."
-_TYPED = re.compile(
+_CAST = re.compile(
     r"""::(?:"[^"]*"|[a-z_][\w.]*)+(?: varying| precision)?(?:\([\d, ]+\))?(?: with(?:out)? time zone)?(?:\[\])*"""
     "|[()']"
 )
@@ -143,7 +143,7 @@ def undeclared(old: Iterable[Feature], new: Iterable[Feature]) -> list[str]:
     retyped = any(feature.key.startswith("type ") and feature.key not in new_features for feature in old)
 
     def identity(feature: Feature) -> tuple[str, str]:
-        definition = _TYPED.sub("", feature.definition) if retyped else feature.definition
+        definition = _CAST.sub("", feature.definition) if retyped else feature.definition
         return (feature.key.partition(" ")[0], definition) if definition else (feature.key, "")
 
     identities = {identity(feature) for feature in new_features.values()}

@@ -35,7 +35,7 @@ _SILENT_S = 2.0
 _LAST_LOOK_S = 2.0
 """How long `close` waits for a query to end by itself."""
 _POLL_S = (0.01, 0.2)
-_HOPELESS = (FAILED, PAUSED, RETIRED)
+_STOPPED_STATES = (FAILED, PAUSED, RETIRED)
 """States in which the projection does not advance before a person acts."""
 
 Listen = Callable[[str, Callable[[Frame], object]], Awaitable[object]]
@@ -91,7 +91,7 @@ class _Waiter:
             self.fail(self.elsewhere(snapshot))
         elif snapshot.position >= self.position and LOST_ROWS not in (snapshot.reason or ""):
             self.done.set_result(None)
-        elif snapshot.state in _HOPELESS or time.monotonic() - self.began >= self.timeout_s:
+        elif snapshot.state in _STOPPED_STATES or time.monotonic() - self.began >= self.timeout_s:
             self.fail(self.late())
 
     def late(self) -> NotCaughtUp:

@@ -108,7 +108,7 @@ class BatchFold:
         self._recent = RecentRows(0 if self._is_heavy else RECENT_ROWS_MAX)
         self._blocked = BlockedAggregates() if blocked is None else blocked
         self._uncommitted: deque[Prepared] = deque()
-        self._ahead: Rows = {}
+        self._uncommitted_rows: Rows = {}
         """The rows that the uncommitted batches change, in the state after the last of them."""
 
     @property
@@ -133,13 +133,13 @@ class BatchFold:
             self._blocked.aggregates.update(prepared.blocked)
             end = prepared.batch.last
         if end is not None:
-            self._ahead = {key: row for pending in self._uncommitted for key, row in pending.rows.items()}
+            self._uncommitted_rows = {key: row for pending in self._uncommitted for key, row in pending.rows.items()}
         return end
 
     def drop_uncommitted(self) -> None:
         """Forget the batches that are not known to be committed."""
         self._uncommitted.clear()
-        self._ahead = {}
+        self._uncommitted_rows = {}
 
     def fold(self, batch: Batch, read_rows: ReadRows | None) -> Prepared | None:
         """Fold the batch that follows the ones folded so far; raises `HandlerFailed`.
@@ -153,7 +153,7 @@ class BatchFold:
         else:
             each_key = self._fold.each_key(events) if self._parking is None else None
             keys = dict.fromkeys(each_key) if each_key is not None else self._keys(events)
-            rows, missing = self._recent.find(keys, self._ahead)
+            rows, missing = self._recent.find(keys, self._uncommitted_rows)
             if missing or self._is_heavy:
                 if read_rows is None:
                     return None
@@ -167,7 +167,7 @@ class BatchFold:
                 prepared = Prepared(batch, changes_of(result.changed, quarantine), result.changed, result.blocked)
         # Keeps no events: they are not needed again, whether the batch is committed or not.
         self._uncommitted.append(replace(prepared, batch=replace(batch, events=()), changes=Changes()))
-        self._ahead.update(prepared.rows)
+        self._uncommitted_rows.update(prepared.rows)
         return prepared
 
     def _keys(self, events: Sequence[Any]) -> list[RowKey]:

@@ -41,19 +41,19 @@ _ENDS = re.compile(
     re.IGNORECASE,
 )
 """SQL text of the application that would end the transaction, or begin another."""
-_TOGETHER = "the checkpoint is in the same transaction"
-_WENT_ON = (
+_SAME_TRANSACTION = "the checkpoint is in the same transaction"
+_WENT_ON_AFTER_ERROR = (
     "it went on after an error of the database, which undid everything; "
     "use `connection.begin_nested()` around what may fail"
 )
-_CUT = (
+_WENT_ON_AFTER_TIMEOUT = (
     "it went on after a timeout or a cancellation had cut a statement off, and what the database made of it is not "
     "known; let no time of your own run out over a statement"
 )
 
 
-_MARK = "savepoint eventjet_batch"
-_UNDO = "rollback to savepoint eventjet_batch"
+_SET_SAVEPOINT = "savepoint eventjet_batch"
+_ROLL_BACK = "rollback to savepoint eventjet_batch"
 
 
 class _CallFailed(Exception):
@@ -107,7 +107,7 @@ class SqlWriter:
             for handler, handler_events in calls:
                 await self._call(connection, driver, handler, handler_events)
             return
-        await connection.exec_driver_sql(_MARK)
+        await connection.exec_driver_sql(_SET_SAVEPOINT)
         try:
             for handler, handler_events in calls:
                 await self._call(connection, driver, handler, handler_events)
@@ -148,14 +148,14 @@ class SqlWriter:
             error = UnexpectedExit.instead_of(exception)
         fault = guard.refusal or guard.fault
         if fault is None and connection.invalidated:
-            raise self._failed(events[0], _CUT) from error
+            raise self._failed(events[0], _WENT_ON_AFTER_TIMEOUT) from error
         error = fault or error
         if error is not None:
             reason = reason_of(error, private=self._resolved.is_private) + guard.more_of(error)
         elif is_over(driver):
             raise TransactionEnded(self._resolved.name, events[0].position, handler.name)
         elif is_spoilt(driver):
-            reason = _WENT_ON
+            reason = _WENT_ON_AFTER_ERROR
         elif connection.in_nested_transaction():
             reason = "it left a savepoint open; use `async with connection.begin_nested()`"
         if reason is None:
@@ -178,7 +178,7 @@ async def _undo(connection: AsyncConnection) -> None:
     """Undo what the handlers of a batch have done, including savepoints that they left open."""
     while (nested := connection.get_nested_transaction()) is not None:
         await nested.rollback()
-    await connection.exec_driver_sql(_UNDO)
+    await connection.exec_driver_sql(_ROLL_BACK)
 
 
 class NotAllowed(Exception):
@@ -235,10 +235,10 @@ class Guard:
             raise self.refusal
 
     def _on_commit(self, _connection: Connection) -> None:
-        self._refuse(f"commit: {_TOGETHER}")
+        self._refuse(f"commit: {_SAME_TRANSACTION}")
 
     def _on_rollback(self, _connection: Connection) -> None:
-        self._refuse(f"roll back: {_TOGETHER}")
+        self._refuse(f"roll back: {_SAME_TRANSACTION}")
 
     def allows(self, statement: Any) -> bool:
         """Whether a statement writes only to the projection's tables, as far as SQLAlchemy knows."""
@@ -254,7 +254,7 @@ class Guard:
     ) -> None:
         ends = _ENDS.search(statement) if self._handler is not None and _is_by_hand(context) else None
         if ends is not None:
-            self._refuse(f"execute {' '.join(ends[0].split()).lstrip('; ').upper()}: {_TOGETHER}")
+            self._refuse(f"execute {' '.join(ends[0].split()).lstrip('; ').upper()}: {_SAME_TRANSACTION}")
 
     def _note(self, context: Any) -> None:
         error = context.sqlalchemy_exception
@@ -293,7 +293,7 @@ def is_spoilt(driver: Any) -> bool:
     return isinstance(driver, psycopg.AsyncConnection) and driver.info.transaction_status == TransactionStatus.INERROR
 
 
-_OF_MANY = re.compile(r"_m[0-9]+$")
+_ROW_SUFFIX = re.compile(r"_m[0-9]+$")
 """The suffix that SQLAlchemy adds to a parameter's name where one statement has the values of several rows."""
 
 Limited: TypeAlias = tuple[str, str, int]
@@ -319,7 +319,7 @@ def overlong(compiled: Any, parameters: Any, declared: Sequence[Table]) -> str:
         limits = _limits([cast("Table", target)])
         for name, length in texts:
             for key, column, limit in limits:
-                if _OF_MANY.sub("", name) == key and length > limit:
+                if _ROW_SUFFIX.sub("", name) == key and length > limit:
                     return f"{column} holds {limit} characters, and {length} were given"
     else:
         limits = _limits(declared)
