@@ -145,16 +145,16 @@ def _statements(body: Iterable[ast.AST]) -> Iterator[ast.stmt]:
 
 
 def _reached(
-    name: str, named: Mapping[str, Sequence[ast.stmt]], values: Mapping[str, Any]
+    name: str, by_name: Mapping[str, Sequence[ast.stmt]], values: Mapping[str, Any]
 ) -> dict[str, Sequence[ast.stmt]]:
     """Return the definitions of a name and of everything in the module that they name, directly or indirectly."""
     reached: dict[str, Sequence[ast.stmt]] = {}
     pending = [name]
     while pending:
         name = pending.pop()
-        if name in reached or name not in named:
+        if name in reached or name not in by_name:
             continue
-        reached[name] = _counted(named[name], values.get(name))
+        reached[name] = _counted(by_name[name], values.get(name))
         for definition in reached[name]:
             pending += _digest_and_names(definition)[1]
     return reached

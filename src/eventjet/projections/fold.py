@@ -120,7 +120,7 @@ class Fold:
                     fitted = codec.normalise(row)
                     key = (event.position,) if alone else (event.position, index)
                     if codec.key(fitted) != key or (alone and index):
-                        raise ValueError(_stranger(codec.key(fitted), (event.position, index)))
+                        raise ValueError(_wrong_key(codec.key(fitted), (event.position, index)))
                     rows[key] = fitted
         except BaseException as error:  # noqa: BLE001 - whatever a handler raises names its event
             self._fail(event, error)
@@ -162,7 +162,7 @@ def row_steps(
             if after is not None:
                 after = normalise(after, before)
                 if key_in(after) != key:
-                    raise ValueError(_stranger(key_in(after), key))
+                    raise ValueError(_wrong_key(key_in(after), key))
             changed[key] = after
 
     return take, lambda: event
@@ -175,15 +175,15 @@ def without_ghosts(changed: Rows, rows: Mapping[RowKey, Any]) -> Rows:
     return {key: row for key, row in changed.items() if row is not None or rows.get(key) is not None}
 
 
-def _stranger(got: RowKey, key: RowKey) -> str:
-    return f"it returned a row with the key {shown(got)} for the key {shown(key)}"
+def _wrong_key(actual: RowKey, key: RowKey) -> str:
+    return f"it returned a row with the key {shown(actual)} for the key {shown(key)}"
 
 
 _REASON_MAX = TEXT_MAX + 100
 """Longer than `TEXT_MAX`, to leave room for the length that is noted in a text that was cut already."""
 _NAME_MAX = 200
 _SUBJECT_MAX = 400
-_STRANGE = "?"
+_UNKNOWN_AGGREGATE = "?"
 _NEWER_MAX = 1_000
 
 
@@ -250,11 +250,15 @@ class Offering:
     __slots__ = ("_catalog", "_decode", "_known")
 
     def __init__(
-        self, catalog: Catalog, events: Collection[type], known: Collection[int] = (), earlier: Earlier | None = None
+        self,
+        catalog: Catalog,
+        events: Collection[type],
+        known_positions: Collection[int] = (),
+        earlier: Earlier | None = None,
     ) -> None:
         self._catalog = catalog
         self._decode = chained(catalog, events, earlier)
-        self._known = known
+        self._known = known_positions
 
     def expect(self, records: Sequence[RawRecord]) -> None:
         self._decode.expect(records)
@@ -282,14 +286,14 @@ class Reader(Protocol):
 
 
 def reader(
-    catalog: Catalog, resolved: AnyResolved, known: Collection[int] = (), earlier: Earlier | None = None
+    catalog: Catalog, resolved: AnyResolved, known_positions: Collection[int] = (), earlier: Earlier | None = None
 ) -> Reader:
     """Return the reader for the events of a projection.
 
     The reader asks the log (`earlier`) for the predecessors of events and checks them; it does not where that is None.
     """
     if resolved.quarantines:
-        return Offering(catalog, resolved.events, known, earlier)
+        return Offering(catalog, resolved.events, known_positions, earlier)
     return chained(catalog, resolved.events, earlier)
 
 
@@ -348,26 +352,26 @@ class ParkingFold:
 def _waits(
     offer: Offered,
     aggregates: Collection[AggregateKey],
-    known: Mapping[int, str],
-    fresh: set[AggregateKey],
+    resolutions: Mapping[int, str],
+    newly_blocked: set[AggregateKey],
     parked: list[Parked],
 ) -> bool:
     """Whether an event must not be folded, as its aggregate is blocked or its resolution says so.
 
-    Adds the event to `parked` where it must wait and is not in the quarantine as such yet, and its aggregate to `fresh`
-    where a known resolution begins to block it.
+    Adds the event to `parked` where it must wait and is not in the quarantine as such yet, and its aggregate to
+    `newly_blocked` where a known resolution begins to block it.
     """
-    resolution = known.get(offer.position)
+    resolution = resolutions.get(offer.position)
     if resolution == DROPPED:
         return True
     key = offer.aggregate_key
-    is_blocked = key in fresh or key in aggregates
+    is_blocked = key in newly_blocked or key in aggregates
     if resolution is None:
         if is_blocked:
             parked.append(blocked_by(offer))
         return is_blocked
     if not is_blocked:
-        fresh.add(key)
+        newly_blocked.add(key)
     elif resolution != BLOCKED:
         # An earlier event of its aggregate failed this time.
         parked.append(blocked_by(offer))
@@ -406,12 +410,12 @@ def aggregate_key_of(subject: bytes) -> AggregateKey:
     try:
         aggregate, aggregate_id = entity_of(text.encode())
     except ValueError:
-        return _STRANGE, _bounded(text)
+        return _UNKNOWN_AGGREGATE, _bounded(text)
     return aggregate, aggregate_id
 
 
 def _parked_as(
-    offer: Offered, resolution: str, reason: str = "", told: str = "", payload: bytes | None = None
+    offer: Offered, resolution: str, reason: str = "", traceback: str = "", payload: bytes | None = None
 ) -> Parked:
     block = offer.record[3]
     event_id, event_type = ((header(block, name) or "")[:_NAME_MAX] for name in (MSG_ID, TYPE))
@@ -422,7 +426,7 @@ def _parked_as(
         _storable(event_type),
         resolution,
         reason,
-        told,
+        traceback,
         payload,
     )
 

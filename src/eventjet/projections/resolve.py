@@ -31,7 +31,7 @@ KeyOf: TypeAlias = Callable[[Recorded[Any]], tuple[Any, ...]]
 KeysOf: TypeAlias = Callable[[Recorded[Any]], tuple[tuple[Any, ...], ...]]
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
-_KEYS_KEPT = 65_536
+_KEYS_CACHED = 65_536
 """Checked keys of aggregate ids that are kept, so that an id is not checked for every event."""
 _KEY_TYPES = ((sa.String, str), (sa.Integer, int), (sa.Uuid, UUID), (sa.Date, date))
 
@@ -126,7 +126,7 @@ def _guarded(
     if all(map(is_fixed, events)):
         return declared
     if isinstance(declared, Entries):
-        return replace(declared, rows=_given_first(declared.rows))
+        return replace(declared, rows=_with_own_event(declared.rows))
     fold, key, keys = declared.fold, declared.key, declared.keys
 
     @wraps(fold)
@@ -136,12 +136,12 @@ def _guarded(
     return replace(
         declared,
         fold=guarded,
-        key=None if key is None else _given_first(key),
-        keys=None if keys is None else _given_first(keys),
+        key=None if key is None else _with_own_event(key),
+        keys=None if keys is None else _with_own_event(keys),
     )
 
 
-def _given_first(function: Callable[[Recorded[Any]], Any]) -> Callable[[Recorded[Any]], Any]:
+def _with_own_event(function: Callable[[Recorded[Any]], Any]) -> Callable[[Recorded[Any]], Any]:
     @wraps(function)
     def guarded(event: Recorded[Any]) -> Any:
         return function(own_event(event))
@@ -239,7 +239,7 @@ class _Resolving:
             self.faults.extend(error.faults)
             return None
         is_entries = not isinstance(self.declared, Projection)
-        row_types = {_item(member) if is_entries else member for member in union_members(hint)}
+        row_types = {_item_type(member) if is_entries else member for member in union_members(hint)}
         if len(row_types) != 1 or not is_dataclass(row_type := next(iter(row_types))) or not isinstance(row_type, type):
             self.faults.append(f"{shown_name(self.function)} must be annotated to return one dataclass, or None")
             return None
@@ -262,7 +262,9 @@ class _Resolving:
             return
         expected = self._declared_key(events)
         if expected is not None and expected != types:
-            self.faults.append(f"{subject} is ({_shown(types)}), and the projection's key is ({_shown(expected)})")
+            self.faults.append(
+                f"{subject} is ({_type_names(types)}), and the projection's key is ({_type_names(expected)})"
+            )
 
     def _check_on_error(self) -> None:
         declared = self.declared
@@ -318,8 +320,8 @@ class _Resolving:
         if isinstance(declared, Entries):
             return None, lambda _: ()
         if declared.keys is not None:
-            return None, _several(declared.keys, checks)
-        key_of = _by_aggregate(checks[0]) if declared.key is None else _one(declared.key, checks)
+            return None, _several_keys(declared.keys, checks)
+        key_of = _by_aggregate(checks[0]) if declared.key is None else _single_key(declared.key, checks)
         return key_of, lambda event: (key_of(event),)
 
 
@@ -328,7 +330,7 @@ def _by_aggregate(check: Convert) -> KeyOf:
 
     def checked(aggregate_id: str) -> tuple[Any, ...]:
         key = (check(aggregate_id),)
-        if len(cache) >= _KEYS_KEPT:
+        if len(cache) >= _KEYS_CACHED:
             cache.clear()
         cache[aggregate_id] = key
         return key
@@ -339,11 +341,11 @@ def _by_aggregate(check: Convert) -> KeyOf:
     return key_of
 
 
-def _one(key: Callable[[Recorded[Any]], Any], checks: Sequence[Convert]) -> KeyOf:
+def _single_key(key: Callable[[Recorded[Any]], Any], checks: Sequence[Convert]) -> KeyOf:
     return lambda event: _checked(key(event), checks)
 
 
-def _several(keys: Callable[[Recorded[Any]], Sequence[Any]], checks: Sequence[Convert]) -> KeysOf:
+def _several_keys(keys: Callable[[Recorded[Any]], Sequence[Any]], checks: Sequence[Convert]) -> KeysOf:
     def keys_of(event: Recorded[Any]) -> tuple[tuple[Any, ...], ...]:
         result = keys(event)
         if isinstance(result, str | bytes):
@@ -366,10 +368,10 @@ def _key_type(column: Column[Any]) -> Any:
     return next((python for kind, python in _KEY_TYPES if isinstance(column.type, kind)), None)
 
 
-def _item(hint: Any) -> Any:
+def _item_type(hint: Any) -> Any:
     args = typing.get_args(hint)
     return args[0] if args and typing.get_origin(hint) in (list, tuple, Sequence) else hint
 
 
-def _shown(types: Sequence[Any]) -> str:
+def _type_names(types: Sequence[Any]) -> str:
     return ", ".join(shown_name(kind) for kind in types)

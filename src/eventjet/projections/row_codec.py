@@ -234,7 +234,7 @@ def _formed(plain: Convert, form: Convert) -> Convert:
 def _form(hint: Any) -> Convert | None:
     """Return the conversion of JSON for a row; only tuples, and no lists, where the annotation allows no changes."""
     form = json_form(hint)
-    return _fixed if form is not None and is_fixed(hint) else form
+    return _frozen if form is not None and is_fixed(hint) else form
 
 
 def json_form(hint: Any) -> Convert | None:
@@ -266,11 +266,11 @@ def json_form(hint: Any) -> Convert | None:
     return convert
 
 
-def _fixed(value: Any) -> Any:
+def _frozen(value: Any) -> Any:
     """Turn all lists into tuples, for an annotation that allows no changes; raises `ValueError` for a dict."""
     if isinstance(value, dict):
         raise ValueError("its annotation has no Mapping, and a dict can be changed in place")
-    return tuple(map(_fixed, cast("list[Any]", value))) if isinstance(value, list) else value
+    return tuple(map(_frozen, cast("list[Any]", value))) if isinstance(value, list) else value
 
 
 def _tuple_form(forms: list[Convert | None], *, is_row: bool) -> Convert:
@@ -291,10 +291,10 @@ def _tuple_form(forms: list[Convert | None], *, is_row: bool) -> Convert:
     return convert
 
 
-def _composed(first: Convert | None, then: Convert | None) -> Convert | None:
-    if first is None or then is None:
-        return first or then
-    inner, outer = first, then
+def _composed(first: Convert | None, second: Convert | None) -> Convert | None:
+    if first is None or second is None:
+        return first or second
+    inner, outer = first, second
     return lambda value: outer(inner(value))
 
 
@@ -324,5 +324,5 @@ def _maker(row_type: type, names: Sequence[str]) -> Callable[[Sequence[Any]], An
     return lambda values: row_type(**dict(zip(names, values, strict=True)))
 
 
-def _conversions(found: Sequence[Convert | None]) -> list[tuple[int, Convert]]:
-    return [(index, convert) for index, convert in enumerate(found) if convert is not None]
+def _conversions(conversions: Sequence[Convert | None]) -> list[tuple[int, Convert]]:
+    return [(index, convert) for index, convert in enumerate(conversions) if convert is not None]

@@ -35,17 +35,17 @@ def _leaves_of(kind: type[Any]) -> tuple[type, ...]:
     return tuple(leaf.python for leaf in sorted(leaves, key=lambda leaf: leaf.columns[0] != kind.__name__))
 
 
-_TAKEN: tuple[tuple[type[Any], tuple[type, ...]], ...] = (
+_ACCEPTED: tuple[tuple[type[Any], tuple[type, ...]], ...] = (
     *((kind, _leaves_of(kind)) for kind in (sa.String, sa.Float, sa.Numeric, sa.Integer, sa.Boolean, sa.DateTime)),
     *((kind, _leaves_of(kind)) for kind in (sa.Date, sa.Uuid, sa.LargeBinary)),
     (sa.JSON, (*_leaves_of(sa.JSON), tuple, list, dict)),
 )
 """(type of column, the Python types that it takes); of two entries that fit, the first counts."""
-_NAMED = {list: Sequence, dict: Mapping}
+_SHOWN_AS = {list: Sequence, dict: Mapping}
 """The class that a message names instead of a class that can be changed in place."""
 _NAME_BYTES = 63
 _POSTGRES = postgresql.dialect()
-_NOT_ALSO = {bool: int, datetime: date}
+_EXCLUDED_BASES = {bool: int, datetime: date}
 """Classes that a column of their base class does not take."""
 
 
@@ -141,32 +141,32 @@ def listed_names(names: set[str]) -> str:
 
 
 def _type_faults(row_type: type, name: str, table: Table, column: Column[Any]) -> Iterator[str]:
-    accepted = _taken(column.type)
+    accepted = _accepted_types(column.type)
     strange = [cls for cls in _classes(annotated(row_type, name)) if accepted and not _fits(cls, accepted)]
     if strange:
         names = " | ".join(map(shown_name, strange))
-        takes = " or ".join(shown_name(_NAMED.get(cls, cls)) for cls in accepted)
+        takes = " or ".join(shown_name(_SHOWN_AS.get(cls, cls)) for cls in accepted)
         field = f"{row_type.__qualname__}.{name}"
         yield f"{field} is {names}, and column {table.name}.{column.name} ({column.type!r}) takes {takes}"
 
 
-def _taken(kind: sa.TypeEngine[Any]) -> tuple[type, ...]:
+def _accepted_types(kind: sa.TypeEngine[Any]) -> tuple[type, ...]:
     kind = plain(kind)
     if isinstance(kind, sa.Enum):
         return (kind.enum_class or str,)
-    return next((accepted for column_type, accepted in _TAKEN if isinstance(kind, column_type)), ())
+    return next((accepted for column_type, accepted in _ACCEPTED if isinstance(kind, column_type)), ())
 
 
-def _fits(given: type, taken: tuple[type, ...]) -> bool:
+def _fits(cls: type, accepted: tuple[type, ...]) -> bool:
     """Whether values of a class may be stored; a protocol may always be, an abstract class where a subclass may be."""
-    if getattr(given, "_is_protocol", False) or given is object:
+    if getattr(cls, "_is_protocol", False) or cls is object:
         return True
-    if inspect.isabstract(given):
-        return any(issubclass(cls, given) for cls in taken)
-    if given is not tuple and issubclass(given, tuple):
+    if inspect.isabstract(cls):
+        return any(issubclass(accepted_type, cls) for accepted_type in accepted)
+    if cls is not tuple and issubclass(cls, tuple):
         return False
-    base = _NOT_ALSO.get(cast("Any", given))
-    return any(cls is not base and issubclass(given, cls) for cls in taken)
+    base = _EXCLUDED_BASES.get(cast("Any", cls))
+    return any(accepted_type is not base and issubclass(cls, accepted_type) for accepted_type in accepted)
 
 
 def _classes(hint: Any) -> Iterator[type]:

@@ -161,7 +161,7 @@ def resolve_sql(declared: SqlProjection, catalog: Catalog) -> ResolvedSql:
         raise DefinitionError([f"projection {declared.name!r}: {fault}" for fault in faults])
     resolved: dict[Handler, ResolvedHandler] = {}
     for function in dict.fromkeys(handlers.values()):
-        events, takes_many = _taken(function)
+        events, takes_many = _subscribed(function)
         guarded = function if all(map(is_fixed, events)) else _guarded(function, takes_many)
         resolved[function] = ResolvedHandler(shown_name(function), guarded, takes_many)
     code = fingerprint(tuple(resolved))
@@ -173,14 +173,14 @@ def _guarded(handler: Handler, takes_many: bool) -> Handler:
     """Return the handler with its own copy of events for each call, so that it cannot change the events of others."""
 
     @wraps(handler)
-    async def guarded(given: Any, connection: AsyncConnection) -> None:
-        argument: Any = tuple([own_event(event) for event in given]) if takes_many else own_event(given)
+    async def guarded(events: Any, connection: AsyncConnection) -> None:
+        argument: Any = tuple([own_event(event) for event in events]) if takes_many else own_event(events)
         await handler(argument, connection)
 
     return guarded
 
 
-def _taken(function: Handler) -> tuple[tuple[type, ...], bool]:
+def _subscribed(function: Handler) -> tuple[tuple[type, ...], bool]:
     """Return (the classes of events in a handler's annotation, whether it takes a sequence of them).
 
     Raises `DefinitionError`.
@@ -199,7 +199,7 @@ def _taken(function: Handler) -> tuple[tuple[type, ...], bool]:
 
 def subscription(declared: SqlProjection) -> list[type]:
     """Return all classes of events in the annotations of its handlers, unchecked; raises `DefinitionError`."""
-    return [event for function in declared.seal() for event in _taken(function)[0]]
+    return [event for function in declared.seal() for event in _subscribed(function)[0]]
 
 
 def _handlers(functions: Sequence[Handler], catalog: Catalog, faults: list[str]) -> dict[type, Handler]:
@@ -214,7 +214,7 @@ def _handlers(functions: Sequence[Handler], catalog: Catalog, faults: list[str])
             faults.append(f"{shown_name(function)} takes ({', '.join(parameters)}) instead of (event, connection)")
             continue
         try:
-            events, _ = _taken(function)
+            events, _ = _subscribed(function)
         except DefinitionError as error:
             faults.extend(error.faults)
             continue

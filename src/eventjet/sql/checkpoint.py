@@ -57,7 +57,7 @@ CODES_MAX = 8
 _ENSURE = text(
     "insert into eventjet_projection (name, revision, app) values (:name, :revision, :app) on conflict do nothing"
 )
-_WHILE = "paused while "
+_PAUSED_WHILE = "paused while "
 """The prefix of the reason of a paused checkpoint, before the state in which it was paused."""
 
 ADVANCE = (
@@ -212,7 +212,7 @@ def take(
     calling process failed already, or its tables are half written. A lease that has not changed since the `silent`
     checkpoint was read counts as expired, whatever the database's clock says.
     """
-    free = _free(name, revision, owner, stumbled_at, silent)
+    free = _free_condition(name, revision, owner, stumbled_at, silent)
     candidate = select(projections.c.position, projections.c.code).where(free)
     row = connection.execute(candidate.with_for_update(skip_locked=True)).one_or_none()
     if row is None:
@@ -231,73 +231,75 @@ def is_free(
     silent: Checkpoint | None = None,
 ) -> bool:
     """Whether `take` would succeed now, or there is no checkpoint yet; locks nothing."""
-    free = _free(name, revision, owner, stumbled_at, silent)
+    free = _free_condition(name, revision, owner, stumbled_at, silent)
     row = connection.execute(select(free.label("free")).where(is_row(name, revision))).one_or_none()
     return row is None or bool(row.free)
 
 
-def renew(connection: Connection, held: Checkpoint, ttl_s: float) -> bool:
+def renew(connection: Connection, checkpoint: Checkpoint, ttl_s: float) -> bool:
     """Extend the lease; False when another epoch has begun."""
-    return _own(connection, NOTE, held, lease_until=Clock() + ttl_s) is not None
+    return _change_as_owner(connection, NOTE, checkpoint, lease_until=Clock() + ttl_s) is not None
 
 
-def release(connection: Connection, held: Checkpoint) -> bool:
+def release(connection: Connection, checkpoint: Checkpoint) -> bool:
     """End the lease at once; False when another epoch has begun."""
-    return _own(connection, NOTE, held, owner=None, lease_until=0) is not None
+    return _change_as_owner(connection, NOTE, checkpoint, owner=None, lease_until=0) is not None
 
 
-def adopt(connection: Connection, held: Checkpoint, app: str, log: str, identities: str) -> bool:
+def adopt(connection: Connection, checkpoint: Checkpoint, app: str, log: str, identities: str) -> bool:
     """Note the app, its log, and the identities of the tables made from it; False when another epoch has begun."""
-    return _own(connection, NOTE, held, app=app, log=log, identities=identities) is not None
+    return _change_as_owner(connection, NOTE, checkpoint, app=app, log=log, identities=identities) is not None
 
 
-def note_proof(connection: Connection, seen: Checkpoint, code: str) -> bool:
-    """Note that this code makes all rows, as a comparison proved for the state in which the checkpoint was `seen`.
+def note_proof(connection: Connection, compared: Checkpoint, code: str) -> bool:
+    """Note that this code makes all rows, as a comparison proved for the checkpoint in the state `compared`.
 
     Notes nothing and returns False when other code may have written since. It has not where the epoch is the same and
     the owner has this code, or where nobody owns the checkpoint and its position is the same.
     """
     row = projections.c
-    conditions = [row.epoch == seen.epoch, row.generation == seen.generation, row.code == seen.code]
-    if seen.code.rpartition(",")[2] != code:
-        conditions += [row.owner.is_(None), row.position == seen.position]
-    return _change(connection, NOTE, seen.name, seen.revision, *conditions, code=code) is not None
+    conditions = [row.epoch == compared.epoch, row.generation == compared.generation, row.code == compared.code]
+    if compared.code.rpartition(",")[2] != code:
+        conditions += [row.owner.is_(None), row.position == compared.position]
+    return _change(connection, NOTE, compared.name, compared.revision, *conditions, code=code) is not None
 
 
-def settle(connection: Connection, held: Checkpoint, state: str | None, reason: str | None = None) -> int | None:
+def settle(connection: Connection, checkpoint: Checkpoint, state: str | None, reason: str | None = None) -> int | None:
     """Note a reason and the state active or failed (None keeps the state); the lease continues.
 
     Returns the checkpoint's position, or None when another epoch has begun.
     """
-    checkpoint = _own(connection, {None: NOTE, ACTIVE: ACTIVATE, FAILED: FAIL}[state], held, reason=reason)
-    return None if checkpoint is None else checkpoint.position
+    changed = _change_as_owner(
+        connection, {None: NOTE, ACTIVE: ACTIVATE, FAILED: FAIL}[state], checkpoint, reason=reason
+    )
+    return None if changed is None else changed.position
 
 
-def stand_back(connection: Connection, held: Checkpoint) -> bool:
+def stand_back(connection: Connection, checkpoint: Checkpoint) -> bool:
     """Note that the revision no longer is to take the declared location; False when another epoch has begun."""
-    return _own(connection, STAND_BACK, held, takes_over=False) is not None
+    return _change_as_owner(connection, STAND_BACK, checkpoint, takes_over=False) is not None
 
 
-def advance(connection: Connection, held: Checkpoint, after: int, last: int, event_id: str, ttl_s: float) -> bool:
+def advance(connection: Connection, checkpoint: Checkpoint, after: int, last: int, event_id: str, ttl_s: float) -> bool:
     """Advance by a batch that follows `after` and ends at `last`; False in another epoch or at another position."""
     values = {"position": last, "event_id": event_id, "lease_until": Clock() + ttl_s}
-    condition = and_(projections.c.epoch == held.epoch, projections.c.position == after)
-    return _change(connection, NOTE, held.name, held.revision, condition, **values) is not None
+    condition = and_(projections.c.epoch == checkpoint.epoch, projections.c.position == after)
+    return _change(connection, NOTE, checkpoint.name, checkpoint.revision, condition, **values) is not None
 
 
-def pause(connection: Connection, found: Checkpoint) -> Checkpoint | None:
+def pause(connection: Connection, checkpoint: Checkpoint) -> Checkpoint | None:
     """Pause the projection until it is resumed; None when its state does not allow that. The row must be locked."""
-    return _change(connection, PAUSE, found.name, found.revision, reason=_WHILE + found.state)
+    return _change(connection, PAUSE, checkpoint.name, checkpoint.revision, reason=_PAUSED_WHILE + checkpoint.state)
 
 
-def resume(connection: Connection, found: Checkpoint) -> Checkpoint | None:
+def resume(connection: Connection, checkpoint: Checkpoint) -> Checkpoint | None:
     """Resume the projection in the state in which it was paused; None when it is not paused. The row must be locked.
 
     An unknown state becomes building, since building becomes active by itself.
     """
-    state = (found.reason or "").removeprefix(_WHILE)
+    state = (checkpoint.reason or "").removeprefix(_PAUSED_WHILE)
     transition = RESUME_AS.get(state, RESUME_AS[BUILDING])
-    return _change(connection, transition, found.name, found.revision, reason=None)
+    return _change(connection, transition, checkpoint.name, checkpoint.revision, reason=None)
 
 
 def retire(connection: Connection, name: str, revision: int) -> None:
@@ -306,7 +308,7 @@ def retire(connection: Connection, name: str, revision: int) -> None:
     Raises `CheckpointFenced` when it is retired already.
     """
     values = {"location": DECLARED, "tables": UNASSIGNED, "takes_over": False, "reason": None}
-    _must(connection, RETIRE, name, revision, **values)
+    _change_or_raise(connection, RETIRE, name, revision, **values)
 
 
 def assign(
@@ -315,45 +317,45 @@ def assign(
     """Set the app and the location of a revision's tables; a retired revision begins anew there."""
     values = {"app": app, "location": location, "tables": tables, "takes_over": takes_over}
     checkpoint = _change(connection, BEGIN_ANEW, name, revision, **values, **_NOTHING_READ)
-    return checkpoint or _must(connection, ASSIGN, name, revision, **values)
+    return checkpoint or _change_or_raise(connection, ASSIGN, name, revision, **values)
 
 
-def reset(connection: Connection, found: Checkpoint) -> Checkpoint | None:
+def reset(connection: Connection, checkpoint: Checkpoint) -> Checkpoint | None:
     """Set the checkpoint back to position 0, for empty tables; None when its state does not allow that."""
-    return _change(connection, RESET, found.name, found.revision, **_NOTHING_READ)
+    return _change(connection, RESET, checkpoint.name, checkpoint.revision, **_NOTHING_READ)
 
 
 def promote(connection: Connection, name: str, revision: int) -> None:
     """Note that the revision has the declared location from now on, so that readers see its tables."""
     reason = case((projections.c.state.in_((NEW, BUILDING)), null()), else_=projections.c.reason)
-    _must(connection, PROMOTE, name, revision, location=DECLARED, takes_over=False, reason=reason)
+    _change_or_raise(connection, PROMOTE, name, revision, location=DECLARED, takes_over=False, reason=reason)
 
 
 def displace(connection: Connection, name: str, revision: int, location: str) -> None:
     """Note that the revision's tables moved to its own `location`, since another revision takes the declared one."""
-    _must(connection, DISPLACE, name, revision, location=location, takes_over=False)
+    _change_or_raise(connection, DISPLACE, name, revision, location=location, takes_over=False)
 
 
 def swap_in(
-    connection: Connection, live: Checkpoint, own: Checkpoint, log: str, tables: str, identities: str
+    connection: Connection, live: Checkpoint, rebuilt: Checkpoint, log: str, tables: str, identities: str
 ) -> Checkpoint:
-    """Give the `live` checkpoint the position, code and tables of the rebuild's `own` checkpoint, and count it.
+    """Give the `live` checkpoint the position, code and tables of the `rebuilt` one, and count it.
 
     Raises `CheckpointFenced` for a retired revision.
     """
     takeable = projections.c.state.in_((NEW, BUILDING, FAILED))
-    return _must(
+    return _change_or_raise(
         connection,
         SWAP_IN_BESIDE if live.takes_over else SWAP_IN,
         live.name,
         live.revision,
-        position=own.position,
-        event_id=own.event_id,
-        app=own.app,
+        position=rebuilt.position,
+        event_id=rebuilt.event_id,
+        app=rebuilt.app,
         log=log,
         tables=tables,
         identities=identities,
-        code=own.code,
+        code=rebuilt.code,
         generation=projections.c.generation + 1,
         reason=case((takeable, null()), else_=projections.c.reason),
     )
@@ -361,7 +363,7 @@ def swap_in(
 
 def depose(connection: Connection, name: str, revision: int) -> None:
     """End the lease session: the owner is fenced, and the next owner reads everything again."""
-    _must(connection, DEPOSE, name, revision)
+    _change_or_raise(connection, DEPOSE, name, revision)
 
 
 def _with_code(noted: str, code: str) -> str:
@@ -370,7 +372,9 @@ def _with_code(noted: str, code: str) -> str:
     return ",".join(codes if len(codes) <= CODES_MAX else [codes[0], *codes[1 - CODES_MAX :]])
 
 
-def _free(name: str, revision: int, owner: str, stumbled_at: int, silent: Checkpoint | None) -> ColumnElement[bool]:
+def _free_condition(
+    name: str, revision: int, owner: str, stumbled_at: int, silent: Checkpoint | None
+) -> ColumnElement[bool]:
     row = projections.c
     unowned = (row.lease_until < Clock()) | row.owner.is_(None) | (row.owner == owner)
     if silent is not None:
@@ -381,13 +385,17 @@ def _free(name: str, revision: int, owner: str, stumbled_at: int, silent: Checkp
     return and_(is_row(name, revision), unowned, takeable)
 
 
-def _own(connection: Connection, transition: Transition, held: Checkpoint, **values: Any) -> Checkpoint | None:
+def _change_as_owner(
+    connection: Connection, transition: Transition, checkpoint: Checkpoint, **values: Any
+) -> Checkpoint | None:
     """Carry out a transition for the owner; None when another epoch has begun or the state refuses it."""
-    condition = projections.c.epoch == held.epoch
-    return _change(connection, transition, held.name, held.revision, condition, **values)
+    condition = projections.c.epoch == checkpoint.epoch
+    return _change(connection, transition, checkpoint.name, checkpoint.revision, condition, **values)
 
 
-def _must(connection: Connection, transition: Transition, name: str, revision: int, **values: Any) -> Checkpoint:
+def _change_or_raise(
+    connection: Connection, transition: Transition, name: str, revision: int, **values: Any
+) -> Checkpoint:
     checkpoint = _change(connection, transition, name, revision, **values)
     if checkpoint is None:
         raise CheckpointFenced(name, f"its checkpoint is gone, or does not allow to {transition.name} it")
@@ -395,14 +403,19 @@ def _must(connection: Connection, transition: Transition, name: str, revision: i
 
 
 def _change(
-    connection: Connection, transition: Transition, name: str, revision: int, *where: ColumnElement[bool], **values: Any
+    connection: Connection,
+    transition: Transition,
+    name: str,
+    revision: int,
+    *conditions: ColumnElement[bool],
+    **values: Any,
 ) -> Checkpoint | None:
-    """Carry out a transition; None when the state or `where` refuses it. Only this function deposes an owner."""
+    """Carry out a transition; None when state or `conditions` refuse it. Only this function deposes an owner."""
     state = projections.c.state
     next_states = {before: after for before, after in transition.states.items() if before != after}
     updates: dict[str, Any] = {"state": case(next_states, value=state, else_=state)} if next_states else {}
     if transition.deposes:
         updates |= {"epoch": projections.c.epoch + 1, "owner": None, "lease_until": 0}
     allowed = state.in_(transition.states)
-    statement = update(projections).where(is_row(name, revision), allowed, *where).values(**{**updates, **values})
+    statement = update(projections).where(is_row(name, revision), allowed, *conditions).values(**{**updates, **values})
     return checkpoint_of(connection.execute(statement.returning(projections)).one_or_none())

@@ -103,8 +103,8 @@ class Dialect(ColumnValues):
         return kind
 
     @abstractmethod
-    def fit(self, found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any], /) -> Fit:
-        """Return how a column of type `found` takes `declared` values; for types that SQL writes differently."""
+    def fit(self, existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any], /) -> Fit:
+        """Return how a column of type `existing` takes `declared` values; for types that SQL writes differently."""
 
     def exactness_checks(self, table: Table, /) -> list[CheckConstraint]:  # noqa: ARG002 - every type is exact
         """Return constraints that keep handlers from storing values that are not exact."""
@@ -138,7 +138,7 @@ class Dialect(ColumnValues):
         """
 
     @abstractmethod
-    def differ(self, one: ColumnElement[Any], other: ColumnElement[Any], /) -> ColumnElement[bool]:
+    def differ(self, left: ColumnElement[Any], right: ColumnElement[Any], /) -> ColumnElement[bool]:
         """Return the condition that two values are stored differently, whatever the database considers equal."""
 
     # Connections
@@ -188,9 +188,9 @@ class Dialect(ColumnValues):
         return ""
 
 
-def listed(found: Sequence[str]) -> str:
+def listed(texts: Sequence[str]) -> str:
     """Return at most ten of the texts, separated by commas, and the number of the others."""
-    return ", ".join(found[:10]) + (f" and {len(found) - 10} more" if len(found) > 10 else "")
+    return ", ".join(texts[:10]) + (f" and {len(texts) - 10} more" if len(texts) > 10 else "")
 
 
 class Fit(Enum):

@@ -28,7 +28,7 @@ from eventjet.sql.own_tables import projections
 from eventjet.sql.table_differences import column_differences
 from eventjet.sql.tables import make_enums, qualified
 
-_TOLD_MAX = 5
+_LISTED_MAX = 5
 """The most columns that one message names."""
 
 
@@ -108,7 +108,7 @@ def prepare(connection: Connection, resolved: AnyResolved, *, to_rebuild: bool =
     if current is None or not current.has_begun:
         _check_free(connection, resolved)
     if current is None or not _is_assigned(current):
-        current = _give(connection, resolved, log)
+        current = _assign_location(connection, resolved, log)
     tables = located_tables(resolved, current.location, dialect)
     missing: list[Table] = []
     if current.has_begun:
@@ -170,7 +170,7 @@ def ensure(connection: Connection, resolved: AnyResolved, log: str = "") -> None
     dialect_of(connection).tables.lock_migrations(connection)
     current = checkpoint.read(connection, resolved.name, resolved.revision)
     if current is None or not _is_assigned(current):
-        _give(connection, resolved, log, may_create=False)
+        _assign_location(connection, resolved, log, may_create=False)
 
 
 def check(connection: Connection, resolved: AnyResolved, log: str = "") -> list[Table]:
@@ -188,7 +188,7 @@ def check(connection: Connection, resolved: AnyResolved, log: str = "") -> list[
     if current is not None and current.state == RETIRED:
         raise unusable(connection, f"{subject} was retired", "Run `eventjet init` to let it begin anew.")
     if current is None or not _is_assigned(current):
-        holder = _holder(connection, resolved)
+        holder = _newest_holder(connection, resolved)
         if holder is not None:
             check_location(resolved, dialect.own_location(resolved.name, resolved.revision), dialect)
             refusal = str(LocationTaken(resolved, holder)).partition(". Run")[0]
@@ -221,8 +221,8 @@ def check_columns(
     if to_rebuild:
         differences = [difference for difference in differences if difference.statement]
     if differences:
-        text = "; ".join(f"{difference.what} ({difference.cost})" for difference in differences[:_TOLD_MAX])
-        suffix = f"; and {len(differences) - _TOLD_MAX} more" if len(differences) > _TOLD_MAX else ""
+        text = "; ".join(f"{difference.what} ({difference.cost})" for difference in differences[:_LISTED_MAX])
+        suffix = f"; and {len(differences) - _LISTED_MAX} more" if len(differences) > _LISTED_MAX else ""
         reason = f"projection {resolved.name!r} is declared otherwise than its table is: {text}{suffix}"
         remedy = (
             f"Run `eventjet rebuild {resolved.name}`, which makes the table as it is declared while readers have the "
@@ -234,12 +234,12 @@ def check_columns(
         raise unusable(connection, reason, remedy)
 
 
-def holders(found: Sequence[Checkpoint], resolved: AnyResolved) -> list[Checkpoint]:
+def holders(checkpoints: Sequence[Checkpoint], resolved: AnyResolved) -> list[Checkpoint]:
     """Return the checkpoints of other revisions that have, in the declared location, a table that this one declares."""
     own_names = set(names_of(recorded(resolved)))
     return [
         candidate
-        for candidate in found
+        for candidate in checkpoints
         if candidate.revision != resolved.revision
         and candidate.state != RETIRED
         and candidate.location == DECLARED
@@ -272,7 +272,7 @@ def check_location(resolved: AnyResolved, location: str, dialect: Dialect) -> No
         raise LocationTaken(resolved, None)
 
 
-def _give(connection: Connection, resolved: AnyResolved, log: str, *, may_create: bool = True) -> Checkpoint:
+def _assign_location(connection: Connection, resolved: AnyResolved, log: str, *, may_create: bool = True) -> Checkpoint:
     """Choose a revision's location and write it into its checkpoint.
 
     Raises `LocationTaken` where the revision needs its own location and that may not be created (`may_create`), and
@@ -280,7 +280,7 @@ def _give(connection: Connection, resolved: AnyResolved, log: str, *, may_create
     """
     check_owner(connection, resolved.name, resolved.app, log)
     _check_free(connection, resolved)
-    holder = _holder(connection, resolved)
+    holder = _newest_holder(connection, resolved)
     dialect = dialect_of(connection)
     location = DECLARED if holder is None else dialect.own_location(resolved.name, resolved.revision)
     check_location(resolved, location, dialect)
@@ -324,14 +324,14 @@ def _check_free(connection: Connection, resolved: AnyResolved) -> None:
             )
 
 
-def _holder(connection: Connection, resolved: AnyResolved) -> int | None:
+def _newest_holder(connection: Connection, resolved: AnyResolved) -> int | None:
     """Return the newest revision that keeps this one out of the declared location; None when there is none."""
     checkpoints = holders(revisions(connection, resolved.name), resolved)
     return max((holder.revision for holder in checkpoints), default=None)
 
 
-def _is_assigned(held: Checkpoint) -> bool:
-    return held.tables != UNASSIGNED and held.state != RETIRED
+def _is_assigned(row: Checkpoint) -> bool:
+    return row.tables != UNASSIGNED and row.state != RETIRED
 
 
 def _copies(tables: Sequence[Table], location: str, dialect: Dialect, *, by_hand: bool = False) -> list[Table]:
@@ -366,37 +366,37 @@ def identities(connection: Connection, tables: str, location: str) -> str:
     return json.dumps([dialect.tables.home(connection), *table_ids])
 
 
-def are_noted(connection: Connection, held: Checkpoint) -> bool:
+def are_noted(connection: Connection, row: Checkpoint) -> bool:
     """Whether the checkpoint knows the identities of its tables in this database; not after a restore from a dump."""
-    home, *table_ids = json.loads(held.identities) or [""]
-    return len(table_ids) == len(names_of(held.tables)) and home == dialect_of(connection).tables.home(connection)
+    home, *table_ids = json.loads(row.identities) or [""]
+    return len(table_ids) == len(names_of(row.tables)) and home == dialect_of(connection).tables.home(connection)
 
 
-def check_identity(connection: Connection, held: Checkpoint) -> None:
+def check_identity(connection: Connection, row: Checkpoint) -> None:
     """Raise `TableLost` when a revision has begun and its tables are not those to which its checkpoint belongs.
 
     Locks nothing: if a swap came in between, which raises the epoch, the tables are compared once more.
     """
-    reason = _lost(connection, held)
+    reason = _loss_reason(connection, row)
     if reason is not None:
-        current = checkpoint.read(connection, held.name, held.revision) or held
-        reason = reason if current.epoch == held.epoch else _lost(connection, current)
+        current = checkpoint.read(connection, row.name, row.revision) or row
+        reason = reason if current.epoch == row.epoch else _loss_reason(connection, current)
     if reason is not None:
-        raise TableLost(held.name, held.revision, reason)
+        raise TableLost(row.name, row.revision, reason)
 
 
-def _lost(connection: Connection, held: Checkpoint) -> str | None:
-    if not held.has_begun:
+def _loss_reason(connection: Connection, row: Checkpoint) -> str | None:
+    if not row.has_begun:
         return None
     dialect = dialect_of(connection)
-    names = names_of(held.tables)
-    existing = dialect.tables.find_all(connection, names, held.location)
+    names = names_of(row.tables)
+    existing = dialect.tables.find_all(connection, names, row.location)
     missing = [repr(name[1]) for name in names if name not in existing]
     if missing:
         return f"{listed(missing)} is not in the database"
-    if not are_noted(connection, held):
+    if not are_noted(connection, row):
         return None
-    expected = zip(names, json.loads(held.identities)[1:], strict=True)
+    expected = zip(names, json.loads(row.identities)[1:], strict=True)
     replaced = [
         repr(name[1]) for name, identity in expected if dialect.tables.identity(connection, existing[name]) != identity
     ]

@@ -73,8 +73,8 @@ class Postgres(Dialect):
         (sa.DateTime, None, lambda value: value.astimezone(UTC) if value.tzinfo else value),
     )
 
-    def fit(self, found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
-        return fit_of(found, declared)
+    def fit(self, existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
+        return fit_of(existing, declared)
 
     def statements(self, table: Table, codec: RowCodec) -> PostgresStatements:
         return PostgresStatements(table, codec)
@@ -90,14 +90,14 @@ class Postgres(Dialect):
             table.schema = location
             table.fullname = f"{location}.{table.name}"
 
-    def differ(self, one: ColumnElement[Any], other: ColumnElement[Any]) -> ColumnElement[bool]:
+    def differ(self, left: ColumnElement[Any], right: ColumnElement[Any]) -> ColumnElement[bool]:
         """Compare two values as text, except for types in which each value has only one form.
 
         To PostgreSQL a month equals thirty days, 1.0 equals 1.00 and 0.0 equals -0.0, and `json` has no equality.
         """
-        if isinstance(one.type, _ONE_FORM):
-            return one.is_distinct_from(other)
-        return sql_cast(one, sa.Text).collate("C").is_distinct_from(sql_cast(other, sa.Text).collate("C"))
+        if isinstance(left.type, _ONE_FORM):
+            return left.is_distinct_from(right)
+        return sql_cast(left, sa.Text).collate("C").is_distinct_from(sql_cast(right, sa.Text).collate("C"))
 
     def refusal_of(self, url: URL) -> str | None:
         if not _OPTIONS.issuperset(url.query) or not str(url.query.get("connect_timeout", "0")).isdecimal():
@@ -215,7 +215,7 @@ _SIMPLE = (
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
+class _ValueRange:
     """The values that a type takes: their kind, and limits of which a larger one includes a smaller one."""
 
     kind: str
@@ -224,24 +224,24 @@ class _Room:
     form: type[Any] | None = field(default=None, kw_only=True)
     """Distinguishes types that take the same values."""
 
-    def takes(self, other: _Room) -> bool:
-        enough = all(limit >= needed for limit, needed in zip(self.limits, other.limits, strict=True))
-        return enough and self.labels >= other.labels
+    def takes(self, declared: _ValueRange) -> bool:
+        enough = all(limit >= needed for limit, needed in zip(self.limits, declared.limits, strict=True))
+        return enough and self.labels >= declared.labels
 
 
-def fit_of(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
-    """Return how a column of type `found` takes `declared` values; for types that SQL writes differently."""
-    existing, needed = _room(found), _room(stored(declared, _DIALECT))
+def fit_of(existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
+    """Return how a column of type `existing` takes `declared` values; for types that SQL writes differently."""
+    accepted, needed = _value_range(existing), _value_range(stored(declared, _DIALECT))
     if needed is None:
         return Fit.OTHER
-    if existing == needed:
+    if accepted == needed:
         return Fit.SAME
-    return Fit.OTHER if existing is not None and existing.kind == needed.kind and existing.takes(needed) else Fit.LOSES
+    return Fit.OTHER if accepted is not None and accepted.kind == needed.kind and accepted.takes(needed) else Fit.LOSES
 
 
-def missing_labels(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> list[str]:
+def missing_labels(existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> list[str]:
     """Return the labels that an enum type of the database (or of an array's elements) lacks; none for other types."""
-    existing_type, declared_type = element(found, _DIALECT), element(declared, _DIALECT)
+    existing_type, declared_type = element(existing, _DIALECT), element(declared, _DIALECT)
     if not (
         isinstance(existing_type, sa.Enum)
         and isinstance(declared_type, sa.Enum)
@@ -252,35 +252,39 @@ def missing_labels(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> l
     return [label for label in declared_type.enums if label not in existing_type.enums]
 
 
-def _room(kind: sa.TypeEngine[Any]) -> _Room | None:
+def _value_range(kind: sa.TypeEngine[Any]) -> _ValueRange | None:
     """Return what a type takes; None for a type that eventjet does not know, as a SQL projection may declare it."""
     if isinstance(kind, sa.ARRAY):
-        room = _room(element(cast("sa.TypeEngine[Any]", kind), _DIALECT))
-        return room and replace(room, kind=f"array of {room.kind}")
+        item_range = _value_range(element(cast("sa.TypeEngine[Any]", kind), _DIALECT))
+        return item_range and replace(item_range, kind=f"array of {item_range.kind}")
     if isinstance(kind, sa.String):
         return _text(kind)
     if isinstance(kind, sa.Float):
         single = isinstance(kind, sa.REAL) or (kind.precision is not None and kind.precision <= _SINGLE_BITS)
-        return _Room("float", (_SINGLE_BITS if single else _DOUBLE_BITS,))
+        return _ValueRange("float", (_SINGLE_BITS if single else _DOUBLE_BITS,))
     if isinstance(kind, sa.Numeric):
         scale = kind.scale or 0
-        return _Room("decimal", (inf, inf) if kind.precision is None else (kind.precision - scale, scale))
+        return _ValueRange("decimal", (inf, inf) if kind.precision is None else (kind.precision - scale, scale))
     if isinstance(kind, sa.DateTime):
         digits = getattr(kind, "precision", None)
         kind_name = "instant" if kind.timezone else "wall time"
-        return _Room(kind_name, (_MICROSECONDS if digits is None else digits,))
+        return _ValueRange(kind_name, (_MICROSECONDS if digits is None else digits,))
     for column_type, bits in _INTEGERS:
         if isinstance(kind, column_type):
-            return _Room("integer", (bits,))
-    return next((_Room(name, form=column_type) for column_type, name in _SIMPLE if isinstance(kind, column_type)), None)
+            return _ValueRange("integer", (bits,))
+    return next(
+        (_ValueRange(name, form=column_type) for column_type, name in _SIMPLE if isinstance(kind, column_type)), None
+    )
 
 
-def _text(kind: sa.String) -> _Room | None:
+def _text(kind: sa.String) -> _ValueRange | None:
     if isinstance(kind, sa.Enum) and kind.native_enum:
-        return _Room(f"enum {kind.name}", (), frozenset(kind.enums))
+        return _ValueRange(f"enum {kind.name}", (), frozenset(kind.enums))
     if isinstance(kind, postgresql.CITEXT):
-        return _Room("text without case")
-    return _Room("padded text" if isinstance(kind, sa.CHAR) else "text", (inf if kind.length is None else kind.length,))
+        return _ValueRange("text without case")
+    return _ValueRange(
+        "padded text" if isinstance(kind, sa.CHAR) else "text", (inf if kind.length is None else kind.length,)
+    )
 
 
 OLDEST, MAINTAINED = (10,), (15,)
@@ -289,10 +293,10 @@ OLDEST, MAINTAINED = (10,), (15,)
 Tests run on 18.
 """
 
-_TORN = "a power cut may lose or break rows, checkpoints among them: every read model would have to be rebuilt"
+_TORN_COST = "a power cut may lose or break rows, checkpoints among them: every read model would have to be rebuilt"
 _FAULTS = {
-    "fsync": ("on", _TORN, "Set `fsync = on` in postgresql.conf and reload."),
-    "full_page_writes": ("on", _TORN, "Set `full_page_writes = on` in postgresql.conf and reload."),
+    "fsync": ("on", _TORN_COST, "Set `fsync = on` in postgresql.conf and reload."),
+    "full_page_writes": ("on", _TORN_COST, "Set `full_page_writes = on` in postgresql.conf and reload."),
     "transaction_read_only": (
         "off",
         "workers can write nothing, so read models stand still",
@@ -325,18 +329,18 @@ def soundness_of(connection: Connection) -> Soundness:
     return judged(settings)
 
 
-def judged(found: Mapping[str, str]) -> Soundness:
+def judged(settings: Mapping[str, str]) -> Soundness:
     """Return the weaknesses of settings, given by name with `server_version` among them. Pure."""
-    version = found["server_version"]
+    version = settings["server_version"]
     weaknesses = [
-        Weakness(f"{name} is {found[name]}", cost, remedy, is_fault=True)
+        Weakness(f"{name} is {settings[name]}", cost, remedy, is_fault=True)
         for name, (expected, cost, remedy) in _FAULTS.items()
-        if found.get(name, expected) != expected
+        if settings.get(name, expected) != expected
     ]
     weaknesses += [
-        Weakness(f"{name} is {found[name]}", cost, remedy)
+        Weakness(f"{name} is {settings[name]}", cost, remedy)
         for name, (accepted, cost, remedy) in _WARNINGS.items()
-        if found.get(name, accepted[0]) not in accepted
+        if settings.get(name, accepted[0]) not in accepted
     ]
     numbers = numbers_of(version)
     if numbers < MAINTAINED:

@@ -140,7 +140,9 @@ def _ask(connection: Any, columns: str, parameters: Sequence[Any]) -> Sequence[A
 def connect(url: URL, purpose: str, limits: SessionLimits) -> psycopg.Connection[tuple[Any, ...]]:
     """Open a blocking psycopg connection, for COPY."""
     # By keyword: an error in parsing a connection string would quote it, with the password.
-    connection = psycopg.connect(**{**_given(url), **session_arguments(url, purpose, limits)}, autocommit=False)
+    connection = psycopg.connect(
+        **{**_libpq_arguments(url), **session_arguments(url, purpose, limits)}, autocommit=False
+    )
     prove(connection, url, wanted(url, limits))
     return connection
 
@@ -190,7 +192,7 @@ def proving(url: URL, limits: SessionLimits) -> Callable[[Any, Any], None]:
 
 def session_arguments(url: URL, purpose: str, limits: SessionLimits) -> dict[str, Any]:
     """Return the arguments with which a session is connected; its time zone is UTC."""
-    _warn_of_trust(_given(url))
+    _warn_of_trust(_libpq_arguments(url))
     query_options = url.query.get("options", "")
     url_options = query_options if isinstance(query_options, str) else " ".join(query_options)
     options = f"{url_options} {options_of(wanted(url, limits))}".strip()
@@ -205,16 +207,16 @@ def with_psycopg(url: URL) -> URL:
     return url.set(drivername="postgresql+psycopg")
 
 
-def _given(url: URL) -> Mapping[str, Any]:
+def _libpq_arguments(url: URL) -> Mapping[str, Any]:
     """Return the contents of a URL as keywords of libpq."""
     return with_psycopg(url).get_dialect()().create_connect_args(url)[1]
 
 
-def _warn_of_trust(given: Mapping[str, Any]) -> None:
+def _warn_of_trust(arguments: Mapping[str, Any]) -> None:
     """Warn of an `sslmode` below `verify-full`: libpq sends the password and all rows to whoever answers there."""
-    hosts = str(given.get("hostaddr") or given.get("host") or os.environ.get("PGHOST", ""))
-    default = "verify-full" if given.get("sslrootcert") == "system" else "prefer"
-    mode = str(given.get("sslmode") or os.environ.get("PGSSLMODE") or default)
+    hosts = str(arguments.get("hostaddr") or arguments.get("host") or os.environ.get("PGHOST", ""))
+    default = "verify-full" if arguments.get("sslrootcert") == "system" else "prefer"
+    mode = str(arguments.get("sslmode") or os.environ.get("PGSSLMODE") or default)
     if mode != "verify-full" and not all(map(_is_here, hosts.split(","))):
         warn_once(hosts, mode)
 

@@ -39,19 +39,19 @@ CLOCK = "extract(epoch from clock_timestamp())::float8"
 
 _TYPES = {"position": "bigint", "payload": "bytea"}
 _ARRAYS = ", ".join(f"%s::{_TYPES.get(name, 'text')}[]" for name in COLUMNS)
-_HELD = "exists (select 1 from held)"
+_HAS_ADVANCED = "exists (select 1 from held)"
 _PARKED = (
     f", parked as ({INSERT} select %s, %s, q.*, {CLOCK} "  # noqa: S608 - of constants
-    f"from unnest({_ARRAYS}) q where {_HELD} {REPLACE})"
+    f"from unnest({_ARRAYS}) q where {_HAS_ADVANCED} {REPLACE})"
 )
 _FREED = (
     ", freed as (delete from eventjet_quarantine where projection = %s and revision = %s "  # noqa: S608 - of constants
-    f"and position = any(%s::bigint[]) and {_HELD})"
+    f"and position = any(%s::bigint[]) and {_HAS_ADVANCED})"
 )
 _RESOLVED = (
     f", resolved as (update eventjet_quarantine q set resolution = d.resolution, resolved_at = {CLOCK} "  # noqa: S608 - of constants
     "from unnest(%s::bigint[], %s::text[]) d(position, resolution) where q.projection = %s and q.revision = %s "
-    f"and q.position = d.position and {_HELD})"
+    f"and q.position = d.position and {_HAS_ADVANCED})"
 )
 _DIALECT = postgresql.dialect()
 
@@ -80,13 +80,15 @@ class PostgresStatements:
                 f"select {names.all('t.')} from {names.table} t "  # noqa: S608 - declared names
                 f"where t.{names.quoted(key_column)} = any({keys})"
             )
-        self._held = f"with held as ({ADVANCE.format('%s', CLOCK)} returning 1)"
-        self._made = (
-            f", made as (insert into {names.table} ({names.all()}) select * from unnest({arrays}) where {_HELD})"  # noqa: S608 - declared names
+        self._advance = f"with held as ({ADVANCE.format('%s', CLOCK)} returning 1)"
+        self._insert = (
+            f", made as (insert into {names.table} ({names.all()}) "  # noqa: S608 - declared names
+            f"select * from unnest({arrays}) where {_HAS_ADVANCED})"
         )
-        self._kept = self._made.replace("made as", "kept as", 1)[:-1] + names.on_conflict() + ")"
-        self._gone = (
-            f", gone as (delete from {names.table} t using unnest({keys}) as k({aliases}) where {match} and {_HELD})"  # noqa: S608 - declared names
+        self._upsert = self._insert.replace("made as", "kept as", 1)[:-1] + names.on_conflict() + ")"
+        self._delete = (
+            f", gone as (delete from {names.table} t using unnest({keys}) as k({aliases}) "  # noqa: S608 - declared names
+            f"where {match} and {_HAS_ADVANCED})"
         )
 
     def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
@@ -109,10 +111,10 @@ class PostgresStatements:
         return upserts, inserts, _arrays(changes.gone, self._key_literals) if changes.gone else ()
 
     def write(self, connection: Connection, advance: Advance, changes: Changes) -> bool:
-        parts = [self._held]
+        parts = [self._advance]
         values: list[Any] = list(advance)
         rendered = [self.render(changes), *changes.rendered]
-        for part, index in ((self._made, 1), (self._kept, 0), (self._gone, 2)):
+        for part, index in ((self._insert, 1), (self._upsert, 0), (self._delete, 2)):
             arrays = _joined([entry[index] for entry in rendered if entry[index]])
             if arrays:
                 parts.append(part)
@@ -137,8 +139,8 @@ def load_all(connection: Connection) -> None:
         driver.adapters.register_loader(name, loader)
 
 
-def _total(known: Any) -> type[Loader]:
-    class Total(known):
+def _total(loader_type: Any) -> type[Loader]:
+    class Total(loader_type):
         def load(self, data: Any) -> Any:
             loader: Any = super()
             try:
@@ -189,11 +191,11 @@ def _arrays(rows: Sequence[Key], literals: Sequence[Literal]) -> tuple[str, ...]
     return tuple([write(column) for write, column in zip(literals, zip(*rows, strict=True), strict=True)])
 
 
-def _joined(several: Sequence[Sequence[str]]) -> Sequence[str]:
+def _joined(parts: Sequence[Sequence[str]]) -> Sequence[str]:
     """Join several array literals of each column into one."""
-    if len(several) < 2:
-        return several[0] if several else ()
-    return ["{" + ",".join([literal[1:-1] for literal in column]) + "}" for column in zip(*several, strict=True)]
+    if len(parts) < 2:
+        return parts[0] if parts else ()
+    return ["{" + ",".join([literal[1:-1] for literal in column]) + "}" for column in zip(*parts, strict=True)]
 
 
 def _array(write: Callable[[Any], str]) -> Literal:

@@ -140,14 +140,14 @@ class VerdictOutcome:
         return RETRY in (self.resolution, self.next_resolution)
 
 
-_other = quarantine.alias()
-_blocked = select(func.count()).where(
-    *(_other.c[name] == _q[name] for name in ("projection", "revision", "aggregate", "aggregate_id")),
-    _other.c.resolution == BLOCKED,
+_blocked_rows = quarantine.alias()
+_blocked_count = select(func.count()).where(
+    *(_blocked_rows.c[name] == _q[name] for name in ("projection", "revision", "aggregate", "aggregate_id")),
+    _blocked_rows.c.resolution == BLOCKED,
 )
 _LISTED: list[ColumnElement[Any]] = [
     *(_q[field.name] for field in fields(Listed)[:-1]),
-    case((_q.resolution.in_((PARKED, RETRY)), _blocked.scalar_subquery()), else_=0),
+    case((_q.resolution.in_((PARKED, RETRY)), _blocked_count.scalar_subquery()), else_=0),
 ]
 """The columns of `Listed`."""
 
@@ -197,7 +197,7 @@ def retry(connection: Connection, name: str, revision: int, positions: Sequence[
     """Mark quarantined events to be tried again (None: all of them); return their positions. Raises `UsageError`."""
     blocking = _locked(connection, name, revision)
     chosen = sorted(blocking) if positions is None else list(dict.fromkeys(positions))
-    _check(connection, name, revision, chosen, blocking)
+    _check_blocking(connection, name, revision, chosen, blocking)
     if chosen:
         _resolve(connection, name, revision, chosen, RETRY)
         checkpoint.depose(connection, name, revision)
@@ -211,7 +211,7 @@ def drop(connection: Connection, name: str, revision: int, positions: Sequence[i
     """
     blocking = _locked(connection, name, revision)
     chosen = list(dict.fromkeys(positions))
-    _check(connection, name, revision, chosen, blocking)
+    _check_blocking(connection, name, revision, chosen, blocking)
     _resolve(connection, name, revision, chosen, DROPPED)
     next_positions: list[int] = []
     for position in chosen:
@@ -259,9 +259,11 @@ def _locked(connection: Connection, name: str, revision: int) -> dict[int, tuple
     return {head[0]: key for key, head in _heads(connection, name, revision).items()}
 
 
-def _check(connection: Connection, name: str, revision: int, chosen: Sequence[int], found: Collection[int]) -> None:
+def _check_blocking(
+    connection: Connection, name: str, revision: int, chosen: Sequence[int], blocking: Collection[int]
+) -> None:
     for position in chosen:
-        if position in found:
+        if position in blocking:
             continue
         details = shown(connection, name, revision, position)
         if details is None:

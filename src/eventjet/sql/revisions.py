@@ -77,7 +77,7 @@ def freeze(connection: Connection, resolved: AnyResolved) -> int:
     with _limited(connection, resolved):
         check_owner(connection, resolved.name, resolved.app)
         checkpoints = revisions(connection, resolved.name)
-        promoted, displaced = _own_of(checkpoints, resolved), holders(checkpoints, resolved)
+        promoted, displaced = _checkpoint_of(checkpoints, resolved), holders(checkpoints, resolved)
         numbers = [holder.revision for holder in displaced]
         locked = lock_as_workers(
             connection,
@@ -98,7 +98,7 @@ def attempt(connection: Connection, resolved: AnyResolved, *, epoch: int | None 
     with _limited(connection, resolved):
         check_owner(connection, resolved.name, resolved.app)
         checkpoints = revisions(connection, resolved.name)
-        promoted = _own_of(checkpoints, resolved)
+        promoted = _checkpoint_of(checkpoints, resolved)
         if promoted.location == DECLARED:
             return None
         exchange = _exchange(connection, promoted, holders(checkpoints, resolved))
@@ -109,7 +109,7 @@ def attempt(connection: Connection, resolved: AnyResolved, *, epoch: int | None 
             raise NotNow("another process moved its tables meanwhile")
         exchange.look_again()
         checkpoints = revisions(connection, resolved.name)
-        promoted, displaced = _own_of(checkpoints, resolved), holders(checkpoints, resolved)
+        promoted, displaced = _checkpoint_of(checkpoints, resolved), holders(checkpoints, resolved)
         if epoch is not None and promoted.epoch != epoch:
             raise CheckpointFenced(resolved.name, f"its epoch is no longer {epoch}")
         if epoch is not None and any(holder.revision > promoted.revision for holder in displaced):
@@ -151,7 +151,7 @@ def promote(database: Database, resolved: AnyResolved, *, patience_s: float = 60
 def lag(connection: Connection, resolved: AnyResolved) -> int:
     """Return how many events a revision is behind the one that readers see; locks nothing."""
     checkpoints = revisions(connection, resolved.name)
-    return _lag(_own_of(checkpoints, resolved), holders(checkpoints, resolved))
+    return _lag(_checkpoint_of(checkpoints, resolved), holders(checkpoints, resolved))
 
 
 def _await_worker(connection: Connection, resolved: AnyResolved, patience_s: float) -> None:
@@ -159,7 +159,7 @@ def _await_worker(connection: Connection, resolved: AnyResolved, patience_s: flo
     target = freeze(connection, resolved)
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
-        if _own_of(revisions(connection, resolved.name), resolved).position >= target:
+        if _checkpoint_of(revisions(connection, resolved.name), resolved).position >= target:
             return
         time.sleep(_POLL_S)
 
@@ -175,27 +175,29 @@ def _limited(connection: Connection, resolved: AnyResolved) -> Generator[None]:
         raise PromotionRefused(resolved, str(error.orig).partition("\n")[0]) from error
 
 
-def _exchange(connection: Connection, own: Checkpoint, there: Sequence[Checkpoint]) -> Exchange:
-    """Return the exchange: tables of `there` go to their revisions' own locations, those of `own` come from its own."""
+def _exchange(connection: Connection, promoted: Checkpoint, displaced: Sequence[Checkpoint]) -> Exchange:
+    """Return the exchange: tables of `displaced` go to their own locations, those of `promoted` come from its own."""
     dialect = dialect_of(connection)
     leaving = [
         Move(name, DECLARED, dialect.own_location(holder.name, holder.revision))
-        for holder in there
+        for holder in displaced
         for name in names_of(holder.tables)
     ]
-    return Exchange(connection, leaving, [Move(name, own.location, DECLARED) for name in names_of(own.tables)])
+    return Exchange(
+        connection, leaving, [Move(name, promoted.location, DECLARED) for name in names_of(promoted.tables)]
+    )
 
 
-def _check_promotion(connection: Connection, resolved: AnyResolved, own: Checkpoint, exchange: Exchange) -> None:
+def _check_promotion(connection: Connection, resolved: AnyResolved, promoted: Checkpoint, exchange: Exchange) -> None:
     """Raise `PromotionRefused` when something depends on a leaving table, or an unknown table is in the way.
 
     Features of the leaving tables that the coming ones lack are only logged, since that may be intended.
     """
     dialect = dialect_of(connection)
-    if len(exchange.coming) < len(names_of(own.tables)):
-        raise PromotionRefused(resolved, f"its own tables are not in {own.location}")
+    if len(exchange.coming) < len(names_of(promoted.tables)):
+        raise PromotionRefused(resolved, f"its own tables are not in {promoted.location}")
     try:
-        locations.check_identity(connection, own)
+        locations.check_identity(connection, promoted)
     except TableLost as error:
         raise PromotionRefused(resolved, error.reason) from None
     unknown_tables = [
@@ -220,27 +222,27 @@ def _check_promotion(connection: Connection, resolved: AnyResolved, own: Checkpo
         logs.FEATURES_LEFT.tell(_log, name=resolved.name, features=listed(features_left))
 
 
-def _own_of(found: Sequence[Checkpoint], resolved: AnyResolved) -> Checkpoint:
-    for row in found:
+def _checkpoint_of(checkpoints: Sequence[Checkpoint], resolved: AnyResolved) -> Checkpoint:
+    for row in checkpoints:
         if row.revision == resolved.revision:
             return row
     raise CheckpointFenced(resolved.name, "its checkpoint is gone")
 
 
-def _assignment(one: Checkpoint) -> tuple[object, ...]:
+def _assignment(row: Checkpoint) -> tuple[object, ...]:
     """Return the parts of a checkpoint that must not change between reading and locking; positions may."""
-    return one.revision, one.location, one.tables, one.state == checkpoint.RETIRED
+    return row.revision, row.location, row.tables, row.state == checkpoint.RETIRED
 
 
-def _lag(own: Checkpoint, there: Sequence[Checkpoint]) -> int:
-    """Return by how many events `own` is behind; 0 where none is ahead.
+def _lag(promoted: Checkpoint, displaced: Sequence[Checkpoint]) -> int:
+    """Return by how many events `promoted` is behind; 0 where none is ahead.
 
     Positions in another log do not count. A revision without a log has not begun, and lacks every event.
     """
-    return max([0, *(row.position - own.position for row in there if own.log in ("", row.log))])
+    return max([0, *(row.position - promoted.position for row in displaced if promoted.log in ("", row.log))])
 
 
-_ASIDE = "ej_reset"
+_RESET_LOCATION = "ej_reset"
 """The location of tables that are about to be dropped; it exists within one transaction."""
 
 
@@ -275,7 +277,9 @@ def _forget(connection: Connection, resolved: AnyResolved) -> Mapping[TableName,
     if current is None or current.state == RETIRED:
         return {}  # A retired revision begins anew in any case.
     _check_resettable(current)
-    exchange = Exchange(connection, [Move(table, current.location, _ASIDE) for table in names_of(current.tables)], [])
+    exchange = Exchange(
+        connection, [Move(table, current.location, _RESET_LOCATION) for table in names_of(current.tables)], []
+    )
     exchange.look()
     _check_dependents(resolved, exchange)
     (locked,) = lock_as_workers(
@@ -290,10 +294,10 @@ def _forget(connection: Connection, resolved: AnyResolved) -> Mapping[TableName,
     condition = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
     connection.execute(delete(quarantine).where(condition))
     exchange.carry_out()
-    return dialect_of(connection).tables.find_all(connection, exchange.leaving, _ASIDE)
+    return dialect_of(connection).tables.find_all(connection, exchange.leaving, _RESET_LOCATION)
 
 
-def _drop(connection: Connection, resolved: AnyResolved, old: Mapping[TableName, TableRef]) -> None:
+def _drop(connection: Connection, resolved: AnyResolved, old_tables: Mapping[TableName, TableRef]) -> None:
     """Let the new tables inherit from the old ones, then drop those; raises `UsageError` for what would be lost."""
     current = checkpoint.read(connection, resolved.name, resolved.revision)
     assert current is not None, "the caller has prepared it"
@@ -306,16 +310,16 @@ def _drop(connection: Connection, resolved: AnyResolved, old: Mapping[TableName,
             f"{resolved.name} is not reset: {problem}. Keep from it what gives it to new tables, an event trigger say."
         )
     for name, heir in new_tables.items():
-        if name in old:
+        if name in old_tables:
             lost_features = undeclared(
-                dialect.tables.features(connection, old[name]), dialect.tables.features(connection, heir)
+                dialect.tables.features(connection, old_tables[name]), dialect.tables.features(connection, heir)
             )
             if lost_features:
                 problem = f"{listed(lost_features)} of {heir.name}, which the table does not declare, would be lost"
                 raise UsageError(f"{resolved.name} is not reset: {problem}. {UNDECLARED_REMEDY}")
-            dialect.tables.inherit(connection, old[name], heir)
-    dialect.tables.drop(connection, list(old.values()))
-    dialect.tables.drop_location(connection, _ASIDE)
+            dialect.tables.inherit(connection, old_tables[name], heir)
+    dialect.tables.drop(connection, list(old_tables.values()))
+    dialect.tables.drop_location(connection, _RESET_LOCATION)
 
 
 def _check_dependents(resolved: AnyResolved, exchange: Exchange) -> None:
@@ -324,9 +328,9 @@ def _check_dependents(resolved: AnyResolved, exchange: Exchange) -> None:
         raise UsageError(f"{resolved.name} is not reset: {listed(blockers)} would be lost. Drop that first.")
 
 
-def _check_resettable(held: Checkpoint) -> None:
-    if held.state not in RESET.states:
-        raise UsageError(f"{held.name} is not reset: it is {held.state}. Run `eventjet resume {held.name}` first.")
+def _check_resettable(row: Checkpoint) -> None:
+    if row.state not in RESET.states:
+        raise UsageError(f"{row.name} is not reset: it is {row.state}. Run `eventjet resume {row.name}` first.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,33 +419,33 @@ def _droppable(connection: Connection, name: str, revision: int, declared: Colle
     raise UsageError(f"There is no unused revision {name}:{revision}. Unused are: {listing}.")
 
 
-def _described(connection: Connection, one: Checkpoint, left_s: float, declared: Collection[AnyResolved]) -> Unused:
-    tables = _there(connection, one)
-    owner = one.owner if left_s > 0 else None
+def _described(connection: Connection, row: Checkpoint, left_s: float, declared: Collection[AnyResolved]) -> Unused:
+    tables = _existing_tables(connection, row)
+    owner = row.owner if left_s > 0 else None
     in_use = None
-    successor = next((resolved for resolved in declared if resolved.name == one.name), None)
+    successor = next((resolved for resolved in declared if resolved.name == row.name), None)
     if owner is not None:
         in_use = f"the worker {owner} keeps it. Stop the workers that still list it."
-    elif successor is not None and one in holders(revisions(connection, one.name), successor):
+    elif successor is not None and row in holders(revisions(connection, row.name), successor):
         in_use = f"readers see its rows until revision {successor.revision} takes over from it."
     elif blockers := dependents(connection, tables, for_good=True):
         in_use = f"{listed(blockers)} would be lost or broken. Drop that first."
     return Unused(
-        one.name,
-        one.revision,
-        one.state,
-        one.location,
+        row.name,
+        row.revision,
+        row.state,
+        row.location,
         tuple(table.quoted() for table in tables.values()),
         sum(dialect_of(connection).tables.count_rows(connection, table) for table in tables.values()),
-        one.position,
+        row.position,
         owner,
         in_use,
     )
 
 
-def _there(connection: Connection, one: Checkpoint) -> dict[TableName, TableRef]:
+def _existing_tables(connection: Connection, row: Checkpoint) -> dict[TableName, TableRef]:
     """Return the tables of a revision that exist."""
-    return dialect_of(connection).tables.find_all(connection, names_of(one.tables), one.location)
+    return dialect_of(connection).tables.find_all(connection, names_of(row.tables), row.location)
 
 
 _Change: TypeAlias = Callable[[Connection, Checkpoint], Checkpoint | None]
@@ -507,17 +511,17 @@ def _changed(
     return Paused(name, revision, (after or before).state, before.position, changed=after is not None)
 
 
-def _paused(connection: Connection, found: Checkpoint) -> Checkpoint | None:
-    if found.state != PAUSED and found.state not in checkpoint.PAUSE.states:
-        reason = f" ({' '.join(found.reason.split()).rstrip('.')})" if found.reason else ""
-        subject = f"Revision {found.revision} of projection {found.name!r} is {found.state}{reason}"
+def _paused(connection: Connection, row: Checkpoint) -> Checkpoint | None:
+    if row.state != PAUSED and row.state not in checkpoint.PAUSE.states:
+        reason = f" ({' '.join(row.reason.split()).rstrip('.')})" if row.reason else ""
+        subject = f"Revision {row.revision} of projection {row.name!r} is {row.state}{reason}"
         raise UsageError(f"{subject}, so nothing advances it. There is nothing to pause.")
-    return checkpoint.pause(connection, found)
+    return checkpoint.pause(connection, row)
 
 
-def _resumed(connection: Connection, found: Checkpoint) -> Checkpoint | None:
-    if found.state != PAUSED:
-        remedy = "Start a worker that takes it, or rebuild it." if found.state == FAILED else "Nothing to resume."
-        subject = f"Revision {found.revision} of projection {found.name!r} is {found.state}"
+def _resumed(connection: Connection, row: Checkpoint) -> Checkpoint | None:
+    if row.state != PAUSED:
+        remedy = "Start a worker that takes it, or rebuild it." if row.state == FAILED else "Nothing to resume."
+        subject = f"Revision {row.revision} of projection {row.name!r} is {row.state}"
         raise UsageError(f"{subject}, not paused. {remedy}")
-    return checkpoint.resume(connection, found)
+    return checkpoint.resume(connection, row)

@@ -133,8 +133,8 @@ class Sqlite(Dialect):
         is_otherwise = isinstance(kind, sa.JSON | sa.UUID)
         return StoredAsText(kind) if is_decimal or is_instant or is_otherwise else kind
 
-    def fit(self, found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
-        return fit_of(found, declared)
+    def fit(self, existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
+        return fit_of(existing, declared)
 
     def exactness_checks(self, table: Table) -> list[CheckConstraint]:
         """Return checks of decimals stored as text: SQLite computes with them as floats, whose text may be inexact."""
@@ -165,10 +165,10 @@ class Sqlite(Dialect):
                 # Names of indexes are unique in the whole database.
                 index.name = quoted_name(f"{index.name}__{table.name}", None)
 
-    def differ(self, one: ColumnElement[Any], other: ColumnElement[Any]) -> ColumnElement[bool]:
+    def differ(self, left: ColumnElement[Any], right: ColumnElement[Any]) -> ColumnElement[bool]:
         """Compare the types and bytes of two values, since a collation may call different texts equal."""
-        kinds = func.typeof(one).is_distinct_from(func.typeof(other))
-        return or_(kinds, _in_bytes(one).is_distinct_from(_in_bytes(other)))
+        kinds = func.typeof(left).is_distinct_from(func.typeof(right))
+        return or_(kinds, _in_bytes(left).is_distinct_from(_in_bytes(right)))
 
     def refusal_of(self, url: URL) -> str | None:
         if url.database in (None, "", ":memory:"):
@@ -306,20 +306,20 @@ _KINDS = (
     (sa.LargeBinary, "bytes"),
 )
 """(type of column, its kind); of two types that fit, the first counts."""
-_ALSO = {"time": "text", "day": "text"}
+_COMPATIBLE_KINDS = {"time": "text", "day": "text"}
 """Kinds whose values a column of another kind stores unchanged, as they are not numbers."""
 
 
-def fit_of(found: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
-    """Return how a column of type `found` takes `declared` values; for types that SQL writes differently."""
-    existing, needed = _kind(found), _kind(stored(declared, _DIALECT))
-    if needed is None:
+def fit_of(existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
+    """Return how a column of type `existing` takes `declared` values; for types that SQL writes differently."""
+    existing_kind, needed_kind = _kind(existing), _kind(stored(declared, _DIALECT))
+    if needed_kind is None:
         return Fit.OTHER
-    if existing == needed:
+    if existing_kind == needed_kind:
         return Fit.SAME
     # An instant is stored as text, and stays unchanged where a user's migration declared the column as DATETIME.
-    compatible = "time" if isinstance(plain(declared), sa.DateTime) else _ALSO.get(needed)
-    return Fit.OTHER if existing in (_ANY, compatible, _ALSO.get(needed)) else Fit.LOSES
+    compatible = "time" if isinstance(plain(declared), sa.DateTime) else _COMPATIBLE_KINDS.get(needed_kind)
+    return Fit.OTHER if existing_kind in (_ANY, compatible, _COMPATIBLE_KINDS.get(needed_kind)) else Fit.LOSES
 
 
 def _kind(kind: sa.TypeEngine[Any]) -> str | None:
@@ -328,7 +328,7 @@ def _kind(kind: sa.TypeEngine[Any]) -> str | None:
 
 OLDEST = (3, 35)
 """The first SQLite with `returning`."""
-_MENDED = (3, 51, 3)
+_FIXED_IN = (3, 51, 3)
 _BACKPORTED = ((3, 44, 6), (3, 50, 7))
 """The first releases, and those of older branches, without the WAL-reset fault (sqlite.org/wal.html#walresetbug)."""
 
@@ -349,7 +349,7 @@ def judged(version: str, *, is_wal: bool) -> Soundness:
     if numbers < OLDEST:
         remedy = f"Use a Python whose sqlite3 is {'.'.join(map(str, OLDEST))} or newer."
         weaknesses.append(Weakness(f"SQLite {version} is too old", "eventjet cannot use it", remedy, is_fault=True))
-    elif numbers < _MENDED and not any(release[:2] == numbers[:2] and release <= numbers for release in _BACKPORTED):
+    elif numbers < _FIXED_IN and not any(release[:2] == numbers[:2] and release <= numbers for release in _BACKPORTED):
         weaknesses.append(
             Weakness(
                 f"SQLite {version} has the WAL-reset fault",
@@ -385,8 +385,8 @@ class SqliteStatements:
         marks = ", ".join("?" for _ in table.columns)
         self._codec = codec
         self._key_dumps = key_dumps
-        self._alone = len(names.key) == 1
-        key_parts = ["k.value"] if self._alone else [f"k.value ->> {index}" for index in range(len(names.key))]
+        self._has_single_key = len(names.key) == 1
+        key_parts = ["k.value"] if self._has_single_key else [f"k.value ->> {index}" for index in range(len(names.key))]
         match = " and ".join(
             f"t.{names.quoted(column)} = {part}" for column, part in zip(names.key, key_parts, strict=True)
         )
@@ -400,7 +400,7 @@ class SqliteStatements:
 
     def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
         dumped = self._dumped(keys)
-        json_keys = json.dumps([key[0] for key in dumped] if self._alone else dumped)
+        json_keys = json.dumps([key[0] for key in dumped] if self._has_single_key else dumped)
         try:
             return by_key(self._codec, connection.exec_driver_sql(self._read, (json_keys,)))
         except DBAPIError as error:

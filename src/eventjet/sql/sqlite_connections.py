@@ -25,8 +25,8 @@ BUSY_TIMEOUT_S = 15.0
 READ_ONLY = "eventjet_read_only"
 """Execution option of a connection that must not lock the database: its transactions begin deferred."""
 
-_OPENED = "eventjet_opened"
-"""The key of a connection's `_Opened` in SQLAlchemy's `info` of that connection."""
+_OPEN_FILE = "eventjet_opened"
+"""The key of a connection's `_OpenFile` in SQLAlchemy's `info` of that connection."""
 _SET_ASIDE_S = 2.0
 _POLL_S = 0.01
 
@@ -42,7 +42,7 @@ class FileReplaced(sqlite3.OperationalError):
 
 
 @dataclass(slots=True)
-class _Opened:
+class _OpenFile:
     """The database file and the write-ahead log that a connection has open."""
 
     path: str
@@ -105,7 +105,7 @@ def prepare(engine: Engine) -> None:
     @event.listens_for(engine, "do_connect")
     def on_do_connect(_dialect: Any, record: Any, arguments: Any, _options: Any) -> None:  # pyright: ignore[reportUnusedFunction]  a listener
         path = str(arguments[0])
-        record.info[_OPENED] = _Opened(path, _file_id(path))
+        record.info[_OPEN_FILE] = _OpenFile(path, _file_id(path))
 
     @event.listens_for(engine, "connect")
     def on_connect(connection: Any, record: Any) -> None:  # pyright: ignore[reportUnusedFunction]  a listener
@@ -113,11 +113,11 @@ def prepare(engine: Engine) -> None:
         # read first could then find the database locked with no way to wait.
         connection.isolation_level = None
         _set_pragmas(connection)
-        record.info[_OPENED].connected()
+        record.info[_OPEN_FILE].connected()
 
     @event.listens_for(engine, "begin")
     def on_begin(connection: Connection) -> None:  # pyright: ignore[reportUnusedFunction]  a listener
-        opened: _Opened = connection.info[_OPENED]
+        opened: _OpenFile = connection.info[_OPEN_FILE]
         opened.check(connection)
         read_only = connection.get_execution_options().get(READ_ONLY, False)
         connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
@@ -175,5 +175,5 @@ def _file_id(path: str) -> _FileId | None:
         return None
 
 
-def _id_of(found: os.stat_result) -> _FileId:
-    return found.st_dev, found.st_ino
+def _id_of(stat: os.stat_result) -> _FileId:
+    return stat.st_dev, stat.st_ino

@@ -21,7 +21,7 @@ from eventjet.sql.tables import Feature, TableName, TableRef, Tables, creation, 
 _TOKEN = re.compile(
     r"""--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|"(?:[^"]|"")*"|\[[^]]*\]|`(?:[^`]|``)*`|[\w$]+|\S""", re.DOTALL
 )
-_MADE = text("select sql from sqlite_master where type = 'table' and lower(name) = lower(:name)")
+_TABLE_SQL = text("select sql from sqlite_master where type = 'table' and lower(name) = lower(:name)")
 _TRIGGERS = text(
     "select 'the trigger ' || name from sqlite_master "
     "where type = 'trigger' and lower(tbl_name) = lower(:name) and name not glob 'eventjet_identity_*' order by 1"
@@ -40,13 +40,13 @@ _INDEXES = text(
     "where type = 'index' and sql is not null and lower(tbl_name) = lower(:name) order by 1"
 )
 _COLUMNS = text('select name, "notnull", dflt_value, pk, hidden from pragma_table_xinfo(:name) order by cid')
-_KEYED = text(
+_KEYS = text(
     "select l.name, l.origin, lower(i.name), case "
     "when i.coll = 'BINARY' then '' else ' collate ' || lower(i.coll) end || iif(i.desc, ' desc', '') "
     "from pragma_index_list(:name) l join pragma_index_xinfo(l.name) i "
     "where l.origin in ('u', 'pk') and i.key order by l.name, i.seqno"
 )
-_FOREIGN = text(
+_FOREIGN_KEYS = text(
     """select lower("from"), case when lower("table") = lower(:name) then 'itself' else lower("table") end, """
     """lower(coalesce("to", '')), lower(on_update), lower(on_delete) """
     "from pragma_foreign_key_list(:name) order by id, seq"
@@ -165,7 +165,7 @@ def broken_by_name(connection: Connection) -> set[str]:
     broken: set[str] = set()
     for kind, name, table, statement in connection.execute(_NAMING).all():
         try:
-            connection.exec_driver_sql(f"explain {_use(connection, str(kind), str(table), str(statement))}").close()
+            connection.exec_driver_sql(f"explain {_probe(connection, str(kind), str(table), str(statement))}").close()
         except DBAPIError:
             broken.add(f"the {kind} {name}")
     return broken
@@ -188,17 +188,17 @@ def _broken_without(connection: Connection, name: str) -> list[str]:
     return sorted(item for item in after if item not in before or name.lower() in map(_plain, _tokens(naming[item])))
 
 
-def _use(connection: Connection, kind: str, of: str, made: str) -> str:
-    """Return a statement that can be prepared only if everything exists that the view, or trigger on `of`, names."""
-    table = qualified(None, of)
+def _probe(connection: Connection, kind: str, table: str, statement: str) -> str:
+    """Return a statement that can be prepared only if everything exists that the view, or trigger on `table`, names."""
+    quoted = qualified(None, table)
     if kind == "view":
-        return f"select * from {table}"  # noqa: S608 - of a known view
-    event = next(token for token in map(str.lower, _tokens(made)) if token in ("insert", "update", "delete"))
+        return f"select * from {quoted}"  # noqa: S608 - of a known view
+    event = next(token for token in map(str.lower, _tokens(statement)) if token in ("insert", "update", "delete"))
     if event == "update":
-        columns = connection.execute(_COLUMNS, {"name": of})
+        columns = connection.execute(_COLUMNS, {"name": table})
         sets = ", ".join(f"{qualified(None, str(column.name))} = null" for column in columns if not column.hidden)
-        return f"update {table} set {sets}"  # noqa: S608 - of a known table
-    return f"insert into {table} default values" if event == "insert" else f"delete from {table}"  # noqa: S608 - as above
+        return f"update {quoted} set {sets}"  # noqa: S608 - of a known table
+    return f"insert into {quoted} default values" if event == "insert" else f"delete from {quoted}"  # noqa: S608 - as above
 
 
 @contextmanager
@@ -233,7 +233,7 @@ def _features(connection: Connection, name: str) -> Iterator[Feature]:
         if in_key:
             key.append((in_key, column_name))
     constraints: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for index, origin, column, suffix in connection.execute(_KEYED, {"name": name}):
+    for index, origin, column, suffix in connection.execute(_KEYS, {"name": name}):
         constraints.setdefault((str(origin), str(index)), []).append((str(column), f"{column}{suffix}"))
     if key:
         exactly = [
@@ -250,7 +250,7 @@ def _features(connection: Connection, name: str) -> Iterator[Feature]:
             f"the constraint UNIQUE ({words})",
             f"unique ({', '.join(key_column for _, key_column in unique)})",
         )
-    for column, table, target, update, delete in connection.execute(_FOREIGN, {"name": name}):
+    for column, table, target, update, delete in connection.execute(_FOREIGN_KEYS, {"name": name}):
         definition = f"{column} references {table} ({target}) on update {update} on delete {delete}"
         yield Feature(f"foreign {column} {table}", f"the foreign key of the column {column}", definition)
     for index, statement in connection.execute(_INDEXES, {"name": name}):
@@ -262,12 +262,12 @@ def _features(connection: Connection, name: str) -> Iterator[Feature]:
         yield Feature(
             f"index {index_name.lower()}", f"the index {index_name}", f"{unique}index {index_name.lower()} {body}"
         )
-    yield from _written(str(connection.scalar(_MADE, {"name": name})), columns)
+    yield from _statement_features(str(connection.scalar(_TABLE_SQL, {"name": name})), columns)
 
 
-def _written(made: str, columns: Container[str]) -> Iterator[Feature]:
+def _statement_features(statement: str, columns: Container[str]) -> Iterator[Feature]:
     """Yield the features that only the table's statement has: checks, expressions, collations, ON CONFLICT, options."""
-    tokens = list(_tokens(made))
+    tokens = list(_tokens(statement))
     depth, column, referring = 0, "", ""
     for number, token in enumerate(tokens):
         word, next_tokens = token.lower(), [following.lower() for following in tokens[number + 1 : number + 3]]
@@ -321,12 +321,12 @@ def _tokens(statement: str) -> Iterator[str]:
     return (token for token in _TOKEN.findall(statement) if not token.startswith(("--", "/*")))
 
 
-def _normal(written: str | Sequence[str], columns: Container[str]) -> str:
+def _normal(sql: str | Sequence[str], columns: Container[str]) -> str:
     """Return SQL in a normal form, in which names that are the same to SQLite are written alike; literals stay.
 
     To SQLite, text in double quotes that names no column is a literal.
     """
-    tokens = _tokens(written) if isinstance(written, str) else written
+    tokens = _tokens(sql) if isinstance(sql, str) else sql
     return " ".join(
         token if token.startswith("'") or (token.startswith('"') and _plain(token) not in columns) else _plain(token)
         for token in tokens

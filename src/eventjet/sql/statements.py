@@ -113,11 +113,11 @@ class Names:
         return f" on conflict ({key}) do update set " + ", ".join(f"{name} = excluded.{name}" for name in other_columns)
 
 
-def by_key(codec: RowCodec, found: Iterable[Sequence[Any]]) -> dict[Key, Any]:
+def by_key(codec: RowCodec, rows: Iterable[Sequence[Any]]) -> dict[Key, Any]:
     """Load rows as the driver gives them, and return them by key."""
     load = codec.load
     key_of = codec.key
-    return {key_of(row): row for row in map(load, found)}
+    return {key_of(row): row for row in map(load, rows)}
 
 
 _LAST = "\U0010ffff"
@@ -135,12 +135,12 @@ class TextOrder(Enum):
     """By PostgreSQL's collation "C"."""
 
 
-def keys_from(table: Table, key: str, order: TextOrder, prefix: str, after: str, most: int) -> Select[Any]:
-    """Return the query for the first `most` keys that begin with `prefix`, in order, above `after` if that is set."""
+def keys_from(table: Table, key: str, order: TextOrder, prefix: str, after: str, limit: int) -> Select[Any]:
+    """Return the query for the first `limit` keys that begin with `prefix`, in order, above `after` if that is set."""
     collation, at_least, above, below = order.value
     column: Column[Any] = table.c[key]
     compared: ColumnElement[Any] = column.collate(collation) if collation else column
-    query = select(column).limit(most)
+    query = select(column).limit(limit)
     start = (above, after) if after >= prefix and after else (at_least, prefix)
     end = next_text(prefix)
     query = query.where(compared.bool_op(start[0])(start[1]))

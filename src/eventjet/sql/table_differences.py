@@ -38,7 +38,7 @@ class TableDifference:
 
 def differences(connection: Connection, tables: Sequence[Table]) -> list[TableDifference]:
     """Return the differences of located tables: columns, keys and indexes. Tables that do not exist are left out."""
-    return [*column_differences(connection, tables), *_others(connection, tables)]
+    return [*column_differences(connection, tables), *_key_and_index_differences(connection, tables)]
 
 
 def column_differences(connection: Connection, tables: Sequence[Table]) -> list[TableDifference]:
@@ -56,18 +56,18 @@ def column_differences(connection: Connection, tables: Sequence[Table]) -> list[
     return result
 
 
-def _of_table(connection: Connection, table: Table, there: Mapping[str, Any]) -> Iterator[TableDifference]:
+def _of_table(connection: Connection, table: Table, existing: Mapping[str, Any]) -> Iterator[TableDifference]:
     for column in table.columns:
         subject = f"the column {table.name}.{column.name}"
-        if column.name not in there:
+        if column.name not in existing:
             yield TableDifference(f"{subject} is missing", "no row can be written", breaks=True)
             continue
-        yield from _of_type(connection, column, there[column.name]["type"], subject)
+        yield from _of_type(connection, column, existing[column.name]["type"], subject)
         # Not for keys: SQLite lets a key be null, and such a row is refused before it is written.
-        if not column.primary_key and bool(column.nullable) != there[column.name]["nullable"]:
+        if not column.primary_key and bool(column.nullable) != existing[column.name]["nullable"]:
             yield _of_null(column, subject)
     declared = {column.name for column in table.columns}
-    for name, details in there.items():
+    for name, details in existing.items():
         fills_itself = (
             details["nullable"] or details.get("default") is not None or "identity" in details or "computed" in details
         )
@@ -76,18 +76,20 @@ def _of_table(connection: Connection, table: Table, there: Mapping[str, Any]) ->
             yield TableDifference(what, "no row can be written", breaks=True)
 
 
-def _of_type(connection: Connection, column: Column[Any], found: Any, named: str) -> Iterator[TableDifference]:
+def _of_type(
+    connection: Connection, column: Column[Any], existing_type: Any, subject: str
+) -> Iterator[TableDifference]:
     dialect = connection.dialect
-    existing_text = spoken(found, dialect)
+    existing_text = spoken(existing_type, dialect)
     if existing_text == spoken(stored(column.type, dialect), dialect):
         return
-    fit = dialect_of(connection).fit(found, column.type)
+    fit = dialect_of(connection).fit(existing_type, column.type)
     if fit is not Fit.SAME:
         loses = fit is Fit.LOSES
         cost = _CHANGES if loses else "as far as is known it holds every value"
-        what = f"{named} is {existing_text}, declared is {spoken(column.type, dialect)}"
-        labels = [label.replace("'", "''") for label in missing_labels(found, column.type)]
-        kind: Any = element(found, dialect)
+        what = f"{subject} is {existing_text}, declared is {spoken(column.type, dialect)}"
+        labels = [label.replace("'", "''") for label in missing_labels(existing_type, column.type)]
+        kind: Any = element(existing_type, dialect)
         statement = "; ".join(f"alter type {qualified(kind.schema, kind.name)} add value '{label}'" for label in labels)
         yield TableDifference(what, cost, breaks=loses, statement=statement)
 
@@ -106,16 +108,16 @@ def _of_checks(inspector: Inspector, table: Table) -> Iterator[TableDifference]:
                 yield TableDifference(what, "rows are refused", breaks=True)
 
 
-def _of_null(column: Column[Any], named: str) -> TableDifference:
+def _of_null(column: Column[Any], subject: str) -> TableDifference:
     if column.nullable:
         return TableDifference(
-            f"{named} may not be null, and is declared otherwise", "rows may be refused", breaks=True
+            f"{subject} may not be null, and is declared otherwise", "rows may be refused", breaks=True
         )
     cost = "rows may lack what folds and readers expect"
-    return TableDifference(f"{named} may be null, and is declared NOT NULL", cost, breaks=True)
+    return TableDifference(f"{subject} may be null, and is declared NOT NULL", cost, breaks=True)
 
 
-def _others(connection: Connection, tables: Sequence[Table]) -> list[TableDifference]:
+def _key_and_index_differences(connection: Connection, tables: Sequence[Table]) -> list[TableDifference]:
     """Return the missing keys and indexes."""
     if not tables:
         return []

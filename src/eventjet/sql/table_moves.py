@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 _PAUSE_S = 0.3
 UNDECLARED_REMEDY = "Declare it on the table as it is, or drop it, or have a migration make it as it is declared."
-_TYPED = re.compile(
+_CAST = re.compile(
     r"""::(?:"[^"]*"|[a-z_][\w.]*)+(?: varying| precision)?(?:\([\d, ]+\))?(?: with(?:out)? time zone)?(?:\[\])*"""
     "|[()']"
 )
@@ -74,7 +74,7 @@ class Exchange:
 
     def look(self) -> None:
         """Find the tables in the database."""
-        self.leaving, self.coming = map(self._found, self._moves)
+        self.leaving, self.coming = map(self._find, self._moves)
 
     def look_again(self) -> None:
         """Raise `NotNow` when the tables are no longer those that were locked.
@@ -109,10 +109,10 @@ class Exchange:
                 connection, self.coming[move.name], move.name, move.after, replaced.schema if replaced else None
             )
 
-    def _is_dropped(self, one: Move) -> bool:
-        return one.after is None and one.name in self.leaving
+    def _is_dropped(self, move: Move) -> bool:
+        return move.after is None and move.name in self.leaving
 
-    def _found(self, moves: Iterable[Move]) -> dict[TableName, TableRef]:
+    def _find(self, moves: Iterable[Move]) -> dict[TableName, TableRef]:
         located = {move.name: self._tables.find(self.connection, move.name, move.before) for move in moves}
         return {name: table for name, table in located.items() if table is not None}
 
@@ -142,9 +142,9 @@ def undeclared(old: Iterable[Feature], new: Iterable[Feature]) -> list[str]:
     old, new_features = list(old), {feature.key: feature for feature in new}
     retyped = any(feature.key.startswith("type ") and feature.key not in new_features for feature in old)
 
-    def identity(one: Feature) -> tuple[str, str]:
-        definition = _TYPED.sub("", one.definition) if retyped else one.definition
-        return (one.key.partition(" ")[0], definition) if definition else (one.key, "")
+    def identity(feature: Feature) -> tuple[str, str]:
+        definition = _CAST.sub("", feature.definition) if retyped else feature.definition
+        return (feature.key.partition(" ")[0], definition) if definition else (feature.key, "")
 
     identities = {identity(feature) for feature in new_features.values()}
     return [
@@ -156,10 +156,10 @@ def undeclared(old: Iterable[Feature], new: Iterable[Feature]) -> list[str]:
     ]
 
 
-def _in_words(one: Feature, declared: Feature | None) -> str:
+def _in_words(feature: Feature, declared: Feature | None) -> str:
     if declared is None:
-        return one.words
-    return f"{one.words} (its definition `{one.definition}` differs from the declared `{declared.definition}`)"
+        return feature.words
+    return f"{feature.words} (its definition `{feature.definition}` differs from the declared `{declared.definition}`)"
 
 
 def lock_as_workers(

@@ -35,7 +35,7 @@ _SILENT_S = 2.0
 _LAST_LOOK_S = 2.0
 """How long `close` waits for a query to end by itself."""
 _POLL_S = (0.01, 0.2)
-_HOPELESS = (FAILED, PAUSED, RETIRED)
+_STOPPED_STATES = (FAILED, PAUSED, RETIRED)
 """States in which the projection does not advance before a person acts."""
 
 Listen = Callable[[str, Callable[[Frame], object]], Awaitable[object]]
@@ -57,12 +57,12 @@ class Standing:
     """The app that it belongs to; empty where that is not known yet."""
 
 
-def serving(found: Sequence[Standing], revision: int) -> Standing:
+def serving(snapshots: Sequence[Standing], revision: int) -> Standing:
     """Return the revision that has the declared table, as seen by a process that declares `revision`."""
-    declared = next((snapshot for snapshot in found if snapshot.revision == revision), Standing(revision))
+    declared = next((snapshot for snapshot in snapshots if snapshot.revision == revision), Standing(revision))
     if declared.state not in ("", RETIRED) and not declared.location:
         return declared
-    candidates = [snapshot for snapshot in found if snapshot.state != RETIRED and not snapshot.location]
+    candidates = [snapshot for snapshot in snapshots if snapshot.state != RETIRED and not snapshot.location]
     return max(candidates, key=lambda snapshot: snapshot.revision, default=declared)
 
 
@@ -81,8 +81,8 @@ class _Waiter:
     at: Standing | None = None
     """The result of the last query that began after the waiter came; None before that."""
 
-    def settle(self, found: Sequence[Standing]) -> None:
-        self.at = snapshot = serving(found, self.revision)
+    def settle(self, snapshots: Sequence[Standing]) -> None:
+        self.at = snapshot = serving(snapshots, self.revision)
         if self.done.done():
             return
         if self.app and snapshot.app not in ("", self.app):
@@ -91,7 +91,7 @@ class _Waiter:
             self.fail(self.elsewhere(snapshot))
         elif snapshot.position >= self.position and LOST_ROWS not in (snapshot.reason or ""):
             self.done.set_result(None)
-        elif snapshot.state in _HOPELESS or time.monotonic() - self.began >= self.timeout_s:
+        elif snapshot.state in _STOPPED_STATES or time.monotonic() - self.began >= self.timeout_s:
             self.fail(self.late())
 
     def late(self) -> NotCaughtUp:
@@ -100,13 +100,13 @@ class _Waiter:
             self.projection, self.position, snapshot.position, self.timeout_s, snapshot.state, snapshot.reason
         )
 
-    def of_another_app(self, at: Standing) -> NotCaughtUp:
-        reason = f"in this database it belongs to the app {at.app!r}, and this is the app {self.app!r}"
-        return NotCaughtUp(self.projection, self.position, at.position, self.timeout_s, ANOTHER_APP, reason)
+    def of_another_app(self, snapshot: Standing) -> NotCaughtUp:
+        reason = f"in this database it belongs to the app {snapshot.app!r}, and this is the app {self.app!r}"
+        return NotCaughtUp(self.projection, self.position, snapshot.position, self.timeout_s, ANOTHER_APP, reason)
 
-    def elsewhere(self, at: Standing) -> NotCaughtUp:
-        reason = f"its table is true for the log {at.log}, and the position is of the log {self.log}"
-        return NotCaughtUp(self.projection, self.position, at.position, self.timeout_s, ANOTHER_LOG, reason)
+    def elsewhere(self, snapshot: Standing) -> NotCaughtUp:
+        reason = f"its table is true for the log {snapshot.log}, and the position is of the log {self.log}"
+        return NotCaughtUp(self.projection, self.position, snapshot.position, self.timeout_s, ANOTHER_LOG, reason)
 
     def fail(self, error: Exception) -> None:
         if not self.done.done():
@@ -127,9 +127,9 @@ class Waiting:
     slow_s: float = 1.0
     """The interval of queries while there are notices: how long a lost notice may go unnoticed."""
     _waiters: set[_Waiter] = field(default_factory=set["_Waiter"])
-    _least: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    _lowest: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
     """The lowest position that a task waits for, by projection and the revision that serves it."""
-    _told: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
+    _noticed: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
     """The positions of notices since the last query began, which may have been too early to read them."""
     _heard: set[str] = field(default_factory=set[str])
     _due: asyncio.Event = field(default_factory=asyncio.Event)
@@ -200,21 +200,21 @@ class Waiting:
         if notice is not None:
             revision, position = notice
             key = projection, revision
-            self._told[key] = max(position, self._told.get(key, 0))
+            self._noticed[key] = max(position, self._noticed.get(key, 0))
             self._wake(key)
 
     def _wake(self, key: tuple[str, int]) -> None:
-        lowest = self._least.get(key)
-        if lowest is not None and self._told[key] >= lowest:
+        lowest = self._lowest.get(key)
+        if lowest is not None and self._noticed[key] >= lowest:
             self._due.set()
 
     async def _run(self) -> None:
         pause_s = _POLL_S[0]
         while self._waiters:
             self._due.clear()
-            self._told = {}
+            self._noticed = {}
             await self._look_for(list(self._waiters))
-            for key in self._told:
+            for key in self._noticed:
                 self._wake(key)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s if self.listen is None else self.slow_s):
@@ -222,26 +222,26 @@ class Waiting:
                         await self._due.wait()
             pause_s = min(pause_s * 1.5, _POLL_S[1])
 
-    async def _look_for(self, came: Sequence[_Waiter]) -> None:
-        """Query once for the waiters who `came` before; a waiter who comes meanwhile causes another query."""
+    async def _look_for(self, waiters: Sequence[_Waiter]) -> None:
+        """Query once for these waiters; a waiter who comes meanwhile causes another query."""
         self._began = time.monotonic()
         try:
             async with asyncio.timeout(_LOOK_MAX_S):
                 snapshots = await self.look()
         except Exception as error:  # noqa: BLE001 - each of those who wait raises it
-            for waiter in came:
+            for waiter in waiters:
                 waiter.fail(_copied(error))
         else:
-            for waiter in came:
+            for waiter in waiters:
                 waiter.settle(snapshots.get(waiter.projection, ()))
         finally:
             self._began = 0.0
         self._waiters = {waiter for waiter in self._waiters if not waiter.done.done()}
-        self._least = {}
+        self._lowest = {}
         for waiter in self._waiters:
             if waiter.at is not None:
                 key = (waiter.projection, waiter.at.revision)
-                self._least[key] = min(waiter.position, self._least.get(key, waiter.position))
+                self._lowest[key] = min(waiter.position, self._lowest.get(key, waiter.position))
 
 
 @dataclass(slots=True)
@@ -267,9 +267,9 @@ class Checkpoints:
         if engine is not None:
             await engine.dispose()
 
-    async def _read(self, where: Database) -> Mapping[str, Sequence[Standing]]:
+    async def _read(self, database: Database) -> Mapping[str, Sequence[Standing]]:
         if self._engine is None:
-            self._engine = where.engine("eventjet caught_up").execution_options(**where.dialect.look_options)
+            self._engine = database.engine("eventjet caught_up").execution_options(**database.dialect.look_options)
         snapshots: dict[str, list[Standing]] = {}
         async with self._engine.connect() as connection:
             for name, *columns in await connection.execute(_QUERY):

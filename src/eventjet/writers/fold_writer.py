@@ -108,7 +108,7 @@ class BatchFold:
         self._recent = RecentRows(0 if self._is_heavy else RECENT_ROWS_MAX)
         self._blocked = BlockedAggregates() if blocked is None else blocked
         self._uncommitted: deque[Prepared] = deque()
-        self._ahead: Rows = {}
+        self._uncommitted_rows: Rows = {}
         """The rows that the uncommitted batches change, in the state after the last of them."""
 
     @property
@@ -133,19 +133,19 @@ class BatchFold:
             self._blocked.aggregates.update(prepared.blocked)
             end = prepared.batch.last
         if end is not None:
-            self._ahead = {key: row for pending in self._uncommitted for key, row in pending.rows.items()}
+            self._uncommitted_rows = {key: row for pending in self._uncommitted for key, row in pending.rows.items()}
         return end
 
     def drop_uncommitted(self) -> None:
         """Forget the batches that are not known to be committed."""
         self._uncommitted.clear()
-        self._ahead = {}
+        self._uncommitted_rows = {}
 
-    def fold(self, batch: Batch, read: ReadRows | None) -> Prepared | None:
+    def fold(self, batch: Batch, read_rows: ReadRows | None) -> Prepared | None:
         """Fold the batch that follows the ones folded so far; raises `HandlerFailed`.
 
-        Rows that are not in memory are read with `read`: no uncommitted batch has changed one of them. Returns None
-        when rows must be read and `read` is None.
+        Rows that are not in memory are read with `read_rows`: no uncommitted batch has changed one of them. Returns
+        None when rows must be read and `read_rows` is None.
         """
         events: Sequence[Any] = batch.events
         if self._parking is None and not self._resolved.reads:
@@ -153,11 +153,11 @@ class BatchFold:
         else:
             each_key = self._fold.each_key(events) if self._parking is None else None
             keys = dict.fromkeys(each_key) if each_key is not None else self._keys(events)
-            rows, missing = self._recent.find(keys, self._ahead)
+            rows, missing = self._recent.find(keys, self._uncommitted_rows)
             if missing or self._is_heavy:
-                if read is None:
+                if read_rows is None:
                     return None
-                rows.update(read(missing) if missing else {})
+                rows.update(read_rows(missing) if missing else {})
             if self._parking is None:
                 changed = self._fold(rows, events, each_key)
                 prepared = Prepared(batch, changes_of(changed), changed)
@@ -167,17 +167,17 @@ class BatchFold:
                 prepared = Prepared(batch, changes_of(result.changed, quarantine), result.changed, result.blocked)
         # Keeps no events: they are not needed again, whether the batch is committed or not.
         self._uncommitted.append(replace(prepared, batch=replace(batch, events=()), changes=Changes()))
-        self._ahead.update(prepared.rows)
+        self._uncommitted_rows.update(prepared.rows)
         return prepared
 
     def _keys(self, events: Sequence[Any]) -> list[RowKey]:
         return self._fold.keys(events) if self._parking is None else self._parking.keys(events)
 
-    def sort(self, offers: Sequence[Offered], read: ReadRows) -> Sorted:
+    def sort(self, offers: Sequence[Offered], read_rows: ReadRows) -> Sorted:
         """Fold events of the quarantine, and quarantine those that still fail. For a projection that quarantines."""
         assert self._parking is not None
         keys = self._parking.keys(offers)
-        return self._parking(read(keys) if keys else {}, offers, BlockedAggregates())
+        return self._parking(read_rows(keys) if keys else {}, offers, BlockedAggregates())
 
     def _blocked_by_now(self) -> BlockedAggregates:
         blocked = [prepared.blocked for prepared in self._uncommitted if prepared.blocked]
@@ -218,9 +218,9 @@ class FoldWriter:
         self._position: int | None = None
         """The position at which the rows in memory are valid; None before the first batch."""
 
-    def write(self, connection: Connection, held: Checkpoint, batch: Batch) -> None:
+    def write(self, connection: Connection, checkpoint: Checkpoint, batch: Batch) -> None:
         """Fold a batch and write it within the caller's transaction: `prepare`, then `commit`."""
-        self.commit(connection, held, self.prepare(connection, batch))
+        self.commit(connection, checkpoint, self.prepare(connection, batch))
 
     def prepare(self, connection: Connection, batch: Batch) -> Prepared:
         """Read the rows of a batch and fold its events, without writing.
@@ -259,14 +259,14 @@ class FoldWriter:
         """Fold events of the quarantine, and quarantine those that still fail. For a projection that quarantines."""
         return self._fold.sort(offers, lambda keys: self._statements.read(connection, keys))
 
-    def commit(self, connection: Connection, held: Checkpoint, prepared: Prepared) -> None:
+    def commit(self, connection: Connection, checkpoint: Checkpoint, prepared: Prepared) -> None:
         """Write the rows and advance the checkpoint together, or raise `CheckpointFenced` and do neither."""
         failpoints.reach("worker.before_commit")
         batch = prepared.batch
-        mark = (held.name, held.revision, held.epoch, batch.after)
+        mark = (checkpoint.name, checkpoint.revision, checkpoint.epoch, batch.after)
         advance = (batch.last, batch.event_id, self._lease_s, *mark)
         if not self._statements.write(connection, advance, prepared.changes):
-            raise fenced(connection, held, batch)
+            raise fenced(connection, checkpoint, batch)
         failpoints.reach("worker.rows_written")
 
     def _committed(self, position: int) -> None:
@@ -274,13 +274,13 @@ class FoldWriter:
         self._position = self._position if end is None else end
 
 
-def fenced(connection: Connection, held: Checkpoint, batch: Batch) -> CheckpointFenced:
+def fenced(connection: Connection, checkpoint: Checkpoint, batch: Batch) -> CheckpointFenced:
     """Return the error for a batch that the checkpoint refused, with the checkpoint's owner, epoch or position."""
-    current = read(connection, held.name, held.revision)
+    current = read(connection, checkpoint.name, checkpoint.revision)
     if current is None:
         reason = "its checkpoint is gone"
-    elif current.epoch != held.epoch:
-        reason = f"{current.owner or 'nobody'} holds it in epoch {current.epoch}, this was {held.epoch}"
+    elif current.epoch != checkpoint.epoch:
+        reason = f"{current.owner or 'nobody'} holds it in epoch {current.epoch}, this was {checkpoint.epoch}"
     else:
         reason = f"its checkpoint is at position {current.position} and the batch starts after {batch.after}"
-    return CheckpointFenced(held.name, reason)
+    return CheckpointFenced(checkpoint.name, reason)

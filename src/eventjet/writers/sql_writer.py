@@ -41,19 +41,19 @@ _ENDS = re.compile(
     re.IGNORECASE,
 )
 """SQL text of the application that would end the transaction, or begin another."""
-_TOGETHER = "the checkpoint is in the same transaction"
-_WENT_ON = (
+_SAME_TRANSACTION = "the checkpoint is in the same transaction"
+_WENT_ON_AFTER_ERROR = (
     "it went on after an error of the database, which undid everything; "
     "use `connection.begin_nested()` around what may fail"
 )
-_CUT = (
+_WENT_ON_AFTER_TIMEOUT = (
     "it went on after a timeout or a cancellation had cut a statement off, and what the database made of it is not "
     "known; let no time of your own run out over a statement"
 )
 
 
-_MARK = "savepoint eventjet_batch"
-_UNDO = "rollback to savepoint eventjet_batch"
+_SET_SAVEPOINT = "savepoint eventjet_batch"
+_ROLL_BACK = "rollback to savepoint eventjet_batch"
 
 
 class _CallFailed(Exception):
@@ -78,27 +78,27 @@ class SqlWriter:
         self._lease_s = lease_s
         self._guard = Guard(resolved)
 
-    async def write(self, connection: AsyncConnection, held: Checkpoint, batch: Batch) -> None:
+    async def write(self, connection: AsyncConnection, checkpoint: Checkpoint, batch: Batch) -> None:
         """Advance the checkpoint and run the handlers in the caller's transaction, which must roll back on any error.
 
         Renews the lease where the handlers took longer than a third of it. Raises `CheckpointFenced`, `HandlerFailed`
         with the event that could not be handled, `TransactionEnded`, and errors of the database that no handler caused.
         """
         if not batch.is_consistent:
-            raise CheckpointFenced(held.name, f"a batch after position {batch.after} ends at {batch.last}")
+            raise CheckpointFenced(checkpoint.name, f"a batch after position {batch.after} ends at {batch.last}")
         failpoints.reach("worker.before_commit")
         began = time.monotonic()
-        await connection.run_sync(self._advance, held, batch)
+        await connection.run_sync(self._advance, checkpoint, batch)
         if batch.events:
             self._guard.attach(connection)
             await self._handle(connection, batch.events)
             if time.monotonic() - began > self._lease_s / 3:
-                await connection.run_sync(renew, held, self._lease_s)
+                await connection.run_sync(renew, checkpoint, self._lease_s)
         failpoints.reach("worker.rows_written")
 
-    def _advance(self, connection: Connection, held: Checkpoint, batch: Batch) -> None:
-        if not advance(connection, held, batch.after, batch.last, batch.event_id, self._lease_s):
-            raise fenced(connection, held, batch)
+    def _advance(self, connection: Connection, checkpoint: Checkpoint, batch: Batch) -> None:
+        if not advance(connection, checkpoint, batch.after, batch.last, batch.event_id, self._lease_s):
+            raise fenced(connection, checkpoint, batch)
 
     async def _handle(self, connection: AsyncConnection, events: Sequence[Recorded[Any]]) -> None:
         driver = await driver_of(connection)
@@ -107,7 +107,7 @@ class SqlWriter:
             for handler, handler_events in calls:
                 await self._call(connection, driver, handler, handler_events)
             return
-        await connection.exec_driver_sql(_MARK)
+        await connection.exec_driver_sql(_SET_SAVEPOINT)
         try:
             for handler, handler_events in calls:
                 await self._call(connection, driver, handler, handler_events)
@@ -148,14 +148,14 @@ class SqlWriter:
             error = UnexpectedExit.instead_of(exception)
         fault = guard.refusal or guard.fault
         if fault is None and connection.invalidated:
-            raise self._failed(events[0], _CUT) from error
+            raise self._failed(events[0], _WENT_ON_AFTER_TIMEOUT) from error
         error = fault or error
         if error is not None:
             reason = reason_of(error, private=self._resolved.is_private) + guard.more_of(error)
         elif is_over(driver):
             raise TransactionEnded(self._resolved.name, events[0].position, handler.name)
         elif is_spoilt(driver):
-            reason = _WENT_ON
+            reason = _WENT_ON_AFTER_ERROR
         elif connection.in_nested_transaction():
             reason = "it left a savepoint open; use `async with connection.begin_nested()`"
         if reason is None:
@@ -178,7 +178,7 @@ async def _undo(connection: AsyncConnection) -> None:
     """Undo what the handlers of a batch have done, including savepoints that they left open."""
     while (nested := connection.get_nested_transaction()) is not None:
         await nested.rollback()
-    await connection.exec_driver_sql(_UNDO)
+    await connection.exec_driver_sql(_ROLL_BACK)
 
 
 class NotAllowed(Exception):
@@ -229,16 +229,16 @@ class Guard:
         """Return which column a text was too long for, where the database did not say so; else an empty string."""
         return f": {self._overlong[1]}" if self._overlong is not None and self._overlong[0] is error else ""
 
-    def _refuse(self, what: str) -> None:
+    def _refuse(self, action: str) -> None:
         if self._handler is not None:
-            self.refusal = self.refusal or NotAllowed(f"{self._handler} must not {what}")
+            self.refusal = self.refusal or NotAllowed(f"{self._handler} must not {action}")
             raise self.refusal
 
     def _on_commit(self, _connection: Connection) -> None:
-        self._refuse(f"commit: {_TOGETHER}")
+        self._refuse(f"commit: {_SAME_TRANSACTION}")
 
     def _on_rollback(self, _connection: Connection) -> None:
-        self._refuse(f"roll back: {_TOGETHER}")
+        self._refuse(f"roll back: {_SAME_TRANSACTION}")
 
     def allows(self, statement: Any) -> bool:
         """Whether a statement writes only to the projection's tables, as far as SQLAlchemy knows."""
@@ -254,7 +254,7 @@ class Guard:
     ) -> None:
         ends = _ENDS.search(statement) if self._handler is not None and _is_by_hand(context) else None
         if ends is not None:
-            self._refuse(f"execute {' '.join(ends[0].split()).lstrip('; ').upper()}: {_TOGETHER}")
+            self._refuse(f"execute {' '.join(ends[0].split()).lstrip('; ').upper()}: {_SAME_TRANSACTION}")
 
     def _note(self, context: Any) -> None:
         error = context.sqlalchemy_exception
@@ -293,7 +293,7 @@ def is_spoilt(driver: Any) -> bool:
     return isinstance(driver, psycopg.AsyncConnection) and driver.info.transaction_status == TransactionStatus.INERROR
 
 
-_OF_MANY = re.compile(r"_m[0-9]+$")
+_ROW_SUFFIX = re.compile(r"_m[0-9]+$")
 """The suffix that SQLAlchemy adds to a parameter's name where one statement has the values of several rows."""
 
 Limited: TypeAlias = tuple[str, str, int]
@@ -319,7 +319,7 @@ def overlong(compiled: Any, parameters: Any, declared: Sequence[Table]) -> str:
         limits = _limits([cast("Table", target)])
         for name, length in texts:
             for key, column, limit in limits:
-                if _OF_MANY.sub("", name) == key and length > limit:
+                if _ROW_SUFFIX.sub("", name) == key and length > limit:
                     return f"{column} holds {limit} characters, and {length} were given"
     else:
         limits = _limits(declared)

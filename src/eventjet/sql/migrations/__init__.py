@@ -85,9 +85,9 @@ def upgrade(connection: Connection) -> Upgraded:
     )
 
 
-def newer(connection: Connection, found: str | None) -> Unreachable:
+def newer(connection: Connection, revision: str | None) -> Unreachable:
     """Return the error for a database whose revision this version of eventjet does not know."""
-    reason = f"eventjet's tables in it are at revision {found!r}, which this version of eventjet does not know"
+    reason = f"eventjet's tables in it are at revision {revision!r}, which this version of eventjet does not know"
     return unusable(connection, reason, "A newer eventjet made them: upgrade eventjet here too.")
 
 
@@ -107,9 +107,9 @@ def check(connection: Connection) -> None:
     raise unusable(connection, reason, "Run `eventjet db upgrade`.")
 
 
-def _unversioned(connection: Connection, there: Iterable[str]) -> Unreachable:
+def _unversioned(connection: Connection, tables: Iterable[str]) -> Unreachable:
     """Return the error for tables of eventjet whose revision is not noted."""
-    reason = f"{VERSION_TABLE!r} is gone or empty, and {', '.join(sorted({*there} - {VERSION_TABLE}))} are there"
+    reason = f"{VERSION_TABLE!r} is gone or empty, and {', '.join(sorted({*tables} - {VERSION_TABLE}))} are there"
     remedy = "Restore it from a backup, or drop these tables and the read models, and run `eventjet init`."
     return unusable(connection, reason, remedy)
 
