@@ -28,7 +28,6 @@ from eventjet.sql.statements import (
     Key,
     Names,
     QuarantineChanges,
-    Rendered,
     by_key,
 )
 
@@ -102,23 +101,17 @@ class PostgresStatements:
         load_all(connection)
         return by_key(self._codec, connection.exec_driver_sql(self._read, arrays))
 
-    def render(self, changes: Changes) -> Rendered:
-        dump = self._codec.dump
-        upserts, inserts = (
-            _arrays([dump(row) for row in rows], self._literals) if rows else ()
-            for rows in (changes.kept, changes.made)
-        )
-        return upserts, inserts, _arrays(changes.gone, self._key_literals) if changes.gone else ()
-
     def write(self, connection: Connection, advance: Advance, changes: Changes) -> bool:
         parts = [self._advance]
         values: list[Any] = list(advance)
-        rendered = [self.render(changes), *changes.rendered]
-        for part, index in ((self._insert, 1), (self._upsert, 0), (self._delete, 2)):
-            arrays = _joined([entry[index] for entry in rendered if entry[index]])
-            if arrays:
+        dump = self._codec.dump
+        for part, rows in ((self._insert, changes.made), (self._upsert, changes.kept)):
+            if rows:
                 parts.append(part)
-                values += arrays
+                values += _arrays([dump(row) for row in rows], self._literals)
+        if changes.gone:
+            parts.append(self._delete)
+            values += _arrays(changes.gone, self._key_literals)
         if changes.quarantine is not None:
             quarantine_sql, quarantine_values = quarantine_parts(advance[3], advance[4], changes.quarantine)
             parts += quarantine_sql
@@ -189,13 +182,6 @@ def _arrays(rows: Sequence[Key], literals: Sequence[Literal]) -> tuple[str, ...]
     if not rows:
         return ()
     return tuple([write(column) for write, column in zip(literals, zip(*rows, strict=True), strict=True)])
-
-
-def _joined(parts: Sequence[Sequence[str]]) -> Sequence[str]:
-    """Join several array literals of each column into one."""
-    if len(parts) < 2:
-        return parts[0] if parts else ()
-    return ["{" + ",".join([literal[1:-1] for literal in column]) + "}" for column in zip(*parts, strict=True)]
 
 
 def _array(write: Callable[[Any], str]) -> Literal:

@@ -77,7 +77,6 @@ from eventjet.sql.statements import (
     Key,
     Names,
     QuarantineChanges,
-    Rendered,
     by_key,
 )
 
@@ -410,18 +409,15 @@ class SqliteStatements:
         load_all(connection)
         return by_key(self._codec, connection.exec_driver_sql(self._read, (json_keys,)))
 
-    def render(self, changes: Changes) -> Rendered:
-        dump = self._codec.dump
-        return [dump(row) for row in changes.kept], [dump(row) for row in changes.made], self._dumped(changes.gone)
-
     def write(self, connection: Connection, advance: Advance, changes: Changes) -> bool:
         if connection.exec_driver_sql(self._advance, advance).rowcount != 1:
             return False
-        rendered = [self.render(changes), *changes.rendered]
-        for statement, index in ((self._delete, 2), (self._insert, 1), (self._upsert, 0)):
-            rows: list[Key] = [row for entry in rendered for row in entry[index]]
+        dump = self._codec.dump
+        if changes.gone:
+            connection.exec_driver_sql(self._delete, self._dumped(changes.gone))
+        for statement, rows in ((self._insert, changes.made), (self._upsert, changes.kept)):
             if rows:
-                connection.exec_driver_sql(statement, rows)
+                connection.exec_driver_sql(statement, [dump(row) for row in rows])
         if changes.quarantine is not None:
             write_quarantine(connection, advance[3], advance[4], changes.quarantine)
         return True

@@ -47,10 +47,6 @@ REPLACE = (
 )
 
 
-Rendered: TypeAlias = tuple[Any, Any, Any]
-"""(kept, made, gone) of `Changes` as a driver takes them; empty where there are none."""
-
-
 @dataclass(frozen=True, slots=True)
 class Changes:
     """The changes of rows by a batch; no key is in two of the fields."""
@@ -62,8 +58,6 @@ class Changes:
     gone: Sequence[Key] = ()
     """Keys of rows to delete."""
     quarantine: QuarantineChanges | None = None
-    rendered: Sequence[Rendered] = ()
-    """Further rows to insert or replace, to insert and to delete, which are rendered already."""
 
 
 class Statements(Protocol):
@@ -71,10 +65,6 @@ class Statements(Protocol):
 
     def read(self, connection: Connection, keys: Sequence[Key]) -> dict[Key, Any]:
         """Return the existing rows of these keys (at least one), by key."""
-        ...
-
-    def render(self, changes: Changes) -> Rendered:
-        """Convert rows and keys to what the driver takes in `write`."""
         ...
 
     def write(self, connection: Connection, advance: Advance, changes: Changes) -> bool:
