@@ -15,7 +15,7 @@ from typing import Any
 
 from eventjet.codec.headers import EXPECTED, VERSION, RawRecord, number_of
 from eventjet.codec.records import Decoder
-from eventjet.domain.history import VOID, FoldedState, Link, fold_history
+from eventjet.domain.history import SKIPPED, FoldedState, Link, fold_history
 from eventjet.domain.moment import check_moment
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import CodecError, HistoryBroken, UsageError
@@ -181,11 +181,11 @@ class _NotLocatedError(Exception):
 class HistoryReader:
     """The reader of the events of one aggregate type's histories."""
 
-    def __init__(self, store: EventStore, aggregate: str, decoder: Decoder, voids: Mapping[int, str]) -> None:
+    def __init__(self, store: EventStore, aggregate: str, decoder: Decoder, skipped: Mapping[int, str]) -> None:
         self._store = store
         self._aggregate = aggregate
         self._decoder = decoder
-        self._voids = voids
+        self._skipped = skipped
 
     async def read(self, aggregate_id: str, bounds: Bounds) -> list[Recorded[Any]]:
         """Return the events within the bounds, without retired events.
@@ -245,7 +245,7 @@ class HistoryReader:
         Raises `HistoryBroken` if records do not follow one another or `first` does not follow the record before it, and
         `_NotLocatedError` if the last record is not at the position `end`.
         """
-        part = _Part(bounds, self._decoder, self._voids, first)
+        part = _Part(bounds, self._decoder, self._skipped, first)
         state: FoldedState[None] = FoldedState(None, 0, 0)
         if first is not None and (version := self._version(first)) > 1:
             # The record before the first one is read as well; which record that follows is not known.
@@ -275,7 +275,7 @@ class HistoryReader:
     def _version(self, record: RawRecord) -> int:
         """Return a record's version, unless it is not certain: a skipped record may have any."""
         version = version_in(record)
-        if version is None or record[0] in self._voids:
+        if version is None or record[0] in self._skipped:
             raise _NotLocatedError
         return version
 
@@ -296,7 +296,7 @@ def _position_before(record: RawRecord) -> int:
 class _Part:
     """The events within bounds, collected while `fold_history` checks by headers that their records follow."""
 
-    def __init__(self, bounds: Bounds, decoder: Decoder, voids: Mapping[int, str], first: RawRecord | None) -> None:
+    def __init__(self, bounds: Bounds, decoder: Decoder, skipped: Mapping[int, str], first: RawRecord | None) -> None:
         """The record `first` is checked even if it is beyond the bounds."""
         self.events: list[Recorded[Any]] = []
         self.is_complete = False
@@ -304,7 +304,7 @@ class _Part:
         """Whether the position is known that the next record has to be written after."""
         self._bounds = bounds
         self._decoder = decoder
-        self._voids = voids
+        self._skipped = skipped
         self._first = 0 if first is None else first[0]
 
     def links(self, page: Sequence[RawRecord], state: FoldedState[None]) -> Iterator[Link]:
@@ -312,16 +312,16 @@ class _Part:
         bounds, version = self._bounds, state.version
         limit = None if bounds.newest_first else bounds.limit
         for record in page:
-            position, is_void = record[0], record[0] in self._voids
+            position, is_skipped = record[0], record[0] in self._skipped
             is_beyond = bounds.position is not None and position > bounds.position
             if is_beyond and position > self._first:
                 self.is_complete = True
                 return
             number = number_of(record[3], VERSION)
-            is_within = not (is_void or is_beyond) and (not bounds.after or number is None or number > bounds.after)
+            is_within = not (is_skipped or is_beyond) and (not bounds.after or number is None or number > bounds.after)
             event = self._decoder(record) if is_within else None
-            expected = VOID if is_void else number_of(record[3], EXPECTED)
-            if not is_void and (not self.is_follower_known or expected in self._voids):
+            expected = SKIPPED if is_skipped else number_of(record[3], EXPECTED)
+            if not is_skipped and (not self.is_follower_known or expected in self._skipped):
                 expected = None
             self.is_follower_known = True
             yield Link(number or 0, position, expected, None, None)
