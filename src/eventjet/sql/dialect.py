@@ -26,7 +26,7 @@ from sqlalchemy.schema import (
     SetTableComment,
 )
 
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.findings import Finding, Level
 from eventjet.projections.columns import Convert, element, labels, plain
 from eventjet.projections.row_codec import ColumnValues, RowCodec
@@ -165,7 +165,7 @@ class Dialect(ColumnValues):
         """Return the statements of one table and its checkpoint; `table` is the located table."""
 
     @abstractmethod
-    def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Parked]) -> None:
+    def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Quarantined]) -> None:
         """Insert into the quarantine the events that failed in a bulk load; nobody else may write to these rows."""
 
     @abstractmethod

@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.schema import CreateSchema
 
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.findings import Finding
 from eventjet.projections.columns import canonical, dumps, element, stored
 from eventjet.projections.row_codec import RowCodec
@@ -106,7 +106,7 @@ class Postgres(Dialect):
     def statements(self, table: Table, codec: RowCodec) -> PostgresStatements:
         return PostgresStatements(table, codec)
 
-    def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Parked]) -> None:
+    def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Quarantined]) -> None:
         postgres_statements.park(connection, name, revision, parked)
 
     def differ(self, left: ColumnElement[Any], right: ColumnElement[Any]) -> ColumnElement[bool]:
