@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Engine, MetaData, Table, select
 from sqlalchemy.exc import DBAPIError
 
-from eventjet.domain.parked import DROPPED, PARKED, Parked
+from eventjet.domain.quarantined import DROPPED, QUARANTINED, Quarantined
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import DECLARED
@@ -84,7 +84,7 @@ def odd_batches(codec: RowCodec) -> list[list[Changes]]:
     fit = [[codec.normalise(row) for row in rows] for rows in (full, bare)]
     changed = [codec.normalise(replace(row, amount=Decimal(n), kind=None, tags=None)) for n, row in enumerate(full)]
     keys = [codec.key(row) for rows in fit for row in rows]
-    park = [Parked(n, "account", odd, f"e-{n}", "account.opened", PARKED, odd, odd, b'\0"') for n in (1, 2)]
+    park = [Quarantined(n, "account", odd, f"e-{n}", "account.opened", QUARANTINED, odd, odd, b'\0"') for n in (1, 2)]
     first = [Changes(made=fit[0][:1], kept=fit[1][:2]), Changes(made=fit[0][1:]), Changes(kept=fit[1][2:])]
     second = [Changes(kept=changed[:1]), Changes(kept=changed[1:], gone=keys[5:]), Changes()]
     third = [Changes(gone=keys[:1]), Changes(gone=keys[1:2]), Changes(gone=keys[2:5])]
@@ -184,7 +184,7 @@ class DialectContract:
         statements = dialect.statements(table, codec)
         with engine.begin() as connection:
             held = self.held(connection, table)
-            parked = Parked(1, "account", "a", "e-1", "account.opened", PARKED, "because")
+            parked = Quarantined(1, "account", "a", "e-1", "account.opened", QUARANTINED, "because")
             changes = Changes(made=[Row("a", 0)], quarantine=QuarantineChanges([parked]))
             for epoch, after in ((held.epoch + 1, 0), (held.epoch - 1, 0), (held.epoch, 1)):
                 mark = (held.name, held.revision, epoch, after)
@@ -196,8 +196,8 @@ class DialectContract:
     def test_the_quarantine_is_written_with_the_batch(self, engine: Engine, dialect: Dialect, codec: RowCodec) -> None:
         table = located(TABLE, DECLARED, dialect)
         statements = dialect.statements(table, codec)
-        first = Parked(1, "account", "a", "e-1", "account.opened", PARKED, "because", "Traceback …", b"{}")
-        second = Parked(2, "account", "b", "e-2", "account.opened", PARKED, "because")
+        first = Quarantined(1, "account", "a", "e-1", "account.opened", QUARANTINED, "because", "Traceback …", b"{}")
+        second = Quarantined(2, "account", "b", "e-2", "account.opened", QUARANTINED, "because")
         with engine.begin() as connection:
             held = self.held(connection, table)
             dialect.park(connection, held.name, held.revision, [first, second])

@@ -96,8 +96,8 @@ class Histories(Generic[S]):
         self._initial = initial
         self._snapshots = snapshots
         self._decoder = Decoder(catalog)
-        self._voids = catalog.voids
-        self._excerpts = Excerpts(store, self.info.name, self._decoder, self._voids)
+        self._skipped = catalog.skipped
+        self._excerpts = Excerpts(store, self.info.name, self._decoder, self._skipped)
 
     async def load(self, aggregate_id: str, cached: FoldedState[S] | None) -> FoldedState[S]:
         """Return the newest state: `cached`, or a snapshot, and the events after it. Raises `HistoryBroken`."""
@@ -346,7 +346,7 @@ class Histories(Generic[S]):
         for record in records:
             if number_of(record[3], VERSION) == len(valid_records) + 1:
                 valid_records.append(record)
-            elif record[0] not in self._voids:
+            elif record[0] not in self._skipped:
                 subject = record[2].decode("utf-8", "replace")
                 raise HistoryBroken(subject, record[0], f"version {len(valid_records) + 1} is missing")
         return valid_records
@@ -365,9 +365,9 @@ class Histories(Generic[S]):
 
     async def _read_skip_markers(self) -> bool:
         """Read the skip markers; return whether there are new ones."""
-        count_before = len(self._voids)
-        self._voids.update(await self.store.skip_markers())
-        return len(self._voids) > count_before
+        count_before = len(self._skipped)
+        self._skipped.update(await self.store.skip_markers())
+        return len(self._skipped) > count_before
 
     def _fold_page(self, folded: FoldedState[S], records: Sequence[RawRecord]) -> FoldedState[S]:
         return fold_records(folded, records, self._decoder)

@@ -292,7 +292,7 @@ class TimeTravel:
         return SnapshotInfo(position, version, entry[1] / 1e9, len(entry[4]), unused)
 
     def _cache_of(self, aggregate: str, aggregate_id: str) -> _FoldCache:
-        log = (self._store.identity, len(self._repositories.catalog.voids))
+        log = (self._store.identity, len(self._repositories.catalog.skipped))
         if log != self._log:
             self._caches.clear()
             self._log = log

@@ -19,7 +19,7 @@ from eventjet.app import App
 from eventjet.codec.headers import SCHEMA, number_of
 from eventjet.codec.json import read_json
 from eventjet.codec.subjects import declared_name
-from eventjet.domain.parked import BLOCKED, PARKED, RETRY
+from eventjet.domain.quarantined import BLOCKED, QUARANTINED, RETRY
 from eventjet.errors import Forbidden, StreamMissing, UsageError
 from eventjet.jetstream.api import message_at, stream_info
 from eventjet.jetstream.client import Client, connected
@@ -194,7 +194,7 @@ class Quarantine:
             entry = by_position.get(position)
             if entry is None:
                 reason = "is not in the quarantine"
-            elif entry.parked.resolution in (PARKED, RETRY):
+            elif entry.parked.resolution in (QUARANTINED, RETRY):
                 continue
             elif entry.parked.resolution == BLOCKED:
                 reason = "waits behind a quarantined one of the same; decide about that one"

@@ -245,7 +245,7 @@ class RowSearch:
             predecessors.close()
 
     async def _begin(self) -> None:
-        await self.jet.voids()
+        await self.jet.skipped()
         log, stored_checkpoint = await self.jet.log(), self.live.held
         self._probe = DriftProbe(self.resolved, {self.key: self.live.row}, self.live.known, self._is_stored_as)
         if stored_checkpoint.log and stored_checkpoint.log != log.identity:

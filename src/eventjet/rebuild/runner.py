@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from eventjet import failpoints
 from eventjet.codec.headers import MSG_ID, RawRecord, header
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.errors import LogRolledBack, RebuildError, Unreachable, UsageError, VerificationFailed
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
@@ -264,7 +264,7 @@ class ShadowWriter:
 
 @contextmanager
 def catching_up(
-    shadow: Shadow[ResolvedProjection], job: Job, position: int, parked: Sequence[Parked] = ()
+    shadow: Shadow[ResolvedProjection], job: Job, position: int, parked: Sequence[Quarantined] = ()
 ) -> Generator[ShadowWriter]:
     """Give the loaded shadow of a fold its checkpoint and quarantine, and yield a writer for the events after them.
 

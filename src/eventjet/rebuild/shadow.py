@@ -9,7 +9,7 @@ from typing import Generic, TypeAlias, TypeVar
 from sqlalchemy import Column, Connection, MetaData, Table, delete, func, insert, select
 
 from eventjet import failpoints
-from eventjet.domain.parked import RETRIED, VERDICTS
+from eventjet.domain.quarantined import DECIDED_RESOLUTIONS, RETRIED
 from eventjet.errors import RebuildOvertaken, RebuildRefused
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
@@ -248,7 +248,7 @@ class Shadow(Generic[R_co]):
         events = connection.execute(select(quarantine.c.position, quarantine.c.resolution).where(condition)).all()
         resolutions = {position: resolution for position, resolution in events if resolution != RETRIED}
         return resolutions, frozenset(
-            (position, resolution) for position, resolution in events if resolution in VERDICTS
+            (position, resolution) for position, resolution in events if resolution in DECIDED_RESOLUTIONS
         )
 
     def _replace_live_quarantine(self, connection: Connection, decisions: frozenset[tuple[int, str]] | None) -> None:

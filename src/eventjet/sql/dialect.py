@@ -21,7 +21,7 @@ from sqlalchemy.engine import Dialect as SqlalchemyDialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.projections.columns import Convert, element, labels, plain, stored
 from eventjet.projections.row_codec import ColumnValues, RowCodec
 from eventjet.sql.statements import Statements
@@ -117,7 +117,7 @@ class Dialect(ColumnValues):
         """Return the statements of one table and its checkpoint; `table` is the located table."""
 
     @abstractmethod
-    def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Parked], /) -> None:
+    def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Quarantined], /) -> None:
         """Insert into the quarantine the events that failed in a bulk load; nobody else may write to these rows."""
 
     # Locations

@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool
 
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.projections.columns import canonical, dumps, element, stored
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql import (
@@ -79,7 +79,7 @@ class Postgres(Dialect):
     def statements(self, table: Table, codec: RowCodec) -> PostgresStatements:
         return PostgresStatements(table, codec)
 
-    def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Parked]) -> None:
+    def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Quarantined]) -> None:
         postgres_statements.park(connection, name, revision, parked)
 
     def own_location(self, name: str, revision: int) -> str:

@@ -45,7 +45,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool
 from sqlalchemy.sql import quoted_name
 
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.projections.columns import Convert, dumps, loads, normaliser, plain, stored
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql.checkpoint import ADVANCE
@@ -147,7 +147,7 @@ class Sqlite(Dialect):
     def statements(self, table: Table, codec: RowCodec) -> SqliteStatements:
         return SqliteStatements(table, codec, [self.dumper(column.type) for column in table.primary_key.columns])
 
-    def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Parked]) -> None:
+    def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Quarantined]) -> None:
         write_quarantine(connection, name, revision, QuarantineChanges(parked))
 
     def own_location(self, name: str, revision: int) -> str:  # noqa: ARG002 - each table has its name

@@ -24,7 +24,7 @@ from eventjet.commands.execute import recorded_events
 from eventjet.commands.repository import Repositories, Repository
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.decision import Committed
-from eventjet.domain.parked import AggregateKey
+from eventjet.domain.quarantined import AggregateKey
 from eventjet.domain.reactor import Inbox, Incoming, Publication, Reactor, Retry
 from eventjet.domain.recorded import Metadata, Recorded, own_event
 from eventjet.domain.state import own_copy
