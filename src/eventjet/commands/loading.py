@@ -28,9 +28,9 @@ from eventjet.codec.headers import (
 from eventjet.codec.records import Decoder
 from eventjet.commands.history import Bounds, HistoryReader
 from eventjet.domain.aggregate import aggregate_info
-from eventjet.domain.history import FoldedState, fold_history
+from eventjet.domain.history import FoldedState, Link, fold_history
 from eventjet.domain.moment import check_moment
-from eventjet.domain.recorded import NO_METADATA, Recorded
+from eventjet.domain.recorded import NO_METADATA, Recorded, own_event
 from eventjet.errors import (
     CodecError,
     EventjetError,
@@ -113,6 +113,14 @@ class Histories(Generic[S]):
         """Fold the next event into a state; None if that fails, and then a read of the log raises the reason."""
         try:
             return self._fold_page(folded, [record])
+        except EventjetError:
+            return None
+
+    def folded_first(self, event: Recorded[Any]) -> FoldedState[S] | None:
+        """Return the state after an aggregate's first event; None if the fold fails, and then a load raises why."""
+        link = Link(event.version, event.position, 0, event.command_id, own_event(event).data)
+        try:
+            return fold_history(self._initial_state(), [link], event.aggregate_id, event.event_id)
         except EventjetError:
             return None
 

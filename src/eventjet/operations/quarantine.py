@@ -27,7 +27,8 @@ from eventjet.operations.events import stored_json
 from eventjet.projections.fold import is_of
 from eventjet.settings import Settings
 from eventjet.sql import quarantine as rows
-from eventjet.sql.database import COMMAND, READ_ONLY, Database
+from eventjet.sql.database import COMMAND, Database
+from eventjet.sql.dialect import READ_ONLY
 from eventjet.sql.locations import check_owner
 from eventjet.sql.quarantine import Listed, Shown, VerdictOutcome
 from eventjet.subscriptions import cursor_control

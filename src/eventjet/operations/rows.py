@@ -36,8 +36,7 @@ from eventjet.projections.row_codec import RowCodec
 from eventjet.rebuild.verifying import DriftProbe, are_equal
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.database import Database
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import Database, dialect_of
 from eventjet.sql.locations import check_owner, located
 from eventjet.sql.own_tables import quarantine
 from eventjet.sql.quarantine import of

@@ -42,9 +42,8 @@ from eventjet.rebuild.workspace import leftovers, remove_leftovers, workspace_of
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.database import BULK, Database
+from eventjet.sql.database import BULK, Database, dialect_of
 from eventjet.sql.dialect import Fault
-from eventjet.sql.dialects import dialect_of
 from eventjet.sql.quarantine import blocked_aggregates, park
 from eventjet.sql.table_moves import NotNow
 from eventjet.writers.batch import Batch, Parts

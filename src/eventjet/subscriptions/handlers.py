@@ -338,6 +338,7 @@ class ProcessHandler(EventHandler):
             async def woken(attempt: int) -> None:
                 if self._resting_positions.get(event.aggregate_id, -1) >= event.position:
                     return  # the process took its steps on a state that contains this event, which a step recorded
+                self._runner.cache_first(event)
                 with self.handling(attempt, event):
                     await self.wake(event.aggregate_id, event.position)
 

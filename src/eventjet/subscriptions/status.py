@@ -39,9 +39,8 @@ from eventjet.projections.app_ref import Application
 from eventjet.settings import Settings
 from eventjet.sql import locations
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, Checkpoint, read_all
-from eventjet.sql.database import COMMAND, READ_ONLY, Database
-from eventjet.sql.dialect import Fault
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import COMMAND, Database, dialect_of
+from eventjet.sql.dialect import READ_ONLY, Fault
 from eventjet.sql.quarantine import parked_counts
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import PROCESS, Cursor
