@@ -36,7 +36,8 @@ from eventjet.errors import (
     TransactionEnded,
     UnknownEvent,
 )
-from eventjet.log.integrity import check_running, check_whole_log, learn_voids, pause_of
+from eventjet.log.integrity import check_running, checking_whole_log, pause_of
+from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.observability import logs, tracing
 from eventjet.projections.fold import BlockedAggregates, Offered, is_newer
 from eventjet.projections.fold import reader as reader_of
@@ -326,7 +327,8 @@ class ProjectionRunner:
         """
         context = self._context
         await lease.check_tables()
-        await self._renewing(lease, learn_voids(context.client, context.stream, context.catalog))
+        skip_markers = context.client.run(reading_skip_markers(context.stream))
+        context.catalog.skipped.update(await self._renewing(lease, skip_markers))
         await carry_out_retries(session, context, self.resolved, lease, stop)
         await self._follow(session, lease, stop)
 
@@ -344,7 +346,8 @@ class ProjectionRunner:
             if not checkpoint.log:
                 await lease.check_unused()
             # Check after the durable exists: replacing the stream from here on deletes the durable too.
-            log = await self._renewing(lease, check_whole_log(context.client, context.stream, checkpoint))
+            checking = context.client.run(checking_whole_log(context.stream, checkpoint))
+            log = await self._renewing(lease, checking)
             if checkpoint.log != log or checkpoint.app != self.resolved.app or not await lease.are_tables_noted():
                 await lease.adopt(log)
             failpoints.reach("worker.log_checked")

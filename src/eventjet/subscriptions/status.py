@@ -30,9 +30,9 @@ from eventjet.errors import (
 )
 from eventjet.jetstream.api import StreamState, last_message, next_message, server_time, stream_info
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.integrity import log_fault, state_of_log
+from eventjet.log.integrity import log_fault
 from eventjet.log.public_stream import check_public
-from eventjet.log.topology import cursors_config, timer_config
+from eventjet.log.topology import cursors_config, identity_of, reading_log_state, timer_config
 from eventjet.log.topology import standstill as standstill_of
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application
@@ -136,22 +136,23 @@ def _cursor_records(connection: NatsConnection, app: Application) -> list[RawRec
 
 
 def cursor_fault(
-    connection: NatsConnection, identity: str, state: StreamState, cursor: Cursor
+    connection: NatsConnection, state: StreamState, cursor: Cursor
 ) -> LogRolledBack | LogIncomplete | str | None:
     """Return why a cursor cannot continue in this log; None if it can, or if it follows another stream."""
     if not cursor.log:
         return cursor.reason
     if cursor.kind == INBOX:
         return None
-    if cursor.log != identity:
+    if cursor.log != (identity := identity_of(state)):
         reason = f"it is of the log {cursor.log} and the stream {state.name!r} is {identity}"
         return LogRolledBack(cursor.name, cursor.position, reason)
-    return log_fault(connection, identity, state, cursor)
+    return connection.run(log_fault(state, cursor))
 
 
 def look_at_cursors(connection: NatsConnection, app: Application) -> list[CursorLook]:
     """Return all cursors of an app with their lags and faults; none where `init` has not created their bucket."""
-    identity, state = state_of_log(connection, app.name)
+    state = connection.run(reading_log_state(app.name))
+    identity_of(state)  # raises for a log that has lost its identity
     last = state.last
     declared = declarations_of(app)
     looks: list[CursorLook] = []
@@ -177,7 +178,7 @@ def look_at_cursors(connection: NatsConnection, app: Application) -> list[Cursor
         filters = [] if declaration is None else filters_of(app, declaration.events)
         lag, age_s = _lag(connection, app.name, cursor, filters, last)
         parked = sum(entry.parked.resolution in (QUARANTINED, RETRY) for entry in entries)
-        fault = standstill or cursor_fault(connection, identity, state, cursor)
+        fault = standstill or cursor_fault(connection, state, cursor)
         fault = fault or _public_fault(connection, app, cursor.name)
         looks.append(CursorLook(seen, lag, age_s, parked, "" if fault is None else str(fault)))
     return looks
@@ -579,10 +580,11 @@ def see_log(connection: NatsConnection, stream: str, checkpoints: Sequence[Check
 
     Blocks. Raises `Unreachable` and `StoreError`.
     """
-    identity, state = state_of_log(connection, stream)
+    state = connection.run(reading_log_state(stream))
+    identity_of(state)  # raises for a log that has lost its identity
     faults: dict[tuple[str, int], str] = {}
     for checkpoint in checkpoints:
-        fault = log_fault(connection, identity, state, checkpoint)
+        fault = connection.run(log_fault(state, checkpoint))
         if fault is not None and checkpoint.state in (NEW, BUILDING, ACTIVE):
             faults[checkpoint.name, checkpoint.revision] = str(fault)
     ages: dict[int, float | None] = {}
