@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from eventjet.domain.parked import PARKED, Parked
+from eventjet.domain.position import ACTIVE, FAILED, PAUSED
 from eventjet.errors import CursorDamaged
 from eventjet.subscriptions import cursor as module
-from eventjet.subscriptions.cursor import ACTIVE, FAILED, PAUSED, Cursor
+from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import ParkedEntry
 from eventjet.subscriptions.retry import OwnerWatch
 

@@ -10,6 +10,7 @@ from sqlalchemy import Column, Connection, MetaData, Table, delete, func, insert
 
 from eventjet import failpoints
 from eventjet.domain.parked import RETRIED, VERDICTS
+from eventjet.domain.position import BUILDING, RETIRED
 from eventjet.errors import RebuildOvertaken, RebuildRefused
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
@@ -18,7 +19,7 @@ from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runs import PURPOSE, Target
 from eventjet.rebuild.workspace import workspace_of
 from eventjet.sql import checkpoint
-from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, names_of, revisions
+from eventjet.sql.checkpoint import DECLARED, Checkpoint, names_of, revisions
 from eventjet.sql.database import Database
 from eventjet.sql.dialect import listed
 from eventjet.sql.dialects import dialect_of

@@ -22,6 +22,7 @@ from sqlalchemy import Column, ColumnElement, Connection, String, Table, Text, a
 from eventjet import failpoints
 from eventjet.codec.headers import RawRecord
 from eventjet.domain.identity import encode_id
+from eventjet.domain.position import RETIRED
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import RebuildError, RowUnreadable
 from eventjet.findings import Finding, Level
@@ -40,7 +41,7 @@ from eventjet.rebuild.runner import check_loaded, load, replaying
 from eventjet.rebuild.shadow import Pair, R_co, Shadow, shadow_of
 from eventjet.rebuild.workspace import remove_leftovers
 from eventjet.settings import Settings
-from eventjet.sql.checkpoint import RETIRED, Checkpoint
+from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import READ_ONLY
 from eventjet.sql.dialects import dialect_of
 

@@ -16,6 +16,7 @@ from typing import TypeAlias, TypeVar
 from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.codec.subjects import cursor_name, declared_name
 from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRY
+from eventjet.domain.position import PAUSED
 from eventjet.domain.reactor import Start, partition_of
 from eventjet.errors import CursorFenced, EventjetError, LogUnusable, StreamMissing, UsageError
 from eventjet.jetstream.api import delete_consumer, message_at, stream_info
@@ -23,7 +24,7 @@ from eventjet.jetstream.client import Client
 from eventjet.log.store import EventStore
 from eventjet.projections.fold import is_of
 from eventjet.sql.quarantine import Listed, Shown, VerdictOutcome
-from eventjet.subscriptions.cursor import PAUSED, Cursor
+from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import CHANGES_MAX, CursorEntry, Cursors, ParkedEntry
 from eventjet.subscriptions.declarations import Declaration, missing_stream
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias, cast
@@ -26,6 +26,7 @@ from eventjet.jetstream.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_m
 from eventjet.jetstream.client import Client
 from eventjet.log.topology import cursors_config, explained
 from eventjet.subscriptions.cursor import Cursor, known_fields
+from eventjet.subscriptions.retry import boot_clock
 
 CHANGES_MAX = 900
 """Most quarantine changes in one write: a batch holds 1,000 messages."""
@@ -100,7 +101,7 @@ class StoredCursor:
     cursor: Cursor
     sequence: int
     written_at: float = 0.0
-    """When the last successful write began, in seconds by the owner's clock; set by the owner."""
+    """When the last successful write began, in seconds by this process's clock; 0 before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,9 @@ class CursorEntry:
 class Cursors:
     """The cursors and quarantines of one app, for any number of tasks of one loop."""
 
-    def __init__(self, client: Client, app: str) -> None:
+    def __init__(self, client: Client, app: str, clock: Callable[[], float] = boot_clock) -> None:
+        """Use the cursors of an app; `clock` is the clock of leases, in seconds."""
+        self.clock = clock
         self._bucket = bucket = cursor_bucket(app)
         self.app = app
         self._client = client
@@ -178,7 +181,9 @@ class Cursors:
         )
 
     async def _replace(self, stored: StoredCursor, cursor: Cursor, messages: Sequence[_Message]) -> None:
+        began = self.clock()
         last = await self._send(cursor.name, messages)
+        stored.written_at = began
         stored.sequence = last - len(messages) + 1
         stored.cursor = cursor
 

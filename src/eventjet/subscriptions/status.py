@@ -16,6 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from eventjet.codec.headers import RawRecord
 from eventjet.codec.subjects import cursor_bucket
 from eventjet.domain.parked import PARKED, RETRY
+from eventjet.domain.position import ACTIVE, BUILDING, FAILED, NEW
 from eventjet.errors import (
     CursorDamaged,
     EventjetError,
@@ -38,7 +39,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application
 from eventjet.settings import Settings
 from eventjet.sql import locations
-from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, Checkpoint, read_all
+from eventjet.sql.checkpoint import Checkpoint, read_all
 from eventjet.sql.database import COMMAND, READ_ONLY, Database
 from eventjet.sql.dialect import Fault
 from eventjet.sql.dialects import dialect_of
