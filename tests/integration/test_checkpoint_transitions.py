@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, delete
 
 from eventjet.domain import position
-from eventjet.domain.position import ACTIVE, FAILED, NEW, PAUSED, RETIRED, STATES, Transition
+from eventjet.domain.position import ACTIVE, FAILED, NEW, PAUSED, RETIRED, Transition
 from eventjet.errors import CheckpointFenced
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import Checkpoint
@@ -152,24 +151,3 @@ def test_a_pause_keeps_the_state_for_the_time_after_it(engine: Engine) -> None:
             assert held is not None
             if state != NEW:
                 checkpoint.settle(connection, held, ACTIVE)
-
-
-def test_the_table_in_the_docstring_says_what_the_data_says() -> None:
-    header, _, *rows = [line for line in (position.__doc__ or "").splitlines() if line.startswith("|")]
-    states = cells(header)[1:-1]
-    assert sorted(states) == sorted(STATES)
-    shown = {name: (dict(zip(states, middle, strict=True)), deposes) for name, *middle, deposes in map(cells, rows)}
-    found = {one.name: one for one in vars(position).values() if isinstance(one, Transition)}
-    assert shown.keys() == found.keys() | {"resume"}
-    for name, one in found.items():
-        said, deposes = shown[name]
-        assert (deposes == "yes") == one.deposes, name
-        for state in states:
-            becomes = one.states.get(state)
-            symbol = "-" if becomes is None else "=" if becomes == state else becomes
-            starred = said[state].replace("active*", symbol) if name == "swap in" else said[state]
-            assert starred == symbol, (name, state)
-
-
-def cells(line: str) -> list[str]:
-    return [one.strip() for one in re.split(r"\|", line)[1:-1]]
