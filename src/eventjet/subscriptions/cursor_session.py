@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext, suppress
@@ -41,7 +42,7 @@ from eventjet.projections.fold import Offered, Reader, blocked_by, is_of, parked
 from eventjet.runtime import called
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor
-from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, ParkedEntry, StoredCursor, parked_now
+from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, ParkedEntry, StoredCursor
 from eventjet.subscriptions.handlers import EventHandler, Try
 from eventjet.subscriptions.keyed_executor import KeyedExecutor
 from eventjet.subscriptions.partitions import PartitionAssignment
@@ -491,7 +492,7 @@ class CursorSession:
     def _park(self, parked: Parked, tries: int = 0) -> None:
         if parked.resolution == PARKED:
             self._meter.tries["parked"] += 1
-        self._to_write.append(parked_now(parked, tries, self._initial_cursor.log))
+        self._to_write.append(ParkedEntry(parked, time.time(), tries, log=self._initial_cursor.log))
         self._executor.changed.set()
 
     async def _try(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
