@@ -226,7 +226,7 @@ class Tokens:
 
     def __call__(self, event: Recorded[Any]) -> list[str]:
         """Return one token for each key of the event; raises `HandlerFailed`."""
-        return [key_token(key) for key in self._fold.keys((event,))]
+        return [key_token(key) for key in self._fold.keyed((event,))[1]]
 
 
 def key_token(key: RowKey) -> str:
