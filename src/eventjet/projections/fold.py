@@ -200,7 +200,7 @@ class BlockedAggregates:
 
     aggregates: set[AggregateKey] = field(default_factory=set[AggregateKey])
     """Aggregates whose events wait in the quarantine."""
-    known: Mapping[int, str] = field(default_factory=dict[int, str])
+    resolutions: Mapping[int, str] = field(default_factory=dict[int, str])
     """Resolutions of later positions that are in the quarantine already: parked, blocked, retry or dropped."""
 
 
@@ -301,7 +301,7 @@ class ParkingFold:
         Changed rows are normalised; None stands for a deleted row.
         """
         key_of = self._key_of
-        aggregates, resolutions = blocked.aggregates, blocked.known
+        aggregates, resolutions = blocked.aggregates, blocked.resolutions
         changed: Rows = {}
         take, _ = row_steps(self._resolved, self._codec, rows, changed)
         parked: list[Parked] = []

@@ -35,7 +35,7 @@ class Folding:
         self._rows: Rows = {}
         self.own_key: str | None = None
         """The token of the only key for which the next event is folded; None for all keys of the event."""
-        self.blocked = BlockedAggregates(known=resolutions)
+        self.blocked = BlockedAggregates(resolutions=resolutions)
         self._parking = ParkingFold(resolved, self.codec) if resolved.quarantines else None
         several = resolved.reads and resolved.key_of is None
         self._fold = Fold(replace(resolved, keys_of=self._keys_of) if several else resolved, self.codec)
@@ -99,12 +99,12 @@ class Foldings:
         """
         catalog = app.catalog.of_log(voids)
         self.each = [
-            Folding(fold_of(app, target.projection), target.database.dialect, target.known) for target in targets
+            Folding(fold_of(app, target.projection), target.database.dialect, target.resolutions) for target in targets
         ]
         self._plain = [folding for folding in self.each if not folding.resolved.quarantines]
         self._decode = chained(catalog, {event for folding in self._plain for event in folding.events}, predecessors)
         self._quarantining = [
-            (folding, Offering(catalog, folding.events, folding.blocked.known, predecessors))
+            (folding, Offering(catalog, folding.events, folding.blocked.resolutions, predecessors))
             for folding in self.each
             if folding.resolved.quarantines
         ]
