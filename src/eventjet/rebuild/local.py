@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from eventjet import failpoints
 from eventjet.archive.reading import FolderFiles, Segment
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.errors import UsageError
 from eventjet.jetstream.reader import read_range
 from eventjet.rebuild.folding import Foldings
@@ -47,11 +47,13 @@ class LocalEngine:
         watch = job.watch
         parts: list[Part] = []
 
-        def load_rows(target: Target, rows: Iterable[Sequence[Any]], events: int, parked: Sequence[Parked]) -> None:
+        def load_rows(
+            target: Target, rows: Iterable[Sequence[Any]], events: int, parked: Sequence[Quarantined]
+        ) -> None:
             parts.append(Part(target.projection, events, load_part(target, len(parts), rows), parked))
 
         with job.earlier() as earlier, watch.phase("read", plan.events), uncollected():
-            foldings = Foldings(job.app, targets, job.catalog.voids, earlier)
+            foldings = Foldings(job.app, targets, job.catalog.skipped, earlier)
             pairs = list(zip(targets, foldings.each, strict=True))
             failpoints.reach("rebuild.engine_started")
             done = 0
@@ -76,7 +78,7 @@ class LocalEngine:
         watch, endpoint = job.watch, job.log.endpoint
         subjects = f"{plan.stream}.{aggregate}.*"
         with (
-            SnapshotFold(job.app, aggregate, min_events, endpoint, plan.last, job.catalog.voids) as fold,
+            SnapshotFold(job.app, aggregate, min_events, endpoint, plan.last, job.catalog.skipped) as fold,
             uncollected(),
         ):
             with watch.phase("read", plan.events):

@@ -194,9 +194,9 @@ async def _head(sources: Sources, kind: str, aggregate_id: str) -> tuple[OpenLog
 
 
 async def _history_rows(log: OpenLog, kind: str, aggregate_id: str, upto: int, head: Head) -> list[dict[str, Any]]:
-    voids = await log.jet.voids()
+    skipped = await log.jet.skipped()
     records = await page_of(log.repositories.store, kind, aggregate_id, upto, head)
-    return [header_view(record, voids) | {"logged_at": import_time(record)} for record in records]
+    return [header_view(record, skipped) | {"logged_at": import_time(record)} for record in records]
 
 
 async def _snapshot(log: OpenLog, kind: str, aggregate_id: str) -> SnapshotInfo | None:
