@@ -31,15 +31,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import spans, tracing
 from eventjet.projections.app_ref import Application, AppRef, loaded
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.rebuild.plan import (
-    CHOICES,
-    EngineChoice,
-    EngineName,
-    Extent,
-    Plan,
-    choose_engine,
-    make_plan,
-)
+from eventjet.rebuild.plan import CHOICES, EngineChoice, EngineName, Plan, choose_engine, make_plan
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.replay_source import Log, ReplaySource, archived_source
 from eventjet.rebuild.runs import Part, Target, redacted
@@ -132,15 +124,23 @@ class Job:
         """Return a reader that looks up the event before a given event of an aggregate; the caller closes it."""
         return PredecessorReader(self.log.endpoint, self.log.stream)
 
-    def extent(self, last: int) -> Extent:
-        """Return the range of positions to read up to `last`; raises `LogIncomplete` when events are missing."""
-        self.source.check_integrity(self.log.state)
-        return Extent(self.app.name, self.source.first, last, self.source.archived)
-
     def plan(self, resolved: Sequence[AnyResolved], last: int) -> Plan:
-        """Return a plan from the first event to `last`, for the job's engine and this machine's cores."""
-        keys, cores = self.log.state.subjects, cpu_count() or 1
-        return make_plan(self.extent(last), resolved, keys=keys, engine=self.engine.name, cores=cores)
+        """Return a plan from the first event to `last`, for the job's engine and this machine's cores.
+
+        Raises `LogIncomplete` when events are missing.
+        """
+        source, state = self.source, self.log.state
+        source.check_integrity(state)
+        return make_plan(
+            self.app.name,
+            source.first,
+            last,
+            resolved,
+            engine=self.engine.name,
+            cores=cpu_count() or 1,
+            keys=state.subjects,
+            archived=source.archived,
+        )
 
 
 class Engine(Protocol):
