@@ -15,7 +15,7 @@ import pytest
 
 from eventjet import App, Recorded, Step, listens, process
 from eventjet.dev.nats import NatsServer
-from eventjet.domain.parked import PARKED, Parked
+from eventjet.domain.quarantined import QUARANTINED, Quarantined
 from eventjet.examples.bank.app import bank
 from eventjet.examples.transfer.accounts import Account, Noted, Opened
 from eventjet.examples.transfer.app import transfers
@@ -133,7 +133,9 @@ async def test_a_parked_head_leads_to_the_quarantine(settings: Settings) -> None
         async with connected(settings) as nats:
             cursors = Cursors(nats, transfers.name)
             held = await cursors.read("transfer")
-            parked = Parked(9, "transfer", "t-1", "id", "transfer.requested", PARKED, "<b>it broke</b>", "", None)
+            parked = Quarantined(
+                9, "transfer", "t-1", "id", "transfer.requested", QUARANTINED, "<b>it broke</b>", "", None
+            )
             await cursors.write(held, held.cursor, to_write=[ParkedEntry(parked, tries=1, log=held.cursor.log)])
         answer = await client.get("/processes/one?name=transfer&id=t-1")
         assert "/quarantine/one?name=transfer&amp;position=9" in answer.text

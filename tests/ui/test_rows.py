@@ -22,7 +22,8 @@ from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.operations import rows
 from eventjet.operations.tables import tables_seen
-from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.database import Database
+from eventjet.sql.dialect import READ_ONLY
 from tests.hostile_ids import hostile_ids
 from tests.tables import execute
 from tests.ui.shelf import Person, begun, letters, looking, register, settings_of, shelf

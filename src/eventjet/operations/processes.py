@@ -16,10 +16,10 @@ from eventjet.codec.subjects import entity_shown, subject_of
 from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import evolved
-from eventjet.domain.parked import BLOCKED
 from eventjet.domain.personal import argument_hints, masked
 from eventjet.domain.position import PAUSED
 from eventjet.domain.process import Call, ProcessInfo, Step, deadlines_of
+from eventjet.domain.quarantined import BLOCKED
 from eventjet.domain.state import own_copy
 from eventjet.errors import (
     CodecError,
@@ -99,7 +99,7 @@ async def running(app: App, settings: Settings, name: str) -> AsyncGenerator[Run
     """Open a connection for the processes of this name. Raises `UsageError` for a name that the app lacks."""
     _class_of(app, name)
     async with open_repositories(app, settings) as (repositories, client):
-        repositories.catalog.voids.update(await repositories.store.skip_markers())
+        repositories.catalog.skipped.update(await repositories.store.skip_markers())
         yield running_over(app, repositories, client, name)
 
 
@@ -284,7 +284,7 @@ async def process_history(jet: Jet, client: Client, running: Running, process_id
     Raises `StoreUnavailable`, `Forbidden` and `Refused`.
     """
     runner = running.runner
-    await jet.voids()
+    await jet.skipped()
     subject = subject_of(jet.name, runner.name, process_id)
     records, remaining = await page_of_log(client, jet.name, 1, subject, HISTORY_MAX)
     moments = [_moment(jet, runner.name, process_id, record) for record in records]

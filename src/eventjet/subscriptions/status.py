@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.codec.headers import RawRecord
 from eventjet.codec.subjects import cursor_bucket
-from eventjet.domain.parked import PARKED, RETRY
 from eventjet.domain.position import ACTIVE, BUILDING, FAILED, NEW
+from eventjet.domain.quarantined import QUARANTINED, RETRY
 from eventjet.errors import (
     CursorDamaged,
     EventjetError,
@@ -40,9 +40,8 @@ from eventjet.projections.app_ref import Application
 from eventjet.settings import Settings
 from eventjet.sql import locations
 from eventjet.sql.checkpoint import Checkpoint, read_all
-from eventjet.sql.database import COMMAND, READ_ONLY, Database
-from eventjet.sql.dialect import Fault
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import COMMAND, Database, dialect_of
+from eventjet.sql.dialect import READ_ONLY, Fault
 from eventjet.sql.quarantine import parked_counts
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import PROCESS, Cursor
@@ -189,7 +188,7 @@ def _look_at_cursor(
     except NoResponders as error:
         # Where the settings may not be read, the failed listing is all that is known.
         standstill, entries = standstill or error, []
-    parked = sum(entry.parked.resolution in (PARKED, RETRY) for entry in entries)
+    parked = sum(entry.parked.resolution in (QUARANTINED, RETRY) for entry in entries)
     if declaration is not None and declaration.stream:
         stream = declaration.stream
         try:

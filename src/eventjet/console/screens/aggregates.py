@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from eventjet.codec.headers import RawRecord, stored_at
 from eventjet.codec.subjects import entity_key, is_name
-from eventjet.commands.history import PAGE_MAX, Head, head_of, page_of, record_of
+from eventjet.commands.history import Bounds, Head, History
 from eventjet.console.pages import ID_MAX, page, query_number, query_text
 from eventjet.console.sources import ANSWER_S, OpenLog, Seen, Sources
 from eventjet.domain.identity import decode_id
@@ -93,6 +93,8 @@ def _told(kind: str) -> str:
     return repr(printable(cut(kind, 60)))
 
 
+PAGE_MAX = 50
+"""Versions of one page of a history."""
 _UNASKED_MAX = 2_000
 """The most events that are folded for a page without a requested version."""
 
@@ -189,14 +191,15 @@ def _versions(request: Request) -> tuple[int | None, int | None, int | None]:
 
 async def _head(sources: Sources, kind: str, aggregate_id: str) -> tuple[OpenLog, Head] | None:
     log = await sources.log()
-    head = await head_of(log.repositories.store, kind, aggregate_id)
+    head = await History(log.repositories.store, kind, aggregate_id).head()
     return None if head is None else (log, head)
 
 
 async def _history_rows(log: OpenLog, kind: str, aggregate_id: str, upto: int, head: Head) -> list[dict[str, Any]]:
-    voids = await log.jet.voids()
-    records = await page_of(log.repositories.store, kind, aggregate_id, upto, head)
-    return [header_view(record, voids) | {"logged_at": import_time(record)} for record in records]
+    skipped = await log.jet.skipped()
+    bounds = Bounds(version=upto, newest_first=True, limit=PAGE_MAX)
+    records = await History(log.repositories.store, kind, aggregate_id).records(bounds, head)
+    return [header_view(record, skipped) | {"logged_at": import_time(record)} for record in records]
 
 
 async def _snapshot(log: OpenLog, kind: str, aggregate_id: str) -> SnapshotInfo | None:
@@ -216,16 +219,17 @@ async def _state(
     values: dict[str, Any] = {"version": version, "state": None, "event": None, "headers": (), "folds": False}
     if not version:
         return values
+    history = History(log.repositories.store, *of)
     if log.travel.knows(of[0]):
         other_version = version - 1 if asked[1] is None else min(asked[1], head.version)
         folded_max = FOLDED_MAX if asked[0] is not None else _UNASKED_MAX
         state, event = await asyncio.gather(
             sources.see("The server", lambda: _compared(log.travel, of, version, other_version, folded_max), left),
-            sources.see("The server", lambda: record_of(log.repositories.store, *of, version, head), left),
+            sources.see("The server", lambda: history.record(version, head.last), left),
         )
         values |= {"state": state, "folds": True, "folds_max": FOLDED_MAX, "snapshots": log.travel.snapshots(of[0])}
     else:
-        event = await sources.see("The server", lambda: record_of(log.repositories.store, *of, version, head), left)
+        event = await sources.see("The server", lambda: history.record(version, head.last), left)
     return values | _event(log, event)
 
 

@@ -48,7 +48,7 @@ from eventjet.operations.log import (
     news_since,
     page_before,
     page_from,
-    voids_among,
+    skipped_among,
 )
 from eventjet.text import cut, cut_values
 
@@ -243,8 +243,8 @@ _STEP_MAX = 200
 
 async def rows_of(jet: Jet, client: Client, records: Sequence[RawRecord]) -> list[dict[str, Any]]:
     """Return what a page shows of records; never raises for their contents."""
-    voids = await voids_among(client, jet.name, records)
-    return [event_view(jet, record, voids) for record in records]
+    skipped = await skipped_among(client, jet.name, records)
+    return [event_view(jet, record, skipped) for record in records]
 
 
 class Tail:
@@ -328,7 +328,7 @@ async def event(request: Request) -> Response:
         sources.see("The server", lambda: effects_of(store, record, after), remaining_s),
         sources.see("The app", lambda: _rows_touched(sources, log, record), remaining_s),
     )
-    view = event_view(log.jet, record, log.repositories.catalog.voids)
+    view = event_view(log.jet, record, log.repositories.catalog.skipped)
     trace = (metadata.traceparent or "").split("-")
     return page(
         request,
@@ -355,7 +355,7 @@ async def event(request: Request) -> Response:
 async def _at(sources: Sources, position: int) -> tuple[OpenLog, RawRecord | None, int]:
     log = await sources.log()
     store = log.repositories.store
-    record, state, _ = await asyncio.gather(store.at(position), store.state(), log.jet.voids())
+    record, state, _ = await asyncio.gather(store.at(position), store.state(), log.jet.skipped())
     return log, record, state.last
 
 
@@ -373,7 +373,7 @@ async def _rows_touched(sources: Sources, log: OpenLog, record: RawRecord) -> li
 
 
 def _line(log: OpenLog, record: RawRecord) -> dict[str, Any]:
-    return header_view(record, log.repositories.catalog.voids)
+    return header_view(record, log.repositories.catalog.skipped)
 
 
 def _tree(log: OpenLog, effects: Effects | None) -> list[dict[str, Any]]:

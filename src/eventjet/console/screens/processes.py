@@ -75,7 +75,7 @@ async def process(request: Request) -> Response:
 
     async def now() -> ProcessView:
         log = await sources.log()
-        await log.jet.voids()
+        await log.jet.skipped()
         try:
             return await process_view(running_over(sources.app, log.repositories, log.client, name), process_id)
         except Refused as error:
