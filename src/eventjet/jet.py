@@ -368,7 +368,7 @@ class Jet:
 
     async def _tail(self, log_tail: LogTail) -> AsyncGenerator[Recorded[Any]]:
         log_tail.check()
-        await self.voids()
+        await self.skipped()
         async for recorded in log_tail.read(self.store, self._decoder):
             yield recorded
 
@@ -376,11 +376,11 @@ class Jet:
         """Decode a record of the log as an event of the app; None for a retired event and for a skipped record."""
         return self._decoder(record)
 
-    async def voids(self) -> Mapping[int, str]:
+    async def skipped(self) -> Mapping[int, str]:
         """Read the skip markers of the log, which `decode` obeys from now on; return reasons by position."""
         self._guard.check()
-        self._catalog.voids.update(await self.store.skip_markers())
-        return self._catalog.voids
+        self._catalog.skipped.update(await self.store.skip_markers())
+        return self._catalog.skipped
 
     async def log(self) -> LogState:
         """Return the stream identity and the first and last position of the log."""

@@ -17,7 +17,8 @@ from eventjet.errors import NotCaughtUp, PromotionRefused, Unreachable, UsageErr
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.rebuild.workspace import leftovers, remove_leftovers
 from eventjet.settings import Settings
-from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.database import Database
+from eventjet.sql.dialect import READ_ONLY
 from eventjet.sql.locations import check_tables, create_tables
 from eventjet.sql.revisions import Promoted, promote, retire, unused
 from tests.caught_up import wait_caught_up

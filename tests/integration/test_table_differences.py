@@ -23,8 +23,7 @@ from eventjet.projections.row_codec import RowCodec
 from eventjet.rebuild import rebuild
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import DECLARED, Checkpoint
-from eventjet.sql.database import Database
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import Database, dialect_of
 from eventjet.sql.locations import check_tables, create_tables, located
 from eventjet.sql.sqlite import make_readable
 from eventjet.sql.statements import Changes

@@ -16,7 +16,7 @@ from sqlalchemy import JSON, BigInteger, Column, Integer, MetaData, String, Tabl
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.headers import RawRecord
 from eventjet.domain.aggregate import event
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.fold import BlockedAggregates, Offered
 from eventjet.projections.projection import entries, projection
@@ -140,7 +140,7 @@ class Database:
         self.rows |= {codec.key(row): row for row in (*changes.made, *changes.kept)}
         for key in changes.gone:
             self.rows.pop(key, None)
-        found: Sequence[Parked] = changes.quarantine.parked if changes.quarantine else ()
+        found: Sequence[Quarantined] = changes.quarantine.parked if changes.quarantine else ()
         for one in found:
             assert one.position not in self.parked
             self.parked[one.position] = (one.aggregate_id, one.resolution, one.reason)

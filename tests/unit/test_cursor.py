@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from eventjet.domain.parked import PARKED, Parked
+from eventjet.domain.quarantined import QUARANTINED, Quarantined
 from eventjet.errors import CursorDamaged
 from eventjet.subscriptions import cursor as module
 from eventjet.subscriptions.cursor import ACTIVE, FAILED, PAUSED, Cursor
@@ -143,7 +143,9 @@ def test_releases_before_and_after_this_one_read_each_other() -> None:
 
 
 def test_an_entry_of_a_quarantine_that_a_later_release_wrote_is_read() -> None:
-    entry = ParkedEntry(Parked(7, "account", "ada", "e", "account.opened", PARKED, "why"), 1.5, tries=2, log="log")
+    entry = ParkedEntry(
+        Quarantined(7, "account", "ada", "e", "account.opened", QUARANTINED, "why"), 1.5, tries=2, log="log"
+    )
     told = orjson.loads(entry.encoded())
     told["parked"] |= {"added_later": 1}
     assert ParkedEntry.decoded(orjson.dumps({**told, "added_later": {"some": 1}}), 9) == replace(entry, sequence=9)

@@ -50,29 +50,29 @@ KINDS = {
 
 
 def written(kinds: Sequence[tuple[str, int]]) -> tuple[Written, dict[int, str]]:
-    store, voids, version, others = Written("shop"), dict[int, str](), 0, 0
+    store, skipped, version, others = Written("shop"), dict[int, str](), 0, 0
     for kind, number in kinds:
         if kind == "other":
             others += 1
             store.put("bell.b", "bell.rung", others)
         elif kind == "garbage":
-            voids[store.put("bell.a", "x", None)] = "no event"
+            skipped[store.put("bell.a", "x", None)] = "no event"
         elif kind == "copy":
             told = number if number != version + 1 else number + 1
             if told <= len(store._records) + 1:  # pyright: ignore[reportPrivateUsage]  else it tells none
-                voids[store.put("bell.a", "bell.rung", told)] = "a copy"
+                skipped[store.put("bell.a", "bell.rung", told)] = "a copy"
         else:
             version += 1
             last = store._last.get("shop.bell.a", 0)  # pyright: ignore[reportPrivateUsage]
             position = store.put("bell.a", "bell.gone" if kind == "retired" else "bell.rung", version, last)
             if kind == "voided":
-                voids[position] = "wrong"
-    return store, voids
+                skipped[position] = "wrong"
+    return store, skipped
 
 
-def excerpts(store: MemoryStore, voids: dict[int, str]) -> Excerpts:
-    catalog = Catalog([Rung], retired=["bell.gone"]).of_log(voids)
-    return Excerpts(store, "bell", Decoder(catalog), voids)
+def excerpts(store: MemoryStore, skipped: dict[int, str]) -> Excerpts:
+    catalog = Catalog([Rung], retired=["bell.gone"]).of_log(skipped)
+    return Excerpts(store, "bell", Decoder(catalog), skipped)
 
 
 bounds = st.builds(
@@ -88,10 +88,10 @@ bounds = st.builds(
 @example([("event", 1)] * 6 + [("other", 1), ("copy", 6), ("event", 1)], Excerpt(after=5))
 @given(st.lists(st.tuples(st.sampled_from(list(KINDS)), st.integers(1, 9)), max_size=25), bounds)
 def test_a_part_is_what_it_is_of_the_whole(kinds: list[tuple[str, int]], wanted: Excerpt) -> None:
-    store, voids = written(kinds)
+    store, skipped = written(kinds)
 
     async def read() -> None:
-        there = excerpts(store, voids)
+        there = excerpts(store, skipped)
         whole = await there.read("a", Excerpt())
         assert await there.read("a", wanted) == wanted.cut(whole)
 
@@ -151,8 +151,8 @@ def test_a_part_of_a_broken_history_is_what_comes_before_the_break_or_an_error(
 
 
 async def test_a_part_of_a_long_history_costs_few_looks_and_few_records() -> None:
-    store, voids = written([("event", 0), ("other", 0), ("other", 0)] * LONG)
-    there = excerpts(store, voids)
+    store, skipped = written([("event", 0), ("other", 0), ("other", 0)] * LONG)
+    there = excerpts(store, skipped)
     for wanted, records in [
         (Excerpt(newest_first=True, limit=1), 2),
         (Excerpt(newest_first=True, limit=10), 10),
@@ -171,8 +171,8 @@ async def test_a_part_of_a_long_history_costs_few_looks_and_few_records() -> Non
 
 
 async def test_retired_events_at_the_end_are_passed_over_in_growing_windows() -> None:
-    store, voids = written([("event", 0)] * 3 + [("retired", 0)] * LONG)
-    found = await excerpts(store, voids).read("a", Excerpt(newest_first=True, limit=2))
+    store, skipped = written([("event", 0)] * 3 + [("retired", 0)] * LONG)
+    found = await excerpts(store, skipped).read("a", Excerpt(newest_first=True, limit=2))
     assert [one.version for one in found] == [3, 2]
     assert store.asked <= 150
 
@@ -180,8 +180,8 @@ async def test_retired_events_at_the_end_are_passed_over_in_growing_windows() ->
 def test_what_is_cut_is_in_the_order_asked_for() -> None:
     def of(**bounds: Any) -> list[int]:
         async def read() -> list[int]:
-            store, voids = written([("event", 0)] * 5)
-            return [one.version for one in await excerpts(store, voids).read("a", Excerpt(**bounds))]
+            store, skipped = written([("event", 0)] * 5)
+            return [one.version for one in await excerpts(store, skipped).read("a", Excerpt(**bounds))]
 
         return asyncio.run(read())
 

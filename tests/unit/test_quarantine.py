@@ -17,7 +17,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.codec.headers import RawRecord, header_block
 from eventjet.codec.reasons import TRACEBACK_MAX
 from eventjet.domain.aggregate import event
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import DefinitionError, UnknownEvent
 from eventjet.projections.fold import (
@@ -126,7 +126,7 @@ class Model:
         self.fold = ParkingFold(resolved, CODEC)
         self.held = held or BlockedAggregates()
         self.rows: Rows = {}
-        self.kept: dict[int, Parked] = {}
+        self.kept: dict[int, Quarantined] = {}
         self.offer = Offering(CATALOG, resolved.events, self.held.known)
 
     def take(self, records: Iterable[RawRecord]) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from eventjet.codec.headers import RawRecord
-from eventjet.domain.parked import BLOCKED, PARKED, RETRIED, RETRY, AggregateKey, Parked
+from eventjet.domain.quarantined import BLOCKED, QUARANTINED, RETRIED, RETRY, AggregateKey, Quarantined
 from eventjet.domain.reactor import Retry
 from eventjet.errors import StoreUnavailable
 from eventjet.observability.metrics import FollowerMeter
@@ -106,7 +106,7 @@ def record_at(position: int) -> RawRecord:
 
 
 def parked_at(position: int, resolution: str) -> ParkedEntry:
-    return ParkedEntry(Parked(position, "thing", "one", "", "", resolution), log="log")
+    return ParkedEntry(Quarantined(position, "thing", "one", "", "", resolution), log="log")
 
 
 def term_of(
@@ -133,7 +133,7 @@ async def test_what_was_parked_is_written_with_the_next_write_when_one_had_no_an
     with pytest.raises(StoreUnavailable):
         await term.write()
     await term.write()
-    assert cursors.writes == [(2, [(1, PARKED), (2, BLOCKED)])]
+    assert cursors.writes == [(2, [(1, QUARANTINED), (2, BLOCKED)])]
     await term.write()
     assert cursors.writes[1:] == [(2, [])]
     taking.cancel()
@@ -142,19 +142,19 @@ async def test_what_was_parked_is_written_with_the_next_write_when_one_had_no_an
 
 async def test_what_comes_again_waits_for_nothing_that_is_parked_after_it() -> None:
     cursors, lanes = Written(), KeyedExecutor(4, 100)
-    term = term_of(cursors, lanes, [parked_at(5, PARKED)])
+    term = term_of(cursors, lanes, [parked_at(5, QUARANTINED)])
     taking = asyncio.ensure_future(term.take(Records([3, 4, 5, 6])))
     while lanes.position < 6:
         await asyncio.sleep(0)
     await term.write()
-    assert cursors.writes == [(6, [(3, PARKED), (4, BLOCKED), (6, BLOCKED)])]
+    assert cursors.writes == [(6, [(3, QUARANTINED), (4, BLOCKED), (6, BLOCKED)])]
     taking.cancel()
     await lanes.close()
 
 
 async def test_a_retry_stops_before_what_is_parked_itself() -> None:
     cursors, lanes = Written(), KeyedExecutor(4, 100)
-    term = term_of(cursors, lanes, [parked_at(3, RETRY), parked_at(4, BLOCKED), parked_at(5, PARKED)])
+    term = term_of(cursors, lanes, [parked_at(3, RETRY), parked_at(4, BLOCKED), parked_at(5, QUARANTINED)])
     taking = asyncio.ensure_future(term.take(Records([3, 4, 5, 6])))
     while lanes.position < 6:
         await asyncio.sleep(0)

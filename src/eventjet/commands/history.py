@@ -195,11 +195,11 @@ class Excerpt:
 class Excerpts:
     """The reader of parts of histories, of one aggregate type."""
 
-    def __init__(self, store: EventStore, aggregate: str, decoder: Decoder, voids: Mapping[int, str]) -> None:
+    def __init__(self, store: EventStore, aggregate: str, decoder: Decoder, skipped: Mapping[int, str]) -> None:
         self._store = store
         self._aggregate = aggregate
         self._decoder = decoder
-        self._voids = voids
+        self._skipped = skipped
 
     async def read(self, aggregate_id: str, excerpt: Excerpt) -> list[Recorded[Any]]:
         """Return the events within the bounds, without retired events.
@@ -218,7 +218,7 @@ class Excerpts:
 
     async def _whole_history(self, aggregate_id: str) -> list[Recorded[Any]]:
         records = await self._store.history(self._aggregate, aggregate_id)
-        chain, follows = _ChainCheck(self._voids), True
+        chain, follows = _ChainCheck(self._skipped), True
         decoded: list[Recorded[Any] | None] = []
         for record in records:
             decoded.append(self._decoder(record))
@@ -243,7 +243,7 @@ class Excerpts:
             first = await record_of(
                 self._store, self._aggregate, aggregate_id, min(excerpt.after + 1, head.version), head
             )
-            if first is None or first[0] in self._voids:
+            if first is None or first[0] in self._skipped:
                 return None  # the event of that version may be before this record
         events = await self._events_from(aggregate_id, first, excerpt)
         return events[::-1] if events is not None and excerpt.newest_first else events
@@ -256,7 +256,7 @@ class Excerpts:
         None if records do not follow one another, if `first` is of a later version than the first requested event or
         does not follow the record before it, or if `end` is given and the last event is not at that position.
         """
-        chain = _ChainCheck(self._voids)
+        chain = _ChainCheck(self._skipped)
         if first is not None and not chain.begins_before(first, excerpt.after + 1):
             return None
         events, after = list[Recorded[Any]](), max(chain.position - 1, 0)
@@ -309,7 +309,7 @@ class Excerpts:
             lowest = max(upto - window, excerpt.after)
             first = await record_of(self._store, self._aggregate, aggregate_id, lowest + 1, head)
             part = Excerpt(after=lowest, version=upto)
-            if first is None or first[0] in self._voids or last[0] in self._voids:
+            if first is None or first[0] in self._skipped or last[0] in self._skipped:
                 return None
             events = await self._events_from(aggregate_id, first, part, end=last[0])
             if events is None:
@@ -324,7 +324,7 @@ class Excerpts:
 
     async def _single_event(self, aggregate_id: str, record: RawRecord) -> list[Recorded[Any]] | None:
         """Return the event of one record, nothing if it is retired; None if it does not follow the record before it."""
-        if record[0] in self._voids:
+        if record[0] in self._skipped:
             return None
         version = version_in(record) or 0
         return await self._events_from(aggregate_id, record, Excerpt(version - 1, version), end=record[0])
@@ -339,7 +339,7 @@ class Excerpts:
         if last is None or excerpt.position is None or last[0] <= excerpt.position:
             return last
         later = await self._store.history(self._aggregate, aggregate_id, after=excerpt.position, limit=1)
-        if not later or later[0][0] in self._voids:
+        if not later or later[0][0] in self._skipped:
             return None
         return await self._record_before(aggregate_id, later[0], (version_in(later[0]) or 0) - 1, head)
 
@@ -348,7 +348,7 @@ class Excerpts:
 
         A skipped record may have any version, and a record of another program has none.
         """
-        return head.end == head.last[0] and head.end not in self._voids
+        return head.end == head.last[0] and head.end not in self._skipped
 
     async def _record_before(self, aggregate_id: str, record: RawRecord, version: int, head: Head) -> RawRecord | None:
         """Return the record of a version if `record` follows it directly; None if not."""
@@ -362,10 +362,10 @@ class Excerpts:
 class _ChainCheck:
     """A check, by headers alone, that records follow one another as `fold_history` requires."""
 
-    __slots__ = ("_is_known", "_voids", "position", "version")
+    __slots__ = ("_is_known", "_skipped", "position", "version")
 
-    def __init__(self, voids: Mapping[int, str]) -> None:
-        self._voids = voids
+    def __init__(self, skipped: Mapping[int, str]) -> None:
+        self._skipped = skipped
         self.version = self.position = 0
         self._is_known = True
 
@@ -386,12 +386,12 @@ class _ChainCheck:
 
     def takes(self, record: RawRecord) -> bool:
         """Move on to a record and return whether it comes next; a skipped record that does not is passed over."""
-        position, is_void = record[0], record[0] in self._voids
+        position, is_void = record[0], record[0] in self._skipped
         is_next = version_in(record) == self.version + 1
         if not is_next and not is_void:
             return False
         expected = None if is_void else number_of(record[3], EXPECTED)
-        if expected is not None and self._is_known and expected not in self._voids and expected != self.position:
+        if expected is not None and self._is_known and expected not in self._skipped and expected != self.position:
             return False
         self.version += is_next
         self.position, self._is_known = position, True

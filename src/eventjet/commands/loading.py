@@ -28,9 +28,9 @@ from eventjet.codec.headers import (
 from eventjet.codec.records import Decoder
 from eventjet.commands.history import Excerpt, Excerpts
 from eventjet.domain.aggregate import aggregate_info
-from eventjet.domain.history import FoldedState, fold_history
+from eventjet.domain.history import FoldedState, Link, fold_history
 from eventjet.domain.moment import check_moment
-from eventjet.domain.recorded import NO_METADATA, Recorded
+from eventjet.domain.recorded import NO_METADATA, Recorded, own_event
 from eventjet.errors import (
     CodecError,
     EventjetError,
@@ -96,8 +96,8 @@ class Histories(Generic[S]):
         self._initial = initial
         self._snapshots = snapshots
         self._decoder = Decoder(catalog)
-        self._voids = catalog.voids
-        self._excerpts = Excerpts(store, self.info.name, self._decoder, self._voids)
+        self._skipped = catalog.skipped
+        self._excerpts = Excerpts(store, self.info.name, self._decoder, self._skipped)
 
     async def load(self, aggregate_id: str, cached: FoldedState[S] | None) -> FoldedState[S]:
         """Return the newest state: `cached`, or a snapshot, and the events after it. Raises `HistoryBroken`."""
@@ -113,6 +113,14 @@ class Histories(Generic[S]):
         """Fold the next event into a state; None if that fails, and then a read of the log raises the reason."""
         try:
             return self._fold_page(folded, [record])
+        except EventjetError:
+            return None
+
+    def folded_first(self, event: Recorded[Any]) -> FoldedState[S] | None:
+        """Return the state after an aggregate's first event; None if the fold fails, and then a load raises why."""
+        link = Link(event.version, event.position, 0, event.command_id, own_event(event).data)
+        try:
+            return fold_history(self._initial_state(), [link], event.aggregate_id, event.event_id)
         except EventjetError:
             return None
 
@@ -338,7 +346,7 @@ class Histories(Generic[S]):
         for record in records:
             if number_of(record[3], VERSION) == len(valid_records) + 1:
                 valid_records.append(record)
-            elif record[0] not in self._voids:
+            elif record[0] not in self._skipped:
                 subject = record[2].decode("utf-8", "replace")
                 raise HistoryBroken(subject, record[0], f"version {len(valid_records) + 1} is missing")
         return valid_records
@@ -357,9 +365,9 @@ class Histories(Generic[S]):
 
     async def _read_skip_markers(self) -> bool:
         """Read the skip markers; return whether there are new ones."""
-        count_before = len(self._voids)
-        self._voids.update(await self.store.skip_markers())
-        return len(self._voids) > count_before
+        count_before = len(self._skipped)
+        self._skipped.update(await self.store.skip_markers())
+        return len(self._skipped) > count_before
 
     def _fold_page(self, folded: FoldedState[S], records: Sequence[RawRecord]) -> FoldedState[S]:
         return fold_records(folded, records, self._decoder)

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from eventjet.codec.headers import SCHEMA, TYPE, RawRecord, header, number_of, voided_by
+from eventjet.codec.headers import SCHEMA, TYPE, RawRecord, header, number_of, skipped_by
 from eventjet.codec.reasons import faults_of
 from eventjet.codec.records import Decoder
 from eventjet.codec.subjects import entity_of
@@ -135,15 +135,15 @@ async def _sample(store: EventStore, first: int, last: int) -> AsyncIterator[Raw
 
 
 class _Check:
-    def __init__(self, app: Application, store: EventStore, voids: dict[int, str], histories: int) -> None:
+    def __init__(self, app: Application, store: EventStore, skipped: dict[int, str], histories: int) -> None:
         self.kinds: dict[tuple[str, int], KindSeen] = {}
         self.faults: dict[tuple[str, int, str], LogFault] = {}
         self.looked = 0
         self.histories = 0
         self._store = store
-        self._voids = voids
+        self._skipped = skipped
         self._histories_limit = histories
-        self._decoder = Decoder(app.catalog.of_log(voids))
+        self._decoder = Decoder(app.catalog.of_log(skipped))
         self._classes: dict[str, Any] = {info.name: cls for cls, info in app.aggregates.items()}
         self._subjects: dict[bytes, dict[tuple[str, int], None]] = {}
         """Subjects whose histories are to be folded, and for which event types."""
@@ -151,7 +151,7 @@ class _Check:
     def take(self, record: RawRecord) -> None:
         """Decode a record, and select its history for folding while few histories of its event type are selected."""
         position, _, subject, _, _ = record
-        if position in self._voids or voided_by(subject) is not None:
+        if position in self._skipped or skipped_by(subject) is not None:
             return
         self.looked += 1
         key = _kind_of(record)

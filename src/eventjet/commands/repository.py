@@ -225,7 +225,7 @@ class Repositories:
         self.app = app
         self.store = store
         self.catalog = app.catalog.of_log()
-        """The app's catalog, with the skip markers of this log (`voids`)."""
+        """The app's catalog, with the skip markers of this log (`skipped`)."""
         self.guard = LoopGuard()
         """The check that every call on this connection runs in the connection's event loop."""
         self._snapshots = snapshots

@@ -24,7 +24,8 @@ from eventjet.jet import Jet
 from eventjet.jetstream.client import Client
 from eventjet.operations.aggregates import TimeTravel
 from eventjet.settings import Settings
-from eventjet.sql.database import PAGE, READ_ONLY, Database
+from eventjet.sql.database import PAGE, Database
+from eventjet.sql.dialect import READ_ONLY
 
 T = TypeVar("T")
 

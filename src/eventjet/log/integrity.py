@@ -269,7 +269,7 @@ def state_of_log(connection: NatsConnection, stream: str) -> tuple[str, StreamSt
 
 async def learn_voids(client: Client, stream: str, catalog: Catalog) -> None:
     """Read the skip markers of the log into a worker's catalog, so that its readers pass over those records."""
-    catalog.voids.update(await client.run(reading_skip_markers(stream)))
+    catalog.skipped.update(await client.run(reading_skip_markers(stream)))
 
 
 def check_same_log(connection: NatsConnection, stream: str, checkpoint: Stand) -> None:

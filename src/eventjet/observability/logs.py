@@ -52,7 +52,7 @@ TRYING_AGAIN = LogEvent(
     "eventjet.trying_again", _W, "%(name)s: %(reason)s. Trying again.%(trace)s", "A term ended in a fault."
 )
 FENCED = LogEvent("eventjet.fenced", _W, "%(reason)s", "Another worker has it, or somebody decided about it.")
-PARKED = LogEvent(
+QUARANTINED = LogEvent(
     "eventjet.parked",
     _W,
     "%(name)s: the event at position %(position)d %(how)s%(more)s: %(reason)s",

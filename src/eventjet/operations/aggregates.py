@@ -31,7 +31,7 @@ from eventjet.log.store import EventStore
 from eventjet.operations.events import plain_json
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.sql import checkpoint
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import dialect_of
 from eventjet.sql.locations import located
 from eventjet.sql.statements import keys_from
 
@@ -82,14 +82,14 @@ def ids_beginning(app: App, connection: Connection, aggregate: str, prefix: str,
         if stored_checkpoint is None or not stored_checkpoint.has_begun or stored_checkpoint.app != app.name:
             continue
         table = located(resolved.table, stored_checkpoint.location, dialect)
-        table_ref = dialect.tables.find(
+        table_ref = dialect.find_table(
             connection, (resolved.table.schema, resolved.table.name), stored_checkpoint.location
         )
         if table_ref is None:
             continue
         (key,) = resolved.key_columns
         column = resolved.table.c[key].name
-        order = dialect.tables.text_order(connection, table_ref, column)
+        order = dialect.text_order(connection, table_ref, column)
         if order is None:
             remedy = remedy or _remedy(resolved, column)
             continue
@@ -266,7 +266,7 @@ class TimeTravel:
 
     def _nearest(self, aggregate: str, aggregate_id: str, version: int) -> FoldedState[Any] | None:
         """Return the cached state of the highest version up to this one."""
-        log = (self._store.identity, len(self._repositories.catalog.voids))
+        log = (self._store.identity, len(self._repositories.catalog.skipped))
         if log != self._log:
             self._states.clear()
             self._log = log

@@ -28,8 +28,8 @@ from eventjet.codec.headers import (
     number_of,
     recorded_at,
     save_of,
+    skipped_by,
     stored_at,
-    voided_by,
 )
 from eventjet.codec.json import read_json
 from eventjet.codec.reasons import reason_of
@@ -48,38 +48,38 @@ _DEPTH_SURE = 100
 
 
 def event_view(
-    jet: Jet, record: RawRecord, voids: Mapping[int, str] = MappingProxyType({}), *, personal: bool = False
+    jet: Jet, record: RawRecord, skipped: Mapping[int, str] = MappingProxyType({}), *, personal: bool = False
 ) -> dict[str, Any]:
     """Return a record as a mapping with eventjet's own names; content that cannot be read becomes a `fault`.
 
-    `voids` maps the positions that have a skip marker to its reason. Personal data is masked unless `personal` asks
+    `skipped` maps the positions that have a skip marker to its reason. Personal data is masked unless `personal` asks
     for it.
     """
     position, _, subject, block, body = record
-    event, optional = _header_fields(record, voids)
+    event, optional = _header_fields(record, skipped)
     try:
         jet.decode(record)
     except CodecError as error:
         optional["fault"] = optional.get("fault") or str(error)
     kind, schema, data = event["type"], number_of(block, SCHEMA), stored_json(body)
-    event["data"] = data if personal or voided_by(subject) is not None else jet.masked(kind, schema, data)
-    if position in voids:
+    event["data"] = data if personal or skipped_by(subject) is not None else jet.masked(kind, schema, data)
+    if position in skipped:
         optional.pop("fault", None)
     order = ("command_id", "metadata", "fault", "void")
     return event | {name: optional[name] for name in order if optional.get(name) is not None}
 
 
-def header_view(record: RawRecord, voids: Mapping[int, str] = MappingProxyType({})) -> dict[str, Any]:
+def header_view(record: RawRecord, skipped: Mapping[int, str] = MappingProxyType({})) -> dict[str, Any]:
     """Return what `event_view` does without the body, from subject and headers alone: quick for bodies of any size."""
-    event, optional = _header_fields(record, voids)
+    event, optional = _header_fields(record, skipped)
     return event | {name: value for name, value in optional.items() if value is not None}
 
 
-def _header_fields(record: RawRecord, voids: Mapping[int, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _header_fields(record: RawRecord, skipped: Mapping[int, str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what subject and headers say: the fields that every record has, and the optional ones."""
     position, time_ns, subject, block, _ = record
     fault: str | None = None
-    voided = voided_by(subject)
+    voided = skipped_by(subject)
     try:
         aggregate, aggregate_id = ("void", str(voided)) if voided is not None else entity_of(subject)
     except ValueError as error:
@@ -108,7 +108,7 @@ def _header_fields(record: RawRecord, voids: Mapping[int, str]) -> tuple[dict[st
         "type": header(block, TYPE) or "?",
         "schema": number_of(block, SCHEMA),
     }
-    void = voids.get(position)
+    void = skipped.get(position)
     optional = {"command_id": command_id, "metadata": metadata or None, "fault": fault if void is None else None}
     return event, optional | {"void": void}
 

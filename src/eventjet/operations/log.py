@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from eventjet.codec.headers import ACTOR, COMMAND, CORRELATION, TYPE, RawRecord, header, reason_in, void_subject
+from eventjet.codec.headers import ACTOR, COMMAND, CORRELATION, TYPE, RawRecord, header, reason_in, skip_subject
 from eventjet.codec.subjects import stream_subjects, subject_of, type_subjects
 from eventjet.errors import StoreUnavailable, StreamMissing
 from eventjet.jetstream import api
@@ -156,10 +156,10 @@ async def news_since(
     return await page_of_log(client, app, start, log_filter.subject(app), limit)
 
 
-async def voids_among(client: Client, app: str, records: Sequence[RawRecord]) -> dict[int, str]:
+async def skipped_among(client: Client, app: str, records: Sequence[RawRecord]) -> dict[int, str]:
     """Return the reason by position of the records that have a skip marker; sends one request for each record."""
     markers = await asyncio.gather(
-        *(client.ask(api.direct_last(app, void_subject(app, record[0]))) for record in records)
+        *(client.ask(api.direct_last(app, skip_subject(app, record[0]))) for record in records)
     )
     return {
         record[0]: reason_in(marker[4]) for record, marker in zip(records, markers, strict=True) if marker is not None

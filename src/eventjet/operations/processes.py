@@ -16,9 +16,9 @@ from eventjet.codec.subjects import entity_shown, subject_of
 from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import evolved
-from eventjet.domain.parked import BLOCKED
 from eventjet.domain.personal import argument_hints, masked
 from eventjet.domain.process import Call, ProcessInfo, Step, deadlines_of
+from eventjet.domain.quarantined import BLOCKED
 from eventjet.domain.state import own_copy
 from eventjet.errors import (
     CodecError,
@@ -114,7 +114,7 @@ async def open_processes(app: App, settings: Settings, name: str) -> AsyncGenera
     """Open a connection for the processes of this name. Raises `UsageError` for a name that the app lacks."""
     _class_of(app, name)
     async with open_repositories(app, settings) as (repositories, client):
-        repositories.catalog.voids.update(await repositories.store.skip_markers())
+        repositories.catalog.skipped.update(await repositories.store.skip_markers())
         yield Processes(app, repositories, client, name)
 
 
@@ -160,7 +160,7 @@ class Processes:
 
         Raises `StoreUnavailable`, `Forbidden` and `Refused`.
         """
-        await jet.voids()
+        await jet.skipped()
         subject = subject_of(jet.name, self.name, process_id)
         records, remaining = await page_of_log(self._client, jet.name, 1, subject, HISTORY_MAX)
         moments = [_moment(jet, self.name, process_id, record) for record in records]

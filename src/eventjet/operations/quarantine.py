@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 from eventjet.app import App
 from eventjet.codec.headers import SCHEMA, number_of
 from eventjet.codec.json import read_json
-from eventjet.domain.parked import BLOCKED, PARKED, RETRY
+from eventjet.domain.quarantined import BLOCKED, QUARANTINED, RETRY
 from eventjet.errors import Forbidden, StreamMissing, UsageError
 from eventjet.jetstream.api import message_at, stream_info
 from eventjet.jetstream.client import Client, connected
@@ -22,7 +22,8 @@ from eventjet.operations.events import stored_json
 from eventjet.projections.fold import is_of
 from eventjet.settings import Settings
 from eventjet.sql import quarantine as rows
-from eventjet.sql.database import COMMAND, READ_ONLY, Database
+from eventjet.sql.database import COMMAND, Database
+from eventjet.sql.dialect import READ_ONLY
 from eventjet.sql.locations import check_owner
 from eventjet.sql.quarantine import Listed, Shown, VerdictOutcome
 from eventjet.subscriptions import cursor_control
@@ -237,7 +238,7 @@ class Quarantine:
             entry = by_position.get(position)
             if entry is None:
                 reason = "is not in the quarantine"
-            elif entry.parked.resolution in (PARKED, RETRY):
+            elif entry.parked.resolution in (QUARANTINED, RETRY):
                 continue
             elif entry.parked.resolution == BLOCKED:
                 reason = "waits behind a quarantined one of the same; decide about that one"

@@ -36,8 +36,7 @@ from eventjet.projections.row_codec import RowCodec
 from eventjet.rebuild.verifying import DriftProbe, are_equal
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.database import Database
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import Database, dialect_of
 from eventjet.sql.locations import check_owner, located
 from eventjet.sql.own_tables import quarantine
 from eventjet.sql.quarantine import of
@@ -227,7 +226,7 @@ class RowSearch:
             predecessors.close()
 
     async def _begin(self) -> None:
-        await self.jet.voids()
+        await self.jet.skipped()
         log, stored_checkpoint = await self.jet.log(), self.live.checkpoint
         self._probe = DriftProbe(self.resolved, {self.key: self.live.row}, self.live.quarantined, self._is_stored_as)
         if stored_checkpoint.log and stored_checkpoint.log != log.identity:

@@ -27,9 +27,8 @@ from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import Checkpoint, names_of
-from eventjet.sql.database import unusable
+from eventjet.sql.database import dialect_of, unusable
 from eventjet.sql.dialect import Dialect
-from eventjet.sql.dialects import dialect_of
 from eventjet.sql.locations import check_owner, located_tables
 from eventjet.text import cut
 
@@ -124,7 +123,7 @@ def place_tables(
     placed_tables: list[PlacedTable] = []
     missing: list[str] = []
     for schema, name in names_of(stored_checkpoint.tables):
-        ref = dialect.tables.find(connection, (schema, name), stored_checkpoint.location)
+        ref = dialect.find_table(connection, (schema, name), stored_checkpoint.location)
         if ref is None:
             missing.append(name)
             continue
@@ -139,7 +138,7 @@ def _place_declared(
     connection: Connection, resolved: AnyResolved, stored_checkpoint: Checkpoint, dialect: Dialect
 ) -> tuple[list[PlacedTable], list[str]]:
     names = [(table.schema, table.name) for table in resolved.tables]
-    refs = dialect.tables.find_all(connection, names, stored_checkpoint.location)
+    refs = dialect.find_tables(connection, names, stored_checkpoint.location)
     located = located_tables(resolved, stored_checkpoint.location, dialect)
     row_type = resolved.row_type if isinstance(resolved, ResolvedProjection) else None
     placed_tables: list[PlacedTable] = []

@@ -19,7 +19,7 @@ from eventjet.codec.headers import MSG_ID, TYPE, RawRecord, header
 from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.codec.records import Earlier, chained
 from eventjet.codec.subjects import entity_of
-from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, AggregateKey, Parked
+from eventjet.domain.quarantined import BLOCKED, DROPPED, QUARANTINED, AggregateKey, Quarantined
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy
 from eventjet.errors import CodecError, HandlerFailed, StoreError, UndecodableEvent, UnexpectedExit, UnknownEvent
@@ -235,7 +235,7 @@ class Sorted:
     """The result of a `ParkingFold`: the rows that changed, and the events that go into the quarantine."""
 
     changed: Rows
-    parked: Sequence[Parked]
+    parked: Sequence[Quarantined]
     blocked: Collection[AggregateKey]
     """Aggregates that these events have blocked."""
 
@@ -330,7 +330,7 @@ class ParkingFold:
         aggregates, resolutions = blocked.aggregates, blocked.known
         changed: Rows = {}
         take, _ = row_steps(self._resolved, self._codec, rows, changed)
-        parked: list[Parked] = []
+        parked: list[Quarantined] = []
         newly_blocked: set[AggregateKey] = set()
         for offer in offers:
             if (aggregates or newly_blocked or resolutions) and _waits(
@@ -354,7 +354,7 @@ def _waits(
     aggregates: Collection[AggregateKey],
     resolutions: Mapping[int, str],
     newly_blocked: set[AggregateKey],
-    parked: list[Parked],
+    parked: list[Quarantined],
 ) -> bool:
     """Whether an event must not be folded, as its aggregate is blocked or its resolution says so.
 
@@ -378,18 +378,18 @@ def _waits(
     return True
 
 
-def blocked_by(offer: Offered) -> Parked:
+def blocked_by(offer: Offered) -> Quarantined:
     """Return the quarantine's row for an event that waits behind an earlier event of its aggregate."""
     return _parked_as(offer, BLOCKED)
 
 
-def parked_for(offer: Offered, error: Exception, *, private: bool) -> Parked:
+def parked_for(offer: Offered, error: Exception, *, private: bool) -> Quarantined:
     """Return the quarantine's row for an event that failed, with reason, traceback and payload.
 
     `private` keeps personal data out of the reason and the traceback.
     """
     traceback = _storable(traceback_of(error, private=private))
-    return _parked_as(offer, PARKED, _reason(error, private=private), traceback, offer.record[4])
+    return _parked_as(offer, QUARANTINED, _reason(error, private=private), traceback, offer.record[4])
 
 
 def is_of(event_id: str, record: RawRecord | None) -> bool:
@@ -416,10 +416,10 @@ def aggregate_key_of(subject: bytes) -> AggregateKey:
 
 def _parked_as(
     offer: Offered, resolution: str, reason: str = "", traceback: str = "", payload: bytes | None = None
-) -> Parked:
+) -> Quarantined:
     block = offer.record[3]
     event_id, event_type = ((header(block, name) or "")[:_NAME_MAX] for name in (MSG_ID, TYPE))
-    return Parked(
+    return Quarantined(
         offer.position,
         *offer.aggregate_key,
         _storable(event_id),

@@ -118,7 +118,7 @@ async def audit(
 def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
     log, watch = job.log, job.watch
     first, last = first_position(log.state), log.state.last
-    audit = LogAudit(job.app, first=first, last=last, examples=examples, voids=job.catalog.voids)
+    audit = LogAudit(job.app, first=first, last=last, examples=examples, skipped=job.catalog.skipped)
     for drift in compare(stream_config(log.stream, log.state.config["num_replicas"]), log.state.config):
         if drift.setting in _RETENTION_SETTINGS:
             audit.setting(f"{drift.setting} is {drift.actual!r}, declared is {drift.declared!r}")

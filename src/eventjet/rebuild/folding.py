@@ -11,7 +11,7 @@ from typing import Any
 
 from eventjet.codec.headers import RawRecord
 from eventjet.codec.records import Earlier, chained
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.app_ref import Application
 from eventjet.projections.fold import BlockedAggregates, Fold, Offered, Offering, ParkingFold, RowKey, Rows, reader
@@ -35,7 +35,7 @@ class Folding:
 
     def __init__(self, resolved: ResolvedProjection, dialect: ColumnValues, resolutions: Mapping[int, str]) -> None:
         self.resolved = resolved
-        self.parked: list[Parked] = []
+        self.parked: list[Quarantined] = []
         self.codec = RowCodec(resolved.table, resolved.row_type, dialect)
         self.events = frozenset(resolved.events)
         self._rows: Rows = {}
@@ -94,13 +94,13 @@ class Foldings:
     """The folds of several projections over one pass of the log, which decodes each record once."""
 
     def __init__(
-        self, app: Application, targets: Sequence[Target], voids: Mapping[int, str], predecessors: Earlier | None
+        self, app: Application, targets: Sequence[Target], skipped: Mapping[int, str], predecessors: Earlier | None
     ) -> None:
         """Without `predecessors`, no predecessor is checked, because an earlier task has checked them.
 
-        `voids` are the positions with a skip marker, and the reasons.
+        `skipped` are the positions with a skip marker, and the reasons.
         """
-        catalog = app.catalog.of_log(voids)
+        catalog = app.catalog.of_log(skipped)
         self.each = [
             Folding(fold_of(app, target.projection), target.database.dialect, target.known) for target in targets
         ]

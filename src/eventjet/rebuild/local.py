@@ -42,7 +42,7 @@ class LocalEngine:
     def load(self, job: Job, plan: Plan, targets: Sequence[Target]) -> list[Part]:
         watch = job.watch
         with job.earlier() as earlier, watch.phase("read", plan.events), uncollected():
-            loader = ChunkLoader(Foldings(job.app, targets, job.catalog.voids, earlier), targets, watch)
+            loader = ChunkLoader(Foldings(job.app, targets, job.catalog.skipped, earlier), targets, watch)
             failpoints.reach("rebuild.engine_started")
             done = 0
             batches = job.source.records(plan.first, plan.last + 1)
@@ -59,7 +59,7 @@ class LocalEngine:
         watch, endpoint = job.watch, job.log.endpoint
         subjects = f"{plan.stream}.{aggregate}.*"
         with (
-            SnapshotFold(job.app, aggregate, min_events, endpoint, plan.last, job.catalog.voids) as fold,
+            SnapshotFold(job.app, aggregate, min_events, endpoint, plan.last, job.catalog.skipped) as fold,
             uncollected(),
         ):
             with watch.phase("read", plan.events):

@@ -24,7 +24,7 @@ from eventjet.codec.headers import (
     logged_at,
     number_of,
     open_batch,
-    voided_by,
+    skipped_by,
 )
 from eventjet.codec.records import Decoder, broken, packed, unpacked
 from eventjet.codec.subjects import entity_of
@@ -234,17 +234,17 @@ class LogAudit:
         last: int,
         first: int = 1,
         examples: int = 5,
-        voids: Mapping[int, str] = MappingProxyType({}),
+        skipped: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """Keep `examples` places of each kind; `voids` maps the positions with a skip marker to the reasons."""
+        """Keep `examples` places of each kind; `skipped` maps the positions with a skip marker to the reasons."""
         self.events = 0
         """How many records of the log were taken."""
         self.compared = 0
         """How many of these records are in the archive, too."""
         self._findings: dict[Kind, LogFinding] = {}
         self._examples = examples
-        self._voids = voids
-        self._decode = Decoder(app.catalog.of_log(voids))
+        self._skipped = skipped
+        self._decode = Decoder(app.catalog.of_log(skipped))
         self._app = app
         self._first = first
         self._last = last
@@ -388,9 +388,9 @@ class LogAudit:
         position, time_ns, subject, block, _ = record
         key = hash(subject)
         last = self._last_events.get(key, 0)
-        if voided_by(subject) is not None:
+        if skipped_by(subject) is not None:
             return True
-        if position in self._voids:
+        if position in self._skipped:
             self._take_skipped(record, unpacked(last)[1])
             return False
         if not last and (fault := _subject_fault(subject)):
@@ -422,7 +422,7 @@ class LogAudit:
 
     def _take_skipped(self, record: RawRecord, version: int) -> None:
         """Report a record with a skip marker; it counts as a version if its version is the next, as in a fold."""
-        self._report(Kind.VOID, record, self._voids[record[0]])
+        self._report(Kind.VOID, record, self._skipped[record[0]])
         record_version = number_of(record[3], VERSION)
         self._last_events[hash(record[2])] = packed(
             record[0], version + 1 if record_version == version + 1 else version

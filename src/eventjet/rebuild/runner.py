@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from eventjet import failpoints
 from eventjet.codec.headers import MSG_ID, RawRecord, header
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.errors import LogRolledBack, RebuildError, Unreachable, UsageError, VerificationFailed
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
@@ -42,9 +42,8 @@ from eventjet.rebuild.workspace import leftovers, remove_leftovers, workspace_of
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.database import BULK, Database
+from eventjet.sql.database import BULK, Database, dialect_of
 from eventjet.sql.dialect import Fault
-from eventjet.sql.dialects import dialect_of
 from eventjet.sql.quarantine import blocked_aggregates, park
 from eventjet.sql.table_moves import NotNow
 from eventjet.writers.batch import Batch, Parts
@@ -264,7 +263,7 @@ class ShadowWriter:
 
 @contextmanager
 def catching_up(
-    shadow: Shadow[ResolvedProjection], job: Job, position: int, parked: Sequence[Parked] = ()
+    shadow: Shadow[ResolvedProjection], job: Job, position: int, parked: Sequence[Quarantined] = ()
 ) -> Generator[ShadowWriter]:
     """Give the loaded shadow of a fold its checkpoint and quarantine, and yield a writer for the events after them.
 

@@ -22,7 +22,7 @@ from sqlalchemy import Column, Connection, Engine, delete, insert, select, updat
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from eventjet.codec.reasons import reason_of
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.errors import RebuildOvertaken, RowsRefused
 from eventjet.observability import logs
 from eventjet.projections.app_ref import Application
@@ -65,7 +65,7 @@ class Part:
     projection: str
     events: int
     rows: int
-    parked: Sequence[Parked] = ()
+    parked: Sequence[Quarantined] = ()
     """Events that the projection quarantined."""
 
 

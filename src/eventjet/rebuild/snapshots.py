@@ -33,12 +33,18 @@ class SnapshotFold:
     """A fold of the histories of one aggregate type, which writes snapshots of those that are long enough."""
 
     def __init__(
-        self, app: Application, aggregate: str, min_events: int, endpoint: Endpoint, last: int, voids: Mapping[int, str]
+        self,
+        app: Application,
+        aggregate: str,
+        min_events: int,
+        endpoint: Endpoint,
+        last: int,
+        skipped: Mapping[int, str],
     ) -> None:
         self.tally = SnapshotTally()
         self._initial, _ = snapshotted(app, aggregate)
         self._codec: SnapshotCodec[Any] = SnapshotCodec(self._initial)
-        self._decoder = Decoder(app.catalog.of_log(voids))
+        self._decoder = Decoder(app.catalog.of_log(skipped))
         self._min_events = min_events
         self._bucket = BulkSnapshots(endpoint, app.name, snapshot_bucket(app.name), last, self._codec.decode)
         self._prefix = len(app.name) + 1

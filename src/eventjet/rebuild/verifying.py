@@ -41,8 +41,8 @@ from eventjet.rebuild.shadow import Pair, R_co, Shadow, shadow_of
 from eventjet.rebuild.workspace import remove_leftovers
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import RETIRED, Checkpoint
-from eventjet.sql.database import READ_ONLY
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import dialect_of
+from eventjet.sql.dialect import READ_ONLY
 
 EXAMPLES_MAX = 20
 """The maximum number of differences that a report shows; all differences are counted."""

@@ -15,7 +15,7 @@ from sqlalchemy import types as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.projections.columns import Unread
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql.checkpoint import ADVANCE
@@ -154,7 +154,7 @@ _LOADERS = {
 """Loaders written in Python, since the compiled ones cannot return another value instead of an error."""
 
 
-def park(connection: Connection, name: str, revision: int, parked: Sequence[Parked]) -> None:
+def park(connection: Connection, name: str, revision: int, parked: Sequence[Quarantined]) -> None:
     """Insert the events that failed in a bulk load; nobody else may write to these rows."""
     parts, values = quarantine_parts(name, revision, QuarantineChanges(parked))
     connection.exec_driver_sql(f"with held as (select 1){parts[0]} select 1", tuple(values))

@@ -34,9 +34,8 @@ from eventjet.sql.checkpoint import (
     names_of,
     revisions,
 )
-from eventjet.sql.database import COMMAND, Database
-from eventjet.sql.dialect import Fault, listed
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import COMMAND, Database, dialect_of
+from eventjet.sql.dialect import Fault, TableName, TableRef
 from eventjet.sql.locations import check_owner, holders
 from eventjet.sql.own_tables import quarantine
 from eventjet.sql.table_moves import (
@@ -50,7 +49,7 @@ from eventjet.sql.table_moves import (
     retried,
     undeclared,
 )
-from eventjet.sql.tables import TableName, TableRef
+from eventjet.text import listed
 
 TAIL_S = 1.0
 """How long the revision in the declared location may be kept from writing while the promoted one catches up."""
@@ -119,9 +118,9 @@ def attempt(connection: Connection, resolved: AnyResolved, *, epoch: int | None 
         if events_behind:
             raise NotNow(f"it is {events_behind} events behind revision {displaced[-1].revision}")
         _check_promotion(connection, resolved, promoted, exchange)
-        broken = dialect_of(connection).tables.broken_by_name(connection)
+        broken = dialect_of(connection).broken_by_name(connection)
         exchange.carry_out()
-        broken = dialect_of(connection).tables.broken_by_name(connection) - broken
+        broken = dialect_of(connection).broken_by_name(connection) - broken
         if broken:
             raise PromotionRefused(resolved, f"{listed(sorted(broken))} could not be used with its table")
         failpoints.reach("takeover.moved")
@@ -203,7 +202,7 @@ def _check_promotion(connection: Connection, resolved: AnyResolved, promoted: Ch
     unknown_tables = [
         name[1]
         for name in exchange.coming
-        if name not in exchange.leaving and dialect.tables.find(connection, name, DECLARED)
+        if name not in exchange.leaving and dialect.find_table(connection, name, DECLARED)
     ]
     if unknown_tables:
         raise PromotionRefused(resolved, f"no checkpoint knows whose {listed(unknown_tables)} is")
@@ -215,7 +214,7 @@ def _check_promotion(connection: Connection, resolved: AnyResolved, promoted: Ch
         for name, table in exchange.leaving.items()
         if name in exchange.coming
         for feature in undeclared(
-            dialect.tables.features(connection, table), dialect.tables.features(connection, exchange.coming[name])
+            dialect.features(connection, table), dialect.features(connection, exchange.coming[name])
         )
     ]
     if features_left:
@@ -294,7 +293,7 @@ def _forget(connection: Connection, resolved: AnyResolved) -> Mapping[TableName,
     condition = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
     connection.execute(delete(quarantine).where(condition))
     exchange.carry_out()
-    return dialect_of(connection).tables.find_all(connection, exchange.leaving, _RESET_LOCATION)
+    return dialect_of(connection).find_tables(connection, exchange.leaving, _RESET_LOCATION)
 
 
 def _drop(connection: Connection, resolved: AnyResolved, old_tables: Mapping[TableName, TableRef]) -> None:
@@ -302,7 +301,7 @@ def _drop(connection: Connection, resolved: AnyResolved, old_tables: Mapping[Tab
     current = checkpoint.read(connection, resolved.name, resolved.revision)
     assert current is not None, "the caller has prepared it"
     dialect = dialect_of(connection)
-    new_tables = dialect.tables.find_all(connection, names_of(current.tables), current.location)
+    new_tables = dialect.find_tables(connection, names_of(current.tables), current.location)
     added_dependents = dependents(connection, new_tables)
     if added_dependents:
         problem = f"{listed(added_dependents)} would come with the table that is made"
@@ -312,14 +311,14 @@ def _drop(connection: Connection, resolved: AnyResolved, old_tables: Mapping[Tab
     for name, heir in new_tables.items():
         if name in old_tables:
             lost_features = undeclared(
-                dialect.tables.features(connection, old_tables[name]), dialect.tables.features(connection, heir)
+                dialect.features(connection, old_tables[name]), dialect.features(connection, heir)
             )
             if lost_features:
                 problem = f"{listed(lost_features)} of {heir.name}, which the table does not declare, would be lost"
                 raise UsageError(f"{resolved.name} is not reset: {problem}. {UNDECLARED_REMEDY}")
-            dialect.tables.inherit(connection, old_tables[name], heir)
-    dialect.tables.drop(connection, list(old_tables.values()))
-    dialect.tables.drop_location(connection, _RESET_LOCATION)
+            dialect.inherit(connection, old_tables[name], heir)
+    dialect.drop(connection, list(old_tables.values()))
+    dialect.drop_location(connection, _RESET_LOCATION)
 
 
 def _check_dependents(resolved: AnyResolved, exchange: Exchange) -> None:
@@ -397,7 +396,7 @@ def retire(
         raise UsageError(f"{name}:{revision} was moved meanwhile. Look again with `eventjet db unused`.")
     # Checks once more, now that no worker can take the lease.
     _droppable(connection, name, revision, declared, app)
-    dialect.tables.drop_location(connection, dialect.own_location(name, revision))
+    dialect.drop_location(connection, dialect.own_location(name, revision))
     condition = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
     connection.execute(delete(quarantine).where(condition))
     checkpoint.retire(connection, name, revision)
@@ -436,7 +435,7 @@ def _described(connection: Connection, row: Checkpoint, left_s: float, declared:
         row.state,
         row.location,
         tuple(table.quoted() for table in tables.values()),
-        sum(dialect_of(connection).tables.count_rows(connection, table) for table in tables.values()),
+        sum(dialect_of(connection).count_rows(connection, table) for table in tables.values()),
         row.position,
         owner,
         in_use,
@@ -445,7 +444,7 @@ def _described(connection: Connection, row: Checkpoint, left_s: float, declared:
 
 def _existing_tables(connection: Connection, row: Checkpoint) -> dict[TableName, TableRef]:
     """Return the tables of a revision that exist."""
-    return dialect_of(connection).tables.find_all(connection, names_of(row.tables), row.location)
+    return dialect_of(connection).find_tables(connection, names_of(row.tables), row.location)
 
 
 _Change: TypeAlias = Callable[[Connection, Checkpoint], Checkpoint | None]

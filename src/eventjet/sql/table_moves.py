@@ -18,9 +18,8 @@ from sqlalchemy.exc import DBAPIError
 
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.dialect import Fault
-from eventjet.sql.dialects import dialect_of
-from eventjet.sql.tables import Feature, TableName, TableRef
+from eventjet.sql.database import dialect_of
+from eventjet.sql.dialect import Fault, Feature, TableName, TableRef
 
 T = TypeVar("T")
 
@@ -56,7 +55,7 @@ class Exchange:
 
     def __init__(self, connection: Connection, leaving: Sequence[Move], coming: Sequence[Move]) -> None:
         self.connection = connection
-        self._tables = dialect_of(connection).tables
+        self._dialect = dialect_of(connection)
         self._moves = leaving, coming
         self.leaving: Mapping[TableName, TableRef] = {}
         """The leaving tables that exist, once `look` has found them."""
@@ -65,12 +64,12 @@ class Exchange:
     def lock_leaving(self) -> None:
         """Lock the leaving tables against writers, but not against readers."""
         self.look()
-        self._tables.lock(self.connection, self.leaving.values(), readers=True)
+        self._dialect.lock(self.connection, self.leaving.values(), readers=True)
 
     def lock(self) -> None:
         """Lock the leaving and the coming tables against writers, but not against readers."""
         self.lock_leaving()
-        self._tables.lock(self.connection, self.coming.values(), readers=True)
+        self._dialect.lock(self.connection, self.coming.values(), readers=True)
 
     def look(self) -> None:
         """Find the tables in the database."""
@@ -91,21 +90,21 @@ class Exchange:
 
         Before that, a coming table inherits owner, rights and features from the leaving table of its name.
         """
-        connection, tables = self.connection, self._tables
+        connection, dialect = self.connection, self._dialect
         leaving, coming = self._moves
-        tables.lock(connection, (*self.leaving.values(), *self.coming.values()), readers=False)
+        dialect.lock(connection, (*self.leaving.values(), *self.coming.values()), readers=False)
         for name, table in self.coming.items():
             if name in self.leaving:
-                tables.inherit(connection, self.leaving[name], table)
-        tables.drop(connection, [self.leaving[move.name] for move in leaving if self._is_dropped(move)])
+                dialect.inherit(connection, self.leaving[name], table)
+        dialect.drop(connection, [self.leaving[move.name] for move in leaving if self._is_dropped(move)])
         for move in leaving:
             if move.name in self.leaving and move.after is not None:
-                tables.ensure_location(connection, move.after)
-                tables.move(connection, self.leaving[move.name], move.name, move.after, None)
+                dialect.ensure_location(connection, move.after)
+                dialect.move(connection, self.leaving[move.name], move.name, move.after, None)
         for move in coming:
             replaced = self.leaving.get(move.name)
             assert move.after is not None, "what comes stays"
-            tables.move(
+            dialect.move(
                 connection, self.coming[move.name], move.name, move.after, replaced.schema if replaced else None
             )
 
@@ -113,7 +112,7 @@ class Exchange:
         return move.after is None and move.name in self.leaving
 
     def _find(self, moves: Iterable[Move]) -> dict[TableName, TableRef]:
-        located = {move.name: self._tables.find(self.connection, move.name, move.before) for move in moves}
+        located = {move.name: self._dialect.find_table(self.connection, move.name, move.before) for move in moves}
         return {name: table for name, table in located.items() if table is not None}
 
 
@@ -127,7 +126,7 @@ def dependents(connection: Connection, tables: Mapping[TableName, TableRef], *, 
     return [
         f"{dependent} on {name[1]}"
         for name, table in tables.items()
-        for dependent in dialect.tables.dependents(connection, table, along, for_good=for_good)
+        for dependent in dialect.dependents(connection, table, along, for_good=for_good)
     ]
 
 
@@ -174,7 +173,7 @@ def lock_as_workers(
     first, and keeps it locked while handlers run. Returns the checkpoints.
     """
     if isinstance(resolved, ResolvedSql):
-        waits = dialect_of(connection).tables.bound_waits
+        waits = dialect_of(connection).bound_waits
         waits(connection, patient=True)
         locked = checkpoints()
         waits(connection)
@@ -200,7 +199,7 @@ def retried(attempt: Callable[[], T], patience_s: float = 60.0) -> T:
 def bounded(connection: Connection) -> Generator[None]:
     """Wait for no lock longer than readers may be kept waiting; raises `NotNow` instead."""
     dialect = dialect_of(connection)
-    dialect.tables.bound_waits(connection)
+    dialect.bound_waits(connection)
     try:
         yield
     except DBAPIError as error:

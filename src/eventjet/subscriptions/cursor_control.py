@@ -15,7 +15,7 @@ from typing import TypeAlias, TypeVar
 
 from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.codec.subjects import cursor_name, declared_name
-from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRY
+from eventjet.domain.quarantined import BLOCKED, DROPPED, QUARANTINED, RETRY
 from eventjet.domain.reactor import Start, partition_of
 from eventjet.errors import CursorFenced, EventjetError, LogUnusable, StreamMissing, UsageError
 from eventjet.jetstream.api import delete_consumer, message_at, stream_info
@@ -193,7 +193,7 @@ async def _resolve(cursors: Cursors, name: str, positions: Sequence[int] | None,
     await cursors.read(name)  # raises where `init` has not created the cursor
 
     async def decide() -> list[int]:
-        heads = [head for head in await cursors.parked(name) if head.parked.resolution in (PARKED, RETRY)]
+        heads = [head for head in await cursors.parked(name) if head.parked.resolution in (QUARANTINED, RETRY)]
         chosen = _select(name, heads, positions)
         await _write_resolved(cursors, name, [entry.resolved(resolution) for entry in chosen])
         return [entry.position for entry in chosen]

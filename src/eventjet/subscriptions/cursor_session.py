@@ -15,7 +15,7 @@ from eventjet import failpoints
 from eventjet.codec.headers import RawRecord, is_imported
 from eventjet.codec.reasons import reason_of
 from eventjet.commands.repository import Repositories
-from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRIED, AggregateKey, Parked
+from eventjet.domain.quarantined import BLOCKED, DROPPED, QUARANTINED, RETRIED, AggregateKey, Quarantined
 from eventjet.errors import (
     CodecError,
     ConcurrencyConflict,
@@ -303,8 +303,8 @@ class CursorSession:
         to_write = self._to_write[:CHANGES_MAX]
         to_delete = self._to_delete[: CHANGES_MAX - len(to_write)]
         await self._context.cursors.write(self._stored, cursor, to_write, to_delete)
-        for parked in (entry.parked for entry in to_write if entry.parked.resolution == PARKED):
-            logs.PARKED.tell(
+        for parked in (entry.parked for entry in to_write if entry.parked.resolution == QUARANTINED):
+            logs.QUARANTINED.tell(
                 _log, name=cursor.name, position=parked.position, how="is parked", more="", reason=parked.reason
             )
         del self._to_write[: len(to_write)], self._to_delete[: len(to_delete)]
@@ -370,8 +370,8 @@ class CursorSession:
         """
         return self._blocking_positions.get(key, offered.position) < offered.position
 
-    def _park(self, parked: Parked, tries: int = 0) -> None:
-        if parked.resolution == PARKED:
+    def _park(self, parked: Quarantined, tries: int = 0) -> None:
+        if parked.resolution == QUARANTINED:
             self._meter.tries["parked"] += 1
         self._to_write.append(parked_now(parked, tries, self._initial_cursor.log))
         self._executor.changed.set()
@@ -471,13 +471,13 @@ class CursorSession:
         for entry in self._parked_entries:
             by_key[entry.key].append(entry)
         for key, entries in by_key.items():
-            if entries[0].parked.resolution != PARKED:
+            if entries[0].parked.resolution != QUARANTINED:
                 self._executor.add_due(key, self._retrying(key, entries))
 
     def _retrying(self, key: AggregateKey, entries: Sequence[ParkedEntry]) -> Any:
         async def again() -> None:
             for entry in entries:
-                if entry.parked.resolution == PARKED:
+                if entry.parked.resolution == QUARANTINED:
                     self._blocking_positions[key] = entry.position
                     return
                 record = await self._handler.source.at(entry.position)
@@ -528,7 +528,7 @@ def _is_further(cursor: Cursor, previous: Cursor) -> bool:
     return (cursor.position, cursor.done, cursor.waking) != (previous.position, previous.done, previous.waking)
 
 
-def _under_key(parked: Parked, key: AggregateKey) -> Parked:
+def _under_key(parked: Quarantined, key: AggregateKey) -> Quarantined:
     """Return the event under the key of its queue: for an event that a process hears, the process instance."""
 
     return replace(parked, aggregate=key[0], aggregate_id=key[1])

@@ -20,7 +20,7 @@ import orjson
 from eventjet.codec.headers import EXPECTED, header_block, mark_batch
 from eventjet.codec.subjects import cursor_bucket, declared_name
 from eventjet.domain.identity import encode_id
-from eventjet.domain.parked import BLOCKING, AggregateKey, Parked
+from eventjet.domain.quarantined import BLOCKING, AggregateKey, Quarantined
 from eventjet.errors import ApiRefused, CursorDamaged, CursorFenced, CursorMissing, StoreUnavailable, StreamMissing
 from eventjet.jetstream.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message
 from eventjet.jetstream.client import Client
@@ -40,7 +40,7 @@ _Message: TypeAlias = tuple[str, bytes, list[tuple[str, str]]]
 class ParkedEntry:
     """One event of the quarantine of a cursor."""
 
-    parked: Parked
+    parked: Quarantined
     parked_at: float = 0.0
     """Seconds since 1970."""
     tries: int = 0
@@ -82,13 +82,13 @@ class ParkedEntry:
         """
         try:
             values = cast("dict[str, Any]", orjson.loads(body))
-            values |= {"parked": Parked(**known_fields(Parked, values["parked"])), "sequence": sequence}
+            values |= {"parked": Quarantined(**known_fields(Quarantined, values["parked"])), "sequence": sequence}
             return cls(**known_fields(cls, values))
         except (ValueError, TypeError, KeyError) as error:
             raise CursorDamaged(body, str(error)) from None
 
 
-def parked_now(parked: Parked, tries: int, log: str) -> ParkedEntry:
+def parked_now(parked: Quarantined, tries: int, log: str) -> ParkedEntry:
     """Return an entry for an event that is quarantined or blocked now."""
     return ParkedEntry(parked, time.time(), tries, log=log)
 

@@ -24,7 +24,7 @@ from eventjet.commands.execute import recorded_events
 from eventjet.commands.repository import Repositories, Repository
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.decision import Committed
-from eventjet.domain.parked import AggregateKey
+from eventjet.domain.quarantined import AggregateKey
 from eventjet.domain.reactor import Inbox, Incoming, Publication, Reactor, Retry
 from eventjet.domain.recorded import Metadata, Recorded, own_event
 from eventjet.domain.state import own_copy
@@ -338,6 +338,7 @@ class ProcessHandler(EventHandler):
             async def woken(attempt: int) -> None:
                 if self._resting_positions.get(event.aggregate_id, -1) >= event.position:
                     return  # the process took its steps on a state that contains this event, which a step recorded
+                self._runner.cache_first(event)
                 with self.handling(attempt, event):
                     await self.wake(event.aggregate_id, event.position)
 

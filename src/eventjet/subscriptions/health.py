@@ -148,7 +148,7 @@ def _gauges(status: WorkStatus, owner: str) -> list[Sample]:
     gauges: list[Sample] = [
         (metrics.POSITION, labels, status.position),
         (metrics.LAG_EVENTS, labels, status.lag_events),
-        (metrics.PARKED, labels, status.parked),
+        (metrics.QUARANTINED, labels, status.parked),
         (metrics.HELD, labels, int(status.owner == owner)),
         *((metrics.STATE, (*labels, state), int(status.state == state)) for state in STATES),
     ]

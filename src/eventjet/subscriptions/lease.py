@@ -24,7 +24,7 @@ from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint as checkpoints
 from eventjet.sql import locations
 from eventjet.sql.checkpoint import Checkpoint, revisions
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import dialect_of
 from eventjet.sql.locations import holders, located_tables
 from eventjet.sql.revisions import TAIL_MAX, TAIL_S, Promoted, attempt, freeze, lag
 from eventjet.sql.table_moves import NotNow

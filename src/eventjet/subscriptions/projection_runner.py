@@ -43,7 +43,7 @@ from eventjet.projections.fold import reader as reader_of
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.sql import locations
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, DECLARED, FAILED, Checkpoint
-from eventjet.sql.dialects import is_about_data
+from eventjet.sql.database import is_about_data
 from eventjet.subscriptions.context import Session, T, WorkerContext
 from eventjet.subscriptions.lease import Lease, Promotion
 from eventjet.subscriptions.quarantine_retry import carry_out_retries, load_blocked, log_parked

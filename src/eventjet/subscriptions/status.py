@@ -15,7 +15,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.codec.headers import RawRecord
 from eventjet.codec.subjects import cursor_bucket
-from eventjet.domain.parked import PARKED, RETRY
+from eventjet.domain.quarantined import QUARANTINED, RETRY
 from eventjet.errors import (
     CursorDamaged,
     EventjetError,
@@ -39,9 +39,8 @@ from eventjet.projections.app_ref import Application
 from eventjet.settings import Settings
 from eventjet.sql import locations
 from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, Checkpoint, read_all
-from eventjet.sql.database import COMMAND, READ_ONLY, Database
-from eventjet.sql.dialect import Fault
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import COMMAND, Database, dialect_of
+from eventjet.sql.dialect import READ_ONLY, Fault
 from eventjet.sql.quarantine import parked_counts
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import PROCESS, Cursor
@@ -177,7 +176,7 @@ def look_at_cursors(connection: NatsConnection, app: Application) -> list[Cursor
             continue
         filters = [] if declaration is None else filters_of(app, declaration.events)
         lag, age_s = _lag(connection, app.name, cursor, filters, last)
-        parked = sum(entry.parked.resolution in (PARKED, RETRY) for entry in entries)
+        parked = sum(entry.parked.resolution in (QUARANTINED, RETRY) for entry in entries)
         fault = standstill or cursor_fault(connection, identity, state, cursor)
         fault = fault or _public_fault(connection, app, cursor.name)
         looks.append(CursorLook(seen, lag, age_s, parked, "" if fault is None else str(fault)))
@@ -221,7 +220,7 @@ def _inbox_look(
 ) -> CursorLook:
     """Return the look at an inbox, which follows another stream than the log."""
     cursor = seen.cursor
-    parked = sum(entry.parked.resolution in (PARKED, RETRY) for entry in entries)
+    parked = sum(entry.parked.resolution in (QUARANTINED, RETRY) for entry in entries)
     try:
         state = connection.ask(stream_info(declaration.stream))
     except StreamMissing:

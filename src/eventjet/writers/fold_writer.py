@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from sqlalchemy import JSON, Connection, LargeBinary, Table
 
 from eventjet import failpoints
-from eventjet.domain.parked import AggregateKey
+from eventjet.domain.quarantined import AggregateKey
 from eventjet.errors import CheckpointFenced
 from eventjet.projections.fold import BlockedAggregates, Fold, Offered, ParkingFold, RowKey, Rows, Sorted
 from eventjet.projections.resolve import ResolvedProjection

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from eventjet.codec.subjects import cursor_name
 from eventjet.commands.repository import Repositories
-from eventjet.domain.parked import PARKED
+from eventjet.domain.quarantined import QUARANTINED
 from eventjet.domain.reactor import partition_of
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.fold import aggregate_key_of
@@ -119,7 +119,7 @@ class Reacting:
             for position, entry in sorted(known.entries.items()):
                 if entry.is_open and entry.key not in heads:
                     heads.add(entry.key)
-                    if entry.parked.resolution != PARKED:
+                    if entry.parked.resolution != QUARANTINED:
                         return f"position {position} is {entry.parked.resolution}"
         for position, key in books.relevant.items():
             name = cursor_name("echo", partition_of(key, self.partitions), self.partitions)

@@ -92,9 +92,9 @@ async def aggregate(request: Request) -> dict[str, Any] | Response:
     upto = min(query_number(request, "upto", least=1) or ends.version, ends.version)
 
     async def rows() -> list[dict[str, Any]]:
-        voids = await log.jet.voids()
+        skipped = await log.jet.skipped()
         records = await page_of(log.repositories.store, kind, aggregate_id, upto, ends)
-        return [header_view(record, voids) | {"logged_at": import_time(record)} for record in records]
+        return [header_view(record, skipped) | {"logged_at": import_time(record)} for record in records]
 
     async def snapshot() -> SnapshotInfo | None:
         return await log.travel.snapshot(kind, aggregate_id) if log.travel.knows(kind) else None

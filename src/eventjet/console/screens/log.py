@@ -45,7 +45,7 @@ from eventjet.operations.log import (
     news_since,
     page_before,
     page_from,
-    voids_among,
+    skipped_among,
 )
 from eventjet.text import cut, cut_values
 
@@ -212,8 +212,8 @@ _STEP_MAX = 200
 
 async def rows_of(jet: Jet, client: Client, records: Sequence[RawRecord]) -> list[dict[str, Any]]:
     """Return what a page shows of records; never raises for their contents."""
-    voids = await voids_among(client, jet.name, records)
-    return [event_view(jet, record, voids) for record in records]
+    skipped = await skipped_among(client, jet.name, records)
+    return [event_view(jet, record, skipped) for record in records]
 
 
 class Tail:
@@ -288,7 +288,7 @@ async def event(request: Request) -> dict[str, Any] | Response:
     async def look() -> tuple[OpenLog, RawRecord | None, int]:
         log = await sources.log()
         store = log.repositories.store
-        record, state, _ = await asyncio.gather(store.at(position), store.state(), log.jet.voids())
+        record, state, _ = await asyncio.gather(store.at(position), store.state(), log.jet.skipped())
         return log, record, state.last
 
     seen = await sources.see("The server", look())
@@ -318,12 +318,12 @@ async def event(request: Request) -> dict[str, Any] | Response:
         sources.see("The server", effects_of(store, record, after), remaining_s),
         sources.see("The app", rows(), remaining_s),
     )
-    voids = log.repositories.catalog.voids
+    skipped = log.repositories.catalog.skipped
     trace = (metadata.traceparent or "").split("-")
     process, _, process_id = (metadata.correlation or "").partition(":")
     is_process = process_id and process in {info.name for info in sources.app.processes.values()}
     return {
-        "event": event_view(log.jet, record, voids) | {"logged_at": import_time(record)},
+        "event": event_view(log.jet, record, skipped) | {"logged_at": import_time(record)},
         "headers": headers_of(record),
         "command_id": command_id,
         "metadata": metadata,
@@ -331,20 +331,20 @@ async def event(request: Request) -> dict[str, Any] | Response:
         "last": last,
         "near": NEAR,
         "batch": batch,
-        "batch_lines": [header_view(neighbour, voids) for neighbour in batch.value or ()],
+        "batch_lines": [header_view(neighbour, skipped) for neighbour in batch.value or ()],
         "cause": cause,
-        "cause_line": header_view(cause.value.record, voids) if cause.value and cause.value.record else None,
+        "cause_line": header_view(cause.value.record, skipped) if cause.value and cause.value.record else None,
         "effects": effects,
-        "tree": _tree(effects.value.nodes, voids, 1) if effects.value else [],
+        "tree": _tree(effects.value.nodes, skipped, 1) if effects.value else [],
         "rows": touched,
         "correlated": (process, process_id) if is_process else None,
     }
 
 
-def _tree(nodes: Sequence[Node], voids: Mapping[int, str], level: int) -> list[dict[str, Any]]:
+def _tree(nodes: Sequence[Node], skipped: Mapping[int, str], level: int) -> list[dict[str, Any]]:
     lines: list[dict[str, Any]] = []
     for node in nodes:
-        line, inner = header_view(node.record, voids), _tree(node.effects, voids, level + 1)
+        line, inner = header_view(node.record, skipped), _tree(node.effects, skipped, level + 1)
         if level < _LEVELS_MAX:
             lines.append(line | {"effects": inner})
         else:

@@ -46,7 +46,7 @@ async def process(request: Request) -> dict[str, Any]:
 
     async def now() -> ProcessView:
         log = await sources.log()
-        await log.jet.voids()
+        await log.jet.skipped()
         return await Processes(sources.app, log.repositories, log.client, name).view(process_id)
 
     async def history() -> tuple[list[Moment], bool]:
