@@ -13,10 +13,9 @@ import pytest
 from sqlalchemy import Column, Connection, Engine, Index, MetaData, String, Table, create_engine, event, text
 
 from eventjet import App, Recorded, projection
-from eventjet.operations.aggregates import MATCHES_MAX
 from eventjet.examples.bank.account import Account, AccountEvent
 from eventjet.examples.bank.app import withdrawn_has_a_reason
-from eventjet.operations.aggregates import IdMatches, ids_beginning
+from eventjet.operations.aggregates import MATCHES_MAX, IdMatches, ids_beginning
 from eventjet.sql.locations import create_tables
 
 ROWS = 100_000

@@ -89,7 +89,7 @@ async def aggregate(request: Request) -> dict[str, Any] | Response:
     sources: Sources = request.app.state.sources
     kind, aggregate_id = values["kind"], values["id"]
     log, ends = head.value
-    upto = min(query_number(request, "upto", least=1) or ends.version, ends.version)
+    upto = min(values["upto_asked"] or ends.version, ends.version)
 
     async def rows() -> list[dict[str, Any]]:
         skipped = await log.jet.skipped()
@@ -102,7 +102,7 @@ async def aggregate(request: Request) -> dict[str, Any] | Response:
     seen_rows, seen_snapshot, state = await asyncio.gather(
         sources.see("The server", rows(), remaining_s),
         sources.see("The server", snapshot(), remaining_s),
-        _state(request, log, (kind, aggregate_id), ends, values["version_asked"], remaining_s),
+        _state(sources, log, values, ends, remaining_s),
     )
     return {
         **values,
@@ -124,8 +124,8 @@ async def aggregate_state(request: Request) -> dict[str, Any] | Response:
     if head.value is None:
         return page(request, "fault_part.html", fault=head.fault or "It has no events any more.")
     log, ends = head.value
-    version = values["version_asked"] or ends.version
-    state = await _state(request, log, (values["kind"], values["id"]), ends, version, remaining_s)
+    values["version_asked"] = values["version_asked"] or ends.version
+    state = await _state(request.app.state.sources, log, values, ends, remaining_s)
     return {**values, **state, "head": ends}
 
 
@@ -147,7 +147,14 @@ async def _head(request: Request) -> tuple[dict[str, Any], float, Seen[tuple[Ope
         raise HTTPException(400, str(error)) from None
     except ValueError:
         raise HTTPException(400, "`token` is no encoded id.") from None
-    version_asked = query_number(request, "version", least=1)
+    values = {
+        "kind": kind,
+        "id": aggregate_id,
+        "token": token,
+        "version_asked": query_number(request, "version", least=1),
+        "other_asked": query_number(request, "with"),
+        "upto_asked": query_number(request, "upto", least=1),
+    }
     started = time.monotonic()
 
     async def look() -> tuple[OpenLog, Head] | None:
@@ -156,17 +163,15 @@ async def _head(request: Request) -> tuple[dict[str, Any], float, Seen[tuple[Ope
         return None if head is None else (log, head)
 
     seen = await sources.see("The server", look())
-    values = {"kind": kind, "id": aggregate_id, "token": token, "version_asked": version_asked}
     return values, max(ANSWER_S - (time.monotonic() - started), 0.2), seen
 
 
 async def _state(
-    request: Request, log: OpenLog, entity: tuple[str, str], head: Head, version_asked: int | None, remaining_s: float
+    sources: Sources, log: OpenLog, query: dict[str, Any], head: Head, remaining_s: float
 ) -> dict[str, Any]:
     """Return what the page shows of the state: the event and both states, or why they are not known."""
-    sources: Sources = request.app.state.sources
-    travel = log.travel
-    other_asked = query_number(request, "with")
+    entity, travel = (query["kind"], query["id"]), log.travel
+    version_asked, other_asked = query["version_asked"], query["other_asked"]
     version = min(version_asked or head.version, head.version)
     values: dict[str, Any] = {"version": version, "state": None, "event": None, "headers": (), "folds": False}
     if not version:
