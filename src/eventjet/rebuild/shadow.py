@@ -79,7 +79,7 @@ class Shadow(Generic[R_co]):
             database=self.workspace.database,
             table=table.name,
             columns=tuple(column.name for column in table.columns),
-            known=self._resolutions,
+            resolutions=self._resolutions,
         )
 
     def create(self, *, to_swap: bool = True) -> None:
@@ -129,7 +129,7 @@ class Shadow(Generic[R_co]):
             self._check_nothing_lost(connection, live_tables, model, new_tables)
 
     def take_over_quarantine(self) -> None:
-        """Copy the live quarantine to the shadow and to `target.known`; `swap` refuses if decisions changed since."""
+        """Copy the live quarantine to the shadow and its target; `swap` refuses if decisions changed since."""
         with self.workspace.snapshot() as connection:
             self._copy_quarantine(connection, quarantine, self._quarantine)
             self._resolutions, self._decisions = self._live_quarantine(connection)
@@ -137,7 +137,7 @@ class Shadow(Generic[R_co]):
     def copy_live(self) -> Checkpoint | None:
         """Copy the live rows in one database snapshot, and return the live checkpoint of that snapshot.
 
-        `target.known` becomes the quarantine of that snapshot. Returns None when there is no live read model.
+        `target.resolutions` becomes the quarantine of that snapshot. Returns None when there is no live read model.
         """
         with self.workspace.snapshot() as connection:
             live = self._checkpoint(connection)

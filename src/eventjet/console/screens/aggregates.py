@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from eventjet.codec.headers import stored_at
 from eventjet.codec.subjects import entity_key, is_name
-from eventjet.commands.history import PAGE_MAX, Head, head_of, page_of, record_of
+from eventjet.commands.history import Bounds, Head, History
 from eventjet.console.pages import ID_MAX, page, query_number, query_text
 from eventjet.console.sources import ANSWER_S, OpenLog, Seen, Sources
 from eventjet.domain.identity import decode_id
@@ -29,6 +29,8 @@ from eventjet.operations.aggregates import (
 from eventjet.operations.events import event_view, header_view, headers_of, import_time
 from eventjet.text import cut, printable
 
+PAGE_MAX = 50
+"""Versions of one page of a history."""
 _UNASKED_MAX = 2_000
 """The most events that are folded for a page without a requested version."""
 
@@ -93,7 +95,8 @@ async def aggregate(request: Request) -> dict[str, Any] | Response:
 
     async def rows() -> list[dict[str, Any]]:
         skipped = await log.jet.skipped()
-        records = await page_of(log.repositories.store, kind, aggregate_id, upto, ends)
+        bounds = Bounds(version=upto, newest_first=True, limit=PAGE_MAX)
+        records = await History(log.repositories.store, kind, aggregate_id).records(bounds, ends)
         return [header_view(record, skipped) | {"logged_at": import_time(record)} for record in records]
 
     async def snapshot() -> SnapshotInfo | None:
@@ -159,7 +162,7 @@ async def _head(request: Request) -> tuple[dict[str, Any], float, Seen[tuple[Ope
 
     async def look() -> tuple[OpenLog, Head] | None:
         log = await sources.log()
-        head = await head_of(log.repositories.store, kind, aggregate_id)
+        head = await History(log.repositories.store, kind, aggregate_id).head()
         return None if head is None else (log, head)
 
     seen = await sources.see("The server", look())
@@ -176,7 +179,9 @@ async def _state(
     values: dict[str, Any] = {"version": version, "state": None, "event": None, "headers": (), "folds": False}
     if not version:
         return values
-    record_look = sources.see("The server", record_of(log.repositories.store, *entity, version, head), remaining_s)
+    record_look = sources.see(
+        "The server", History(log.repositories.store, *entity).record(version, head.last), remaining_s
+    )
     if travel.knows(entity[0]):
         other = version - 1 if other_asked is None else min(other_asked, head.version)
         folded_max = FOLDED_MAX if version_asked is not None else _UNASKED_MAX
