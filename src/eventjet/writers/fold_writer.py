@@ -151,15 +151,17 @@ class BatchFold:
         if self._parking is None and not self._resolved.reads:
             prepared = Prepared(batch, Changes(made=list(self._fold({}, events).values())), {})
         else:
-            each_key = self._fold.each_key(events) if self._parking is None else None
-            keys = dict.fromkeys(each_key) if each_key is not None else self._keys(events)
-            rows, missing = self._recent.find(keys, self._uncommitted_rows)
+            if self._parking is None:
+                events, keys = self._fold.keyed(events)
+            else:
+                keys = self._parking.keys(events)
+            rows, missing = self._recent.find(dict.fromkeys(keys), self._uncommitted_rows)
             if missing or self._is_heavy:
                 if read_rows is None:
                     return None
                 rows.update(read_rows(missing) if missing else {})
             if self._parking is None:
-                changed = self._fold(rows, events, each_key)
+                changed = self._fold(rows, events, keys)
                 prepared = Prepared(batch, changes_of(changed), changed)
             else:
                 result = self._parking(rows, events, self._blocked_by_now())
@@ -169,9 +171,6 @@ class BatchFold:
         self._uncommitted.append(replace(prepared, batch=replace(batch, events=()), changes=Changes()))
         self._uncommitted_rows.update(prepared.rows)
         return prepared
-
-    def _keys(self, events: Sequence[Any]) -> list[RowKey]:
-        return self._fold.keys(events) if self._parking is None else self._parking.keys(events)
 
     def sort(self, offers: Sequence[Offered], read_rows: ReadRows) -> Sorted:
         """Fold events of the quarantine, and quarantine those that still fail. For a projection that quarantines."""
