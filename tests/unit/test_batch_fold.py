@@ -135,10 +135,10 @@ class Database:
     def commit(self, resolved: ResolvedProjection, prepared: Prepared) -> None:
         codec = RowCodec(resolved.table, resolved.row_type, SQLITE)
         changes = prepared.changes
-        for row in changes.made:
+        for row in changes.inserts:
             assert codec.key(row) not in self.rows
-        self.rows |= {codec.key(row): row for row in (*changes.made, *changes.kept)}
-        for key in changes.gone:
+        self.rows |= {codec.key(row): row for row in (*changes.inserts, *changes.upserts)}
+        for key in changes.deletions:
             self.rows.pop(key, None)
         found: Sequence[Quarantined] = changes.quarantine.parked if changes.quarantine else ()
         for one in found:
@@ -236,4 +236,4 @@ def test_what_was_dropped_is_as_if_it_had_not_been_folded() -> None:
     prepared = fold.fold(Batch(0, 1, "", [one_event(resolved, 1, 0, 5)]), found.read)
     assert prepared is not None
     assert prepared.changes.quarantine is None
-    assert [replace(row, digest=0) for row in prepared.changes.kept] == [Trail("w-0", 1)]
+    assert [replace(row, digest=0) for row in prepared.changes.upserts] == [Trail("w-0", 1)]

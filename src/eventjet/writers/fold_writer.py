@@ -149,7 +149,7 @@ class BatchFold:
         """
         events: Sequence[Any] = batch.events
         if self._parking is None and not self._resolved.reads:
-            prepared = Prepared(batch, Changes(made=list(self._fold({}, events).values())), {})
+            prepared = Prepared(batch, Changes(inserts=list(self._fold({}, events).values())), {})
         else:
             each_key = self._fold.each_key(events) if self._parking is None else None
             keys = dict.fromkeys(each_key) if each_key is not None else self._keys(events)
@@ -190,7 +190,7 @@ def changes_of(changed: Rows, quarantine: QuarantineChanges | None = None) -> Ch
     """Return the rows to store and the keys to delete, from the rows that a fold changed."""
     upserts = [row for row in changed.values() if row is not None]
     deletions = [key for key, row in changed.items() if row is None] if len(upserts) < len(changed) else []
-    return Changes(upserts, gone=deletions, quarantine=quarantine)
+    return Changes(upserts, deletions=deletions, quarantine=quarantine)
 
 
 class FoldWriter:
