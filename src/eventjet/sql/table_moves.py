@@ -103,8 +103,10 @@ class Exchange:
 
     def _find(self) -> list[dict[TableName, TableRef]]:
         find = self._dialect.find_table
-        located = [{move.name: find(self.connection, move.name, move.before) for move in moves} for moves in self._moves]
-        return [{name: table for name, table in tables.items() if table is not None} for tables in located]
+        tables = [
+            {move.name: find(self.connection, move.name, move.before) for move in moves} for moves in self._moves
+        ]
+        return [{name: ref for name, ref in located.items() if ref is not None} for located in tables]
 
 
 def dependents(connection: Connection, tables: Mapping[TableName, TableRef], *, for_good: bool = False) -> list[str]:
