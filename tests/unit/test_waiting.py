@@ -107,7 +107,10 @@ OWN, OLD, NEXT = RevisionStatus(2, 50, "active"), RevisionStatus(1, 100, "active
         ([OLD], OLD),
         ([RevisionStatus(1, 100, "retired"), OWN], OWN),
         ([RevisionStatus(2, 50, "retired"), NEXT], NEXT),
-        ([RevisionStatus(2, 50, "retired"), RevisionStatus(3, 60, "building", location="x")], RevisionStatus(2, 50, "retired")),
+        (
+            [RevisionStatus(2, 50, "retired"), RevisionStatus(3, 60, "building", location="x")],
+            RevisionStatus(2, 50, "retired"),
+        ),
         ([RevisionStatus(2, 50, "failed", "because"), NEXT], RevisionStatus(2, 50, "failed", "because")),
     ],
 )

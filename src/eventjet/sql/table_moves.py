@@ -103,9 +103,7 @@ class Exchange:
 
     def _find(self) -> list[dict[TableName, TableRef]]:
         find = self._dialect.find_table
-        tables = [
-            {move.name: find(self.connection, move.name, move.before) for move in moves} for moves in self._moves
-        ]
+        tables = [{move.name: find(self.connection, move.name, move.before) for move in moves} for moves in self._moves]
         return [{name: ref for name, ref in located.items() if ref is not None} for located in tables]
 
 
