@@ -9,6 +9,7 @@ from typing import Generic, TypeAlias, TypeVar
 from sqlalchemy import Column, Connection, MetaData, Table, delete, func, insert, select
 
 from eventjet import failpoints
+from eventjet.domain.position import BUILDING, RETIRED
 from eventjet.domain.quarantined import DECIDED_RESOLUTIONS, RETRIED
 from eventjet.errors import RebuildOvertaken, RebuildRefused
 from eventjet.projections.resolve import ResolvedProjection
@@ -18,7 +19,7 @@ from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runs import PURPOSE, Target
 from eventjet.rebuild.workspace import workspace_of
 from eventjet.sql import checkpoint
-from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, names_of, revisions
+from eventjet.sql.checkpoint import DECLARED, Checkpoint, names_of, revisions
 from eventjet.sql.database import Database, dialect_of
 from eventjet.sql.dialect import TableName, TableRef, qualified, verbatim
 from eventjet.sql.locations import check_owner, create_tables, identities, located_tables, making, recorded
@@ -79,7 +80,7 @@ class Shadow(Generic[R_co]):
             database=self.workspace.database,
             table=table.name,
             columns=tuple(column.name for column in table.columns),
-            known=self._resolutions,
+            resolutions=self._resolutions,
         )
 
     def create(self, *, to_swap: bool = True) -> None:
@@ -129,7 +130,7 @@ class Shadow(Generic[R_co]):
             self._check_nothing_lost(connection, live_tables, model, new_tables)
 
     def take_over_quarantine(self) -> None:
-        """Copy the live quarantine to the shadow and to `target.known`; `swap` refuses if decisions changed since."""
+        """Copy the live quarantine to the shadow and its target; `swap` refuses if decisions changed since."""
         with self.workspace.snapshot() as connection:
             self._copy_quarantine(connection, quarantine, self._quarantine)
             self._resolutions, self._decisions = self._live_quarantine(connection)
@@ -137,7 +138,7 @@ class Shadow(Generic[R_co]):
     def copy_live(self) -> Checkpoint | None:
         """Copy the live rows in one database snapshot, and return the live checkpoint of that snapshot.
 
-        `target.known` becomes the quarantine of that snapshot. Returns None when there is no live read model.
+        `target.resolutions` becomes the quarantine of that snapshot. Returns None when there is no live read model.
         """
         with self.workspace.snapshot() as connection:
             live = self._checkpoint(connection)

@@ -17,22 +17,12 @@ from sqlalchemy import Connection, delete
 from sqlalchemy.exc import DBAPIError
 
 from eventjet import failpoints
+from eventjet.domain.position import FAILED, PAUSE, PAUSED, RESET, RETIRED
 from eventjet.errors import CheckpointFenced, PromotionRefused, TableLost, UsageError
 from eventjet.observability import logs
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint, locations
-from eventjet.sql.checkpoint import (
-    DECLARED,
-    FAILED,
-    PAUSED,
-    RESET,
-    RETIRED,
-    Checkpoint,
-    ensure,
-    lock,
-    names_of,
-    revisions,
-)
+from eventjet.sql.checkpoint import DECLARED, Checkpoint, ensure, lock, names_of, revisions
 from eventjet.sql.database import COMMAND, Database, dialect_of
 from eventjet.sql.dialect import Fault, TableName, TableRef
 from eventjet.sql.locations import check_owner, holders
@@ -229,7 +219,7 @@ def _checkpoint_of(checkpoints: Sequence[Checkpoint], resolved: AnyResolved) -> 
 
 def _assignment(row: Checkpoint) -> tuple[object, ...]:
     """Return the parts of a checkpoint that must not change between reading and locking; positions may."""
-    return row.revision, row.location, row.tables, row.state == checkpoint.RETIRED
+    return row.revision, row.location, row.tables, row.state == RETIRED
 
 
 def _lag(promoted: Checkpoint, displaced: Sequence[Checkpoint]) -> int:
@@ -483,7 +473,7 @@ async def _change(
 
 
 def _pause(connection: Connection, row: Checkpoint) -> Checkpoint | None:
-    if row.state != PAUSED and row.state not in checkpoint.PAUSE.states:
+    if row.state != PAUSED and row.state not in PAUSE.states:
         reason = f" ({' '.join(row.reason.split()).rstrip('.')})" if row.reason else ""
         subject = f"Revision {row.revision} of projection {row.name!r} is {row.state}{reason}"
         raise UsageError(f"{subject}, so nothing advances it. There is nothing to pause.")

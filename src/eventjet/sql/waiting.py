@@ -19,11 +19,11 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.codec.subjects import notice_subject, read_notice
+from eventjet.domain.position import FAILED, PAUSED, RETIRED
 from eventjet.errors import NotCaughtUp, StoreError, Unreachable
 from eventjet.errors.projection import ANOTHER_APP, ANOTHER_LOG, LOST_ROWS
 from eventjet.nats.protocol import Frame
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql.checkpoint import FAILED, PAUSED, RETIRED
 from eventjet.sql.database import Database
 from eventjet.sql.own_tables import projections
 

@@ -188,15 +188,17 @@ class FoldWriter:
         else:
             assert len(self._pending) < 2, "its rows are those of one batch"
             pending = self._pending[0] if self._pending else None
-            each_key = self._fold.each_key(events) if self._parking is None else None
-            keys = self._keys(events) if each_key is None else dict.fromkeys(each_key)
-            rows, missing = self._recent.find(keys, {} if pending is None else pending.rows)
+            if self._parking is None:
+                events, keys = self._fold.keyed(events)
+            else:
+                keys = self._parking.keys(events)
+            rows, missing = self._recent.find(dict.fromkeys(keys), {} if pending is None else pending.rows)
             if missing or self._is_heavy:
                 if read_rows is None:
                     return None
                 rows.update(read_rows(missing) if missing else {})
             if self._parking is None:
-                changed = self._fold(rows, events, each_key)
+                changed = self._fold(rows, events, keys)
                 prepared = Prepared(batch, changes_of(changed), changed)
             else:
                 blocked = self._blocked
@@ -208,9 +210,6 @@ class FoldWriter:
         # Keeps no events: they are not needed again, whether the batch is committed or not.
         self._pending.append(replace(prepared, batch=replace(batch, events=()), changes=Changes()))
         return prepared
-
-    def _keys(self, events: Sequence[Any]) -> list[RowKey]:
-        return self._fold.keys(events) if self._parking is None else self._parking.keys(events)
 
     def sort(self, connection: Connection, offers: Sequence[Offered]) -> Sorted:
         """Fold events of the quarantine, and quarantine those that still fail. For a projection that quarantines."""
