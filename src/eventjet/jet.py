@@ -13,7 +13,7 @@ from eventjet.codec.headers import RawRecord
 from eventjet.codec.records import Decoder
 from eventjet.commands import Committed, Imported, ImportReport, Planned, Repository
 from eventjet.commands.execute import transact
-from eventjet.commands.history import LogTail
+from eventjet.commands.history import tail_log
 from eventjet.commands.importing import Importer
 from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.domain.aggregate import AggregateType
@@ -292,13 +292,12 @@ class Jet:
         Raises `UnknownEvent` and `UndecodableEvent`, and `UsageError` for a time without a zone, and for an invalid
         position or limit.
         """
-        log_tail = LogTail(deliver, position, since, until, limit, follow)
-        return GuardedIterator(self._tail(log_tail), self._guard)
+        bounds = {"position": position, "since": since, "until": until, "limit": limit}
+        return GuardedIterator(self._tail(deliver=deliver, follow=follow, **bounds), self._guard)
 
-    async def _tail(self, log_tail: LogTail) -> AsyncGenerator[Recorded[Any]]:
-        log_tail.check()
+    async def _tail(self, **bounds: Any) -> AsyncGenerator[Recorded[Any]]:
         await self.skipped()
-        async for recorded in log_tail.read(self.store, self._decoder):
+        async for recorded in tail_log(self.store, self._decoder, **bounds):
             yield recorded
 
     def decode(self, record: RawRecord) -> Recorded[Any] | None:

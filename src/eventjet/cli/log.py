@@ -46,7 +46,7 @@ def history(
     personal: PersonalOption = False,
 ) -> Answer:
     """Show what happened to one aggregate; exit status 1 when it has no events."""
-    from eventjet.commands.history import part_of
+    from eventjet.commands.history import Bounds, History
     from eventjet.operations.events import event_view
 
     async def read() -> list[dict[str, Any]]:
@@ -56,9 +56,8 @@ def history(
         async with app.connect(at.settings) as jet:
             await jet.log()  # raises where `eventjet init` has not run
             skipped = await jet.skipped()
-            records = await part_of(
-                jet.store, aggregate, aggregate_id, after=after, limit=limit, newest_first=newest_first
-            )
+            bounds = Bounds(after=after, limit=limit, newest_first=newest_first)
+            records = await History(jet.store, aggregate, aggregate_id).records(bounds)
             return [event_view(jet, record, skipped, personal=personal) for record in records]
 
     events = asyncio.run(read())

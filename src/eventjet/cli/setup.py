@@ -121,12 +121,12 @@ async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, l
 
 def _faults(at: AppTarget) -> list[str]:
     """Return what is wrong with the log, with checkpoints and cursors, and with events that the app cannot read."""
+    from eventjet.domain.position import RETIRED
     from eventjet.jetstream.connection import NatsConnection
     from eventjet.log.integrity import log_fault, missing_range, state_of_log
     from eventjet.log.unknown_events import unknown_events
     from eventjet.nats.endpoint import Endpoint
-    from eventjet.sql.checkpoint import RETIRED
-    from eventjet.subscriptions.status import cursor_fault, cursors_of
+    from eventjet.subscriptions.status import cursor_fault, cursors_seen
 
     checkpoints = (
         [checkpoint for checkpoint in _checkpoints(at) if checkpoint.state != RETIRED] if at.app().projections else []
@@ -136,7 +136,7 @@ def _faults(at: AppTarget) -> list[str]:
         missing = missing_range(state)
         faults = [log_fault(link, identity, state, checkpoint) for checkpoint in checkpoints]
         unread = unknown_events(link, state, at.app().catalog)
-        faults += [cursor_fault(link, identity, state, cursor) for cursor in cursors_of(link, at.app())]
+        faults += [cursor_fault(link, identity, state, seen.cursor) for seen in cursors_seen(link, at.app())]
     lost = [LogIncomplete(f"The log {state.name!r}", missing)] if missing else []
     return list(dict.fromkeys(map(str, [*lost, *filter(None, faults), *unread])))
 
@@ -146,10 +146,10 @@ def _refuse_lost_log(at: AppTarget, reset: Collection[str]) -> None:
 
     A new, empty stream in its place would take commands, and every aggregate would look new to them.
     """
+    from eventjet.domain.position import RETIRED
     from eventjet.jetstream.connection import NatsConnection
     from eventjet.log import integrity
     from eventjet.nats.endpoint import Endpoint
-    from eventjet.sql.checkpoint import RETIRED
 
     checkpoints = _checkpoints(at) if at.app().projections else []
     affected = [
@@ -263,7 +263,7 @@ def promote(at: AppTarget, projection: ProjectionArgument) -> Answer:
 
     resolved = at.projection(projection)
     done = actions.promote(at.settings, resolved)
-    inactive = list(done.left) if done else []
+    inactive = list(done.previous_revisions) if done else []
     value = {"projection": projection, "revision": resolved.revision, "promoted": done is not None, "left": inactive}
     return Answer(value, actions.promoted_text(resolved, done))
 

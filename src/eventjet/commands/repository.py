@@ -15,7 +15,7 @@ from eventjet.codec.commands import request_of
 from eventjet.codec.headers import context_headers
 from eventjet.codec.subjects import snapshot_bucket
 from eventjet.commands.execute import Executor, Planned, execute
-from eventjet.commands.history import Excerpt
+from eventjet.commands.history import Bounds
 from eventjet.commands.loading import Snapshots
 from eventjet.commands.unique import UniqueValues
 from eventjet.domain.aggregate import AggregateType
@@ -128,8 +128,8 @@ class Repository(Generic[S, E]):
         """
         self._guard.check()
         self.executor.subject(aggregate_id)
-        excerpt = Excerpt(after, version, position, newest_first, limit)
-        return await self.executor.histories.events(aggregate_id, excerpt)
+        bounds = Bounds(after, version, position, newest_first, limit)
+        return await self.executor.histories.events(aggregate_id, bounds)
 
     async def execute(
         self,

@@ -8,13 +8,13 @@ from contextlib import suppress
 from eventjet.doctor.database import SeenDatabase
 from eventjet.doctor.report import Installation, Report
 from eventjet.doctor.server import Greeting
+from eventjet.domain.position import FAILED, NEW, PAUSED, RETIRED
 from eventjet.errors import Forbidden, LogUnusable
 from eventjet.findings import Level
 from eventjet.jetstream.api import next_message
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.integrity import state_of_log
 from eventjet.nats.endpoint import Endpoint
-from eventjet.sql.checkpoint import FAILED, NEW, PAUSED, RETIRED
 from eventjet.subscriptions.declarations import declarations_of, filters_of
 from eventjet.subscriptions.status import PROJECTION, WorkStatus, look_at_followers, look_at_projections
 

@@ -42,9 +42,8 @@ from eventjet.rebuild.workspace import leftovers, remove_leftovers, workspace_of
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.database import BULK, Database
+from eventjet.sql.database import BULK, Database, dialect_of
 from eventjet.sql.dialect import Fault
-from eventjet.sql.dialects import dialect_of
 from eventjet.sql.quarantine import blocked_aggregates, park
 from eventjet.sql.table_moves import NotNow
 from eventjet.writers.batch import Batch, Parts
@@ -270,7 +269,7 @@ def catching_up(
 
     `position` is the pinned position; `parked` are the quarantined events up to there.
     """
-    log, resolved, known = job.log, shadow.resolved, shadow.target.known
+    log, resolved, resolutions = job.log, shadow.resolved, shadow.target.resolutions
     event_id = log.event_id(position) if position else ""
     if event_id is None:
         raise VerificationFailed(
@@ -282,14 +281,14 @@ def catching_up(
             park(connection, resolved.name, resolved.revision, parked)
             aggregates = blocked_aggregates(connection, resolved.name, resolved.revision, position)
         start = shadow.checkpoint()
-        blocked = BlockedAggregates(aggregates, known)
+        blocked = BlockedAggregates(aggregates, resolutions)
         writer = FoldWriter(resolved, dialect_of(connection), lease_s=0, table=shadow.tables[0], blocked=blocked)
 
         def commit(part: Batch) -> None:
             with connection.begin():
                 writer.write(connection, start, part)
 
-        yield ShadowWriter(shadow, job, position, reader(job.catalog, resolved, known, earlier), commit)
+        yield ShadowWriter(shadow, job, position, reader(job.catalog, resolved, resolutions, earlier), commit)
 
 
 @contextmanager

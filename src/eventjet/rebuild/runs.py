@@ -54,7 +54,7 @@ class Target:
     """The database of the shadow: the live database on PostgreSQL, the run's own file on SQLite."""
     table: str
     columns: tuple[str, ...]
-    known: Mapping[int, str] = field(default_factory=dict[int, str], repr=False, hash=False)
+    resolutions: Mapping[int, str] = field(default_factory=dict[int, str], repr=False, hash=False)
     """The positions in the live quarantine and their resolutions; empty when nothing is quarantined."""
 
 

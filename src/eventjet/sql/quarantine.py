@@ -15,7 +15,7 @@ from sqlalchemy import ColumnElement, Connection, and_, case, func, select, upda
 from eventjet.domain.quarantined import BLOCKED, BLOCKING, DROPPED, QUARANTINED, RETRY, AggregateKey, Quarantined
 from eventjet.errors import UsageError
 from eventjet.sql import checkpoint
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import dialect_of
 from eventjet.sql.own_tables import Clock, quarantine
 
 _q = quarantine.c
