@@ -263,7 +263,7 @@ def promote(at: AppTarget, projection: ProjectionArgument) -> Answer:
 
     resolved = at.projection(projection)
     done = actions.promote(at.settings, resolved)
-    inactive = list(done.left) if done else []
+    inactive = list(done.previous_revisions) if done else []
     value = {"projection": projection, "revision": resolved.revision, "promoted": done is not None, "left": inactive}
     return Answer(value, actions.promoted_text(resolved, done))
 

@@ -225,7 +225,7 @@ class Promotion:
             self._postpone(_REFUSED_S)
             return False
         failpoints.reach("takeover.committed")
-        previous = ", ".join(map(str, promoted.left)) if promoted else ""
+        previous = ", ".join(map(str, promoted.previous_revisions)) if promoted else ""
         logs.TOOK_OVER.tell(_log, name=self._display_name, before=previous or "none")
         return True
 
