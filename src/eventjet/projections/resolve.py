@@ -7,10 +7,8 @@ import re
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
-from datetime import date
 from functools import wraps
 from typing import Any, TypeAlias, cast
-from uuid import UUID
 
 from sqlalchemy import Column, Table
 from sqlalchemy import types as sa
@@ -21,7 +19,7 @@ from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.state import is_fixed
 from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name, union_members
 from eventjet.errors import DefinitionError
-from eventjet.projections.columns import Convert, key_check
+from eventjet.projections.columns import Convert, column_type_of, key_check
 from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.projection import Entries, OnError, Projection
 from eventjet.projections.row_type import listed_names, row_faults, table_faults
@@ -33,7 +31,6 @@ KeysOf: TypeAlias = Callable[[Recorded[Any]], tuple[tuple[Any, ...], ...]]
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 _KEYS_CACHED = 65_536
 """Checked keys of aggregate ids that are kept, so that an id is not checked for every event."""
-_KEY_TYPES = ((sa.String, str), (sa.Integer, int), (sa.Uuid, UUID), (sa.Date, date))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -363,9 +360,8 @@ def _checked(key: Any, checks: Sequence[Convert]) -> tuple[Any, ...]:
 
 
 def _key_type(column: Column[Any]) -> Any:
-    if isinstance(column.type, sa.Enum):
-        return None
-    return next((python for kind, python in _KEY_TYPES if isinstance(column.type, kind)), None)
+    column_type = column_type_of(column.type)
+    return None if column_type is None else column_type.key
 
 
 def _item_type(hint: Any) -> Any:
