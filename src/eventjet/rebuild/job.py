@@ -11,10 +11,9 @@ import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from os import cpu_count
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Protocol, TypeVar
 
@@ -91,12 +90,6 @@ class EngineOptions:
     """URL of the Spark master. Without it: the running session, else `SPARK_REMOTE`, else all cores of this machine."""
     ship: bool = True
     """Whether the application's package is sent to tasks on other machines; otherwise it has to be installed there."""
-    jvm_cache: Path | None = None
-    """Folder that keeps the classes of Spark's JVM on this machine. Without it: the settings' folder, else none."""
-
-    def on(self, settings: Settings) -> EngineOptions:
-        """Return these options, with `jvm_cache` from the settings where it is not given."""
-        return self if self.jvm_cache is not None else replace(self, jvm_cache=settings.jvm_cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +216,7 @@ def open_job(
     `from_archive` is the URL of an archive from which the past is read. Raises `Unreachable`, `UsageError` and
     `ArchiveBroken`.
     """
-    application, options = loaded(app), options_of(engine).on(settings)
+    application, options = loaded(app), options_of(engine)
     with watch.phase("start"):
         endpoint = Endpoint.of(settings).with_name("eventjet-rebuild")
         with NatsConnection.open(endpoint) as connection:
