@@ -314,7 +314,8 @@ class Postgres(Dialect):
     def empty(self, connection: Connection, tables: Sequence[TableRef]) -> None:
         """Empty all in one statement, as foreign keys may be between them; fails if another table refers to one."""
         if tables:
-            connection.execute(verbatim(f"truncate table {', '.join(table.quoted() for table in tables)} restrict"))
+            names = ", ".join(table.quoted() for table in tables)
+            connection.execute(verbatim(f"truncate table {names} restart identity restrict"))
 
     def lock_migrations(self, connection: Connection) -> None:
         connection.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATIONS_LOCK})

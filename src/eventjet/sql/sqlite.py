@@ -335,8 +335,11 @@ class Sqlite(Dialect):
 
     def empty(self, connection: Connection, tables: Sequence[TableRef]) -> None:
         """Empty the tables; eventjet's own connections do not enforce foreign keys."""
+        numbered = connection.scalar(sqlite_schema.TABLE, {"name": "sqlite_sequence"}) is not None
         for table in tables:
             connection.execute(verbatim(f"delete from {table.quoted()}"))  # noqa: S608 - of a known table
+            if numbered:
+                connection.exec_driver_sql("delete from sqlite_sequence where name = ?", (table.name,))
 
 
 SQLITE = Sqlite()
@@ -492,9 +495,9 @@ class SqliteStatements:
         if connection.exec_driver_sql(self._advance, advance).rowcount != 1:
             return False
         dump = self._codec.dump
-        if changes.gone:
-            connection.exec_driver_sql(self._delete, self._dumped(changes.gone))
-        for statement, rows in ((self._insert, changes.made), (self._upsert, changes.kept)):
+        if changes.deletions:
+            connection.exec_driver_sql(self._delete, self._dumped(changes.deletions))
+        for statement, rows in ((self._insert, changes.inserts), (self._upsert, changes.upserts)):
             if rows:
                 connection.exec_driver_sql(statement, [dump(row) for row in rows])
         if changes.quarantine is not None:

@@ -51,11 +51,11 @@ REPLACE = (
 class Changes:
     """The changes of rows by a batch; no key is in two of the fields."""
 
-    kept: Sequence[Any] = ()
+    upserts: Sequence[Any] = ()
     """Rows to insert or replace."""
-    made: Sequence[Any] = ()
+    inserts: Sequence[Any] = ()
     """Rows to insert; an existing row of the same key is an `IntegrityError`."""
-    gone: Sequence[Key] = ()
+    deletions: Sequence[Key] = ()
     """Keys of rows to delete."""
     quarantine: QuarantineChanges | None = None
 
