@@ -198,7 +198,7 @@ class RowsTouched:
     keys: Sequence[str] = ()
     """The key of each row as a JSON list."""
     more: int = 0
-    said: str = ""
+    reason: str = ""
     """Why there are no keys; empty where there are."""
 
 
@@ -261,7 +261,7 @@ async def effects_of(store: EventStore, record: RawRecord, after: int = 0) -> Ef
     position, size, count, until = begin, 0, 0, time.monotonic() + _LOOK_S
     is_end = False
     while position < begin + FORWARD and size < _BYTES_MAX and time.monotonic() < until and not is_end:
-        records = await store.some(position, min(_CHUNK, begin + FORWARD - position))
+        records = await store.records_from(position, min(_CHUNK, begin + FORWARD - position))
         is_end = not records
         for candidate in records:
             size += len(candidate[4])
@@ -281,17 +281,17 @@ async def effects_of(store: EventStore, record: RawRecord, after: int = 0) -> Ef
 def rows_touched(app: App, recorded: Recorded[Any]) -> list[RowsTouched]:
     """Return the keys of the rows that an event touches in each read model.
 
-    Runs the application's functions; an error in one stands in `said`.
+    Runs the application's functions; an error in one is its `reason`.
     """
     touched: list[RowsTouched] = []
     for name, resolved in app.projections.items():
         if type(recorded.data) not in resolved.events:
             continue
         if not isinstance(resolved, ResolvedProjection):
-            touched.append(RowsTouched(name, said="Its SQL is written by hand: which rows it changed is not known."))
+            touched.append(RowsTouched(name, reason="Its SQL is written by hand: which rows it changed is not known."))
             continue
         if any(is_private(field_hint(resolved.row_type, key)) for key in resolved.key_columns):
-            touched.append(RowsTouched(name, said="Its key is personal, and not shown."))
+            touched.append(RowsTouched(name, reason="Its key is personal, and not shown."))
             continue
         try:
             keys = _keys(resolved, recorded)
@@ -299,7 +299,7 @@ def rows_touched(app: App, recorded: Recorded[Any]) -> list[RowsTouched]:
         except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the application's
             error = UnexpectedExit.instead_of(raised)
             reason = reason_of(error, private=app.catalog.is_private)
-            touched.append(RowsTouched(name, said=f"Its key could not be told: {reason}"))
+            touched.append(RowsTouched(name, reason=f"Its key could not be computed: {reason}"))
             continue
         touched.append(RowsTouched(name, key_texts, len(keys) - len(key_texts)))
     return touched
@@ -324,7 +324,7 @@ async def _read(store: EventStore, start: int, end: int) -> list[RawRecord]:
     records: list[RawRecord] = []
     size = 0
     while start <= end and size < _BYTES_MAX:
-        page = [record for record in await store.some(start, min(_CHUNK, end - start + 1)) if record[0] <= end]
+        page = [record for record in await store.records_from(start, min(_CHUNK, end - start + 1)) if record[0] <= end]
         if not page:
             break
         records += page
