@@ -38,7 +38,7 @@ from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.declarations import Declaration, opened_deps
 from eventjet.subscriptions.event_source import EventSource
 from eventjet.subscriptions.process_steps import ProcessRunner
-from eventjet.subscriptions.retry import Backoff, end, pause
+from eventjet.subscriptions.retry import Backoff, end
 
 _log = logging.getLogger(__name__)
 
@@ -113,11 +113,10 @@ class Deps:
                 late = f"that took longer than {self._options.deps_s:g} s"
                 reason = late if is_late else reason_of(error, private=self._private)
                 self._fault = self._unreachable(f"they could not be opened ({reason})")
-                if self._backoff.failed_term(reason):
+                if self._backoff.failed(reason):
                     logs.TRYING_AGAIN.tell(_log, name="deps", reason=reason_of(self._fault), trace="")
                 self._first_try_ended.set()
-                await pause(self._closing, self._backoff.pause_s)
-                self._backoff.paused()
+                await self._backoff.wait(self._closing)
 
     def _unreachable(self, reason: str) -> Unreachable:
         return Unreachable(f"The deps of the app {self._app.name!r}", reason, "See what they need.")
@@ -421,27 +420,22 @@ class PublicationHandler(EventHandler):
     def work(self, event: Recorded[Any]) -> tuple[AggregateKey, Try]:
         publication = self._publication
 
-        async def tell(attempt: int) -> None:
+        async def publish(attempt: int) -> None:
             with self.handling(attempt, event):
-                await told()
+                if await self._stream.published_until() >= event.position:
+                    return
+                public_events = recorded_events(publication.translate(own_event(event)))
+                encoded = [self._public.encode(public_event) for public_event in public_events]
+                messages = [
+                    message_of(self._stream.prefix, publication.source, event, index, encoded_event)
+                    for index, encoded_event in enumerate(encoded)
+                ]
+                if messages:
+                    failpoints.reach("publication.before")
+                    await self._stream.publish(messages, event.position)
+                    failpoints.reach("publication.told")
 
-        async def told() -> None:
-            if await self._stream.published_until() >= event.position:
-                return
-            encoded = [
-                self._public.encode(public_event)
-                for public_event in recorded_events(publication.translate(own_event(event)))
-            ]
-            messages = [
-                message_of(self._stream.prefix, publication.source, event, index, encoded_event)
-                for index, encoded_event in enumerate(encoded)
-            ]
-            if messages:
-                failpoints.reach("publication.before")
-                await self._stream.publish(messages, event.position)
-                failpoints.reach("publication.told")
-
-        return (publication.name, ""), tell
+        return (publication.name, ""), publish
 
 
 async def wake(
