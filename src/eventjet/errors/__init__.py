@@ -1,76 +1,8 @@
 """All errors that eventjet raises, one class for each case that a caller handles differently.
 
 Each error sets attributes and forms its message in the constructor; the last sentence says what to do. An application's
-own errors pass through eventjet unchanged. docs/reference/errors.md says when each is raised, and what to do about it.
-
-```
-EventjetError
-├── DefinitionError
-├── UsageError
-│   └── DepsUnusable
-├── UnexpectedExit
-├── Unreachable
-│   ├── ComponentMissing
-│   └── ComponentFailed
-├── StoreError
-│   ├── ConcurrencyConflict
-│   ├── OutcomeUnknown
-│   │   └── SaveTorn
-│   ├── Refused
-│   │   ├── CommandReused
-│   │   ├── NotUnique
-│   │   ├── UniqueNotBuilt
-│   │   └── StreamFull
-│   ├── Forbidden
-│   │   └── Unauthorized
-│   ├── StoreUnavailable
-│   │   ├── ConnectionLost
-│   │   ├── ConnectionClosed
-│   │   └── NoResponders
-│   │       └── NobodyServes
-│   ├── LogUnusable
-│   │   ├── IdentityLost
-│   │   ├── LogDrifted
-│   │   └── SingleResponse
-│   ├── HistoryBroken
-│   ├── LogIncomplete
-│   ├── ApiRefused
-│   │   └── StreamMissing
-│   ├── Evicted
-│   └── DeliveryGap
-├── CodecError
-│   ├── UnknownEvent
-│   ├── UnknownAggregate
-│   ├── UndecodableEvent
-│   │   └── UndecodableMessage
-│   └── UnencodableEvent
-├── ProjectionError
-│   ├── HandlerFailed
-│   ├── TransactionEnded
-│   ├── RowRefused
-│   ├── RowUnreadable
-│   ├── CheckpointFenced
-│   ├── LogRolledBack
-│   ├── TableLost
-│   ├── TableOccupied
-│   ├── StillHeld
-│   ├── LocationTaken
-│   ├── PromotionRefused
-│   └── NotCaughtUp
-├── RebuildError
-│   ├── ArchiveBroken
-│   ├── RebuildRefused
-│   ├── RowsRefused
-│   ├── VerificationFailed
-│   └── RebuildOvertaken
-├── CommandFailed
-├── ReactionError
-│   ├── CursorFenced
-│   ├── CursorMissing
-│   ├── CursorDamaged
-│   └── ReactionFailed
-└── DemoFailed
-```
+own errors pass through eventjet unchanged. docs/reference/errors.md draws their tree, and says when each is raised and
+what to do about it.
 """
 
 from eventjet.errors.base import ComponentFailed as ComponentFailed
