@@ -130,6 +130,16 @@ def never_none(row: Balance, event: Recorded[AccountEvent]) -> Balance | None:
     return row
 
 
+@projection("f", table=table)  # wrong
+async def awaited(row: Balance | None, event: Recorded[Opened]) -> Balance | None:
+    return row
+
+
+@projection("g", table=table)  # wrong
+def without_row(event: Recorded[Opened]) -> Balance | None:
+    return None
+
+
 def by_owner(event: Recorded[Opened]) -> str:
     return event.data.owner
 

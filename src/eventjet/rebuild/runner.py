@@ -27,7 +27,7 @@ from eventjet.domain.quarantined import Quarantined
 from eventjet.errors import LogRolledBack, RebuildError, Unreachable, UsageError, VerificationFailed
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
-from eventjet.log.integrity import check_same_log
+from eventjet.log.integrity import checking_same_log
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.fold import BlockedAggregates, Reader, reader
 from eventjet.projections.resolve import ResolvedProjection
@@ -375,7 +375,7 @@ def is_of_this_log(job: Job, live: Checkpoint | None) -> bool:
     try:
         if live is not None:
             with NatsConnection.open(job.log.endpoint) as connection:
-                check_same_log(connection, job.log.stream, live)
+                connection.run(checking_same_log(job.log.stream, live))
     except LogRolledBack:
         return False
     return True

@@ -28,7 +28,7 @@ from eventjet.errors import RebuildError, RowUnreadable
 from eventjet.findings import Finding, Level
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import read_range
-from eventjet.log.integrity import check_same_log
+from eventjet.log.integrity import checking_same_log
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.fold import BlockedAggregates, Fold, ParkingFold, RowKey, Rows, reader
 from eventjet.projections.resolve import ResolvedProjection
@@ -175,7 +175,7 @@ def _with_live_copy(job: Job, resolved: AnyResolved) -> Generator[tuple[Shadow[A
                     "Start a worker, or run `eventjet rebuild`."
                 )
             with NatsConnection.open(job.log.endpoint) as connection:
-                check_same_log(connection, job.log.stream, checkpoint)
+                connection.run(checking_same_log(job.log.stream, checkpoint))
         failpoints.reach("verify.copied")
         yield shadow, job.plan([resolved], checkpoint.position), checkpoint
 

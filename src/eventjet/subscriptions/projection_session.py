@@ -21,7 +21,8 @@ from eventjet import failpoints
 from eventjet.codec.reasons import reason_of
 from eventjet.domain.position import ACTIVE, BUILDING, FAILED
 from eventjet.errors import CheckpointFenced, EventjetError, HandlerFailed, UnknownEvent
-from eventjet.log.integrity import check_running, check_whole_log, learn_voids, pause_of
+from eventjet.log.integrity import check_running, checking_whole_log, pause_of
+from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.observability import logs, tracing
 from eventjet.projections.fold import Offered, is_newer
 from eventjet.projections.fold import reader as reader_of
@@ -155,7 +156,8 @@ class ProjectionSession:
         await session.read(locations.check_tables, [resolved], context.log)
         await lease.check_tables()
         every_s = context.options.lease_s / 3
-        await renewing(learn_voids(context.client, context.stream, context.catalog), lease.renew, every_s)
+        reading = context.client.run(reading_skip_markers(context.stream))
+        context.catalog.skipped.update(await renewing(reading, lease.renew, every_s))
         await carry_out_retries(session, context, resolved, lease, stop)
         # Another worker may have changed what is blocked before this lease was taken.
         blocked = await load_blocked(session, resolved)
@@ -168,7 +170,8 @@ class ProjectionSession:
             if not checkpoint.log:
                 await lease.check_unused()
             # Check after the durable exists: replacing the stream from here on deletes the durable too.
-            log = await renewing(check_whole_log(context.client, context.stream, checkpoint), lease.renew, every_s)
+            checking = context.client.run(checking_whole_log(context.stream, checkpoint))
+            log = await renewing(checking, lease.renew, every_s)
             if checkpoint.log != log or checkpoint.app != resolved.app or not await lease.are_tables_noted():
                 await lease.adopt(log)
             failpoints.reach("worker.log_checked")

@@ -18,7 +18,7 @@ from eventjet.domain.quarantined import QUARANTINED, RETRIED, RETRY, AggregateKe
 from eventjet.errors import HistoryBroken, StillHeld
 from eventjet.jetstream.api import message_at
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.integrity import check_same_log
+from eventjet.log.integrity import checking_same_log
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.observability import logs
 from eventjet.projections.fold import BlockedAggregates, Offered, Offering
@@ -120,7 +120,7 @@ class _Retries:
         offers: list[Offered] = []
         size = 0
         with NatsConnection.open(endpoint) as connection:
-            check_same_log(connection, stream, self._checkpoint)
+            connection.run(checking_same_log(stream, self._checkpoint))
             predecessors = PredecessorReader(connection, stream)
             offer = Offering(
                 context.catalog, self._resolved.events, [event.position for event in waiting], predecessors

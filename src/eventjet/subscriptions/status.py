@@ -31,9 +31,9 @@ from eventjet.errors import (
 )
 from eventjet.jetstream.api import StreamState, last_message, next_message, server_time, stream_info
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.integrity import log_fault, state_of_log
+from eventjet.log.integrity import log_fault
 from eventjet.log.public_stream import check_public
-from eventjet.log.topology import cursors_config, timer_config
+from eventjet.log.topology import cursors_config, identity_of, reading_log_state, timer_config
 from eventjet.log.topology import standstill as standstill_of
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application
@@ -108,17 +108,17 @@ def _cursor_records(connection: NatsConnection, app: Application) -> list[RawRec
 
 
 def cursor_fault(
-    connection: NatsConnection, identity: str, state: StreamState, cursor: Cursor
+    connection: NatsConnection, state: StreamState, cursor: Cursor
 ) -> LogRolledBack | LogIncomplete | str | None:
     """Return why a cursor cannot continue in this log; None if it can, or if it follows another stream."""
     if not cursor.log:
         return cursor.reason
     if cursor.kind == INBOX:
         return None
-    if cursor.log != identity:
+    if cursor.log != (identity := identity_of(state)):
         reason = f"it is of the log {cursor.log} and the stream {state.name!r} is {identity}"
         return LogRolledBack(cursor.name, cursor.position, reason)
-    return log_fault(connection, identity, state, cursor)
+    return connection.run(log_fault(state, cursor))
 
 
 def look_at_followers(
@@ -128,7 +128,8 @@ def look_at_followers(
 
     `last` is the last position of the log. Blocks.
     """
-    log = state_of_log(connection, app.name)
+    log = connection.run(reading_log_state(app.name))
+    identity_of(log)  # raises for a log that has lost its identity
     of_cursors = _standstill(connection, cursors_config(app.name, 1))
     of_timers = _standstill(connection, timer_config(app.name, 1)) if has_timers(app) else None
     statuses = {
@@ -175,7 +176,7 @@ def _look_at_cursor(
     app: Application,
     cursor: Cursor,
     declaration: Declaration | None,
-    log: tuple[str, StreamState],
+    log: StreamState,
     standstill: EventjetError | None,
 ) -> tuple[int, float | None, int, EventjetError | str | None]:
     """Return (lag in positions, lag in seconds, number of quarantined events, why the cursor cannot continue).
@@ -201,10 +202,9 @@ def _look_at_cursor(
             return 0, None, parked, standstill or cursor.reason
         fault = None if state.created == cursor.log else f"the stream {stream!r} is not the one that it began in"
         return *_lag(connection, stream, cursor, [declaration.subject], state.last), parked, standstill or fault
-    identity, state = log
     filters = [] if declaration is None else filters_of(app, declaration.events)
-    lag, lag_s = _lag(connection, app.name, cursor, filters, state.last)
-    fault = standstill or cursor_fault(connection, identity, state, cursor)
+    lag, lag_s = _lag(connection, app.name, cursor, filters, log.last)
+    fault = standstill or cursor_fault(connection, log, cursor)
     return lag, lag_s, parked, fault or _public_fault(connection, app, cursor.name)
 
 
@@ -548,10 +548,11 @@ def see_log(connection: NatsConnection, stream: str, checkpoints: Sequence[Check
 
     Blocks. Raises `Unreachable` and `StoreError`.
     """
-    identity, state = state_of_log(connection, stream)
+    state = connection.run(reading_log_state(stream))
+    identity_of(state)  # raises for a log that has lost its identity
     faults: dict[tuple[str, int], str] = {}
     for checkpoint in checkpoints:
-        fault = log_fault(connection, identity, state, checkpoint)
+        fault = connection.run(log_fault(state, checkpoint))
         if fault is not None and checkpoint.state in (NEW, BUILDING, ACTIVE):
             faults[checkpoint.name, checkpoint.revision] = str(fault)
     ages: dict[int, float | None] = {}

@@ -15,10 +15,9 @@ from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.errors import EventjetError, UnexpectedExit, Unreachable, UsageError
 from eventjet.jetstream.client import Client, connected
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.integrity import state_of_log
 from eventjet.log.public_stream import PublicStream
 from eventjet.log.timers import JetStreamTimers
-from eventjet.log.topology import drifts_of
+from eventjet.log.topology import drifts_of, identity_of, reading_log_state
 from eventjet.log.unknown_events import LIST_S, LISTED_MAX, noted_unknown, unknown_aggregates, unknown_events
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
@@ -297,7 +296,8 @@ def _check_stream(endpoint: Endpoint, app: Application) -> str:
     Also logs the drift of the log, and the aggregates and sampled events in it that this release cannot read.
     """
     with NatsConnection.open(endpoint) as connection:
-        identity, state = state_of_log(connection, app.name)
+        state = connection.run(reading_log_state(app.name))
+        identity = identity_of(state)
         for drift in drifts_of(state):
             logs.LOG_DRIFTED.tell(_log, drift=drift)
         aggregates = app.catalog.aggregates
