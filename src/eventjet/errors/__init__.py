@@ -21,6 +21,7 @@ from eventjet.errors.projection import LocationTaken as LocationTaken
 from eventjet.errors.projection import LogRolledBack as LogRolledBack
 from eventjet.errors.projection import NotCaughtUp as NotCaughtUp
 from eventjet.errors.projection import ProjectionError as ProjectionError
+from eventjet.errors.projection import ProjectionStopped as ProjectionStopped
 from eventjet.errors.projection import PromotionRefused as PromotionRefused
 from eventjet.errors.projection import RebuildError as RebuildError
 from eventjet.errors.projection import RebuildOvertaken as RebuildOvertaken
@@ -28,10 +29,7 @@ from eventjet.errors.projection import RebuildRefused as RebuildRefused
 from eventjet.errors.projection import RowRefused as RowRefused
 from eventjet.errors.projection import RowsRefused as RowsRefused
 from eventjet.errors.projection import RowUnreadable as RowUnreadable
-from eventjet.errors.projection import StillHeld as StillHeld
 from eventjet.errors.projection import TableLost as TableLost
-from eventjet.errors.projection import TableOccupied as TableOccupied
-from eventjet.errors.projection import TransactionEnded as TransactionEnded
 from eventjet.errors.projection import VerificationFailed as VerificationFailed
 from eventjet.errors.reaction import CommandFailed as CommandFailed
 from eventjet.errors.reaction import CursorDamaged as CursorDamaged

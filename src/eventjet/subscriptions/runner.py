@@ -28,12 +28,10 @@ from eventjet.errors import (
     HistoryBroken,
     LogIncomplete,
     LogRolledBack,
+    ProjectionStopped,
     ReactionFailed,
     RowUnreadable,
-    StillHeld,
     TableLost,
-    TableOccupied,
-    TransactionEnded,
     UnexpectedExit,
 )
 from eventjet.observability import logs
@@ -51,12 +49,10 @@ _STOPS = (
     HistoryBroken,
     LogIncomplete,
     LogRolledBack,
+    ProjectionStopped,
     ReactionFailed,
     RowUnreadable,
-    StillHeld,
     TableLost,
-    TableOccupied,
-    TransactionEnded,
 )
 """Errors that stop a subscription: another session would meet them again."""
 _EXPECTED = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
