@@ -75,7 +75,9 @@ def tail(
     start: Annotated[
         int | None, option("--from", "POSITION", f"Begin at this position; else with the last {_LAST} events.", min=1)
     ] = None,
-    until: Annotated[int | None, option("--until", "POSITION", "End behind this position, with --follow too.", min=1)] = None,
+    until: Annotated[
+        int | None, option("--until", "POSITION", "End behind this position, with --follow too.", min=1)
+    ] = None,
     limit: Annotated[
         int | None, option("--limit", "N", "End after so many events; without --from, the last ones.", min=1)
     ] = None,
