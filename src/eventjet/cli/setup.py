@@ -121,17 +121,15 @@ async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, l
 
 def _faults(at: AppTarget) -> list[str]:
     """Return what is wrong with the log, with checkpoints and cursors, and with events that the app cannot read."""
-    from eventjet.jetstream.connection import NatsConnection
     from eventjet.log.integrity import log_fault, missing_range, state_of_log
     from eventjet.log.unknown_events import unknown_events
-    from eventjet.nats.endpoint import Endpoint
     from eventjet.sql.checkpoint import RETIRED
     from eventjet.subscriptions.status import cursor_fault, cursors_of
 
     checkpoints = (
         [checkpoint for checkpoint in _checkpoints(at) if checkpoint.state != RETIRED] if at.app().projections else []
     )
-    with NatsConnection.open(Endpoint.of(at.settings)) as link:
+    with at.connection() as link:
         identity, state = state_of_log(link, at.app().name)
         missing = missing_range(state)
         faults = [log_fault(link, identity, state, checkpoint) for checkpoint in checkpoints]
@@ -146,9 +144,7 @@ def _refuse_lost_log(at: AppTarget, reset: Collection[str]) -> None:
 
     A new, empty stream in its place would take commands, and every aggregate would look new to them.
     """
-    from eventjet.jetstream.connection import NatsConnection
     from eventjet.log import integrity
-    from eventjet.nats.endpoint import Endpoint
     from eventjet.sql.checkpoint import RETIRED
 
     checkpoints = _checkpoints(at) if at.app().projections else []
@@ -160,7 +156,7 @@ def _refuse_lost_log(at: AppTarget, reset: Collection[str]) -> None:
     affected = [checkpoint for checkpoint in affected if checkpoint.name not in reset]
     if not affected:
         return
-    with NatsConnection.open(Endpoint.of(at.settings)) as link:
+    with at.connection() as link:
         if integrity.find_stream(link, at.app().name) is not None:
             return
     furthest = max(affected, key=lambda checkpoint: checkpoint.position)
@@ -179,13 +175,11 @@ def _repair(at: AppTarget, log: str | None, *, accept_loss: bool) -> list[str]:
 
     Raises `UsageError` where the identity cannot be found for certain, and `Unreachable`.
     """
-    from eventjet.jetstream.connection import NatsConnection
     from eventjet.log import integrity
     from eventjet.log.topology import IDENTITY
-    from eventjet.nats.endpoint import Endpoint
 
     app, done = at.app().name, list[str]()
-    with NatsConnection.open(Endpoint.of(at.settings)) as link:
+    with at.connection() as link:
         state = integrity.find_stream(link, app)
         if state is None:
             return done  # `init` creates it
@@ -307,14 +301,12 @@ def _name_and_revision(text: str) -> tuple[str, int]:
 
 def _drop(at: AppTarget, database: Database, name: str, revision: int) -> Unused:
     from eventjet.jetstream.api import delete_consumer
-    from eventjet.jetstream.connection import NatsConnection
-    from eventjet.nats.endpoint import Endpoint
     from eventjet.sql.revisions import retire
 
     with database.sync_engine("eventjet db").begin() as connection:
         dropped = retire(connection, name, revision, list(at.app().projections.values()), at.app().name)
     try:
-        with NatsConnection.open(Endpoint.of(at.settings).with_name("eventjet db")) as link:
+        with at.connection("db") as link:
             link.ask(delete_consumer(at.app().name, f"{name}-r{revision}"))
     except (EventjetError, OSError) as error:
         note(f"The durable {name}-r{revision} stays on the server, where it costs next to nothing: {error}")
