@@ -183,4 +183,4 @@ def test_a_missing_java_is_told_and_so_is_a_missing_spark(monkeypatch: pytest.Mo
     told = Report("environment")
     check_environment(None, told)
     assert [(one.check, one.level) for one in told.findings] == [("python", OK), ("java", WARNING)]
-    assert "--engine local" in told.findings[1].fix + told.found[1].cost
+    assert "--engine local" in told.findings[1].fix + told.findings[1].cost
