@@ -83,9 +83,9 @@ def odd_batches(codec: RowCodec) -> list[list[Changes]]:
     changed = [codec.normalise(replace(row, amount=Decimal(n), kind=None, tags=None)) for n, row in enumerate(full)]
     keys = [codec.key(row) for rows in fit for row in rows]
     park = [Quarantined(n, "account", odd, f"e-{n}", "account.opened", QUARANTINED, odd, odd, b'\0"') for n in (1, 2)]
-    first = [Changes(made=fit[0][:1], kept=fit[1][:2]), Changes(made=fit[0][1:]), Changes(kept=fit[1][2:])]
-    second = [Changes(kept=changed[:1]), Changes(kept=changed[1:], gone=keys[5:]), Changes()]
-    third = [Changes(gone=keys[:1]), Changes(gone=keys[1:2]), Changes(gone=keys[2:5])]
+    first = [Changes(inserts=fit[0][:1], upserts=fit[1][:2]), Changes(inserts=fit[0][1:]), Changes(upserts=fit[1][2:])]
+    second = [Changes(upserts=changed[:1]), Changes(upserts=changed[1:], deletions=keys[5:]), Changes()]
+    third = [Changes(deletions=keys[:1]), Changes(deletions=keys[1:2]), Changes(deletions=keys[2:5])]
     return [[replace(first[0], quarantine=QuarantineChanges(park)), *first[1:]], second, third]
 
 
@@ -93,9 +93,9 @@ def whole(shares: list[Changes]) -> Changes:
     """The changes of one batch."""
     quarantined = [share.quarantine for share in shares if share.quarantine is not None]
     return Changes(
-        [row for share in shares for row in share.kept],
-        [row for share in shares for row in share.made],
-        [key for share in shares for key in share.gone],
+        [row for share in shares for row in share.upserts],
+        [row for share in shares for row in share.inserts],
+        [key for share in shares for key in share.deletions],
         quarantined[0] if quarantined else None,
     )
 
@@ -145,11 +145,11 @@ class DialectContract:
         with engine.begin() as connection:
             held = self.held(connection, table)
             mark = (held.name, held.revision, held.epoch)
-            assert statements.write(connection, (1, "e-1", 60.0, *mark, 0), Changes(made=list(fitted.values())))
+            assert statements.write(connection, (1, "e-1", 60.0, *mark, 0), Changes(inserts=list(fitted.values())))
             found = statements.read(connection, [*fitted, ("none", 3)])
             assert {key: repr(row) for key, row in found.items()} == {key: repr(row) for key, row in fitted.items()}
             changed = codec.normalise(Row("a", 0, Decimal(1)), None)
-            changes = Changes(kept=[changed], gone=[('"%s\\', -1)])
+            changes = Changes(upserts=[changed], deletions=[('"%s\\', -1)])
             assert statements.write(connection, (2, "e-2", 60.0, *mark, 1), changes)
             assert statements.read(connection, list(fitted)) == {("a", 0): changed}
 
@@ -167,7 +167,7 @@ class DialectContract:
                 mark = (held.name, held.revision, held.epoch, number - 1)
                 assert statements.write(connection, (number, f"e-{number}", 60.0, *mark), changes)
                 counts.append(len(connection.execute(select(table)).all()))
-                written = [*changes.kept, *changes.made]
+                written = [*changes.upserts, *changes.inserts]
                 stored = statements.read(connection, [codec.key(row) for row in written]) if written else {}
                 assert {key: repr(row) for key, row in stored.items()} == {codec.key(row): repr(row) for row in written}
             assert counts == [6, 5, 0]
@@ -181,7 +181,7 @@ class DialectContract:
         with engine.begin() as connection:
             held = self.held(connection, table)
             parked = Quarantined(1, "account", "a", "e-1", "account.opened", QUARANTINED, "because")
-            changes = Changes(made=[Row("a", 0)], quarantine=QuarantineChanges([parked]))
+            changes = Changes(inserts=[Row("a", 0)], quarantine=QuarantineChanges([parked]))
             for epoch, after in ((held.epoch + 1, 0), (held.epoch - 1, 0), (held.epoch, 1)):
                 mark = (held.name, held.revision, epoch, after)
                 assert not statements.write(connection, (2, "e-2", 60.0, *mark), changes)
@@ -196,9 +196,9 @@ class DialectContract:
         second = Quarantined(2, "account", "b", "e-2", "account.opened", QUARANTINED, "because")
         with engine.begin() as connection:
             held = self.held(connection, table)
-            dialect.park(connection, held.name, held.revision, [first, second])
+            dialect.write_quarantine(connection, held.name, held.revision, QuarantineChanges([first, second]))
             mark = (held.name, held.revision, held.epoch, 0)
-            changes = QuarantineChanges(freed=[1], resolved=[(2, DROPPED)])
+            changes = QuarantineChanges(deletions=[1], resolutions=[(2, DROPPED)])
             assert statements.write(connection, (5, "e-5", 60.0, *mark), Changes(quarantine=changes))
             columns = quarantine.c
             found = connection.execute(select(columns.position, columns.resolution, columns.resolved_at)).all()

@@ -11,9 +11,10 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
+from eventjet.domain.position import ACTIVE, BUILDING, FAILED, PAUSED, RETIRED
 from eventjet.errors import NotCaughtUp, Unreachable, UsageError
 from eventjet.sql import checkpoint
-from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, PAUSED, RETIRED, Checkpoint
+from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import BULK, COMMAND, WORKER, Database, SessionLimits
 from eventjet.sql.dialect import READ_ONLY
 from eventjet.sql.locations import create_tables

@@ -214,7 +214,7 @@ async def test_going_back_to_the_old_revision_is_one_command_and_does_not_flip_o
         await stands(ledger, 1, position=last)
         left = await asyncio.to_thread(promote, where, BALANCES)
         assert left is not None
-        assert left.left == (2,)
+        assert left.previous_revisions == (2,)
         assert promote(where, BALANCES) is None
         last = ledger.append(history(100, seed=4))
         await stands(ledger, 1, location="", position=last)

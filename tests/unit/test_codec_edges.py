@@ -155,6 +155,14 @@ KEPT: list[tuple[Any, Any]] = [
     (frozenset[tuple[int, ...]], frozenset([(1,), (2, 3)])),
     (list[int] | None, None),
     (frozenset[str] | None, frozenset()),
+    (dict[Decimal | None, int], {Decimal("1.50"): 1}),
+    (dict[Rank, int], {Rank.ONE: 1}),
+    (dict[date, int], {date(2026, 1, 1): 1}),
+    (dict[timedelta, int], {timedelta(days=1): 1}),
+    (dict[UUID, int], {UUID(int=10): 1}),
+    (str | date, "2026-01-01"),
+    (date | str, date(2026, 1, 1)),
+    (Rank, Rank.ONE),
 ]
 
 
@@ -453,38 +461,12 @@ OTHERWISE: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("kind", "text"), OTHERWISE)
-def test_what_only_stands_for_a_value_is_refused_by_both_readings(kind: Any, text: str) -> None:
+def test_what_only_stands_for_a_value_is_refused(kind: Any, text: str) -> None:
     made = event("edge.otherwise")(
         new_class("Otherwise", exec_body=lambda body: body.update(__annotations__={"v": kind}))
     )
-    codec = BodyCodec(made)
-    for read in (codec.decode, codec.validate):
-        with pytest.raises(ValueError, match="v"):
-            read(f'{{"v": {text}}}'.encode())
-
-
-@pytest.mark.parametrize(
-    ("kind", "value"),
-    [
-        (dict[Decimal | None, int], {Decimal("1.50"): 1}),
-        (dict[Count, int], {Count.SINGLE: 1}),
-        (dict[date, int], {date(2026, 1, 1): 1}),
-        (dict[time, int], {time(9, 0): 1}),
-        (dict[timedelta, int], {timedelta(days=1): 1}),
-        (dict[UUID, int], {UUID(int=10): 1}),
-        (str | date, "2026-01-01"),
-        (date | str, date(2026, 1, 1)),
-        (UUID, UUID(int=10)),
-        (Count, Count.SINGLE),
-    ],
-)
-def test_what_is_written_is_read_by_both_readings(kind: Any, value: Any) -> None:
-    made: Any = event("edge.written")(
-        new_class("Written", exec_body=lambda body: body.update(__annotations__={"v": kind}))
-    )
-    codec = BodyCodec(made)
-    body, again = codec.read_back(made(v=value))
-    assert codec.validate(body) == again == made(v=value)
+    with pytest.raises(ValueError, match="v"):
+        BodyCodec(made).decode(f'{{"v": {text}}}'.encode())
 
 
 def test_a_key_that_is_outside_the_years_in_utc_is_refused() -> None:

@@ -198,7 +198,7 @@ class Catalog:
             faults += [
                 f"the former name {name!r} of {cls.__qualname__} is not {_NAME.pattern}"
                 for name in kind.info.formerly
-                if not (isinstance(name, str) and _NAME.fullmatch(name))  # pyright: ignore[reportUnnecessaryIsInstance]
+                if not _NAME.fullmatch(name)
             ]
             for name in (kind.info.name, *kind.info.formerly):
                 if owners.setdefault(name, cls) is not cls:

@@ -109,7 +109,7 @@ class MemoryStore(EventStore):
     async def state(self) -> LogState:
         return LogState(self._identity, 1, len(self._records))
 
-    async def some(self, start: int, limit: int) -> list[RawRecord]:
+    async def records_from(self, start: int, limit: int) -> list[RawRecord]:
         index = max(start, 1) - 1
         return self._records[index : index + limit]
 

@@ -100,7 +100,7 @@ def promoted_text(resolved: AnyResolved, promoted: Promoted | None) -> str:
     has = f"{resolved.name} revision {resolved.revision} has {tables}"
     if promoted is None:
         return f"{has} already"
-    inactive = ", ".join(f"revision {revision}" for revision in promoted.left) or "no revision"
+    inactive = ", ".join(f"revision {revision}" for revision in promoted.previous_revisions) or "no revision"
     return f"{has}; {inactive} went aside"
 
 

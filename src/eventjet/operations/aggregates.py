@@ -122,7 +122,7 @@ async def changed_last(store: EventStore) -> list[AggregateMatch]:
     end, size = state.last, 0
     while end >= max(state.first, state.last - _LAST_RECORDS + 1) and size < _BYTES_MAX:
         start = max(end - _CHUNK + 1, state.first)
-        records = [record for record in await store.some(start, end - start + 1) if record[0] <= end]
+        records = [record for record in await store.records_from(start, end - start + 1) if record[0] <= end]
         for record in reversed(records):
             size += len(record[4])
             aggregate, aggregate_id = entity_shown(record[2])

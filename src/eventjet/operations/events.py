@@ -261,7 +261,7 @@ async def effects_of(store: EventStore, record: RawRecord, after: int = 0) -> Ef
     position, size, count, until = begin, 0, 0, time.monotonic() + _LOOK_S
     is_end = False
     while position < begin + FORWARD and size < _BYTES_MAX and time.monotonic() < until and not is_end:
-        records = await store.some(position, min(_CHUNK, begin + FORWARD - position))
+        records = await store.records_from(position, min(_CHUNK, begin + FORWARD - position))
         is_end = not records
         for candidate in records:
             size += len(candidate[4])
@@ -324,7 +324,7 @@ async def _read(store: EventStore, start: int, end: int) -> list[RawRecord]:
     records: list[RawRecord] = []
     size = 0
     while start <= end and size < _BYTES_MAX:
-        page = [record for record in await store.some(start, min(_CHUNK, end - start + 1)) if record[0] <= end]
+        page = [record for record in await store.records_from(start, min(_CHUNK, end - start + 1)) if record[0] <= end]
         if not page:
             break
         records += page

@@ -17,6 +17,7 @@ from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import evolved
 from eventjet.domain.personal import argument_hints, masked
+from eventjet.domain.position import PAUSED
 from eventjet.domain.process import Call, ProcessInfo, Step, deadlines_of
 from eventjet.domain.quarantined import BLOCKED
 from eventjet.domain.state import own_copy
@@ -37,7 +38,6 @@ from eventjet.operations.events import event_view, plain_json
 from eventjet.operations.log import page_of_log
 from eventjet.runtime import called
 from eventjet.settings import Settings
-from eventjet.subscriptions.cursor import PAUSED
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.handlers import wake
 from eventjet.subscriptions.process_steps import ProcessRunner

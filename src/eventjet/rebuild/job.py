@@ -24,9 +24,9 @@ from eventjet.archive.reading import ArchiveFiles, Segment, folder_of
 from eventjet.codec.catalog import Catalog
 from eventjet.errors import RebuildError, RowsRefused, UsageError
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.integrity import state_of_log
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.log.skip_markers import reading_skip_markers
+from eventjet.log.topology import identity_of, reading_log_state
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import spans, tracing
 from eventjet.projections.app_ref import Application, AppRef, loaded
@@ -220,7 +220,8 @@ def open_job(
     with watch.phase("start"):
         endpoint = Endpoint.of(settings).with_name("eventjet-rebuild")
         with NatsConnection.open(endpoint) as connection:
-            log = Log(endpoint, application.name, *state_of_log(connection, application.name))
+            state = connection.run(reading_log_state(application.name))
+            log = Log(endpoint, application.name, identity_of(state), state)
             catalog = application.catalog.of_log(connection.run(reading_skip_markers(application.name)))
         name = _engine_for(log, options, watch, from_archive)
     with open_engine(name, options, watch) as running_engine:

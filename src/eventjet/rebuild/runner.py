@@ -27,7 +27,7 @@ from eventjet.domain.quarantined import Quarantined
 from eventjet.errors import LogRolledBack, RebuildError, Unreachable, UsageError, VerificationFailed
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
-from eventjet.log.integrity import check_same_log
+from eventjet.log.integrity import checking_same_log
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.fold import BlockedAggregates, Reader, reader
 from eventjet.projections.resolve import ResolvedProjection
@@ -44,7 +44,7 @@ from eventjet.sql import checkpoint, migrations
 from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import BULK, Database, dialect_of
 from eventjet.sql.dialect import Fault
-from eventjet.sql.quarantine import blocked_aggregates, park
+from eventjet.sql.quarantine import blocked_aggregates, insert_events
 from eventjet.sql.table_moves import NotNow
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter
@@ -278,7 +278,7 @@ def catching_up(
     with shadow.workspace.engine().connect() as connection, job.earlier() as earlier:
         with connection.begin():
             shadow.begin(connection, position, event_id, log.identity)
-            park(connection, resolved.name, resolved.revision, parked)
+            insert_events(connection, resolved.name, resolved.revision, parked)
             aggregates = blocked_aggregates(connection, resolved.name, resolved.revision, position)
         start = shadow.checkpoint()
         blocked = BlockedAggregates(aggregates, resolutions)
@@ -375,7 +375,7 @@ def is_of_this_log(job: Job, live: Checkpoint | None) -> bool:
     try:
         if live is not None:
             with NatsConnection.open(job.log.endpoint) as connection:
-                check_same_log(connection, job.log.stream, live)
+                connection.run(checking_same_log(job.log.stream, live))
     except LogRolledBack:
         return False
     return True

@@ -9,6 +9,7 @@ from typing import Generic, TypeAlias, TypeVar
 from sqlalchemy import Column, Connection, MetaData, Table, delete, func, insert, select
 
 from eventjet import failpoints
+from eventjet.domain.position import BUILDING, RETIRED
 from eventjet.domain.quarantined import DECIDED_RESOLUTIONS, RETRIED
 from eventjet.errors import RebuildOvertaken, RebuildRefused
 from eventjet.projections.resolve import ResolvedProjection
@@ -18,7 +19,7 @@ from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runs import PURPOSE, Target
 from eventjet.rebuild.workspace import workspace_of
 from eventjet.sql import checkpoint
-from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, names_of, revisions
+from eventjet.sql.checkpoint import DECLARED, Checkpoint, names_of, revisions
 from eventjet.sql.database import Database, dialect_of
 from eventjet.sql.dialect import TableName, TableRef, qualified, verbatim
 from eventjet.sql.locations import check_owner, create_tables, identities, located_tables, making, recorded

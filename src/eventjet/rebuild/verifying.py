@@ -22,12 +22,13 @@ from sqlalchemy import Column, ColumnElement, Connection, String, Table, Text, a
 from eventjet import failpoints
 from eventjet.codec.headers import RawRecord
 from eventjet.domain.identity import encode_id
+from eventjet.domain.position import RETIRED
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import RebuildError, RowUnreadable
 from eventjet.findings import Finding, Level
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import read_range
-from eventjet.log.integrity import check_same_log
+from eventjet.log.integrity import checking_same_log
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.fold import BlockedAggregates, Fold, ParkingFold, RowKey, Rows, reader
 from eventjet.projections.resolve import ResolvedProjection
@@ -40,7 +41,7 @@ from eventjet.rebuild.runner import check_loaded, load, replaying
 from eventjet.rebuild.shadow import Pair, Shadow, shadow_of
 from eventjet.rebuild.workspace import remove_leftovers
 from eventjet.settings import Settings
-from eventjet.sql.checkpoint import RETIRED, Checkpoint
+from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import dialect_of
 from eventjet.sql.dialect import READ_ONLY
 
@@ -174,7 +175,7 @@ def _with_live_copy(job: Job, resolved: AnyResolved) -> Generator[tuple[Shadow[A
                     "Start a worker, or run `eventjet rebuild`."
                 )
             with NatsConnection.open(job.log.endpoint) as connection:
-                check_same_log(connection, job.log.stream, checkpoint)
+                connection.run(checking_same_log(job.log.stream, checkpoint))
         failpoints.reach("verify.copied")
         yield shadow, job.plan([resolved], checkpoint.position), checkpoint
 

@@ -17,10 +17,11 @@ from contextlib import contextmanager
 from sqlalchemy import Connection, Engine, MetaData, Table, inspect, select
 from sqlalchemy.exc import CompileError, DBAPIError
 
+from eventjet.domain.position import RETIRED
 from eventjet.errors import LocationTaken, TableLost
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.sql import checkpoint, migrations
-from eventjet.sql.checkpoint import DECLARED, RETIRED, UNASSIGNED, Checkpoint, names_of, revisions
+from eventjet.sql.checkpoint import DECLARED, UNASSIGNED, Checkpoint, names_of, revisions
 from eventjet.sql.database import dialect_of, unusable
 from eventjet.sql.dialect import Dialect, Fault, make_enums, qualified
 from eventjet.sql.own_tables import projections

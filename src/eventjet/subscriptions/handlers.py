@@ -1,6 +1,6 @@
 """The four event handlers of a reaction runner: for a reactor, a process, an inbox and a publication.
 
-A handler says what to do about an event and for which key; `ReactionRunner` decides when and how often. The module also
+A handler says what to do about an event and for which key; `CursorSession` decides when and how often. The module also
 has what user code receives: `EventReaction` (commands that are carried out once) and `Deps` (`App(deps=…)`).
 """
 

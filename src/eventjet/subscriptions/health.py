@@ -19,11 +19,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any
 
+from eventjet.domain.position import FAILED, PAUSED, RETIRED, STATES
 from eventjet.errors import EventjetError, Unreachable, UsageError
 from eventjet.observability import logs, metrics
 from eventjet.observability.metrics import CONTENT_TYPE, FollowerMeter, Meter, Sample, exposition
 from eventjet.runtime import called
-from eventjet.sql.checkpoint import FAILED, PAUSED, RETIRED, STATES
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.retry import Backoff, pause
 from eventjet.subscriptions.status import PROJECTION, StatusReader, WorkStatus
