@@ -371,7 +371,7 @@ def linked(folder: Path, name: str, domain: str, links: str) -> NatsServer:
     return NatsServer(folder / name, jetstream=False, config=f"server_name: {name}\n{links}\n{store}")
 
 
-@pytest.fixture(scope="module", params=[("hub", "leaf"), ("", "leaf"), ("hub", ""), ("", ""), ("one", "one")], ids=str)
+@pytest.fixture(scope="module", params=[("hub", "leaf"), ("", "leaf"), ("", ""), ("one", "one")], ids=str)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     folder = tmp_path_factory.mktemp("pair")
     domains = request.param
