@@ -168,15 +168,15 @@ def _changes_after_retry(
     if len(waiting) > tried_count and waiting[tried_count].aggregate_key == last_key and last_key not in failed:
         resolved.append((waiting[tried_count].position, RETRY))
     return QuarantineChanges(
-        parked=list(failed.values()),
-        freed=[event.position for event in handled if not event.has_failed],
-        resolved=resolved,
+        upserts=list(failed.values()),
+        deletions=[event.position for event in handled if not event.has_failed],
+        resolutions=resolved,
     )
 
 
 def log_parked(name: str, quarantine: QuarantineChanges | None, how: str = "is parked") -> None:
     """Log the events that were just quarantined, one line for each batch."""
-    heads = [event for event in quarantine.parked if event.resolution == QUARANTINED] if quarantine is not None else []
+    heads = [event for event in quarantine.upserts if event.resolution == QUARANTINED] if quarantine is not None else []
     if heads:
         suffix = f", and {len(heads) - 1} more" if len(heads) > 1 else ""
         reason = next(iter(heads[0].reason.splitlines()), "")

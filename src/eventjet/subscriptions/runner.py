@@ -139,12 +139,11 @@ class Subscription:
                 unforeseen = not isinstance(error, _EXPECTED) or isinstance(error, UnexpectedExit)
                 trace = f"\n{traceback_of(error, private=private)}" if unforeseen else ""
                 reason = reason_of(error, private=private)
-                if backoff.failed_term(reason):
+                if backoff.failed(reason):
                     logs.TRYING_AGAIN.tell(_log, name=self.name, reason=reason, trace=trace)
                 if backoff.is_lasting:
                     self.on_ready()
-                await pause(stop, backoff.pause_s)
-                backoff.paused()
+                await backoff.wait(stop)
 
     async def _run_session(self, stop: asyncio.Event) -> None:
         """Wait for the lease, and run one session; an error that stops the subscription is written to its position."""
