@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from eventjet.codec.headers import RawRecord
 from eventjet.domain.quarantined import QUARANTINED, RETRIED, RETRY, AggregateKey, Quarantined
-from eventjet.errors import HistoryBroken, StillHeld
+from eventjet.errors import HistoryBroken, StillQuarantined
 from eventjet.jetstream.api import message_at
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.integrity import checking_same_log
@@ -46,11 +46,11 @@ _BYTES_MAX = 16 * 1024 * 1024
 async def load_blocked(session: Session, resolved: AnyResolved) -> BlockedAggregates:
     """Return the aggregates whose events are blocked.
 
-    Raises `StillHeld` when there are any and the projection no longer quarantines.
+    Raises `StillQuarantined` when there are any and the projection no longer quarantines.
     """
     blocked = await session.read(quarantine.blocked_aggregates, resolved.name, resolved.revision)
     if blocked and not resolved.quarantines:
-        raise StillHeld(resolved, len(blocked))
+        raise StillQuarantined(resolved, len(blocked))
     return BlockedAggregates(blocked)
 
 
