@@ -33,7 +33,7 @@ from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef
 from eventjet.settings import Settings
 from eventjet.spark.columns import Form, forms_of, leaf, pyarrow, quoted, records_of
-from eventjet.spark.session import found_session, scratch_folder
+from eventjet.spark.session import running_session, scratch_folder
 from eventjet.spark.source import connection_options
 
 _CONTEXT_COLUMNS = {"command_id": "str", "correlation": "str", "causation": "str", "actor": "str", "metadata": "map"}
@@ -74,7 +74,7 @@ def events(
 
     application = app.load() if isinstance(app, AppRef) else app
     settings = settings or Settings.load()
-    started = found_session(spark)
+    started = running_session(spark)
     until = _time_of(as_of)
     first, last = _log_range(settings, application.name)
     if isinstance(as_of, int):

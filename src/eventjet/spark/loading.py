@@ -62,12 +62,12 @@ _RESULT_COLUMNS = {
     "events": "bigint",
     "rows": "bigint",
     "payload": "binary",
-    "parked": "binary",
+    "quarantined": "binary",
     "fault": "string",
 }
 _RESULT = ", ".join(f"{name} {ddl}" for name, ddl in _RESULT_COLUMNS.items())
 """The outcome of a part, in Spark's DDL. Before it come rows that the driver has to insert, as `payload`, and
-quarantined events, as `parked`."""
+quarantined events, as `quarantined`."""
 
 _PARTS_STRIDE = 100_000
 """The distance between the part numbers of one task, which loads entries in several transactions."""
@@ -175,7 +175,7 @@ def _loaded_parts(rows: Iterator[Any] | Sequence[Any], driver_targets: Mapping[s
     Raises `RebuildError` for a fault that a task returned.
     """
     payloads: dict[tuple[str, int], list[bytes]] = {}
-    parked: dict[tuple[str, int], list[Quarantined]] = {}
+    quarantined: dict[tuple[str, int], list[Quarantined]] = {}
     for row in rows:
         if row.fault is not None:
             raise RebuildError(row.fault)
@@ -183,8 +183,8 @@ def _loaded_parts(rows: Iterator[Any] | Sequence[Any], driver_targets: Mapping[s
         if row.payload is not None:
             payloads.setdefault(key, []).append(bytes(row.payload))
             continue
-        if row.parked is not None:
-            parked.setdefault(key, []).extend(Quarantined(*event) for event in unpack_rows(bytes(row.parked)))
+        if row.quarantined is not None:
+            quarantined.setdefault(key, []).extend(Quarantined(*event) for event in unpack_rows(bytes(row.quarantined)))
             continue
         target = driver_targets.get(row.projection)
         if target is not None:
@@ -192,7 +192,7 @@ def _loaded_parts(rows: Iterator[Any] | Sequence[Any], driver_targets: Mapping[s
             loaded = load_part(target, row.part, task_rows)
             if loaded != row.rows:
                 raise RebuildError(f"A task folded {row.rows} rows and {loaded} arrived. Run the rebuild again.")
-        yield Part(row.projection, row.events, row.rows, parked.pop(key, ()))
+        yield Part(row.projection, row.events, row.rows, quarantined.pop(key, ()))
 
 
 def passwordless(database: Database, secrets: Path) -> Database:
@@ -229,8 +229,8 @@ class FoldTask:
         part = context.partitionId()  # the same when the task is tried again
         task = replace(self, targets=tuple(map(_with_password, self.targets)))
         try:
-            with uncollected(), self.options.earlier() as earlier:
-                yield from task._fold(batches, part, None if self.keyed else earlier)
+            with uncollected(), self.options.predecessors() as predecessors:
+                yield from task._fold(batches, part, None if self.keyed else predecessors)
         except RowsRefused as error:
             yield _result(self.targets[0].projection, part, fault=str(redacted(error, self.app.load())))
         except (CodecError, ProjectionError, TaskFault) as error:
@@ -274,9 +274,10 @@ class _TaskLoader:
 
     def finish(self, events: int) -> Iterator[Any]:
         """Yield the quarantined events, load the remaining rows, and account for all `events` of the task."""
-        parked = iter(self._folding.parked)
-        while chunk := list(islice(parked, _QUARANTINE_CHUNK)):
-            yield _result(self._target.projection, self._part, parked=pack_rows([astuple(event) for event in chunk]))
+        events_left = iter(self._folding.parked)
+        while chunk := list(islice(events_left, _QUARANTINE_CHUNK)):
+            rows = pack_rows([astuple(event) for event in chunk])
+            yield _result(self._target.projection, self._part, quarantined=rows)
         yield from self._load(self._folding.rows(), events)
 
     def _load(self, rows: Iterable[Sequence[Any]], events: int) -> Iterator[Any]:

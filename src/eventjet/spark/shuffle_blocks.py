@@ -94,8 +94,8 @@ class PackByKey:
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         try:
-            with self.options.earlier() as earlier:
-                yield from self._packed(batches, earlier)
+            with self.options.predecessors() as predecessors:
+                yield from self._packed(batches, predecessors)
         except (CodecError, ProjectionError) as error:
             yield _batch([{"fault": str(error)}])
 

@@ -422,7 +422,7 @@ class LogOptions:
                 overrides[_TEXTS[name]] = value
         return Endpoint.of(Settings.load(cast("SettingsOverrides", overrides))).with_name("eventjet-spark")
 
-    def earlier(self) -> PredecessorReader:
+    def predecessors(self) -> PredecessorReader:
         """Return a reader with which a task looks up an event's predecessor; the caller closes it."""
         return PredecessorReader(self.endpoint(), self.stream)
 
