@@ -383,7 +383,8 @@ def _launch_jvm(java: Java, url: str, settings: Mapping[str, str], scratch: Path
     variables = {**_variables(url, scratch), "JAVA_HOME": str(make_java_home(java, scratch / "java"))}
     script = scratch / "spark-submit"
     exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
-    script.write_text(f'#!/bin/sh\n{exports}exec {shlex.quote(home)}/bin/spark-submit "$@"\n')
+    # `spark-submit` takes no master beside SPARK_REMOTE, not even for the server of a local Spark Connect.
+    script.write_text(f'#!/bin/sh\nunset SPARK_REMOTE\n{exports}exec {shlex.quote(home)}/bin/spark-submit "$@"\n')
     script.chmod(0o700)
     # Ctrl-C in a terminal should reach only this process, which then ends the JVM in order.
     popen: dict[str, Any] = {"executable": str(script), "process_group": 0}
