@@ -33,7 +33,7 @@ async def made(book: Book, *names: str, **options: Any) -> Any:
     return await rebuild(book.ref, names or ["balances"], book.settings, engine="local", **options)
 
 
-async def test_a_rebuild_equals_the_live_fold_for_every_kind_of_projection(book: Book) -> None:
+async def test_a_rebuild_equals_the_live_fold_and_a_worker_goes_on_from_there(book: Book) -> None:
     last = book.fill(5_000)
     report = await made(book, *ALL)
     assert (report.position, report.events) == (last, 5_000)
@@ -41,11 +41,6 @@ async def test_a_rebuild_equals_the_live_fold_for_every_kind_of_projection(book:
     for name in ALL:
         assert book.rows(name) == book.folded(last, name), name
     assert remains(book.where) == []
-
-
-async def test_a_projection_that_never_ran_is_rebuilt_and_a_worker_goes_on_from_there(book: Book) -> None:
-    last = book.fill(1_000)
-    await made(book)
     at = book.checkpoint()
     assert at is not None
     assert (at.position, at.state, at.generation) == (last, "active", 2)
@@ -204,14 +199,6 @@ async def test_an_unreachable_database_is_said_in_one_paragraph(nats: NatsServer
     settings = Settings.load({"servers": nats.url, "database": "postgresql://127.0.0.1:1/none"}, {})
     with pytest.raises(Unreachable, match=r"127\.0\.0\.1:1"):
         await rebuild(book.ref, ["balances"], settings, engine="local")
-
-
-async def test_hand_made_changes_are_gone_after_a_rebuild(book: Book) -> None:
-    last = book.fill(1_000)
-    await made(book)
-    book.execute("update balances set owner = 'nobody'")
-    await made(book)
-    assert book.rows() == book.folded(last)
 
 
 @pytest.mark.parametrize(
