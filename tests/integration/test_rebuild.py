@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from itertools import pairwise
@@ -25,7 +22,7 @@ from eventjet.rebuild.shadow import shadow_of
 from eventjet.rebuild.workspace import load_part
 from eventjet.settings import Settings
 from eventjet.sql.revisions import Promoted, promote
-from tests.integration.rebuild_log import ALL, Book, remains, sessions
+from tests.integration.rebuild_log import ALL, Book, remains
 from tests.tables import reading
 
 
@@ -129,36 +126,6 @@ async def test_a_cancelled_rebuild_leaves_the_live_table_and_nothing_else(book: 
     assert (book.rows(), book.checkpoint()) == before
     assert before[1] is not None
     assert before[1].position == last
-    assert remains(book.where) == []
-
-
-@pytest.mark.slow
-async def test_what_a_killed_rebuild_leaves_is_cleared_by_the_next_one(book: Book) -> None:
-    last = book.fill(20_000)
-    code = (
-        "import asyncio, sys, time; from pathlib import Path; from eventjet.rebuild import *; "
-        "from eventjet.settings import Settings; "
-        "ref = AppRef.parse(sys.argv[1], Path(sys.argv[2])); "
-        "told = lambda one: one.phase == 'read' and one.done and (print('reading', flush=True), time.sleep(60)); "
-        "asyncio.run(rebuild(ref, ['balances'], Settings.load({}), engine='local', progress=told))"
-    )
-    environment = {
-        **os.environ,
-        "EVENTJET_SERVERS": book.settings.servers[0],
-        "EVENTJET_DATABASE": book.settings.database,
-    }
-    command = [sys.executable, "-c", code, f"{book.ref.module}:app", book.ref.path[0]]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as running:
-        assert running.stdout is not None
-        assert running.stdout.readline() == b"reading\n"
-        running.send_signal(signal.SIGKILL)
-    if book.where.dialect.name == "postgresql":
-        async with asyncio.timeout(60):  # a backend learns of its client's end when it next writes to it
-            while sessions(book.where):
-                await asyncio.sleep(0.05)
-    assert remains(book.where) != []
-    await made(book)
-    assert book.rows() == book.folded(last)
     assert remains(book.where) == []
 
 
