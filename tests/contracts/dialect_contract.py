@@ -19,7 +19,7 @@ from eventjet.domain.quarantined import DROPPED, QUARANTINED, Quarantined
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import DECLARED
-from eventjet.sql.database import Database, dialect_of, is_about_data, is_transient
+from eventjet.sql.database import dialect_of, is_about_data, is_transient
 from eventjet.sql.dialect import Dialect, Fault
 from eventjet.sql.locations import create_tables, located
 from eventjet.sql.own_tables import Clock, quarantine
@@ -196,9 +196,9 @@ class DialectContract:
         second = Quarantined(2, "account", "b", "e-2", "account.opened", QUARANTINED, "because")
         with engine.begin() as connection:
             held = self.held(connection, table)
-            dialect.park(connection, held.name, held.revision, [first, second])
+            dialect.write_quarantine(connection, held.name, held.revision, QuarantineChanges([first, second]))
             mark = (held.name, held.revision, held.epoch, 0)
-            changes = QuarantineChanges(freed=[1], resolved=[(2, DROPPED)])
+            changes = QuarantineChanges(deletions=[1], resolutions=[(2, DROPPED)])
             assert statements.write(connection, (5, "e-5", 60.0, *mark), Changes(quarantine=changes))
             columns = quarantine.c
             found = connection.execute(select(columns.position, columns.resolution, columns.resolved_at)).all()
@@ -290,10 +290,6 @@ class DialectContract:
         with engine.begin() as connection:
             dialect.lock_migrations(connection)
             assert dialect.find_table(connection, (None, "eventjet_projection"), DECLARED) is not None
-
-    def test_a_database_that_can_be_reached_is_not_refused(self, database: str) -> None:
-        where = Database(database)
-        assert where.dialect.refusal_of(sa.make_url(database)) is None
 
     @staticmethod
     def held(connection: sa.Connection, table: Table) -> checkpoint.Checkpoint:

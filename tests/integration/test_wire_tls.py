@@ -22,7 +22,7 @@ from eventjet.jetstream.reader import DurablePull, read_range
 from eventjet.nats.endpoint import Endpoint
 from eventjet.rebuild import rebuild
 from eventjet.settings import Settings
-from eventjet.spark.options import LogOptions
+from eventjet.spark.source import LogOptions
 from tests.integration.wire_fake import INFO, FakeServer
 from tests.integration.wire_secrets import certificates
 

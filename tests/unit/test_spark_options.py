@@ -10,8 +10,7 @@ import pytest
 
 from eventjet.errors import Refused, UsageError
 from eventjet.spark.columns import STORED, arrow_batch, parse_columns, schema_of
-from eventjet.spark.options import POSITIONS_PER_TRIGGER, LogOptions
-from eventjet.spark.source import FilteringReader
+from eventjet.spark.source import POSITIONS_PER_TRIGGER, FilteringReader, LogOptions
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "spark-source.md"
 EVERY = "position,time_ns,subject,headers,body,time,aggregate,aggregate_id,type,version"
@@ -44,6 +43,11 @@ def test_an_aggregate_is_read_by_the_subject_that_its_events_have(aggregate_id: 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"stream": ""}, "needs to know the stream"),
+        ({"postion": "1"}, "no option 'postion'"),
+        ({"servers": "nats://a:b@host"}, "would show in Spark's plans"),
+        ({"fromposition": "x"}, "fromPosition is 'x'"),
+        ({"partitions": "0"}, "partitions is '0'"),
         ({"columns": "position,body,postion"}, "no column 'postion'"),
         ({"columns": ""}, "names none, or one twice"),
         ({"columns": "body, Body"}, "names none, or one twice"),

@@ -8,9 +8,8 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from operator import itemgetter
 from typing import Any, Protocol, TypeAlias, cast
 
 from eventjet import failpoints
@@ -34,7 +33,6 @@ from eventjet.errors import (
     UsageError,
 )
 from eventjet.log.predecessors import PredecessorReader
-from eventjet.log.timers import Due
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.observability.metrics import FollowerMeter
@@ -43,11 +41,12 @@ from eventjet.runtime import called
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, ParkedEntry, StoredCursor
-from eventjet.subscriptions.handlers import EventHandler, Try
+from eventjet.subscriptions.handlers import EventHandler, ProcessHandler, Try
 from eventjet.subscriptions.keyed_executor import KeyedExecutor
 from eventjet.subscriptions.partitions import PartitionAssignment
+from eventjet.subscriptions.process_waking import InstanceWaker
 from eventjet.subscriptions.reader import EventReader, Source
-from eventjet.subscriptions.retry import Backoff, OwnerWatch, now_told, renewing, waiting_since
+from eventjet.subscriptions.retry import Backoff, OwnerWatch, renewing, time_text, waiting_since
 from eventjet.subscriptions.runner import Acquire, Subscription
 from eventjet.writers.batch import Batch
 
@@ -66,12 +65,6 @@ _NOTE_AFTER_TRIES = 2
 """From this many failed tries of an event on, the cursor says what it waits for."""
 WRITE_S = 0.05
 """Pause between two writes of a moving cursor, in seconds."""
-_LOOKS_AT_ONCE = 16
-"""Process instances that are looked at for the first time at once."""
-_LOOKS_MAX = 1_000
-"""Process instances being looked at, including those that are tried again and again."""
-_DUE_S = 0.25
-"""How often fired timers are looked for, in seconds: the server fires timers as often."""
 _PASSING = (StoreUnavailable, OutcomeUnknown, ConcurrencyConflict, StreamFull, Unreachable)
 """Errors of eventjet whose causes end by themselves: the event is tried again without limit."""
 _HOPELESS = (UsageError, DefinitionError)
@@ -87,7 +80,7 @@ class Reading(Protocol):
 
     async def close(self) -> None: ...
 
-    def left_after(self, position: int) -> int: ...
+    def remaining_after(self, position: int) -> int: ...
 
 
 OpenReader: TypeAlias = Callable[
@@ -105,12 +98,7 @@ class ReactionContext:
     endpoint: Endpoint
     owner: str
     options: WorkerOptions
-    meters: dict[str, FollowerMeter] = field(default_factory=dict[str, FollowerMeter])
     open_reader: OpenReader = EventReader.open
-
-    def meter(self, handler: EventHandler) -> FollowerMeter:
-        declaration = handler.declaration
-        return self.meters.setdefault(declaration.name, FollowerMeter(declaration.name, declaration.kind))
 
 
 class ReactionSubscription(Subscription):
@@ -123,9 +111,10 @@ class ReactionSubscription(Subscription):
         assignment: PartitionAssignment,
         on_ready: Callable[[], None],
     ) -> None:
-        name, options, self.meter = handler.declaration.name, context.options, context.meter(handler)
+        name, options = handler.declaration.name, context.options
+        self.meter = FollowerMeter(name, handler.declaration.kind)
         private = context.repositories.catalog.is_private
-        super().__init__(name, options, Backoff(options.backoff_s), self.meter.terms, on_ready, private=private)
+        super().__init__(name, options, Backoff(options.backoff_s), self.meter, on_ready, private=private)
         self.handler = handler
         self.context = context
         self.assignment = assignment
@@ -169,7 +158,7 @@ class CursorSession:
         self._stored = stored
         self._release_requested = release_requested
         self._initial_cursor = self._noted_cursor = stored.cursor
-        self._waking = stored.cursor.waking
+        self._waker: InstanceWaker | None = None
         self._previous_reason = stored.cursor.reason
         self._to_write: list[ParkedEntry] = []
         self._to_delete: list[ParkedEntry] = []
@@ -214,7 +203,9 @@ class CursorSession:
             self.start(executor, reader, parked)
             reader.start()
             self._subscription.on_ready()
-            keeping = (self.keep(), self._look(), self.wake(), self.look_again(), _raise_failure(executor))
+            keeping = [self.keep(), self._look(), _raise_failure(executor)]
+            if self._waker is not None:
+                keeping += [self._waker.wake_due(), self._waker.look_again()]
             tasks = [asyncio.ensure_future(coroutine) for coroutine in (self.take(), *keeping)]
             try:
                 await self._until_ended(tasks, stop)
@@ -230,6 +221,8 @@ class CursorSession:
         """Begin to use a reader and an executor; `parked` is the quarantine of the cursor."""
         self._executor = executor
         self._reader = reader
+        if isinstance(self._handler, ProcessHandler):
+            self._waker = InstanceWaker(self._handler, executor, self._initial_cursor.waking, self._run_instance)
         self._parked_entries = [entry for entry in parked if entry.log == self._initial_cursor.log]
         self._entries_by_position = {entry.position: entry for entry in self._parked_entries}
         self._blocking_positions = {entry.key: entry.position for entry in reversed(self._parked_entries)}
@@ -293,93 +286,18 @@ class CursorSession:
             await self.write()
             await asyncio.sleep(WRITE_S)
 
-    async def wake(self) -> None:
-        """Queue the timers that have fired, one at a time for each process instance."""
-        after, listed = 0, -1
-        while True:
-            newest = await self._handler.newest_fired()
-            if newest > listed:
-                fired = await self._handler.fired(after)
-                for due in fired:
-                    after = due.sequence
-                    self._executor.add_due((self._handler.declaration.name, due.process_id), self._coming_due(due))
-                listed = listed if fired else newest
-            # All processes of this loop ask at the same moments, so that they share an answer.
-            await asyncio.sleep(_DUE_S - asyncio.get_running_loop().time() % _DUE_S)
-
-    async def look_again(self) -> None:
-        """Look at all waiting process instances, once for each revision of the code; the cursor keeps the progress."""
-        if self._waking is not None:
-            await self._look_at_all(*self._waking)
-            self._waking = None
-            self._executor.changed.set()
-            logs.LOOKED_AGAIN.tell(_log, name=self._handler.declaration.name, revision=self._initial_cursor.revision)
-        await asyncio.Event().wait()  # a task that ends would end the session
-
-    async def _look_at_all(self, after: int, until: int) -> None:
-        """Look at the instances in a range of positions, some at once.
-
-        An instance that fails or takes long does not delay the others; the stored progress stays below its position.
-        """
-        looking: dict[asyncio.Future[None], int] = {}
-        places = asyncio.Semaphore(_LOOKS_AT_ONCE)
-
-        def note(reached: int) -> None:
-            for finished in [future for future in looking if future.done()]:
-                del looking[finished]
-            self._waking = min([reached, *(position - 1 for position in looking.values())]), until
-            self._executor.changed.set()
-
-        while after < until:
-            positions, reached = await self._handler.instances(after, until)
-            for process_id, position in sorted(positions.items(), key=itemgetter(1)):
-                await places.acquire()
-                note(position - 1)
-                while len(looking) >= _LOOKS_MAX:
-                    await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
-                    note(position - 1)
-                done = asyncio.get_running_loop().create_future()
-                looking[done] = position
-                key = (self._handler.declaration.name, process_id)
-                self._executor.add_due(key, self._looking_at(key, position, places, done))
-            if reached == after:
-                await asyncio.sleep(_DUE_S)  # a replica lags
-            after = reached
-        while looking:
-            await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
-            note(until)
-
-    def _looking_at(
-        self, key: AggregateKey, position: int, places: asyncio.Semaphore, done: asyncio.Future[None]
-    ) -> Any:
-        """Return the work that looks at one instance; its place is free after the first try, whatever the result."""
-
-        async def attempt(number: int) -> None:
-            try:
-                await self._handler.look_at(key[1], position)
-            finally:
-                if number == 1:
-                    places.release()
-
-        async def look() -> None:
-            if key in self._blocking_positions:  # the quarantined event comes first; its retry wakes the process
-                places.release()
-            else:
-                _, error = await self._try(attempt, key, position)
-                if error is not None:
-                    await self._refuse_last_event(key[1], error)
-            done.set_result(None)
-
-        return look
-
     def _note_pause(self, reason: str | None) -> None:
         """Note and log why no events come when the consumer is paused at the server; None when it is not paused."""
         if (reason is None) == (self._pause_reason is None):
             return
-        self._pause_reason = None if reason is None else waiting_since(now_told(), reason)
+        self._pause_reason = None if reason is None else waiting_since(time_text(), reason)
         self._executor.changed.set()
         if self._pause_reason is not None:
             logs.WAITS.tell(_log, name=self._handler.declaration.name, reason=self._pause_reason)
+
+    @property
+    def _waking(self) -> tuple[int, int] | None:
+        return self._initial_cursor.waking if self._waker is None else self._waker.waking
 
     def _has_moved(self) -> bool:
         """Return whether a cursor with more progress was written since the last call."""
@@ -390,11 +308,11 @@ class CursorSession:
     def _is_idle(self) -> bool:
         """Whether the session is at the end of the log, has written all its progress, and waits for nothing."""
         executor = self._executor
-        if self._to_write or self._to_delete or self._wait_reasons or self._pause_reason or self._waking is not None:
+        if self._to_write or self._to_delete or self._wait_reasons or self._pause_reason:
             return False
-        if not executor.is_idle:
+        if not executor.is_idle or self._waking is not None:
             return False
-        return self._stored.cursor.position == executor.position and not self._reader.left_after(executor.position)
+        return self._stored.cursor.position == executor.position and not self._reader.remaining_after(executor.position)
 
     async def write(self, *, owned: bool = True) -> None:
         """Write the cursor and the changes of the quarantine; without `owned`, release the cursor too.
@@ -437,32 +355,29 @@ class CursorSession:
         if imported or self._initial_cursor.is_done(position) or entry is not None:
             self._executor.add(position, event_id, [])
             return
-        if offered.event is None:
-            key = offered.aggregate_key
-            self._executor.add(position, event_id, [(key, lambda: self._undecodable(offered, key))])
-            return
-        try:
-            work = self._handler.work(offered.event)
-        except BaseException as raised:  # noqa: BLE001 - a correlation of the application's
-            failure = UnexpectedExit.instead_of(raised)
-            key = offered.aggregate_key
-            self._executor.add(position, event_id, [(key, lambda: self._refuse(offered, key, failure, 1))])
-            return
-        works = [] if work is None else [(work[0], lambda: self._handle(offered, *work))]
-        self._executor.add(position, event_id, works)
+        work, error = None, offered.error
+        assert error is not None or offered.event is not None
+        if offered.event is not None:
+            try:
+                work = self._handler.work(offered.event)
+            except BaseException as raised:  # noqa: BLE001 - a correlation of the application's
+                error = UnexpectedExit.instead_of(raised)
+        if error is not None:
+            self._queue(offered, offered.aggregate_key, self._refuse, error, 1)
+        elif work is not None:
+            self._queue(offered, work[0], self._handle, work[1])
+        else:
+            self._executor.add(position, event_id, [])
 
-    async def _undecodable(self, offered: Offered, key: AggregateKey) -> None:
-        assert offered.error is not None
-        await self._refuse(offered, key, offered.error, 1)
+    def _queue(self, offered: Offered, key: AggregateKey, handle: Callable[..., Awaitable[None]], *args: Any) -> None:
+        self._executor.add(offered.position, offered.event_id, [(key, lambda: handle(offered, key, *args))])
 
     async def _handle(self, offered: Offered, key: AggregateKey, attempt: Try) -> None:
         """Try an event until it is done or quarantined; behind an earlier event of its key it is blocked untried."""
-        blocking_key = next(
-            (candidate for candidate in (offered.aggregate_key, key) if self._is_behind(offered, candidate)), None
-        )
-        if blocking_key is not None:
-            self._park(_under_key(blocked_by(offered), blocking_key))
-            return
+        for blocking_key in (offered.aggregate_key, key):
+            if self._is_behind(offered, blocking_key):
+                self._park(_under_key(blocked_by(offered), blocking_key))
+                return
         tries, error = await self._try(attempt, key, offered.position)
         if error is not None:
             await self._refuse(offered, key, error, tries)
@@ -507,7 +422,7 @@ class CursorSession:
                 self._executor.changed.set()
 
     async def _try_until(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
-        retry, number, since = self._handler.retry, 0, now_told()
+        retry, number, since = self._handler.retry, 0, time_text()
         while True:
             number += 1
             await self._renew_if_late()
@@ -544,11 +459,8 @@ class CursorSession:
     def _reason_to_wait(self) -> str | None:
         """Return why events are not handled, for the key that has waited longest; None when nothing waits."""
         first = next(iter(self._wait_reasons.values()), self._pause_reason or self._previous_reason)
-        return (
-            first
-            if first is None or len(self._wait_reasons) < 2
-            else f"{first} (and {len(self._wait_reasons) - 1} more wait)"
-        )
+        others = len(self._wait_reasons) - 1
+        return f"{first} (and {others} more wait)" if others > 0 else first
 
     @property
     def _is_private(self) -> bool:
@@ -562,27 +474,17 @@ class CursorSession:
         while self._context.cursors.clock() - self._stored.written_at > self._context.options.lease_s:
             await self.write()
 
-    def _coming_due(self, due: Due) -> Any:
-        """Return the work of one fired timer; an error of its decision quarantines the instance's last event."""
-        key = (self._handler.declaration.name, due.process_id)
-
-        async def come_due() -> None:
-            if key in self._blocking_positions:
-                return  # the quarantined event comes first; its retry wakes the process, which is due then
-            _, error = await self._try(lambda _: self._handler.come_due(due), key, 0)
-            if error is not None:
-                await self._refuse_last_event(due.process_id, error)
-
-        return come_due
-
-    async def _refuse_last_event(self, process_id: str, error: Exception) -> None:
-        """Quarantine the last event of a process instance that failed without an event having woken it."""
-        name = self._handler.declaration.name
-        repositories = self._context.repositories
-        record = await repositories.store.tail(name, process_id)
+    async def _run_instance(self, key: AggregateKey, attempt: Try, position: int) -> None:
+        """Wake a process instance without an event; an error quarantines the last event of the instance."""
+        if key in self._blocking_positions:
+            return  # the quarantined event comes first; its retry wakes the process, which is due then
+        _, error = await self._try(attempt, key, position)
+        if error is None:
+            return
+        record = await self._context.repositories.store.tail(*key)
         if record is None:
             raise error
-        await self._refuse(Offered(record, None, error), (name, process_id), error, self._handler.retry.tries)
+        await self._refuse(Offered(record, None, error), key, error, self._handler.retry.tries)
 
     def _retry_parked(self) -> None:
         """Queue the retries of quarantined events under their keys, before any later event of the same key."""
@@ -649,7 +551,6 @@ def _is_further(cursor: Cursor, previous: Cursor) -> bool:
 
 def _under_key(parked: Quarantined, key: AggregateKey) -> Quarantined:
     """Return the event under the key of its queue: for an event that a process hears, the process instance."""
-
     return replace(parked, aggregate=key[0], aggregate_id=key[1])
 
 

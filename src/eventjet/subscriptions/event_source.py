@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from eventjet.codec.cloud_events import IncomingDecoder
@@ -124,8 +124,14 @@ class StreamSource:
         return await pause_of(self._client, self.stream, durable)
 
     def reader(self, predecessors: PredecessorReader) -> Reader:
-        del predecessors
-        return _RecordReader(self.decode)
+        del predecessors  # those of another stream have none
+        return self
+
+    def __call__(self, record: RawRecord, /) -> Any:
+        return self.decode(record)
+
+    def expect(self, records: Sequence[RawRecord]) -> None:
+        """Do nothing: no predecessors have to be looked up."""
 
     def decode(self, record: RawRecord) -> Offered | None:
         try:
@@ -160,16 +166,3 @@ class _PartitionReader:
 
     def _is_own(self, record: RawRecord) -> bool:
         return self._declaration.has(aggregate_key_of(record[2]))
-
-
-class _RecordReader:
-    """Decodes each record by itself, without a check of its predecessor."""
-
-    def __init__(self, decode: Callable[[RawRecord], Offered | None]) -> None:
-        self._decode = decode
-
-    def __call__(self, record: RawRecord, /) -> Any:
-        return self._decode(record)
-
-    def expect(self, records: Sequence[RawRecord]) -> None:
-        """Do nothing: records of another stream have no predecessors to look up."""

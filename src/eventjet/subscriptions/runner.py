@@ -30,13 +30,14 @@ from eventjet.errors import (
     LogRolledBack,
     ReactionFailed,
     RowUnreadable,
-    StillHeld,
+    StillQuarantined,
     TableLost,
     TableOccupied,
     TransactionEnded,
     UnexpectedExit,
 )
 from eventjet.observability import logs
+from eventjet.observability.metrics import FollowerMeter, Meter
 from eventjet.runtime import called
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.retry import Backoff, pause
@@ -53,7 +54,7 @@ _STOPS = (
     LogRolledBack,
     ReactionFailed,
     RowUnreadable,
-    StillHeld,
+    StillQuarantined,
     TableLost,
     TableOccupied,
     TransactionEnded,
@@ -103,21 +104,21 @@ class Subscription:
         name: str,
         options: WorkerOptions,
         backoff: Backoff,
-        ends: dict[str, int],
+        meter: Meter | FollowerMeter,
         on_ready: Callable[[], None],
         *,
         private: bool,
     ) -> None:
         """Prepare a subscription.
 
-        `ends` counts how sessions end. `on_ready` is called, perhaps often, once the subscription works or waits for
+        `on_ready` is called, perhaps often, once the subscription works or waits for
         the lease. `private` keeps personal data out of logged reasons.
         """
         self.name = name
         self.options = options
         self.backoff = backoff
         self.on_ready = on_ready
-        self._ends = ends
+        self._ends = meter.terms
         self._is_private = private
         self._failed_at = -1
 
@@ -143,12 +144,11 @@ class Subscription:
                 unforeseen = not isinstance(error, _EXPECTED) or isinstance(error, UnexpectedExit)
                 trace = f"\n{traceback_of(error, private=private)}" if unforeseen else ""
                 reason = reason_of(error, private=private)
-                if backoff.failed_term(reason):
+                if backoff.failed(reason):
                     logs.TRYING_AGAIN.tell(_log, name=self.name, reason=reason, trace=trace)
                 if backoff.is_lasting:
                     self.on_ready()
-                await pause(stop, backoff.pause_s)
-                backoff.paused()
+                await backoff.wait(stop)
 
     async def _run_session(self, stop: asyncio.Event) -> None:
         """Wait for the lease, and run one session; an error that stops the subscription is written to its position."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import groupby
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import psycopg
 from psycopg.pq import TransactionStatus
@@ -265,10 +265,7 @@ class Guard:
             self.fault = self.fault or error
             return
         if Fault.TOO_LONG in dialect_named(context.dialect.name).faults(error):
-            execution = context.execution_context
-            compiled = getattr(execution, "compiled", None)
-            parameters = execution.compiled_parameters if compiled is not None else context.parameters
-            self._overlong = error, overlong(compiled, parameters, self._tables)
+            self._overlong = error, overlong(context.parameters, self._tables)
 
 
 def _is_by_hand(context: Any) -> bool:
@@ -297,43 +294,27 @@ def is_spoilt(driver: Any) -> bool:
 _ROW_SUFFIX = re.compile(r"_m[0-9]+$")
 """The suffix that SQLAlchemy adds to a parameter's name where one statement has the values of several rows."""
 
-Limited: TypeAlias = tuple[str, str, int]
-"""(the column's key, its name with its table's name, the characters it holds)."""
 
-
-def overlong(compiled: Any, parameters: Any, declared: Sequence[Table]) -> str:
+def overlong(parameters: Any, declared: Sequence[Table]) -> str:
     """Say which column a text was too long for, without the text itself.
 
-    `compiled` is None for SQL text of the application. `parameters` is one mapping, or one for each row. Where the
-    column cannot be told, say because SQL computes the value, all columns with a limit are listed.
+    `parameters` is one mapping, or one for each row. Where their names do not tell the column, say because SQL computes
+    the value, all columns with a limit are listed.
     """
-    parameter_sets = cast("Sequence[Any]", parameters if isinstance(parameters, list | tuple) else [parameters])
-    rows = [
-        cast("Mapping[str, Any]", parameter_set)
-        for parameter_set in parameter_sets
-        if isinstance(parameter_set, Mapping)
-    ]
-    texts = [(name, len(value)) for row in rows for name, value in row.items() if isinstance(value, str)]
-    statement = getattr(compiled, "statement", None)
-    target: Any = statement.table if isinstance(statement, UpdateBase) else None
-    if isinstance(target, Table):
-        limits = _limits([cast("Table", target)])
-        for name, length in texts:
-            for key, column, limit in limits:
-                if _ROW_SUFFIX.sub("", name) == key and length > limit:
-                    return f"{column} holds {limit} characters, and {length} were given"
-    else:
-        limits = _limits(declared)
-    limits_text = listed([f"{column} holds {limit}" for _, column, limit in limits]) or "none is known"
-    name, length = max(texts, key=lambda entry: entry[1], default=("", 0))
-    longest_text = f"; the longest text given is {name!r} with {length}" if name else ""
-    return f"of the columns limited in characters {limits_text}{longest_text}"
-
-
-def _limits(tables: Sequence[Table]) -> list[Limited]:
-    columns: list[Column[Any]] = [column for table in tables for column in table.columns]
-    return [
+    rows = cast("Sequence[Any]", parameters if isinstance(parameters, list | tuple) else [parameters])
+    named_values = [item for row in rows if isinstance(row, Mapping) for item in cast("Mapping[str, Any]", row).items()]
+    texts = [(name, len(value)) for name, value in named_values if isinstance(value, str)]
+    columns: list[Column[Any]] = [column for table in declared for column in table.columns]
+    limits = [
         (column.key, f"{column.table.name}.{column.name}", column.type.length)
         for column in columns
         if isinstance(column.type, String) and column.type.length is not None
     ]
+    for name, length in texts:
+        for key, column, limit in limits:
+            if _ROW_SUFFIX.sub("", name) == key and length > limit:
+                return f"{column} holds {limit} characters, and {length} were given"
+    name, length = max(texts, key=lambda entry: entry[1], default=("", 0))
+    longest_text = f"; the longest text given is {name!r} with {length}" if name else ""
+    limits_text = listed(f"{column} holds {limit}" for _, column, limit in limits)
+    return f"of the columns limited in characters {limits_text}{longest_text}"
