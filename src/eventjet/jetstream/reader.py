@@ -126,8 +126,8 @@ class Deliveries:
         self._sequence = 0
         self._prefix = _UNKNOWN
         self._fields = 1
-        self._sid = link.subscribe(f"{link.inbox}.p")
-        self._reply = f"{link.inbox}.p".encode()
+        self._sid = link.subscribe(f"{link.inbox}.p.0")
+        self._reply = f"{link.inbox}.p.0".encode()
         self._subject = link.routed(f"$JS.API.CONSUMER.MSG.NEXT.{consumer.stream}.{consumer.name}")
         self._batch = batch
         self._window = max(batch, min(window, batch * (limits.get("max_waiting") or 512)))
