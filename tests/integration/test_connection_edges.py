@@ -160,7 +160,7 @@ async def test_what_is_asked_and_heard_goes_on_over_the_next_connection() -> Non
 
 
 async def test_a_server_that_falls_silent_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("eventjet.nats.client._PING_S", 0.2)
+    monkeypatch.setattr("eventjet.nats.client.LoopClient.ping_interval_s", 0.2)
     with NatsServer() as server:
         client = await connect(Settings(servers=(server.url,), request_timeout_s=60))
         assert client.nats is not None
@@ -184,7 +184,7 @@ async def test_a_server_that_is_frozen_is_left_after_the_first_late_request(monk
             await client.request(subject, timeout_s=timeout_s)
         return str(error.value)
 
-    monkeypatch.setattr("eventjet.nats.client._PING_S", 600.0)
+    monkeypatch.setattr("eventjet.nats.client.LoopClient.ping_interval_s", 600.0)
     with NatsServer() as server:
         client = await connect(Settings(servers=(server.url,), request_timeout_s=60))
         assert client.nats is not None

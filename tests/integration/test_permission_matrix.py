@@ -281,7 +281,13 @@ def denied(endpoint: Endpoint, frames: dict[str, bytes]) -> set[str]:
     address = endpoint.addresses()[0]
     found: set[str] = set()
     with socket.create_connection((address.host, address.port), timeout=60.0) as sock:
-        options = {"verbose": False, "headers": True, "user": endpoint.user, "pass": endpoint.password}
+        options = {
+            "verbose": False,
+            "pedantic": False,
+            "headers": True,
+            "user": endpoint.user,
+            "pass": endpoint.password,
+        }
         frames = {"CONNECT": b"CONNECT %b\r\n" % json.dumps(options).encode(), **frames}
         for name, frame in frames.items():
             sock.sendall(frame + b"PING\r\n")

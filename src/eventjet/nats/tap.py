@@ -262,9 +262,13 @@ class Tap:
             if not self._nats.is_connected:  # nats-py takes the end of the connection for a PONG
                 raise ConnectionResetError("closed the connection during the greeting")
         except BaseException as error:
+            reader = getattr(transport, "_io_reader", None)  # a WebSocket has none
+            cause = reader and reader.exception()  # of TLS, for instance
             self.abort()  # nats-py opens the next connection and leaves this socket open
             if line.startswith(b"-ERR") and isinstance(error, NatsError):
                 raise NatsError(f"nats: {line[4:].decode('utf-8', 'replace').strip()}") from None
+            if cause is not None and isinstance(error, OSError):
+                raise cause from None
             raise
         finally:
             del transport.readline
