@@ -13,7 +13,7 @@ import pytest
 
 from eventjet.dev import NatsServer
 from eventjet.errors import StoreUnavailable, Unauthorized, Unreachable
-from eventjet.jetstream.reader import DurablePull, ReadOptions, read_range
+from eventjet.jetstream.reader import DurablePull, read_range
 from eventjet.nats.endpoint import Endpoint
 from tests.integration.wire_log import FORM_2, assert_form_2, make_log, overhearing, positions
 from tests.integration.wire_secrets import certificates, tls_config, trust_chain, user_key
@@ -21,7 +21,7 @@ from tests.integration.wire_secrets import certificates, tls_config, trust_chain
 KINDS = ("tls", "mtls", "password", "token", "nkey", "creds")
 LARGE = 26
 """Events of nearly a megabyte: more than is on its way to a reader at any time."""
-QUICK = ReadOptions(timeout_s=5.0, patience_s=20.0, heartbeat_s=0.25)
+QUICK = {"timeout_s": 5.0, "patience_s": 20.0, "heartbeat_s": 0.25}
 SECRET = "c4nary-s3cret"
 
 
@@ -121,7 +121,7 @@ def test_a_workers_durable_reads_by_replies_of_form_2(place: Place) -> None:
 
 
 def test_a_read_goes_on_after_its_server_was_killed(place: Place) -> None:
-    reading = read_range(place.endpoint, place.log, 1, LARGE + 1, batch=1, options=QUICK)
+    reading = read_range(place.endpoint, place.log, 1, LARGE + 1, batch=1, **QUICK)
     seen = positions([next(reading)])
     place.server.kill()
     place.server.start()
@@ -132,10 +132,10 @@ def test_a_read_goes_on_after_its_server_was_killed(place: Place) -> None:
 
 
 def test_a_wrong_proof_is_refused_at_once_and_not_tried_again(place: Place) -> None:
-    patient = ReadOptions(timeout_s=60.0, patience_s=120.0)
+    patient = {"timeout_s": 60.0, "patience_s": 120.0}
     started = time.monotonic()
     with pytest.raises(place.way.refused) as raised:
-        next(read_range(place.wrong, place.log, 1, 2, options=patient))
+        next(read_range(place.wrong, place.log, 1, 2, **patient))
     with pytest.raises(place.way.refused):
         DurablePull(place.wrong, place.log, "p", position=0, timeout_s=60.0)
     assert time.monotonic() - started < 30.0
@@ -143,13 +143,13 @@ def test_a_wrong_proof_is_refused_at_once_and_not_tried_again(place: Place) -> N
 
 
 def test_a_server_that_does_not_answer_is_not_called_a_refusal(place: Place) -> None:
-    impatient = replace(QUICK, timeout_s=0.5)
+    impatient = {**QUICK, "timeout_s": 0.5}
     place.server.pause()
     try:
         with pytest.raises(Unreachable, match="gave no answer in time"):
-            next(read_range(place.endpoint, place.log, 1, 2, options=impatient))
+            next(read_range(place.endpoint, place.log, 1, 2, **impatient))
         with pytest.raises(Unreachable, match="gave no answer in time"):
-            next(read_range(place.wrong, place.log, 1, 2, options=impatient))
+            next(read_range(place.wrong, place.log, 1, 2, **impatient))
     finally:
         place.server.resume()
 
@@ -159,7 +159,7 @@ def test_a_proof_that_is_taken_back_during_a_read_ends_it_at_once(place: Place) 
         config = "authorization { timeout: 30, token: another }"
     else:
         config = f"{place.way.config}\nauthorization {{ timeout: 30, token: another }}"
-    reading = read_range(place.endpoint, place.log, 1, LARGE + 1, batch=1, options=QUICK)
+    reading = read_range(place.endpoint, place.log, 1, LARGE + 1, batch=1, **QUICK)
     next(reading)
     place.server.stop()
     try:
@@ -167,14 +167,14 @@ def test_a_proof_that_is_taken_back_during_a_read_ends_it_at_once(place: Place) 
             started = time.monotonic()
             with pytest.raises(Unauthorized, match="Authorization Violation"):
                 positions(reading)
-            assert time.monotonic() - started < QUICK.patience_s
+            assert time.monotonic() - started < QUICK["patience_s"]
     finally:
         place.server.start()
 
 
 def test_a_server_that_stays_away_during_a_read_ends_it_as_an_outage(place: Place) -> None:
-    options = replace(QUICK, patience_s=4.0)
-    reading = read_range(place.endpoint, place.log, 1, LARGE + 1, batch=1, options=options)
+    options = {**QUICK, "patience_s": 4.0}
+    reading = read_range(place.endpoint, place.log, 1, LARGE + 1, batch=1, **options)
     next(reading)
     place.server.stop()
     try:

@@ -18,6 +18,7 @@ from eventjet.errors import (
     HistoryBroken,
     StoreUnavailable,
 )
+from eventjet.jetstream.api import reading_records
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import DurablePull
 from eventjet.nats.endpoint import Endpoint
@@ -103,7 +104,7 @@ def test_what_is_delivered_while_a_page_is_read_is_kept(endpoint: Endpoint) -> N
     with DurablePull(endpoint, name, "p", position=500, linger_s=0.1) as pull:
         for number in range(501, 601, 2):
             append(endpoint, name, [b"new"])  # on its way while the page is read
-            assert len(pull.link.records(name, f"{name}.account.*", 400)) == 400
+            assert len(pull.link.run(reading_records(name, f"{name}.account.*", 400))) == 400
             append(endpoint, name, [b"new"])
             assert positions([take(pull, 2)]) == [number, number + 1]
 

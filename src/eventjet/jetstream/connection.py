@@ -18,7 +18,7 @@ from typing import Any, Self, TypeVar
 from eventjet.codec.headers import RawRecord
 from eventjet.errors import ApiRefused, ConnectionClosed, ConnectionLost, Forbidden, StoreUnavailable, UsageError
 from eventjet.jetstream.answers import PROBE, ExpectedAnswer
-from eventjet.jetstream.api import Conversation, Request, call, reading_records, reading_values
+from eventjet.jetstream.api import Conversation, Request, call, reading_values
 from eventjet.jetstream.client import Client
 from eventjet.nats.endpoint import Address, Endpoint
 from eventjet.nats.protocol import Frame
@@ -229,10 +229,6 @@ class NatsConnection:
     def api(self, subject: str, body: object = None, *, timeout_s: float = 5.0) -> dict[str, Any]:
         """Send a JetStream request and return its JSON answer: see `Client.api`."""
         return self.ask(call(subject, body), timeout_s=timeout_s)
-
-    def records(self, stream: str, subject: str, limit: int | None = None) -> list[RawRecord]:
-        """Return all records of a stream whose subject matches, at most `limit`: see `reading_records`."""
-        return self.run(reading_records(stream, subject, limit))
 
     def values(self, bucket: str, keys: str, limit: int | None = None) -> list[RawRecord]:
         """Return the newest value of each matching key of a bucket, in a few requests: see `reading_values`."""
