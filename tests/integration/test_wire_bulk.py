@@ -13,13 +13,13 @@ from eventjet.dev import NatsServer
 from eventjet.errors import ApiRefused, DeliveryGap, Forbidden, HistoryBroken, StoreError, StoreUnavailable, Unreachable
 from eventjet.jetstream.api import message_at, next_message, stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
-from eventjet.jetstream.reader import ReadOptions, read_range
+from eventjet.jetstream.reader import read_range
 from eventjet.nats.endpoint import Endpoint
 from tests.integration.wire_fake import FakeServer, delivery, jetstream
 from tests.integration.wire_log import append, consumers, make_log, positions
 
 FORMS = {"form 1": "", "form 2": "feature_flags { js_ack_fc_v2: true }"}
-IMPATIENT = ReadOptions(timeout_s=5.0, patience_s=4.0, heartbeat_s=0.25)
+IMPATIENT = {"timeout_s": 5.0, "patience_s": 4.0, "heartbeat_s": 0.25}
 LARGE = 30_000
 KILOBYTE = b"k" * 1_000
 
@@ -195,10 +195,10 @@ def test_a_read_goes_on_after_a_fault_with_nothing_lost_or_repeated(
     large: tuple[NatsServer, Endpoint, str], fault: Callable[[NatsServer, Endpoint, str], None]
 ) -> None:
     _, endpoint, name = large
-    options = ReadOptions(timeout_s=5.0, patience_s=20.0, heartbeat_s=0.25)
+    options = {"timeout_s": 5.0, "patience_s": 20.0, "heartbeat_s": 0.25}
     seen: list[int] = []
     meddler = threading.Thread(target=fault, args=large)
-    for number, batch in enumerate(read_range(endpoint, name, 1, LARGE + 1, batch=1_000, options=options)):
+    for number, batch in enumerate(read_range(endpoint, name, 1, LARGE + 1, batch=1_000, **options)):
         seen += [record[0] for record in batch]
         if number == 2:
             meddler.start()
@@ -208,7 +208,7 @@ def test_a_read_goes_on_after_a_fault_with_nothing_lost_or_repeated(
 
 def test_a_server_that_stays_away_ends_the_read_with_an_error(large: tuple[NatsServer, Endpoint, str]) -> None:
     server, endpoint, name = large
-    reading = read_range(endpoint, name, 1, LARGE + 1, batch=100, options=IMPATIENT)
+    reading = read_range(endpoint, name, 1, LARGE + 1, batch=100, **IMPATIENT)
     next(reading)
     server.pause()
     started = time.monotonic()
@@ -245,9 +245,9 @@ def test_a_reader_without_the_right_to_read_is_told_so() -> None:
 
 def test_a_caller_that_takes_its_time_is_not_called_silence(large: tuple[NatsServer, Endpoint, str]) -> None:
     _, endpoint, name = large
-    options = ReadOptions(timeout_s=5.0, patience_s=4.0, heartbeat_s=0.1)
+    options = {"timeout_s": 5.0, "patience_s": 4.0, "heartbeat_s": 0.1}
     seen, pause_s = 0, 4.5
-    for batch in read_range(endpoint, name, 1, LARGE + 1, batch=10_000, options=options):
+    for batch in read_range(endpoint, name, 1, LARGE + 1, batch=10_000, **options):
         seen += len(batch)
         threading.Event().wait(pause_s)
         pause_s = 0.1
