@@ -1,26 +1,35 @@
 """Steps, reactions and deadlines beside the bare pieces they are made of: `python -m benchmarks.reactions`.
 
 A transfer as a process is a request and two steps, each an atomic append of two events; the floor is the same three
-saves by hand: an `execute` and two `transact`. Reaction lag is from a command's answer to the handler's call, at a
-steady rate. Deadlines fall due within six seconds, with and without many others pending.
+saves by hand: an `execute` and two `transact`. The accounts were opened over another connection, so that neither has
+them in its cache; the worker is a process of its own, and an ordered consumer sees the end of a transfer. Reaction lag
+is from a command's answer to the handler's call, at a steady rate. Deadlines fall due within six seconds, with and
+without many others pending.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import multiprocessing
 import statistics
 import sys
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from multiprocessing.synchronize import Event
 from pathlib import Path
+
+import nats
+from nats.aio.msg import Msg
+from nats.js.api import DeliverPolicy
 
 from benchmarks.measure import Comparison, Figures, conditions, keep, show
 from eventjet import App, Jet, Reaction, Recorded, reactor
-from eventjet.codec.subjects import timer_stream
+from eventjet.codec.headers import TYPE
+from eventjet.codec.subjects import timer_stream, type_subjects
 from eventjet.dev.nats import NatsServer
 from eventjet.examples.transfer.accounts import Account, Book
 from eventjet.examples.transfer.transfers import Debited, Requested, Stage, Transfer
@@ -57,13 +66,15 @@ async def clock() -> AsyncGenerator[Clock]:
 acting = App("acting", aggregates=[Account, Book], processes=[Transfer], reactors=[watch], deps=clock)
 
 
+async def work(settings: Settings, name: str, stop: asyncio.Event, on_ready: Callable[[], object]) -> None:
+    await run_workers(acting, settings, [name], stop=stop, on_ready=on_ready, options=WorkerOptions(poll_s=0.05))
+
+
 @asynccontextmanager
-async def worked(settings: Settings, *names: str) -> AsyncGenerator[None]:
-    """Within the block a worker of this process works on these."""
+async def worker_here(settings: Settings, name: str) -> AsyncGenerator[None]:
+    """Run a worker of this subscription on this event loop for the length of a block."""
     stop, ready = asyncio.Event(), asyncio.Event()
-    task = asyncio.ensure_future(
-        run_workers(acting, settings, names, stop=stop, on_ready=ready.set, options=WorkerOptions(poll_s=0.05))
-    )
+    task = asyncio.ensure_future(work(settings, name, stop, ready.set))
     await ready.wait()
     try:
         yield
@@ -72,57 +83,99 @@ async def worked(settings: Settings, *names: str) -> AsyncGenerator[None]:
         await task
 
 
+@asynccontextmanager
+async def worker_process(settings: Settings, name: str) -> AsyncGenerator[None]:
+    """Run a worker of this subscription in a process of its own for the length of a block, as workers usually run."""
+    spawn = multiprocessing.get_context("spawn")
+    ready, end = spawn.Event(), spawn.Event()
+    process = spawn.Process(target=work_in_process, args=(settings.servers[0], name, ready, end))
+    process.start()
+    try:
+        assert await asyncio.to_thread(ready.wait, 60)
+        yield
+    finally:
+        end.set()
+        await asyncio.to_thread(process.join)
+
+
+def work_in_process(server: str, name: str, ready: Event, end: Event) -> None:
+    async def work_until_end() -> None:
+        stop = asyncio.Event()
+        task = asyncio.ensure_future(work(Settings(servers=(server,)), name, stop, ready.set))
+        await asyncio.to_thread(end.wait)
+        stop.set()
+        await task
+
+    asyncio.run(work_until_end())
+
+
 async def transferred(jet: Jet, settings: Settings, count: int, at_once: int, figures: Figures) -> None:
-    """So many transfers, so many at a time, each from an account of its own."""
-    accounts, asked = jet.repository(Account), jet.repository(Transfer)
-    began = len(CLOCK.called), time.time_ns()
-    names = [f"x{began[1]}-{number}" for number in range(count)]
-    for name in names:
-        await accounts.execute(f"s{name}", Account.deposit, Decimal(1))
+    """Measure transfers by a process, `at_once` at a time, each from an account of its own."""
+    transfers = jet.repository(Transfer)
+    names = await opened(settings, "x", count + 1)
+    ended = {name: asyncio.Event() for name in names}
     room = asyncio.Semaphore(at_once)
 
-    async def one(name: str) -> None:
-        async with room:
-            await asked.execute(name, Transfer.request, name, f"s{name}", f"t{name}", Decimal(1), until=FAR)
-            while (await asked.load(name)).stage is not Stage.ENDED:
-                await asyncio.sleep(0.001)
+    async def note_end(message: Msg) -> None:
+        if (message.headers or {})[TYPE] == "transfer.completed":
+            ended[message.subject.rpartition(".")[2]].set()
 
-    async with worked(settings, "transfer"):
+    async def transfer(name: str) -> None:
+        async with room:
+            await transfers.execute(name, Transfer.request, name, f"s{name}", f"t{name}", Decimal(1), until=FAR)
+            await ended[name].wait()
+
+    async with worker_process(settings, "transfer"):
+        reader = await nats.connect(settings.servers[0])
+        subjects = type_subjects(acting.name, "transfer")
+        await reader.jetstream().subscribe(
+            subjects, cb=note_end, ordered_consumer=True, deliver_policy=DeliverPolicy.NEW
+        )
+        await transfer(names[0])  # until the worker has the lease
         started = time.perf_counter()
-        await asyncio.gather(*map(one, names))
+        await asyncio.gather(*map(transfer, names[1:]))
         figures.add(OURS, 2 * count / (time.perf_counter() - started))
+        await reader.close()
 
 
-async def by_hand(jet: Jet, count: int, at_once: int, figures: Figures) -> None:
-    """The same saves, without anybody who reads what to do next."""
-    accounts, asked = jet.repository(Account), jet.repository(Transfer)
-    names = [f"y{time.time_ns()}-{number}" for number in range(count)]
-    for name in names:
-        await accounts.execute(f"s{name}", Account.deposit, Decimal(1))
+async def by_hand(jet: Jet, settings: Settings, count: int, at_once: int, figures: Figures) -> None:
+    """Measure the same saves, without anybody who reads what to do next."""
+    accounts, transfers = jet.repository(Account), jet.repository(Transfer)
+    names = await opened(settings, "y", count + 1)
     room = asyncio.Semaphore(at_once)
 
-    async def one(name: str) -> None:
+    async def transfer(name: str) -> None:
         async with room:
-            await asked.execute(name, Transfer.request, name, f"s{name}", f"t{name}", Decimal(1), until=FAR)
+            await transfers.execute(name, Transfer.request, name, f"s{name}", f"t{name}", Decimal(1), until=FAR)
             await jet.transact(
                 accounts.decide(f"s{name}", Account.withdraw, Decimal(1), transfer=name),
-                asked.decide(name, Transfer.debited),
+                transfers.decide(name, Transfer.debited),
             )
             await jet.transact(
                 accounts.decide(f"t{name}", Account.deposit, Decimal(1), transfer=name),
-                asked.decide(name, Transfer.completed),
+                transfers.decide(name, Transfer.completed),
             )
 
+    await transfer(names[0])
     started = time.perf_counter()
-    await asyncio.gather(*map(one, names))
+    await asyncio.gather(*map(transfer, names[1:]))
     figures.add(FLOOR, 2 * count / (time.perf_counter() - started))
+
+
+async def opened(settings: Settings, prefix: str, count: int) -> list[str]:
+    """Open the source accounts of `count` transfers over a connection of its own; return the transfers' ids."""
+    names = [f"{prefix}{time.time_ns()}-{number}" for number in range(count)]
+    async with acting.connect(settings) as jet:
+        for name in names:
+            await jet.repository(Account).execute(f"s{name}", Account.deposit, Decimal(1))
+    return names
 
 
 async def lag(jet: Jet, settings: Settings, count: int, per_s: int, p50: Figures, p99: Figures) -> None:
     """From the answer of a command to the call of the handler."""
     asked = jet.repository(Transfer)
     answered: dict[str, float] = {}
-    async with worked(settings, "watch"):
+    async with worker_here(settings, "watch"):
         began = time.perf_counter()
         for number in range(count):
             await asyncio.sleep(max(0.0, began + number / per_s - time.perf_counter()))
@@ -143,7 +196,7 @@ async def deadlines(jet: Jet, settings: Settings, count: int, figures: Figures, 
     names = [f"d{time.time_ns()}-{number}" for number in range(count)]
     for name in names:
         await accounts.execute(f"s{name}", Account.deposit, Decimal(1))
-    async with worked(settings, "transfer"):
+    async with worker_here(settings, "transfer"):
         now = datetime.now(UTC)
         until = {name: now + timedelta(seconds=4 + 6 * number / count) for number, name in enumerate(names)}
         for name in names:
@@ -197,9 +250,9 @@ async def run(runs: int, count: int, per_s: int, pending: int) -> int:
             await jet.init()
             for _ in range(runs):
                 await transferred(jet, settings, count // 10, 1, alone)
-                await by_hand(jet, count // 10, 1, alone)
+                await by_hand(jet, settings, count // 10, 1, alone)
                 await transferred(jet, settings, count, 64, many)
-                await by_hand(jet, count, 64, many)
+                await by_hand(jet, settings, count, 64, many)
                 await lag(jet, settings, 5 * per_s, per_s, p50, p99)
             await deadlines(jet, settings, 100, late, "100 in six seconds")
             await pend(jet, server, pending, cost)

@@ -8,7 +8,8 @@ from typing import Any
 
 from sqlalchemy import Connection, text
 
-from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.database import Database
+from eventjet.sql.dialect import READ_ONLY
 
 
 @contextmanager

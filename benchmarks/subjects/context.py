@@ -36,8 +36,8 @@ def main(server: str, count: int, how_far: str) -> None:
     def take(records: list[RawRecord]) -> None:
         events = [event for record in records if (event := decode(record)) is not None]
         if how_far == "fold":
-            keys = fold.keys(events)
-            rows.update(fold({key: rows.get(key) for key in keys}, events))
+            events, keys = fold.keyed(events)
+            rows.update(fold({key: rows.get(key) for key in keys}, events, keys))
 
     read = 0
     endpoint = Endpoint.of(Settings(servers=(server,)))

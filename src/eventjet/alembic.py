@@ -16,7 +16,7 @@ from sqlalchemy.schema import SchemaItem
 from eventjet.projections.app_ref import Application
 from eventjet.sql import migrations
 from eventjet.sql.checkpoint import names_of
-from eventjet.sql.dialects import declared_names
+from eventjet.sql.database import declared_names
 from eventjet.sql.own_tables import projections
 
 Kind: TypeAlias = Literal["schema", "table", "column", "index", "unique_constraint", "foreign_key_constraint"]

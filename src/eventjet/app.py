@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import MISSING, fields, replace
 from itertools import combinations
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, TypeVar, Unpack, cast, overload
+from typing import Any, TypeVar, Unpack, overload
 
 from sqlalchemy import Table
 
@@ -29,7 +29,6 @@ from eventjet.jet import Jet, open_jet
 from eventjet.log.snapshots import SnapshotCodec
 from eventjet.nats.client import NatsClient
 from eventjet.projections.app_ref import AppRef, Declared
-from eventjet.projections.projection import Entries, Projection
 from eventjet.projections.resolve import resolve
 from eventjet.projections.sql_projection import AnyResolved, SqlProjection, resolve_sql
 from eventjet.runtime import GuardedBlock, LoopGuard
@@ -44,11 +43,9 @@ from eventjet.subscriptions.declarations import (
     resolved_processes,
     shared_names,
 )
-from eventjet.text import shown
 
 D = TypeVar("D")
 T = TypeVar("T")
-_EVOLVE_PARAMETERS = 2
 
 NAME_RULE = "[a-z][a-z0-9_]*"
 
@@ -114,10 +111,8 @@ class App:
         retired_events: Sequence[str] = (),
         retired_aggregates: Sequence[str] = (),
     ) -> None:
-        _check_lists(projections, aggregates=aggregates, processes=processes, reactors=reactors, served=served)
-        _check_lists((), publications=publications, upcasters=upcasters, retired_events=retired_events)
-        _check_lists((), retired_aggregates=retired_aggregates)
         faults: list[str] = [] if is_name(name) else [f"the app's name {name!r} is not {NAME_RULE}"]
+        faults += _retired_faults(retired_events=retired_events, retired_aggregates=retired_aggregates)
         self.name = name
         """Name of the app, of its stream, and the first token of its subjects."""
         self.deps = deps
@@ -174,7 +169,7 @@ class App:
             await nc.publish("greetings", b"still open")
         ```
         """
-        return _Opening(open_jet(self, _settings(settings, overrides, client), client), "connect")
+        return GuardedBlock(open_jet(self, _settings(settings, overrides, client), client), LoopGuard())
 
     def in_memory(self) -> AbstractAsyncContextManager[Jet]:
         """Return a context manager like `connect`, over a new log in memory, for an application's own tests.
@@ -191,7 +186,7 @@ class App:
         ```
         """
         open_in_memory: Any = resolve_name("eventjet.testing.memory:open_in_memory")
-        return _Opening(open_in_memory(self), "in_memory")
+        return GuardedBlock(open_in_memory(self), LoopGuard())
 
     def client(
         self,
@@ -206,7 +201,7 @@ class App:
         The arguments are those of `connect`. Raises `Unreachable` and `UsageError`.
         """
         opened = open_remote(self.name, self.served, _settings(settings, overrides, client), client)
-        return _Opening(opened, "client")
+        return GuardedBlock(opened, LoopGuard())
 
 
 _CLIENT_SETTINGS = frozenset(
@@ -216,53 +211,11 @@ _CLIENT_SETTINGS = frozenset(
 """Settings that an open client has already."""
 
 
-class _Opening(AbstractAsyncContextManager[T]):
-    """A connection for one `async with` block; any other use raises an error that shows the right one."""
-
-    def __init__(self, manager: AbstractAsyncContextManager[T], name: str) -> None:
-        self._manager = GuardedBlock(manager, LoopGuard())
-        self._misuse = (
-            f"`{name}` opens nothing by itself: it gives its connection to a block. Write "
-            f"`async with app.{name}(…) as jet:`, and use `jet` within the block."
-        )
-
-    async def __aenter__(self) -> T:
-        return await self._manager.__aenter__()
-
-    async def __aexit__(self, *raised: Any) -> bool | None:
-        return await self._manager.__aexit__(*raised)
-
-    def __await__(self) -> Any:
-        raise UsageError(self._misuse)
-
-    def __enter__(self) -> Any:
-        raise UsageError(self._misuse)
-
-    def __exit__(self, *_: object) -> None:
-        """Do nothing: Python looks this method up before it calls `__enter__`."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise AttributeError(self._misuse)
-
-
-def _settings(settings: object, overrides: SettingsOverrides, client: object = None) -> Settings:
-    """Return the settings of a connection.
-
-    Raises `UsageError`, also for a URL in place of settings, and for a keyword that an open client has already.
-    """
-    if client is not None:
-        if not isinstance(client, NatsClient):
-            raise UsageError(
-                f"client= is given as {type(client).__name__}. Give what `await nats.connect(…)` returned."
-            )
-        if duplicates := sorted(name for name in overrides if name in _CLIENT_SETTINGS):
-            raise UsageError(f"client= has its own {duplicates[0]}. Leave {duplicates[0]}= out, or client=.")
-    if settings is None:
-        return Settings.load(overrides)
-    if not isinstance(settings, Settings):
-        kind = type(settings).__name__
-        raise UsageError(f"The settings are given as {kind}. Give them by name: connect(servers=…, database=…).")
-    return settings.with_overrides(overrides)
+def _settings(settings: Settings | None, overrides: SettingsOverrides, client: NatsClient | None) -> Settings:
+    """Return the settings of a connection; raises `UsageError` for a keyword that an open client has already."""
+    if client is not None and (duplicates := sorted(name for name in overrides if name in _CLIENT_SETTINGS)):
+        raise UsageError(f"client= has its own {duplicates[0]}. Leave {duplicates[0]}= out, or client=.")
+    return Settings.load(overrides) if settings is None else settings.with_overrides(overrides)
 
 
 def load_app(reference: str, folder: Path | None = None) -> App:
@@ -281,39 +234,14 @@ def load_app(reference: str, folder: Path | None = None) -> App:
     return app
 
 
-def _check_lists(projections: object, **lists: object) -> None:
-    """Raise `DefinitionError` for an argument that is not a list, or a list with wrong elements."""
-    faults: list[str] = []
-    for name, value in {"projections": projections, **lists}.items():
-        if isinstance(value, str | type) or not isinstance(value, Collection):
-            description = shown_name(value if isinstance(value, type) else type(value))
-            faults.append(f"`{name}` is given as {description} and not as a list; write {name}=[…]")
-            continue
-        for element in cast("Collection[Any]", value):
-            description = getattr(element, "__qualname__", None) or f"a {type(element).__name__}"
-            if name == "projections" and not isinstance(element, Projection | Entries | SqlProjection):
-                faults.append(
-                    f"{description} is not a projection: decorate it with @projection or @entries, with its table"
-                )
-            elif (
-                name == "projections"
-                and isinstance(element, Projection | Entries)
-                and not isinstance(cast("Any", element.table), Table)
-            ):
-                faults.append(
-                    f"projection {element.name!r}: its table is {shown(element.table, 60)}; give SQLAlchemy's Table"
-                )
-            elif name == "upcasters" and not isinstance(element, Upcaster):
-                faults.append(
-                    f'{description} is not an upcaster: decorate it with @upcaster("account.opened", schema=1)'
-                )
-            elif name == "retired_events" and not isinstance(element, str):
-                faults.append(f"{description} is not the name of an event; list what stood in its @event(…), as text")
-            elif name == "retired_aggregates" and not (isinstance(element, str) and is_name(element)):
-                text = repr(element) if isinstance(element, str) else description
-                faults.append(f"{text} is not the name of an aggregate; list what stood in its @aggregate(…), as text")
-    if faults:
-        raise DefinitionError(faults)
+def _retired_faults(**names: Sequence[str]) -> Iterator[str]:
+    """Yield the faults of lists of retired names; a `str` is a sequence of letters for a type checker, too."""
+    for parameter, value in names.items():
+        if isinstance(value, str):
+            yield f"`{parameter}` is given as str and not as a list; write {parameter}=[…]"
+    for name in names["retired_aggregates"]:
+        if not is_name(name):
+            yield f"the retired aggregate {name!r} is not {NAME_RULE}"
 
 
 def _aggregates(classes: Sequence[Any], faults: list[str]) -> dict[Any, AggregateInfo]:
@@ -338,21 +266,14 @@ def _aggregates(classes: Sequence[Any], faults: list[str]) -> dict[Any, Aggregat
         ]
         if not callable(getattr(cls, "evolve", None)):
             faults.append(f"{cls.__qualname__} has no `evolve(self, event)`")
-        elif inspect.isfunction(cls.evolve):
-            faults += _evolve_faults(cls.evolve)
+        elif inspect.iscoroutinefunction(cls.evolve) or inspect.isgeneratorfunction(cls.evolve):
+            faults.append(f"{shown_name(cls.evolve)} is async or a generator; write a plain `def`")
         faults += [*field_faults(cls), *state_faults(cls)]
         faults += unique_faults(info.name, info.unique, is_name)
         if info.unique and is_process(cls):
             faults.append(f"the process {info.name!r} has unique values; give them to an aggregate that it asks")
         infos[cls] = info
     return infos
-
-
-def _evolve_faults(evolve: Any) -> Iterator[str]:
-    if len(names := inspect.signature(evolve).parameters) != _EVOLVE_PARAMETERS:
-        yield f"{shown_name(evolve)} takes ({', '.join(names)}), and is called with (self, event)"
-    if inspect.iscoroutinefunction(evolve) or inspect.isgeneratorfunction(evolve):
-        yield f"{shown_name(evolve)} is async or a generator, and nobody awaits it; write it as a plain `def`"
 
 
 def _catalog(

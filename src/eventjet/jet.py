@@ -13,7 +13,7 @@ from eventjet.codec.headers import RawRecord
 from eventjet.codec.records import Decoder
 from eventjet.commands import Committed, Imported, ImportReport, Planned, Repository
 from eventjet.commands.execute import transact
-from eventjet.commands.history import LogTail
+from eventjet.commands.history import tail_log
 from eventjet.commands.importing import Importer
 from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.domain.aggregate import AggregateType
@@ -36,7 +36,6 @@ from eventjet.sql.waiting import Checkpoints, Waiting
 from eventjet.subscriptions.cursor_control import begin
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import declarations_of, has_timers, probes_of
-from eventjet.text import shown
 
 _TOKEN = re.compile(r"([a-z][a-z0-9_]{0,62}):(0|[1-9][0-9]{0,18})(?:@([A-Za-z0-9_-]{1,64}))?", re.ASCII)
 _POSITION_MAX = 2**63 - 1
@@ -51,14 +50,6 @@ S3 = TypeVar("S3")
 E3 = TypeVar("E3")
 S4 = TypeVar("S4")
 E4 = TypeVar("E4")
-S5 = TypeVar("S5")
-E5 = TypeVar("E5")
-S6 = TypeVar("S6")
-E6 = TypeVar("E6")
-S7 = TypeVar("S7")
-E7 = TypeVar("E7")
-S8 = TypeVar("S8")
-E8 = TypeVar("E8")
 
 
 class ReadModels(Protocol):
@@ -129,65 +120,6 @@ class Jet:
         self, a: Planned[S1, E1], b: Planned[S2, E2], c: Planned[S3, E3], d: Planned[S4, E4], /
     ) -> tuple[Committed[S1, E1], Committed[S2, E2], Committed[S3, E3], Committed[S4, E4]]: ...
     @overload
-    async def transact(
-        self, a: Planned[S1, E1], b: Planned[S2, E2], c: Planned[S3, E3], d: Planned[S4, E4], e: Planned[S5, E5], /
-    ) -> tuple[Committed[S1, E1], Committed[S2, E2], Committed[S3, E3], Committed[S4, E4], Committed[S5, E5]]: ...
-    @overload
-    async def transact(
-        self,
-        a: Planned[S1, E1],
-        b: Planned[S2, E2],
-        c: Planned[S3, E3],
-        d: Planned[S4, E4],
-        e: Planned[S5, E5],
-        f: Planned[S6, E6],
-        /,
-    ) -> tuple[
-        Committed[S1, E1], Committed[S2, E2], Committed[S3, E3], Committed[S4, E4], Committed[S5, E5], Committed[S6, E6]
-    ]: ...
-    @overload
-    async def transact(
-        self,
-        a: Planned[S1, E1],
-        b: Planned[S2, E2],
-        c: Planned[S3, E3],
-        d: Planned[S4, E4],
-        e: Planned[S5, E5],
-        f: Planned[S6, E6],
-        g: Planned[S7, E7],
-        /,
-    ) -> tuple[
-        Committed[S1, E1],
-        Committed[S2, E2],
-        Committed[S3, E3],
-        Committed[S4, E4],
-        Committed[S5, E5],
-        Committed[S6, E6],
-        Committed[S7, E7],
-    ]: ...
-    @overload
-    async def transact(
-        self,
-        a: Planned[S1, E1],
-        b: Planned[S2, E2],
-        c: Planned[S3, E3],
-        d: Planned[S4, E4],
-        e: Planned[S5, E5],
-        f: Planned[S6, E6],
-        g: Planned[S7, E7],
-        h: Planned[S8, E8],
-        /,
-    ) -> tuple[
-        Committed[S1, E1],
-        Committed[S2, E2],
-        Committed[S3, E3],
-        Committed[S4, E4],
-        Committed[S5, E5],
-        Committed[S6, E6],
-        Committed[S7, E7],
-        Committed[S8, E8],
-    ]: ...
-    @overload
     async def transact(self, /, *plans: Planned[Any, Any]) -> tuple[Committed[Any, Any], ...]: ...
     async def transact(self, /, *plans: Planned[Any, Any]) -> tuple[Committed[Any, Any], ...]:
         """Execute decisions on several aggregates in one atomic append: everything is recorded, or nothing.
@@ -209,9 +141,6 @@ class Jet:
         of the save; and `UsageError` for a log in memory.
         """
         self._guard.check()
-        if not isinstance(unknown, OutcomeUnknown):  # pyright: ignore[reportUnnecessaryIsInstance]  it comes from an `except`
-            kind = type(unknown).__name__
-            raise UsageError(f"`resolve` was given a {kind}. Give it the `OutcomeUnknown` that the save raised.")
         if not unknown.writes:
             raise unknown  # there are no events to send, and the error says already what the log has
         resolve = getattr(self.store, "resolve", None)
@@ -297,8 +226,8 @@ class Jet:
             raise UsageError("`caught_up` waits for a position or for a token. Give one of them.")
         target, log = position_in(token, self.name) if token is not None else (position, "")
         if not isinstance(target, int) or target < 0:  # refused here, since all waiting calls share one task
-            description = shown(target, 60) if isinstance(target, int | str) else f"A {type(target).__name__}"
-            raise UsageError(f"{description} is not a position. Hand on `Committed.position`, or its `token` as text.")
+            what = target if isinstance(target, int) else type(target).__name__  # its value may be personal
+            raise UsageError(f"{what} is not a position. Hand on `Committed.position`, or its `token` as text.")
         if self.client is None:
             if self._read_models is None:
                 raise UsageError("This log is in memory, and nothing keeps read models of it. Take `App.in_memory`.")
@@ -363,24 +292,23 @@ class Jet:
         Raises `UnknownEvent` and `UndecodableEvent`, and `UsageError` for a time without a zone, and for an invalid
         position or limit.
         """
-        log_tail = LogTail(deliver, position, since, until, limit, follow)
-        return GuardedIterator(self._tail(log_tail), self._guard)
+        bounds = {"position": position, "since": since, "until": until, "limit": limit}
+        return GuardedIterator(self._tail(deliver=deliver, follow=follow, **bounds), self._guard)
 
-    async def _tail(self, log_tail: LogTail) -> AsyncGenerator[Recorded[Any]]:
-        log_tail.check()
-        await self.voids()
-        async for recorded in log_tail.read(self.store, self._decoder):
+    async def _tail(self, **bounds: Any) -> AsyncGenerator[Recorded[Any]]:
+        await self.skipped()
+        async for recorded in tail_log(self.store, self._decoder, **bounds):
             yield recorded
 
     def decode(self, record: RawRecord) -> Recorded[Any] | None:
         """Decode a record of the log as an event of the app; None for a retired event and for a skipped record."""
         return self._decoder(record)
 
-    async def voids(self) -> Mapping[int, str]:
+    async def skipped(self) -> Mapping[int, str]:
         """Read the skip markers of the log, which `decode` obeys from now on; return reasons by position."""
         self._guard.check()
-        self._catalog.voids.update(await self.store.skip_markers())
-        return self._catalog.voids
+        self._catalog.skipped.update(await self.store.skip_markers())
+        return self._catalog.skipped
 
     async def log(self) -> LogState:
         """Return the stream identity and the first and last position of the log."""
@@ -404,8 +332,6 @@ def position_in(token: str, app: str) -> tuple[int, str]:
 
     Raises `UsageError` for an invalid token, and for a token of another app.
     """
-    if not isinstance(token, str):  # pyright: ignore[reportUnnecessaryIsInstance]  what has the token is easily given
-        raise UsageError(f"The token is given as {type(token).__name__}. Hand on `Committed.token`, which is text.")
     match = _TOKEN.fullmatch(token.strip(" \t"))
     if match is None or int(match[2]) > _POSITION_MAX:
         raise UsageError(

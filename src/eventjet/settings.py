@@ -50,7 +50,6 @@ class SettingsOverrides(TypedDict, total=False):
     replicas: int | str | None
     save_timeout_s: float | str | None
     request_timeout_s: float | str | None
-    jvm_cache: Path | str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +101,6 @@ class Settings:
     """Seconds within which a save must learn its outcome: a leader election takes 4 to 8 s."""
     request_timeout_s: float = 4.0
     """Seconds that one request to the server may take."""
-    jvm_cache: Path | None = None
-    """Folder where the classes of Spark's JVM are kept from one job to the next (`EVENTJET_JVM_CACHE`)."""
 
     @classmethod
     def load(cls, overrides: SettingsOverrides | None = None, environ: Mapping[str, str] | None = None) -> Settings:
@@ -204,8 +201,6 @@ def _check(settings: Settings) -> Settings:
     for name in ("save_timeout_s", "request_timeout_s"):
         if not 0 < (seconds := getattr(settings, name)) < float("inf"):
             raise UsageError(f"{name} is {seconds}. Give a number of seconds above 0.")
-    if os.pathsep in str(settings.jvm_cache or ""):
-        raise UsageError(f"EVENTJET_JVM_CACHE holds a {os.pathsep!r}, where Java ends a name. Name another folder.")
     return settings
 
 

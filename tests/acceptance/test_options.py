@@ -17,7 +17,7 @@ from tests.acceptance.conftest import Ended, Program
 from tests.acceptance.test_commands import Bank
 
 TESTS = Path(__file__).parents[1]
-SHARED = ("--app", "--app-dir", "--servers", "--database", "--jvm-cache", "--json", "--log-format")
+SHARED = ("--app", "--app-dir", "--servers", "--database", "--json", "--log-format")
 """Declared in one place for all commands (`cli/target.py`, `cli/terminal.py`), so one use of each is enough."""
 
 HELPERS = {"serving": "ui", "serving_process": "ui", "on_spark": "--master"}

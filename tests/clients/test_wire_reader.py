@@ -1,4 +1,4 @@
-"""The reader in JavaScript that the page on the wire format shows finds what is in a log, and passes over voids."""
+"""The reader in JavaScript that the page on the wire format shows finds what is in a log without skipped records."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def test_what_is_void_is_passed_over_and_what_is_strange_stops_it(town: To
     assert "the chain is broken at position 4" in said
     assert len(found) == 3
     assert await record_skip_marker(town.jet.client, town.log, 4, "a stray message")
-    await town.jet.voids()
+    await town.jet.skipped()
     await town.jet.repository(Bell).execute("hall", Bell.ring, 5)
     status, found, said = await read(town, tmp_path)
     assert (status, said) == (0, "")

@@ -36,8 +36,8 @@ from eventjet.codec.headers import (
     mark_batch,
     metadata_of,
     recorded_at,
-    void_body,
-    void_subject,
+    skip_body,
+    skip_subject,
 )
 from eventjet.codec.records import Decoder
 from eventjet.codec.shape import shape_of
@@ -290,7 +290,7 @@ def test_subjects_batches_and_skip_markers_are_written_as_ever() -> None:
     written = {
         "subject": [subject_of("app", "leaf", each) for each in ("a-1", "a b", "Ä.*", "=")],
         "batch": [[[name, value.replace(batch, "ID")] for name, value in block] for block in blocks],
-        "marker": [void_subject("app", 17), void_body(17, 'a "reason"').decode()],
+        "marker": [skip_subject("app", 17), skip_body(17, 'a "reason"').decode()],
         "imported": IMPORTED,
     }
     assert written == kept("names.json", written)

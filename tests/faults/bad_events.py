@@ -16,8 +16,8 @@ from eventjet.codec.headers import header_block
 from eventjet.dev.nats import NatsServer
 from eventjet.settings import Settings
 from eventjet.sql.checkpoint import DECLARED
-from eventjet.sql.database import READ_ONLY, Database
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import Database, dialect_of
+from eventjet.sql.dialect import READ_ONLY
 from eventjet.sql.locations import located
 from eventjet.sql.own_tables import quarantine
 from tests.faults.tally import Added, Tally, Total, added

@@ -21,7 +21,8 @@ from eventjet.errors import Unreachable
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.rebuild import AppRef, rebuild, verify
 from eventjet.settings import Settings
-from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.database import Database
+from eventjet.sql.dialect import READ_ONLY
 from tests.faults.feed import Feed
 from tests.faults.processes import WorkerProcess, await_it
 from tests.faults.scene import NAMES

@@ -14,7 +14,8 @@ from sqlalchemy import Engine, text
 from eventjet.errors import ApiRefused
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.settings import Settings
-from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.database import Database
+from eventjet.sql.dialect import READ_ONLY
 from tests.faults import audit
 from tests.faults.feed import Feed
 from tests.faults.processes import await_it

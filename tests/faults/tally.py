@@ -12,7 +12,8 @@ from decimal import Decimal
 from sqlalchemy import BigInteger, Column, Connection, Integer, MetaData, Numeric, String, Table, select, text
 
 from eventjet import App, Recorded, aggregate, entries, event, projection
-from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.database import Database
+from eventjet.sql.dialect import READ_ONLY
 
 MODULUS = 2**61 - 1
 
@@ -215,7 +216,7 @@ def judge(truth: Truth, seen: Seen) -> Verdict:
 
 def _readable(connection: Connection, table: Table) -> Table:
     from eventjet.sql.checkpoint import DECLARED
-    from eventjet.sql.dialects import dialect_of
+    from eventjet.sql.database import dialect_of
     from eventjet.sql.locations import located
 
     return located(table, DECLARED, dialect_of(connection))

@@ -34,7 +34,8 @@ from eventjet import Recorded, SqlProjection
 from eventjet.dev.nats import NatsServer
 from eventjet.projections.sql_projection import ResolvedSql, resolve_sql
 from eventjet.settings import Settings
-from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.database import Database
+from eventjet.sql.dialect import READ_ONLY
 from eventjet.sql.sqlite import make_readable
 from eventjet.subscriptions.context import WorkerOptions
 from tests.integration.ledger_log import Ledger

@@ -16,8 +16,7 @@ from eventjet.domain.recorded import Recorded
 from eventjet.projections.projection import entries, projection
 from eventjet.projections.resolve import ResolvedProjection, resolve
 from eventjet.sql.checkpoint import DECLARED
-from eventjet.sql.database import Database
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import Database, dialect_of
 from eventjet.sql.locations import create_tables, located
 
 

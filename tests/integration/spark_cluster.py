@@ -21,7 +21,7 @@ import pyspark
 import eventjet
 from eventjet.dev.process import ServerProcess
 from eventjet.dev.supervisor import Program
-from eventjet.spark.jvm import find_java, make_java_home
+from eventjet.spark.session import find_java, make_java_home
 from tests.integration.rebuild_log import Book
 
 STARTS_S = 180.0

@@ -28,7 +28,7 @@ from eventjet.jetstream.client import connect
 from eventjet.settings import Settings
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
-from eventjet.sql.waiting import Checkpoints, Standing, Waiting
+from eventjet.sql.waiting import Checkpoints, RevisionStatus, Waiting
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.supervisor import run_workers
 from tests.integration.ledger_log import Ledger, eventually, history
@@ -52,7 +52,7 @@ class Counted:
     look: Checkpoints
     looks: int = 0
 
-    async def __call__(self) -> Mapping[str, Sequence[Standing]]:
+    async def __call__(self) -> Mapping[str, Sequence[RevisionStatus]]:
         found = await self.look()
         self.looks += 1
         return found

@@ -11,10 +11,12 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
+from eventjet.domain.position import ACTIVE, BUILDING, FAILED, PAUSED, RETIRED
 from eventjet.errors import NotCaughtUp, Unreachable, UsageError
 from eventjet.sql import checkpoint
-from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, PAUSED, RETIRED, Checkpoint
-from eventjet.sql.database import BULK, COMMAND, READ_ONLY, WORKER, Database, SessionLimits
+from eventjet.sql.checkpoint import Checkpoint
+from eventjet.sql.database import BULK, COMMAND, WORKER, Database, SessionLimits
+from eventjet.sql.dialect import READ_ONLY
 from eventjet.sql.locations import create_tables
 from tests.caught_up import wait_caught_up
 from tests.integration.projecting import BALANCES, MOVEMENTS, made
@@ -274,11 +276,11 @@ async def test_a_position_that_is_not_reached_is_said(engine: Engine, database: 
 def test_blocking_connections_for_bulk_loads(database: str) -> None:
     where = Database(database)
     if where.dialect.name == "sqlite":
-        loader = where.connect_sqlite()
+        loader = where.connect()
         assert loader.execute("pragma journal_mode").fetchone() == ("wal",)
         loader.close()
     else:
-        with where.connect_postgres("eventjet load") as connection:
+        with where.connect("eventjet load") as connection:
             assert connection.execute("show application_name").fetchone() == ("eventjet load",)
 
 
@@ -290,7 +292,7 @@ def test_no_password_is_shown(url: str) -> None:
     where = Database(url)
     assert "s3cret" not in repr(where) + where.shown
     with pytest.raises(Unreachable) as raised:
-        where.connect_postgres()
+        where.connect()
     assert "s3cret" not in str(raised.value)
     assert "127.0.0.1:1/read" in str(raised.value)
 
@@ -303,4 +305,4 @@ def test_a_database_that_nobody_else_could_read_is_refused(url: str) -> None:
 
 def test_a_folder_that_is_not_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(Unreachable, match="Check that its folder exists"):
-        Database(f"sqlite:///{tmp_path}/nowhere/read.db").connect_sqlite()
+        Database(f"sqlite:///{tmp_path}/nowhere/read.db").connect()

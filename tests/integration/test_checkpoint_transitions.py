@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -11,9 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from sqlalchemy import Connection, Engine, delete
 
+from eventjet.domain import position
+from eventjet.domain.position import ACTIVE, FAILED, NEW, PAUSED, RETIRED, Transition
 from eventjet.errors import CheckpointFenced
 from eventjet.sql import checkpoint
-from eventjet.sql.checkpoint import ACTIVE, FAILED, NEW, PAUSED, RETIRED, STATES, Checkpoint, Transition
+from eventjet.sql.checkpoint import Checkpoint
 from eventjet.sql.database import Database
 from eventjet.sql.locations import create_tables
 from eventjet.sql.own_tables import projections
@@ -45,38 +46,38 @@ def assign(connection: Connection, _: Checkpoint, now: Checkpoint) -> object:
 
 
 STEPS: dict[str, tuple[Step, Callable[[Checkpoint], list[Transition]], bool]] = {
-    "take": (take, lambda _: [checkpoint.TAKE], False),
-    "take over": (take_over, lambda _: [checkpoint.TAKE], False),
-    "renew": (lambda c, old, _: checkpoint.renew(c, old, 60.0), lambda _: [checkpoint.NOTE], True),
-    "release": (lambda c, old, _: checkpoint.release(c, old), lambda _: [checkpoint.NOTE], True),
-    "adopt": (lambda c, old, _: checkpoint.adopt(c, old, "bank", "log", "[]"), lambda _: [checkpoint.NOTE], True),
-    "note proof": (lambda c, old, _: checkpoint.note_proof(c, old, "code"), lambda _: [checkpoint.NOTE], True),
-    "advance": (advance, lambda _: [checkpoint.NOTE], True),
-    "note": (lambda c, old, _: checkpoint.settle(c, old, None, "why"), lambda _: [checkpoint.NOTE], True),
-    "activate": (lambda c, old, _: checkpoint.settle(c, old, ACTIVE), lambda _: [checkpoint.ACTIVATE], True),
-    "fail": (lambda c, old, _: checkpoint.settle(c, old, FAILED, "why"), lambda _: [checkpoint.FAIL], True),
-    "stand back": (lambda c, old, _: checkpoint.stand_back(c, old), lambda _: [checkpoint.STAND_BACK], True),
-    "pause": (lambda c, _, now: checkpoint.pause(c, now), lambda _: [checkpoint.PAUSE], False),
-    "resume": (lambda c, _, now: checkpoint.resume(c, now), lambda _: list(checkpoint.RESUME_AS.values()), False),
-    "retire": (lambda c, _, now: checkpoint.retire(c, now.name, now.revision), lambda _: [checkpoint.RETIRE], False),
-    "assign": (assign, lambda now: [checkpoint.BEGIN_ANEW if now.state == RETIRED else checkpoint.ASSIGN], False),
+    "take": (take, lambda _: [position.TAKE], False),
+    "take over": (take_over, lambda _: [position.TAKE], False),
+    "renew": (lambda c, old, _: checkpoint.renew(c, old, 60.0), lambda _: [position.NOTE], True),
+    "release": (lambda c, old, _: checkpoint.release(c, old), lambda _: [position.NOTE], True),
+    "adopt": (lambda c, old, _: checkpoint.adopt(c, old, "bank", "log", "[]"), lambda _: [position.NOTE], True),
+    "note proof": (lambda c, old, _: checkpoint.note_proof(c, old, "code"), lambda _: [position.NOTE], True),
+    "advance": (advance, lambda _: [position.NOTE], True),
+    "note": (lambda c, old, _: checkpoint.settle(c, old, None, "why"), lambda _: [position.NOTE], True),
+    "activate": (lambda c, old, _: checkpoint.settle(c, old, ACTIVE), lambda _: [position.ACTIVATE], True),
+    "fail": (lambda c, old, _: checkpoint.settle(c, old, FAILED, "why"), lambda _: [position.FAIL], True),
+    "stand back": (lambda c, old, _: checkpoint.stand_back(c, old), lambda _: [position.STAND_BACK], True),
+    "pause": (lambda c, _, now: checkpoint.pause(c, now), lambda _: [position.PAUSE], False),
+    "resume": (lambda c, _, now: checkpoint.resume(c, now), lambda _: list(position.RESUME_AS.values()), False),
+    "retire": (lambda c, _, now: checkpoint.retire(c, now.name, now.revision), lambda _: [position.RETIRE], False),
+    "assign": (assign, lambda now: [position.BEGIN_ANEW if now.state == RETIRED else position.ASSIGN], False),
     "promote": (
         lambda c, _, now: checkpoint.promote(c, now.name, now.revision),
-        lambda _: [checkpoint.PROMOTE],
+        lambda _: [position.PROMOTE],
         False,
     ),
     "displace": (
         lambda c, _, now: checkpoint.displace(c, now.name, now.revision, "own"),
-        lambda _: [checkpoint.DISPLACE],
+        lambda _: [position.DISPLACE],
         False,
     ),
     "swap in": (
         swap_in,
-        lambda now: [checkpoint.SWAP_IN_BESIDE if now.takes_over else checkpoint.SWAP_IN],
+        lambda now: [position.SWAP_IN_BESIDE if now.takes_over else position.SWAP_IN],
         False,
     ),
-    "reset": (lambda c, _, now: checkpoint.reset(c, now), lambda _: [checkpoint.RESET], False),
-    "depose": (lambda c, _, now: checkpoint.depose(c, now.name, now.revision), lambda _: [checkpoint.DEPOSE], False),
+    "reset": (lambda c, _, now: checkpoint.reset(c, now), lambda _: [position.RESET], False),
+    "depose": (lambda c, _, now: checkpoint.depose(c, now.name, now.revision), lambda _: [position.DEPOSE], False),
 }
 """Name → what is done, the transitions that may come of it, and whether only the owner's epoch allows it."""
 
@@ -150,24 +151,3 @@ def test_a_pause_keeps_the_state_for_the_time_after_it(engine: Engine) -> None:
             assert held is not None
             if state != NEW:
                 checkpoint.settle(connection, held, ACTIVE)
-
-
-def test_the_table_in_the_docstring_says_what_the_data_says() -> None:
-    header, _, *rows = [line for line in (checkpoint.__doc__ or "").splitlines() if line.startswith("|")]
-    states = cells(header)[1:-1]
-    assert sorted(states) == sorted(STATES)
-    shown = {name: (dict(zip(states, middle, strict=True)), deposes) for name, *middle, deposes in map(cells, rows)}
-    found = {one.name: one for one in vars(checkpoint).values() if isinstance(one, Transition)}
-    assert shown.keys() == found.keys() | {"resume"}
-    for name, one in found.items():
-        said, deposes = shown[name]
-        assert (deposes == "yes") == one.deposes, name
-        for state in states:
-            becomes = one.states.get(state)
-            symbol = "-" if becomes is None else "=" if becomes == state else becomes
-            starred = said[state].replace("active*", symbol) if name == "swap in" else said[state]
-            assert starred == symbol, (name, state)
-
-
-def cells(line: str) -> list[str]:
-    return [one.strip() for one in re.split(r"\|", line)[1:-1]]

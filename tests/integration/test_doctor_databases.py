@@ -14,6 +14,7 @@ from eventjet.sql import postgres, sqlite
 from tests.integration.doctored import (
     ALONE,
     FAULT,
+    NOTE,
     OK,
     UNKNOWN,
     UNREACHABLE,
@@ -100,11 +101,12 @@ async def test_a_database_that_is_away_is_said_once(sick: Sick) -> None:
 
 @pytest.mark.parametrize(("version", "is_fault"), [("9.6.24", True), ("14.20 (Debian)", False)])
 def test_old_databases_are_told(version: str, is_fault: bool) -> None:
-    (weakness,) = postgres.judged({"server_version": version}).weaknesses
-    assert weakness.is_fault is is_fault
-    assert not postgres.judged({"server_version": "18.1"}).weaknesses
-    (weakness,) = sqlite.judged("3.34.1", is_wal=True).weaknesses
-    assert weakness.is_fault
-    assert [bool(sqlite.judged(one, is_wal=True).weaknesses) for one in ("3.44.5", "3.44.6", "3.51.3")] == [
-        True, False, False
-    ]  # fmt: skip
+    (risk,) = postgres.findings_of({"server_version": version})
+    assert risk.level is (FAULT if is_fault else WARNING)
+    assert not postgres.findings_of({"server_version": "18.1"})
+    levels = {
+        version: [risk.level for risk in sqlite.findings_of(version, is_wal=True)]
+        for version in ("3.34.1", "3.44.5", "3.44.6", "3.51.3")
+    }
+    assert levels == {"3.34.1": [FAULT], "3.44.5": [NOTE], "3.44.6": [], "3.51.3": []}
+    assert [risk.level for risk in sqlite.findings_of("3.51.3", is_wal=False)] == [WARNING]

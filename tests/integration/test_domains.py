@@ -24,7 +24,7 @@ from eventjet.examples.bank.read_models import balances_table
 from eventjet.jetstream.api import direct_last, last_message, stream_info
 from eventjet.jetstream.client import connect, connected
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.topology import info
+from eventjet.log.topology import reading_log_state
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.roles import Role, accounts, leaf_accounts, roles_of
 from eventjet.rebuild import rebuild
@@ -181,7 +181,7 @@ async def test_a_log_that_is_missing_on_this_server_may_be_in_another_domain(lin
         app = App(fresh_name(), aggregates=[User])
         assert jet.client is not None
         with pytest.raises(LogUnusable, match="EVENTJET_JETSTREAM_DOMAIN"):
-            await info(jet.client, app.name)
+            await jet.client.run(reading_log_state(app.name))
 
 
 # Roles.

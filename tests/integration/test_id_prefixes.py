@@ -15,7 +15,7 @@ from sqlalchemy import Column, Connection, Engine, Index, MetaData, String, Tabl
 from eventjet import App, Recorded, projection
 from eventjet.examples.bank.account import Account, AccountEvent
 from eventjet.examples.bank.app import withdrawn_has_a_reason
-from eventjet.operations.aggregates import FOUND_MAX, IdMatches, ids_beginning
+from eventjet.operations.aggregates import MATCHES_MAX, IdMatches, ids_beginning
 from eventjet.sql.locations import create_tables
 
 ROWS = 100_000
@@ -84,13 +84,13 @@ def check(connection: Connection, app: App) -> None:
             assert not any("Sort" in line or "TEMP B-TREE" in line for line in plan), plan
             seen += found.ids
             after = found.more_after
-            if not after or len(seen) > 3 * FOUND_MAX:
+            if not after or len(seen) > 3 * MATCHES_MAX:
                 break
         expected = sorted(
             one for one in (*FEW, *(f"{MANY}{number:06}" for number in range(ROWS))) if one.startswith(prefix)
         )
         assert seen == expected[: len(seen)]
-        assert len(seen) == len(expected) or len(seen) > 3 * FOUND_MAX
+        assert len(seen) == len(expected) or len(seen) > 3 * MATCHES_MAX
 
 
 @pytest.mark.slow

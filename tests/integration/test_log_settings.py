@@ -26,9 +26,8 @@ from eventjet.log.public_stream import PublicStream, check_public_stream
 from eventjet.log.snapshots import BulkSnapshots, Offer
 from eventjet.log.timers import JetStreamTimers
 from eventjet.log.topology import (
-    COSTS,
     INDIFFERENT,
-    UNSET,
+    SETTINGS,
     compare,
     every_config,
     stream_config,
@@ -86,10 +85,8 @@ async def test_every_setting_that_the_server_tells_of_a_stream_is_compared_or_na
         made = await client.ask(create_stream(config))
         assert compare(config, made.config) == []
         assert unknown_settings(made) == []
-        compared = {*config, *UNSET}
-        assert set(made.config) <= compared | INDIFFERENT.keys()
-        assert compared - INDIFFERENT.keys() <= COSTS.keys()
-    assert UNSET.keys().isdisjoint(INDIFFERENT)
+        assert {*made.config, *config} <= SETTINGS.keys() | INDIFFERENT
+    assert SETTINGS.keys().isdisjoint(INDIFFERENT)
 
 
 CHANGED: dict[str, Any] = {
@@ -128,12 +125,12 @@ CHANGED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("setting", sorted(COSTS))
+@pytest.mark.parametrize("setting", sorted(SETTINGS))
 def test_each_setting_that_another_program_changes_is_a_drift_with_its_cost(setting: str) -> None:
     declared = stream_config("x", 1)
-    assert declared.get(setting, UNSET.get(setting)) != CHANGED[setting]
+    assert declared.get(setting, SETTINGS[setting].unset) != CHANGED[setting]
     (drift,) = compare(declared, {**declared, setting: CHANGED[setting]})
-    assert (drift.setting, drift.actual, drift.cost) == (setting, CHANGED[setting], COSTS[setting])
+    assert (drift.setting, drift.actual, drift.cost) == (setting, CHANGED[setting], SETTINGS[setting].cost)
 
 
 def test_doctor_says_of_a_setting_that_it_does_not_know_that_it_does_not() -> None:

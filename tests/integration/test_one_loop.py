@@ -63,7 +63,7 @@ def uses_of(jet: Jet) -> dict[str, Use]:
         "resolve": lambda: jet.resolve(unknown),
         "init": jet.init,
         "log": jet.log,
-        "voids": jet.voids,
+        "skipped": jet.skipped,
         "close": jet.close,
         "tail": lambda: first(jet.tail()),
         "service": lambda: entered(jet.service()),

@@ -51,7 +51,7 @@ async def by_engine(where: Database) -> tuple[object, ...]:
 
 
 async def by_copy(where: Database) -> tuple[object, ...]:
-    with closing(where.connect_postgres(limits=WORKER)) as connection:
+    with closing(where.connect(limits=WORKER)) as connection:
         return tuple(connection.execute(SETTINGS).fetchone() or ())
 
 

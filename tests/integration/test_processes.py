@@ -14,7 +14,7 @@ from eventjet import App, Deadline, Jet, Retry, Step, after, aggregate, at, do, 
 from eventjet.codec.subjects import timer_stream
 from eventjet.commands.repository import open_repositories
 from eventjet.dev.nats import NatsServer
-from eventjet.domain.parked import PARKED
+from eventjet.domain.quarantined import QUARANTINED
 from eventjet.examples.orders.goods import Payment, Shipment, Stock
 from eventjet.examples.orders.orders import Order
 from eventjet.examples.orders.orders import Stage as OrderStage
@@ -309,7 +309,7 @@ async def test_a_step_that_cannot_be_taken_is_parked_and_goes_on_once_it_can(
         await cursor_control.retry(cursors, "egg", [found.position])
         assert await ended(jet, "b") == ["boiled"]
     (left,) = await cursors.parked("egg")
-    assert (left.parked.aggregate_id, left.parked.resolution) == ("a", PARKED)
+    assert (left.parked.aggregate_id, left.parked.resolution) == ("a", QUARANTINED)
     assert (await jet.repository(Pot).load("p")).used == 1
 
 

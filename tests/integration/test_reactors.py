@@ -15,14 +15,14 @@ import pytest
 from eventjet import App, Imported, Jet, Retry
 from eventjet.codec.subjects import cursor_bucket
 from eventjet.dev.nats import NatsServer
-from eventjet.domain.parked import PARKED, Parked
+from eventjet.domain.quarantined import QUARANTINED, Quarantined
 from eventjet.errors import CursorMissing, UnexpectedExit, UsageError
 from eventjet.jetstream.api import stream_info
 from eventjet.nats.protocol import Frame
 from eventjet.settings import Settings
 from eventjet.subscriptions import cursor_control
 from eventjet.subscriptions.cursor_control import cursor_at, put
-from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, parked_now
+from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, ParkedEntry
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import WorkStatus, status
 from eventjet.subscriptions.supervisor import run_workers
@@ -575,7 +575,11 @@ async def test_a_worker_that_takes_over_reads_a_large_quarantine_in_a_few_reques
     held = await cursors.read("echo")
     for start in range(0, most, CHANGES_MAX):
         entries = [
-            parked_now(Parked(1_000 + n, "bell", f"b-{n}", "", "bell.rung", PARKED, "no"), 1, held.cursor.log)
+            ParkedEntry(
+                Quarantined(1_000 + n, "bell", f"b-{n}", "", "bell.rung", QUARANTINED, "no"),
+                tries=1,
+                log=held.cursor.log,
+            )
             for n in range(start, min(start + CHANGES_MAX, most))
         ]
         await cursors.write(held, held.cursor, entries)
@@ -622,7 +626,7 @@ async def test_what_is_no_exception_out_of_a_handler_is_a_failed_try(
         await eventually(are_parked)
     tries = [(bell, attempt) for bell, _, _, attempt in town.heard if bell in EXITS]
     assert sorted(tries) == sorted((bell, attempt) for bell in EXITS for attempt in (1, 2))
-    parked = [one.parked for one in await cursors_of(jet).parked("echo") if one.parked.resolution == PARKED]
+    parked = [one.parked for one in await cursors_of(jet).parked("echo") if one.parked.resolution == QUARANTINED]
     assert len(parked) == len(EXITS)
     assert all("not an `Exception`" in one.reason for one in parked)
 

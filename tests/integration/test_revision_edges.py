@@ -17,7 +17,8 @@ from eventjet.errors import NotCaughtUp, PromotionRefused, Unreachable, UsageErr
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.rebuild.workspace import leftovers, remove_leftovers
 from eventjet.settings import Settings
-from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.database import Database
+from eventjet.sql.dialect import READ_ONLY
 from eventjet.sql.locations import check_tables, create_tables
 from eventjet.sql.revisions import Promoted, promote, retire, unused
 from tests.caught_up import wait_caught_up
@@ -213,7 +214,7 @@ async def test_going_back_to_the_old_revision_is_one_command_and_does_not_flip_o
         await stands(ledger, 1, position=last)
         left = await asyncio.to_thread(promote, where, BALANCES)
         assert left is not None
-        assert left.left == (2,)
+        assert left.previous_revisions == (2,)
         assert promote(where, BALANCES) is None
         last = ledger.append(history(100, seed=4))
         await stands(ledger, 1, location="", position=last)

@@ -15,7 +15,8 @@ import pytest
 from sqlalchemy import text
 
 from eventjet.dev.nats import NatsServer
-from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.database import Database
+from eventjet.sql.dialect import READ_ONLY
 from tests.integration.deploys import DEPLOYS, FOLDS, NEWER, NewerAdded, Worker, deployed
 from tests.integration.ledger_log import Ledger, eventually, history
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Closed, Opened

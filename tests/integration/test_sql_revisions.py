@@ -21,7 +21,7 @@ from eventjet.errors import LocationTaken
 from eventjet.projections.sql_projection import ResolvedSql
 from eventjet.rebuild import rebuild, verify
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.database import READ_ONLY
+from eventjet.sql.dialect import READ_ONLY
 from eventjet.sql.locations import create_tables, located_tables
 from eventjet.sql.revisions import retire, unused
 from tests.integration import by_hand

@@ -23,8 +23,7 @@ from eventjet.projections.row_codec import RowCodec
 from eventjet.rebuild import rebuild
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import DECLARED, Checkpoint
-from eventjet.sql.database import Database
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import Database, dialect_of
 from eventjet.sql.locations import check_tables, create_tables, located
 from eventjet.sql.sqlite import make_readable
 from eventjet.sql.statements import Changes
@@ -159,7 +158,7 @@ def assert_kept(connection: Connection, table: Table, there: Table, samples: lis
     held = held_for(connection, table)
     rows = [codec.normalise(row_type(str(number), one)) for number, one in enumerate([*samples, None])]
     mark = (1, "e-1", 60.0, held.name, held.revision, held.epoch, held.position)
-    assert dialect.statements(there, codec).write(connection, mark, Changes(made=rows)), told
+    assert dialect.statements(there, codec).write(connection, mark, Changes(inserts=rows)), told
     found = dialect.statements(there, codec).read(connection, [(row.id,) for row in rows])
     assert {key: (row.v, type(row.v)) for key, row in found.items()} == {
         (row.id,): (row.v, type(row.v)) for row in rows

@@ -9,11 +9,10 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import MetaData
 
-from eventjet.console.sources import Sources
 from eventjet.dev.nats import NatsServer
 from eventjet.errors import EventjetError, NotCaughtUp, Unreachable
-from eventjet.operations.quarantine import Quarantine, outcomes_now, quarantine_page, quarantined_event
-from eventjet.operations.tables import tables_seen
+from eventjet.operations.quarantine import CommandConnections, Quarantine
+from eventjet.operations.tables import revision_tables
 from eventjet.rebuild import preview, rebuild, verify
 from eventjet.settings import Settings
 from eventjet.sql import migrations
@@ -83,33 +82,33 @@ async def resumed(other: Ledger) -> None:
     await resume(other.settings.database, [("balances", 1)], app=other.name)
 
 
-async def quarantine_seen(other: Ledger) -> None:
-    await asyncio.to_thread(lambda: Quarantine(other, other.settings, "balances").listed(resolved=True))  # type: ignore[arg-type]
+def quarantine_of(other: Ledger) -> Quarantine:
+    return Quarantine(CommandConnections(other, other.settings), "balances")  # type: ignore[arg-type]
+
+
+async def quarantine_listed(other: Ledger) -> None:
+    await quarantine_of(other).listed(resolved=True)
+
+
+async def quarantined_event_shown(other: Ledger) -> None:
+    await quarantine_of(other).event(1)
 
 
 async def quarantine_retried(other: Ledger) -> None:
-    await asyncio.to_thread(lambda: Quarantine(other, other.settings, "balances").retry(None))  # type: ignore[arg-type]
+    await quarantine_of(other).retry(None)
 
 
 async def quarantine_dropped(other: Ledger) -> None:
-    await asyncio.to_thread(lambda: Quarantine(other, other.settings, "balances").drop([1]))  # type: ignore[arg-type]
+    await quarantine_of(other).drop([1])
 
 
-async def quarantine_page_seen(other: Ledger) -> None:
-    await quarantine_page(Sources(other, other.settings), "balances", limit=10)  # type: ignore[arg-type]
-
-
-async def quarantine_event_page_seen(other: Ledger) -> None:
-    await quarantined_event(Sources(other, other.settings), "balances", 1, limit=10)  # type: ignore[arg-type]
-
-
-async def verdicts_seen(other: Ledger) -> None:
-    await outcomes_now(Sources(other, other.settings), "balances", [1])  # type: ignore[arg-type]
+async def outcomes_shown(other: Ledger) -> None:
+    await quarantine_of(other).outcomes([1])
 
 
 async def rows_shown(other: Ledger) -> None:
     with reading(other.settings.database) as connection:
-        tables_seen(connection, other, "balances", 1)  # type: ignore[arg-type]
+        revision_tables(connection, other, "balances", 1)  # type: ignore[arg-type]
 
 
 async def waited_for(other: Ledger) -> None:
@@ -123,8 +122,8 @@ async def waited_for(other: Ledger) -> None:
 
 
 ALL = [
-    initialised, worked, rebuilt, verified, previewed, promoted, begun_anew, paused, resumed, quarantine_seen,
-    quarantine_retried, quarantine_dropped, quarantine_page_seen, quarantine_event_page_seen, verdicts_seen, rows_shown,
+    initialised, worked, rebuilt, verified, previewed, promoted, begun_anew, paused, resumed, quarantine_listed,
+    quarantine_retried, quarantine_dropped, quarantined_event_shown, outcomes_shown, rows_shown,
     waited_for,
 ]  # fmt: skip
 

@@ -132,7 +132,7 @@ def test_every_value_that_no_fold_can_have_written_names_the_row_and_its_column(
         return statements.read(connection, [(key,) for key in keys])
 
     with kept.where.sync_engine().begin() as connection:
-        assert statements.write(connection, advance, Changes(kept=[thing("a"), thing("b")]))
+        assert statements.write(connection, advance, Changes(upserts=[thing("a"), thing("b")]))
     with kept.where.sync_engine().connect() as connection:
         assert read(connection, "a", "b") == {("a",): thing("a"), ("b",): thing("b")}
         connection.rollback()

@@ -42,7 +42,7 @@ from eventjet.projections.resolve import ResolvedProjection, resolve
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import dialect_of
 from eventjet.writers.batch import Batch, Parts
 from eventjet.writers.fold_writer import FoldWriter
 from tests.integration.projecting import (

@@ -18,7 +18,7 @@ SCREENS: Mapping[str, str] = {
     "model": "/models/one?name=balances",
     "row": f"/models/row?name=balances&key=%5B%22{ALTERED}%22%5D",
     "quarantine": "/quarantine",
-    "parked": "/quarantine/one?name=balances&position={poison}",
+    "quarantined": "/quarantine/one?name=balances&position={poison}",
     "processes": "/processes",
     "process": "/processes/one?name=transfer&id=t-009",
     "jobs": "/jobs",

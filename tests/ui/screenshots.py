@@ -54,10 +54,11 @@ def _take(browser: Browser, url: str, file: Path, width: int, scheme: str, *, wh
 
 async def poison_of(stage: Stage) -> int:
     """Position of the event that the balances cannot take."""
-    from eventjet.operations.quarantine import Quarantine
+    from eventjet.operations.quarantine import CommandConnections, Quarantine
 
-    parked = await asyncio.to_thread(lambda: Quarantine(branch, stage.settings, "balances").listed(resolved=False))
-    return parked[0].position
+    async with CommandConnections(branch, stage.settings) as connections:
+        events, _ = await Quarantine(connections, "balances").listed()
+    return events[0].position
 
 
 if __name__ == "__main__":

@@ -223,7 +223,7 @@ async def test_what_is_missing_where_it_is_recorded_refuses_the_action(client: O
 async def test_a_live_page_ends_for_whoever_may_not_look_any_more(
     client: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "_ASKED_AGAIN_S", 0.0)
+    monkeypatch.setattr(live, "_ACCESS_S", 0.0)
     levels: list[Level] = ["read_only"]
     browser = client(lambda _request: (levels[-1], "ada"))
 
@@ -413,16 +413,6 @@ async def test_no_more_live_pages_than_the_limit_are_open_at_once(tmp_path: Path
     statuses = [answer.status_code for answer in await asyncio.gather(*asked)]
     assert (statuses.count(200), statuses.count(503)) == (live.STREAMS_MAX, 20)
     assert site.state.streams.open == 0
-
-
-async def test_a_live_page_that_is_made_and_never_sent_takes_no_place() -> None:
-    async def parts() -> AsyncGenerator[str]:
-        yield "never"
-
-    streams = live.Streams()
-    for _ in range(live.STREAMS_MAX + 1):
-        live.Stream(streams, Request({"type": "http"})).response(parts())
-    assert streams.open == 0
 
 
 @pytest.mark.slow

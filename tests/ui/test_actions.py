@@ -79,7 +79,7 @@ def test_what_is_parked_is_tried_again_and_dropped_and_a_worker_carries_it_out(p
             expect(page.locator("main")).to_contain_text("7: taken, and it blocks nothing any more")
         assert resolutions(books)[7] == "retried"
         page.goto(f"{url}/quarantine")
-        expect(page.locator("main")).to_contain_text("Nothing is parked.")
+        expect(page.locator("main")).to_contain_text("Nothing is quarantined.")
     found = books.actions()
     assert [one[:3] for one in found] == [("drop", "balances", "done"), ("retry", "balances", "done")]
     assert all(actor for *_, actor in found)
@@ -164,7 +164,7 @@ def test_a_job_is_cancelled_and_leaves_nothing_behind(page: Page, swapping: Book
         page.get_by_role("link", name="Cancel").click()
         expect(page.locator("main")).to_contain_text("No live read model is changed.")
         confirm(page, "Cancel")
-        expect(page.locator("main")).to_contain_text("The rebuild of balances was told to stop.")
+        expect(page.locator("main")).to_contain_text("The rebuild of balances is stopping.")
         page.goto(f"{url}/jobs/one?id={job}")
         expect(page.get_by_role("status")).to_have_text("cancelled")
         until(lambda: swapping.actions()[0][2] == "cancelled", "its end is recorded")

@@ -104,7 +104,7 @@ async def test_the_screens_show_a_history_of_any_program(nats: NatsServer, tmp_p
         pages = {
             "/aggregates": "Changed last",
             "/aggregates?type=account&id=a-1": "Only whole ids can be found until the read model balances has begun",
-            "/aggregates/one?type=account&id=a-1": "Behind its last event are records that tell no version",
+            "/aggregates/one?type=account&id=a-1": "Behind its last event are records that have no version",
             "/aggregates/one?type=account&id=a-1&version=2&with=0": "Between version 0 and version 2, 2 fields differ",
             "/aggregates/state?type=account&id=a-1&version=1": "changed 1 field",
             "/events/one?position=2": "It names none",

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Dialog
 from eventjet import Metadata, with_metadata
 from eventjet.examples.transfer.accounts import Account
 from eventjet.examples.transfer.transfers import Transfer
-from eventjet.operations.quarantine import Quarantine
+from eventjet.operations.quarantine import CommandConnections, Quarantine
 from tests.ui.branch import POISON, branch
 from tests.ui.conftest import PATIENCE_MS, in_thread, serving
 from tests.ui.stage import Stage, staged
@@ -42,7 +42,8 @@ async def _written(stage: Stage) -> tuple[int, int]:
 def shown() -> Iterator[tuple[str, int, int]]:
     with staged(accounts=10, commands=10, postgres=False) as stage:
         parked, large = in_thread(_written(stage))
-        assert Quarantine(branch, stage.settings, "balances").listed(resolved=False)
+        quarantine = Quarantine(CommandConnections(branch, stage.settings), "balances")
+        assert in_thread(quarantine.listed())[0]
         with serving(stage.folder, stage.environ, "--allow-actions") as url:
             yield url, parked, large
 
@@ -66,7 +67,7 @@ def test_nothing_that_others_wrote_runs_or_breaks_a_page(browser: Browser, shown
         "model": "/models/one?name=balances",
         "row": f"/models/row?name=balances&key={key}",
         "quarantine": "/quarantine",
-        "parked": f"/quarantine/one?name=balances&position={parked}",
+        "quarantined": f"/quarantine/one?name=balances&position={parked}",
         "processes": "/processes",
         "process": f"/processes/one?name=transfer&id={one}",
         "jobs": "/jobs",

@@ -68,7 +68,7 @@ def test_a_row_an_event_and_a_worker(page: Page, tmp_path: Path) -> None:
         confirm(page, "Drop")
         expect(page.locator("main")).to_contain_text("blocks nothing any more")
         page.get_by_role("link", name="Its quarantine").click()
-        expect(page.locator("main")).to_contain_text("Nothing is parked")
+        expect(page.locator("main")).to_contain_text("Nothing is quarantined")
 
         # The row: nothing fails for it, so only a verification finds it.
         _verify(page, url)

@@ -15,15 +15,15 @@ import pytest
 
 from eventjet import App, Recorded, Step, listens, process
 from eventjet.dev.nats import NatsServer
-from eventjet.domain.parked import PARKED, Parked
+from eventjet.domain.quarantined import QUARANTINED, Quarantined
 from eventjet.examples.bank.app import bank
 from eventjet.examples.transfer.accounts import Account, Noted, Opened
 from eventjet.examples.transfer.app import transfers
 from eventjet.examples.transfer.transfers import Transfer
 from eventjet.jetstream.client import connected
-from eventjet.operations.processes import deadlines_waiting, running, wake_processes
+from eventjet.operations.processes import deadlines_waiting, open_processes
 from eventjet.settings import Settings
-from eventjet.subscriptions.cursor_store import Cursors, parked_now
+from eventjet.subscriptions.cursor_store import Cursors, ParkedEntry
 from tests.integration.reacting import eventually, working
 from tests.ui.shelf import looking, settings_of
 
@@ -77,8 +77,8 @@ async def transferred(settings: Settings, *ids: str, to: str = "bob") -> AsyncGe
             await jet.repository(Transfer).execute(
                 each, Transfer.request, each[:40], "ada", to, Decimal(5), until=until
             )
-    async with running(transfers, settings, "transfer") as found:
-        await wake_processes(found, ids)
+    async with open_processes(transfers, settings, "transfer") as processes:
+        await processes.wake(ids)
     async with looking(transfers, settings) as client:
         yield client
 
@@ -87,10 +87,10 @@ async def test_a_process_shows_what_it_asked_for_and_what_came_of_it(settings: S
     async with transferred(settings, "t-1") as client:
         text = said(await client.get("/processes/one?name=transfer&id=t-1"))
         assert (
-            'It asked account ada: withdraw("5", transfer="t-1") . It recorded account.withdrawn of account ada' in text
+            'It sent account ada: withdraw("5", transfer="t-1") . It recorded account.withdrawn of account ada' in text
         )
         assert (
-            'It asked account bob: deposit("5", transfer="t-1") . It recorded account.deposited of account bob' in text
+            'It sent account bob: deposit("5", transfer="t-1") . It recorded account.deposited of account bob' in text
         )
         assert "Somebody asked for it" in text
         assert "Step none: it rests" in text
@@ -120,7 +120,7 @@ async def test_what_a_process_heard_is_an_input_with_its_event(settings: Setting
     async with working(hearing, settings), looking(hearing, settings) as client:
 
         async def heard() -> bool:
-            return "It heard account.opened of account ada , at position 1" in said(
+            return "It received account.opened of account ada , at position 1" in said(
                 await client.get("/processes/one?name=noter&id=ada")
             )
 
@@ -133,8 +133,10 @@ async def test_a_parked_head_leads_to_the_quarantine(settings: Settings) -> None
         async with connected(settings) as nats:
             cursors = Cursors(nats, transfers.name)
             held = await cursors.read("transfer")
-            parked = Parked(9, "transfer", "t-1", "id", "transfer.requested", PARKED, "<b>it broke</b>", "", None)
-            await cursors.write(held, held.cursor, to_write=[parked_now(parked, 1, held.cursor.log)])
+            parked = Quarantined(
+                9, "transfer", "t-1", "id", "transfer.requested", QUARANTINED, "<b>it broke</b>", "", None
+            )
+            await cursors.write(held, held.cursor, to_write=[ParkedEntry(parked, tries=1, log=held.cursor.log)])
         answer = await client.get("/processes/one?name=transfer&id=t-1")
         assert "/quarantine/one?name=transfer&amp;position=9" in answer.text
         assert "<b>it broke" not in answer.text

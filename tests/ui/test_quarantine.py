@@ -129,7 +129,12 @@ async def test_no_page_of_quarantines_and_jobs_shows_a_personal_field(
 
     try:
         async with site.router.lifespan_context(site):
-            await until("/quarantine", "Parked events of parking", "Parked events of mails", "Parked events of visit")
+            await until(
+                "/quarantine",
+                "Quarantined events of parking",
+                "Quarantined events of mails",
+                "Quarantined events of visit",
+            )
             for whose in ("parking", "mails", "visit"):
                 for position in range(1, 6):
                     await get(f"/quarantine/one?name={whose}&position={position}")

@@ -21,8 +21,9 @@ from eventjet.errors import Refused
 from eventjet.examples.bank.account import Account
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.operations import rows
-from eventjet.operations.tables import tables_seen
-from eventjet.sql.database import READ_ONLY, Database
+from eventjet.operations.tables import revision_tables
+from eventjet.sql.database import Database
+from eventjet.sql.dialect import READ_ONLY
 from tests.hostile_ids import hostile_ids
 from tests.tables import execute
 from tests.ui.shelf import Person, begun, letters, looking, register, settings_of, shelf
@@ -287,8 +288,8 @@ def test_a_page_of_a_large_table_is_found_by_its_index(database: str) -> None:
                 asked.append((statement, parameters))
 
         listening.listen(connection, "before_cursor_execute", heard)
-        found = tables_seen(connection, shelf, "book", 1, table="book_lines", after='["a-700", 50000]')
-        tables_seen(connection, shelf, "book", 1, table="book_lines", start="a-7")
+        found = revision_tables(connection, shelf, "book", 1, table="book_lines", after='["a-700", 50000]')
+        revision_tables(connection, shelf, "book", 1, table="book_lines", start="a-7")
         listening.remove(connection, "before_cursor_execute", heard)
         assert found.page is not None
         assert len(found.page.rows) == 50

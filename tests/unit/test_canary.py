@@ -150,7 +150,7 @@ def told_of(given: dict[str, Any]) -> str:
 
     def copied() -> object:
         where = Database(Settings.load(given).database)
-        return where.connect_postgres() if where.dialect.name == "postgresql" else None
+        return where.connect() if where.dialect.name == "postgresql" else None
 
     return told_by(
         lambda: Settings.load(given),
@@ -247,7 +247,7 @@ def test_the_help_of_the_settings_shows_no_environment(monkeypatch: pytest.Monke
 
 
 def test_words_of_an_error_stay_whole_though_a_password_is_one_of_them(caplog: pytest.LogCaptureFixture) -> None:
-    told = told_by(lambda: Database(f"postgresql://u:failed@{HERE}/d").connect_postgres())
+    told = told_by(lambda: Database(f"postgresql://u:failed@{HERE}/d").connect())
     assert "failed" in told
     assert "***" not in told
     assert not caplog.records

@@ -173,4 +173,4 @@ def test_the_rows_it_touched_are_named_by_their_keys() -> None:
 def test_a_key_function_that_raises_is_told() -> None:
     app = App("bank", aggregates=[Account], projections=[odd], upcasters=[withdrawn_has_a_reason])
     (found,) = rows_touched(app, deposited())
-    assert found.said == "Its key could not be told: LookupError: no owner"
+    assert found.reason == "Its key could not be computed: LookupError: no owner"

@@ -54,7 +54,7 @@ class Past:
 
 def faults(
     log: Sequence[RawRecord],
-    voids: Mapping[int, str] | None = None,
+    skipped: Mapping[int, str] | None = None,
     only: Collection[type] | None = None,
     *,
     start: int = 1,
@@ -63,9 +63,9 @@ def faults(
     past: Past | None = None,
 ) -> dict[int, str]:
     """Position → what a reader that begins at `start` finds wrong."""
-    catalog = APP.catalog.of_log(voids or {})
+    catalog = APP.catalog.of_log(skipped or {})
     own = None if only is None else catalog.aggregates_of(only)
-    decode = Decoder(catalog, only, Chain(past or Past(log), catalog.voids, own, kept))
+    decode = Decoder(catalog, only, Chain(past or Past(log), catalog.skipped, own, kept))
     found: dict[int, str] = {}
     records = [one for one in log if one[0] >= start]
     for begin in range(0, len(records), chunk):
@@ -132,15 +132,15 @@ def test_every_reader_comes_to_the_same(
     steps: Sequence[Step], kinds: Sequence[str], chance: random.Random, gaps: bool, data: st.DataObject
 ) -> None:
     log = mutated(written(steps), chance, kinds)
-    voids = dict.fromkeys(chance.sample([one[0] for one in log], min(len(log), chance.randint(0, 2))), "")
+    skipped = dict.fromkeys(chance.sample([one[0] for one in log], min(len(log), chance.randint(0, 2))), "")
     if gaps:
         log = without(log, *(one[0] for one in log if chance.random() < 0.2)) or log
     only = data.draw(st.sampled_from([None, {Opened, Deposited}, {Opened}, {Placed}]))
-    whole = faults(log, voids, only)
+    whole = faults(log, skipped, only)
     start = data.draw(st.integers(1, log[-1][0]))
     kept, chunk = data.draw(st.integers(0, 3)), data.draw(st.integers(1, 7))
     there = {position: fault for position, fault in whole.items() if position >= start}
-    assert faults(log, voids, only, start=start, kept=kept, chunk=chunk) == there
+    assert faults(log, skipped, only, start=start, kept=kept, chunk=chunk) == there
 
 
 @given(STEPS, CHANGES, CHANCE)
@@ -148,9 +148,9 @@ def test_the_first_fault_of_a_history_is_where_folding_it_ends(
     steps: Sequence[Step], kinds: Sequence[str], chance: random.Random
 ) -> None:
     log = mutated(written(steps), chance, kinds)
-    voids = dict.fromkeys(chance.sample([one[0] for one in log], min(len(log), chance.randint(0, 2))), "")
-    found = faults(log, voids)
-    decode = Decoder(APP.catalog.of_log(voids))
+    skipped = dict.fromkeys(chance.sample([one[0] for one in log], min(len(log), chance.randint(0, 2))), "")
+    found = faults(log, skipped)
+    decode = Decoder(APP.catalog.of_log(skipped))
     for subject in {one[2] for one in log}:
         own = [one for one in log if one[2] == subject]
         initial: Any = Account() if subject.startswith(b"bank.account") else Order()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,9 +19,8 @@ from eventjet.cli.status import doctor_blocks, status_blocks
 from eventjet.cli.subscriptions import deadline_table, process_fields
 from eventjet.doctor.examine import Examined
 from eventjet.findings import Finding, Level
-from eventjet.operations.events import stored_json
 from eventjet.operations.processes import ProcessView
-from eventjet.operations.quarantine import StoredEvent
+from eventjet.operations.quarantine import QuarantinedEvent
 from eventjet.sql.quarantine import Listed, Shown
 from eventjet.sql.revisions import Unused
 from eventjet.subscriptions.status import WorkStatus
@@ -84,8 +82,7 @@ def test_quarantine_list(aggregate_id: str, printed: Callable[[], str]) -> None:
 
 def test_quarantine_show(aggregate_id: str, printed: Callable[[], str]) -> None:
     shown = Shown(listed(aggregate_id), "Traceback:\n  File x\n", None, POSITION)
-    body = json.dumps({"note": aggregate_id}, ensure_ascii=False).encode()
-    show(event_blocks(shown, StoredEvent(body, NAME), stored_json(body)))
+    show(event_blocks(QuarantinedEvent(shown, NAME, {"note": aggregate_id}, "", ())))
     fits(printed(), aggregate_id, aggregate_id, REASON)
 
 

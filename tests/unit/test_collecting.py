@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from eventjet import App, Imported
-from eventjet.commands.importing import NEVER, Place, Places
 from eventjet.examples.bank.account import Account, Opened
 from eventjet.examples.bank.app import withdrawn_has_a_reason
 from eventjet.runtime import settled, uncollected
@@ -73,29 +71,3 @@ def test_a_collector_that_was_off_stays_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
-
-
-def test_what_an_import_knows_of_its_aggregates_is_nothing_to_collect() -> None:
-    places = Places()
-    for number in range(EVENTS):
-        key = ("account", f"a-{number}")
-        assert places.next_ordinal(key) == 1
-        places.put(key, Place(number + 1, 1, 1, datetime(2026, 5, 1, tzinfo=UTC)))
-    (rows,) = places._rows.values()  # pyright: ignore[reportPrivateUsage]
-    assert len(rows) == EVENTS
-    assert not gc.is_tracked(rows)
-
-
-def test_a_place_is_what_was_put_there() -> None:
-    places, key, other = Places(), ("account", "a"), ("account", "b")
-    assert not places.is_known(key)
-    assert places.of(key) == Place(0, 0, 0, NEVER)
-    assert (places.next_ordinal(key), places.next_ordinal(other), places.next_ordinal(key)) == (1, 1, 2)
-    times = (NEVER, datetime.max.replace(tzinfo=UTC), datetime(1969, 12, 31, 23, 59, 59, 999_999, tzinfo=UTC))
-    for place in [Place(2**63 - 1, 7, 3, at) for at in times]:
-        places.put(key, place)
-        assert places.is_known(key)
-        assert places.of(key) == place
-        assert places.of(key).at + timedelta(0) == place.at
-    assert not places.is_known(other)
-    assert not places.is_known(("till", "a"))

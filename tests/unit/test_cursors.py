@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from eventjet.codec.headers import RawRecord
-from eventjet.domain.parked import PARKED, RETRY, Parked
+from eventjet.domain.quarantined import QUARANTINED, RETRY, Quarantined
 from eventjet.errors import StoreUnavailable
 from eventjet.jetstream.api import Conversation, is_page, reading_records
 from eventjet.jetstream.client import Client
@@ -45,7 +45,7 @@ async def test_a_worker_that_tells_of_itself_meanwhile_is_counted_once() -> None
 
 async def test_an_entry_that_is_decided_about_meanwhile_is_read_once() -> None:
     parked, retried = (
-        ParkedEntry(Parked(7, "thing", "one", "", "", resolution)).encoded() for resolution in (PARKED, RETRY)
+        ParkedEntry(Quarantined(7, "thing", "one", "", "", resolution)).encoded() for resolution in (QUARANTINED, RETRY)
     )
     found = await cursors_over(Busy((b"q.echo.7", parked), (b"q.echo.7", retried))).parked("echo")
     assert [(one.parked.resolution, one.sequence) for one in found] == [(RETRY, 2)]

@@ -35,7 +35,7 @@ def by_engine(database: Database) -> str:
 
 
 def by_hand(database: Database) -> str:
-    with closing(database.connect_sqlite()) as connection:
+    with closing(database.connect()) as connection:
         return str(connection.execute("pragma journal_mode").fetchone()[0])
 
 
@@ -70,7 +70,7 @@ def test_a_lock_that_stays_is_told_as_one(tmp_path: Path, monkeypatch: pytest.Mo
     database = Database(f"sqlite:///{path}")
     with another(path, WRITES):
         with pytest.raises(Unreachable, match=r"is locked\. Another program has held it"):
-            database.connect_sqlite()
+            database.connect()
         with pytest.raises(Unreachable, match=r"is locked\. Another program"), database.reaching_sync():
             by_engine(database)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.headers import header_block
 from eventjet.codec.records import Decoder
-from eventjet.commands.history import Excerpt, Excerpts, version_in
+from eventjet.commands.history import Bounds, HistoryReader, version_in
 from eventjet.errors import HistoryBroken, UndecodableEvent
 from eventjet.log.memory import MemoryStore
 from tests.unit.test_timeline import Counting
@@ -50,33 +50,33 @@ KINDS = {
 
 
 def written(kinds: Sequence[tuple[str, int]]) -> tuple[Written, dict[int, str]]:
-    store, voids, version, others = Written("shop"), dict[int, str](), 0, 0
+    store, skipped, version, others = Written("shop"), dict[int, str](), 0, 0
     for kind, number in kinds:
         if kind == "other":
             others += 1
             store.put("bell.b", "bell.rung", others)
         elif kind == "garbage":
-            voids[store.put("bell.a", "x", None)] = "no event"
+            skipped[store.put("bell.a", "x", None)] = "no event"
         elif kind == "copy":
             told = number if number != version + 1 else number + 1
             if told <= len(store._records) + 1:  # pyright: ignore[reportPrivateUsage]  else it tells none
-                voids[store.put("bell.a", "bell.rung", told)] = "a copy"
+                skipped[store.put("bell.a", "bell.rung", told)] = "a copy"
         else:
             version += 1
             last = store._last.get("shop.bell.a", 0)  # pyright: ignore[reportPrivateUsage]
             position = store.put("bell.a", "bell.gone" if kind == "retired" else "bell.rung", version, last)
             if kind == "voided":
-                voids[position] = "wrong"
-    return store, voids
+                skipped[position] = "wrong"
+    return store, skipped
 
 
-def excerpts(store: MemoryStore, voids: dict[int, str]) -> Excerpts:
-    catalog = Catalog([Rung], retired=["bell.gone"]).of_log(voids)
-    return Excerpts(store, "bell", Decoder(catalog), voids)
+def excerpts(store: MemoryStore, skipped: dict[int, str]) -> HistoryReader:
+    catalog = Catalog([Rung], retired=["bell.gone"]).of_log(skipped)
+    return HistoryReader(store, "bell", Decoder(catalog), skipped)
 
 
 bounds = st.builds(
-    Excerpt,
+    Bounds,
     after=st.integers(0, 12),
     version=st.none() | st.integers(0, 14),
     position=st.none() | st.integers(0, 30),
@@ -85,28 +85,28 @@ bounds = st.builds(
 )
 
 
-@example([("event", 1)] * 6 + [("other", 1), ("copy", 6), ("event", 1)], Excerpt(after=5))
+@example([("event", 1)] * 6 + [("other", 1), ("copy", 6), ("event", 1)], Bounds(after=5))
 @given(st.lists(st.tuples(st.sampled_from(list(KINDS)), st.integers(1, 9)), max_size=25), bounds)
-def test_a_part_is_what_it_is_of_the_whole(kinds: list[tuple[str, int]], wanted: Excerpt) -> None:
-    store, voids = written(kinds)
+def test_a_part_is_what_it_is_of_the_whole(kinds: list[tuple[str, int]], wanted: Bounds) -> None:
+    store, skipped = written(kinds)
 
     async def read() -> None:
-        there = excerpts(store, voids)
-        whole = await there.read("a", Excerpt())
+        there = excerpts(store, skipped)
+        whole = await there.read("a", Bounds())
         assert await there.read("a", wanted) == wanted.cut(whole)
 
     asyncio.run(read())
 
 
-@example([6], [(3, None)], Excerpt(after=4))
-@example([6], [(6, None)], Excerpt(after=5, newest_first=True, limit=1))
+@example([6], [(3, None)], Bounds(after=4))
+@example([6], [(6, None)], Bounds(after=5, newest_first=True, limit=1))
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=6),
     st.lists(st.tuples(st.integers(1, 16), st.none() | st.just(True)), min_size=1, max_size=3),
     bounds,
 )
 def test_a_part_of_a_broken_history_is_what_comes_before_the_break_or_an_error(
-    saves: list[int], strays: list[tuple[int, bool | None]], wanted: Excerpt
+    saves: list[int], strays: list[tuple[int, bool | None]], wanted: Bounds
 ) -> None:
     """Saves of so many events with others between them, and behind them what another program wrote."""
     store, version, last = Written("shop"), 0, 0
@@ -133,7 +133,7 @@ def test_a_part_of_a_broken_history_is_what_comes_before_the_break_or_an_error(
             assert await there.read("a", wanted) == wanted.cut(before)
             return
         with pytest.raises((HistoryBroken, UndecodableEvent)):
-            await there.read("a", Excerpt())
+            await there.read("a", Bounds())
         try:
             found = await there.read("a", wanted)
         except (HistoryBroken, UndecodableEvent):
@@ -151,17 +151,17 @@ def test_a_part_of_a_broken_history_is_what_comes_before_the_break_or_an_error(
 
 
 async def test_a_part_of_a_long_history_costs_few_looks_and_few_records() -> None:
-    store, voids = written([("event", 0), ("other", 0), ("other", 0)] * LONG)
-    there = excerpts(store, voids)
+    store, skipped = written([("event", 0), ("other", 0), ("other", 0)] * LONG)
+    there = excerpts(store, skipped)
     for wanted, records in [
-        (Excerpt(newest_first=True, limit=1), 2),
-        (Excerpt(newest_first=True, limit=10), 10),
-        (Excerpt(newest_first=True, limit=10, version=1_000), 10),
-        (Excerpt(newest_first=True, limit=10, position=3_000), 10),
-        (Excerpt(after=1_000, limit=10), 10),
-        (Excerpt(after=1_990), 10),
-        (Excerpt(limit=10), 10),
-        (Excerpt(version=10), 10),
+        (Bounds(newest_first=True, limit=1), 2),
+        (Bounds(newest_first=True, limit=10), 10),
+        (Bounds(newest_first=True, limit=10, version=1_000), 10),
+        (Bounds(newest_first=True, limit=10, position=3_000), 10),
+        (Bounds(after=1_000, limit=10), 10),
+        (Bounds(after=1_990), 10),
+        (Bounds(limit=10), 10),
+        (Bounds(version=10), 10),
     ]:
         store.asked = store.given = 0
         found = await there.read("a", wanted)
@@ -171,8 +171,8 @@ async def test_a_part_of_a_long_history_costs_few_looks_and_few_records() -> Non
 
 
 async def test_retired_events_at_the_end_are_passed_over_in_growing_windows() -> None:
-    store, voids = written([("event", 0)] * 3 + [("retired", 0)] * LONG)
-    found = await excerpts(store, voids).read("a", Excerpt(newest_first=True, limit=2))
+    store, skipped = written([("event", 0)] * 3 + [("retired", 0)] * LONG)
+    found = await excerpts(store, skipped).read("a", Bounds(newest_first=True, limit=2))
     assert [one.version for one in found] == [3, 2]
     assert store.asked <= 150
 
@@ -180,8 +180,8 @@ async def test_retired_events_at_the_end_are_passed_over_in_growing_windows() ->
 def test_what_is_cut_is_in_the_order_asked_for() -> None:
     def of(**bounds: Any) -> list[int]:
         async def read() -> list[int]:
-            store, voids = written([("event", 0)] * 5)
-            return [one.version for one in await excerpts(store, voids).read("a", Excerpt(**bounds))]
+            store, skipped = written([("event", 0)] * 5)
+            return [one.version for one in await excerpts(store, skipped).read("a", Bounds(**bounds))]
 
         return asyncio.run(read())
 

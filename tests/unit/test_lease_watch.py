@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from eventjet.sql.checkpoint import ACTIVE, Checkpoint
+from eventjet.domain.position import ACTIVE
+from eventjet.sql.checkpoint import Checkpoint
 from eventjet.subscriptions.lease import silent_checkpoint
 from eventjet.subscriptions.retry import OwnerWatch
 

@@ -78,8 +78,8 @@ def faults_of(check: LogCheck) -> list[tuple[str, int, int, str, int]]:
 async def test_a_log_of_every_schema_is_decoded_and_folded() -> None:
     check = await check_log(APP, Written(OLD, NEW, OLD, (*EMPTIED, b'{"by":"ada"}'), ids=2), 10)
     assert check.readable
-    assert (check.looked, check.whole, check.histories) == (4, True, 2)
-    assert [(one.type, one.schema, one.first, one.last, one.seen, one.folded) for one in check.kinds] == [
+    assert (check.events, check.is_whole, check.histories) == (4, True, 2)
+    assert [(one.type, one.schema, one.first, one.last, one.events, one.folded) for one in check.event_types] == [
         ("till.emptied", 1, 4, 4, 1, 1),
         ("till.filled", 1, 1, 3, 2, 1),
         ("till.filled", 2, 2, 2, 1, 1),
@@ -111,14 +111,13 @@ async def test_a_long_log_is_looked_at_in_places_and_that_is_said() -> None:
     store = Written(*events, ids=1_000)
     check = await check_log(APP, store, 3)
     assert check.readable
-    assert not check.whole
-    assert check.looked == 2 * ENDS + PLACES
+    assert not check.is_whole
+    assert check.events == 2 * ENDS + PLACES
     assert store.reads == PLACES
-    assert "its beginning, its end and places evenly between" in check.told
-    kinds = {(one.schema, one.seen, one.first, one.last, one.folded) for one in check.kinds}
+    kinds = {(one.schema, one.events, one.first, one.last, one.folded) for one in check.event_types}
     assert kinds == {(1, 2, 1, 100_000, 2), (2, 2 * ENDS + PLACES - 2, 2, 99_999, 3)}
 
 
 async def test_an_empty_log_can_be_read() -> None:
     check = await check_log(APP, Written(), 1)
-    assert (check.readable, check.looked, check.kinds) == (True, 0, ())
+    assert (check.readable, check.events, check.event_types) == (True, 0, [])

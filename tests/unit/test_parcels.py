@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from eventjet.codec.headers import RawRecord
 from eventjet.spark import parcels
 from eventjet.spark.columns import arrow_batch
-from eventjet.spark.parcels import PARCEL_BYTES, PackByAggregate, ToldError, opened, read_columns
+from eventjet.spark.parcels import PARCEL_BYTES, PackByAggregate, TaskFault, opened, read_columns
 
 Row = dict[str, Any]
 
@@ -100,7 +100,7 @@ def test_a_task_hands_over_what_it_holds_before_that_is_much() -> None:
 
 def test_what_a_task_could_not_read_is_told_where_its_records_are_expected() -> None:
     told = parcels._batch([parcels._row(fault="Position 7 cannot be read.")])  # pyright: ignore[reportPrivateUsage]
-    with pytest.raises(ToldError, match="Position 7"):
+    with pytest.raises(TaskFault, match="Position 7"):
         list(opened(iter([told])))
 
 

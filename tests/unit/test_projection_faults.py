@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
@@ -14,7 +14,7 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy import Column, MetaData, String, Table
 
-from eventjet import App, Recorded, SqlProjection, aggregate, entries, event, projection
+from eventjet import App, Recorded, SqlProjection, aggregate, event, projection
 from eventjet.errors import DefinitionError
 from eventjet.projections.row_type import row_faults
 
@@ -89,61 +89,6 @@ def test_a_table_of_eventjets_own_is_refused() -> None:
     assert "'eventjet_rebuild' is eventjet's own" in faults_of(
         projection("first", table=a_table("eventjet_rebuild"))(fold)
     )
-
-
-def test_a_function_that_would_have_to_be_awaited_is_refused() -> None:
-    async def waits(row: Row | None, event: Recorded[Opened]) -> Row | None:
-        return row
-
-    async def rows(event: Recorded[Opened]) -> AsyncIterator[Row]:
-        yield Row("", "")
-
-    async def key(event: Recorded[Opened]) -> str:
-        return event.data.owner
-
-    def yields(row: Row | None, event: Recorded[Opened]) -> Iterator[Row]:
-        yield Row("", "")
-
-    class Callable:
-        async def __call__(self, row: Any, event: Any) -> Any:
-            return row
-
-    found = faults_of(
-        projection("first", table=a_table("a"), key=key)(waits),
-        entries("second", table=a_table("b"))(rows),
-        projection("third", table=a_table("c"))(yields),
-        projection("fourth", table=a_table("d"))(Callable()),
-    )
-    for named in ("'first': ", "'second': "):
-        assert f"projection {named}" in found
-    for name in (".waits", ".rows", ".key", ""):
-        assert f"{name} is an `async def`; it is called and never awaited" in found
-    assert found.count("is an `async def`") == 4
-    assert ".yields yields; it must return the row" in found
-
-
-def test_a_function_of_the_wrong_arity_is_refused() -> None:
-    def alone(event: Recorded[Opened]) -> Row | None:
-        return None
-
-    def wide(row: Row | None, event: Recorded[Opened], key: str) -> Row | None:
-        return row
-
-    def twice(event: Recorded[Opened], other: int) -> list[str]:
-        return []
-
-    found = faults_of(
-        projection("first", table=a_table("a"))(alone),
-        projection("second", table=a_table("b"))(wide),
-        projection("third", table=a_table("c"), keys=owner_of)(fold),
-        projection("fourth", table=a_table("d"), keys=twice)(wide),
-        entries("fifth", table=a_table("e"))(fold),
-    )
-    assert "'first': test_a_function_of_the_wrong_arity_is_refused.<locals>.alone takes (event), and is called" in found
-    assert ".wide takes (row, event, key), and is called with (row, event)" in found
-    assert "fold takes (row, event), and is called with (row, event, key)" in found
-    assert ".twice takes (event, other), and is called with (event)" in found
-    assert "'fifth': fold takes (row, event), and is called with (event)" in found
 
 
 def types_of(hint: Any, kind: sa.types.TypeEngine[Any]) -> list[str]:

@@ -17,7 +17,7 @@ from eventjet.codec.catalog import Catalog
 from eventjet.codec.headers import RawRecord, header_block
 from eventjet.codec.reasons import TRACEBACK_MAX
 from eventjet.domain.aggregate import event
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import DefinitionError, UnknownEvent
 from eventjet.projections.fold import (
@@ -126,8 +126,8 @@ class Model:
         self.fold = ParkingFold(resolved, CODEC)
         self.held = held or BlockedAggregates()
         self.rows: Rows = {}
-        self.kept: dict[int, Parked] = {}
-        self.offer = Offering(CATALOG, resolved.events, self.held.known)
+        self.kept: dict[int, Quarantined] = {}
+        self.offer = Offering(CATALOG, resolved.events, self.held.resolutions)
 
     def take(self, records: Iterable[RawRecord]) -> None:
         offers = [offer for one in records if (offer := self.offer(one)) is not None]
@@ -208,11 +208,11 @@ def test_every_event_is_taken_or_kept_and_never_both(log: list[RawRecord]) -> No
 def test_a_fold_from_the_beginning_that_knows_the_quarantine_makes_the_same(log: list[RawRecord], pinned: int) -> None:
     live = Model()
     live.take(log[:pinned])
-    again = Model(held=BlockedAggregates(known=dict(live.resolutions)))
+    again = Model(held=BlockedAggregates(resolutions=dict(live.resolutions)))
     again.take(log)
     live.take(log[pinned:])
     assert again.live == live.live
-    assert {**dict.fromkeys(again.held.known, ""), **again.resolutions}.keys() == live.kept.keys()
+    assert {**dict.fromkeys(again.held.resolutions, ""), **again.resolutions}.keys() == live.kept.keys()
 
 
 @given(logs(), st.data())
@@ -222,7 +222,7 @@ def test_a_dropped_event_is_as_if_it_were_not_there(log: list[RawRecord], data: 
     dropped = data.draw(st.sets(st.sampled_from(sorted(whole.kept) or [0])))
     without = Model()
     without.take([one for one in log if one[0] not in dropped])
-    knowing = Model(held=BlockedAggregates(known=dict.fromkeys(dropped, "dropped")))
+    knowing = Model(held=BlockedAggregates(resolutions=dict.fromkeys(dropped, "dropped")))
     knowing.take(log)
     assert (knowing.live, knowing.resolutions) == (without.live, without.resolutions)
 

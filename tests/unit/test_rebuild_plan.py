@@ -26,12 +26,10 @@ from eventjet.rebuild.plan import (
     EVENTS_PER_PARTITION,
     KEYS_PER_PARTITION,
     SPARK_EVENTS,
-    Extent,
     Plan,
     Route,
     choose_engine,
     make_plan,
-    plan_snapshots,
 )
 from eventjet.rebuild.progress import Watch
 from tests.integration.projecting import BALANCES, MOVEMENTS
@@ -65,7 +63,7 @@ COUNTS = resolve(counts, Catalog([Seen]))
 
 
 def planned(*resolved: Any, engine: Any = "spark", last: int = 1_000, keys: int = 10, cores: int = 2) -> Plan:
-    return make_plan(Extent("app", 1, last), resolved, keys=keys, engine=engine, cores=cores)
+    return make_plan("app", 1, last, resolved, keys=keys, engine=engine, cores=cores)
 
 
 @given(st.integers(1, 10**7), st.integers(0, 10**6), st.integers(1, 500))
@@ -113,13 +111,13 @@ def test_many_keys_are_spread_over_more_partitions_than_cores() -> None:
 
 
 def test_what_is_archived_is_not_read_from_the_log() -> None:
-    plan = make_plan(Extent("app", 5, 100, archived=60), [BALANCES], keys=1, engine="local", cores=1)
+    plan = make_plan("app", 5, 100, [BALANCES], archived=60, keys=1, engine="local", cores=1)
     assert (plan.events, plan.archived, plan.ranges[0].start, plan.ranges[-1].end) == (96, 60, 61, 101)
 
 
 def test_snapshots_of_many_events_are_folded_in_more_partitions_than_cores() -> None:
-    few = plan_snapshots(Extent("app", 1, 10), engine="spark", cores=2)
-    many = plan_snapshots(Extent("app", 1, 5 * EVENTS_PER_PARTITION), engine="spark", cores=2)
+    few = make_plan("app", 1, 10, engine="spark", cores=2)
+    many = make_plan("app", 1, 5 * EVENTS_PER_PARTITION, engine="spark", cores=2)
     assert (few.partitions, many.partitions, many.events) == (2, 5, 5 * EVENTS_PER_PARTITION)
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 import pytest
@@ -234,6 +234,27 @@ async def test_a_conflict_reads_only_what_is_new() -> None:
     assert (await here.execute("b", Bell.ring)).state.rings == 7
     assert asked
     assert min(asked) >= 4
+
+
+async def test_a_delivered_first_event_spares_the_read_of_its_state_and_may_be_stale() -> None:
+    store = Lagging(MemoryStore("bells"), known=1_000_000)
+    writer = connection(Bell, store=cast("EventStore", store)).repository(Bell)
+    await writer.command("first").execute("b", Bell.ring)
+    (first,) = await writer.history("b")
+    reader = connection(Bell, store=cast("EventStore", store)).repository(Bell)
+    reader.executor.cache_first(first)
+    before = store.reads
+    cached = await reader.executor.reaching("b", position=first.position)
+    assert store.reads == before
+    assert cached == await writer.executor.newest("b")
+    assert cached.commands.find("first") == (1, 1)
+
+    await writer.execute("b", Bell.ring)
+    assert (await reader.execute("b", Bell.ring)).state == Bell(rings=3)  # the append found the cached state stale
+    second = (await writer.history("b"))[1]
+    late = connection(Bell, store=cast("EventStore", store)).repository(Bell)
+    late.executor.cache_first(second)
+    assert late.executor.cache.get("b") is None  # a later event says too little about the state
 
 
 async def test_lost_races_name_the_position_that_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from sqlalchemy import Column, ForeignKey, Integer, MetaData, Sequence, String, 
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from eventjet import App, DefinitionError, Recorded, SqlProjection, aggregate, event, projection
-from eventjet.rebuild.plan import Extent, Route, make_plan, route_of
+from eventjet.rebuild.plan import Route, make_plan, route_of
 from eventjet.testing import on, projected
 from tests.integration import by_hand
 from tests.integration.projecting import BALANCES, MOVEMENTS, Added, Opened
@@ -157,11 +157,11 @@ def test_in_a_plan_sql_by_hand_goes_sequentially_after_what_the_engine_folds() -
     assert route_of(by_hand.LEDGER) is Route.SEQUENTIAL
     for engine in ("spark", "local"):
         resolved = [by_hand.LEDGER, BALANCES, MOVEMENTS]
-        plan = make_plan(Extent("s", 1, 10), resolved, keys=5, engine=engine, cores=2)
+        plan = make_plan("s", 1, 10, resolved, keys=5, engine=engine, cores=2)
         assert plan.passes[-1].route is Route.SEQUENTIAL
         assert plan.passes[-1].projections == ("ledger",)
         assert [name for one in plan.folded().passes for name in one.projections] == ["balances", "movements"]
-        alone = make_plan(Extent("s", 1, 10), [by_hand.LEDGER], keys=5, engine=engine, cores=2)
+        alone = make_plan("s", 1, 10, [by_hand.LEDGER], keys=5, engine=engine, cores=2)
         assert alone.folded().passes == ()
 
 

@@ -11,8 +11,8 @@ import pytest
 from eventjet import App, Settings
 from eventjet.errors import UnexpectedExit
 from eventjet.subscriptions.context import WorkerOptions
+from eventjet.subscriptions.cursor_session import raise_ended
 from eventjet.subscriptions.health import HealthMonitor
-from eventjet.subscriptions.reaction_runner import raise_ended
 from eventjet.subscriptions.status import StatusReader, StatusSnapshot, WorkStatus
 from eventjet.subscriptions.supervisor import Workers
 

@@ -10,19 +10,18 @@ from typing import Any, cast
 import pytest
 
 from eventjet.codec.headers import RawRecord
-from eventjet.domain.parked import BLOCKED, PARKED, RETRIED, RETRY, AggregateKey, Parked
+from eventjet.domain.quarantined import BLOCKED, QUARANTINED, RETRIED, RETRY, AggregateKey, Quarantined
 from eventjet.domain.reactor import Retry
 from eventjet.errors import StoreUnavailable
-from eventjet.observability.metrics import FollowerMeter
 from eventjet.projections.fold import Offered
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor
-from eventjet.subscriptions.cursor_session import ReactionContext
+from eventjet.subscriptions.cursor_session import CursorSession, ReactionContext, ReactionSubscription
 from eventjet.subscriptions.cursor_store import ParkedEntry, StoredCursor
 from eventjet.subscriptions.declarations import Declaration
 from eventjet.subscriptions.handlers import EventHandler, Try
 from eventjet.subscriptions.keyed_executor import KeyedExecutor
-from eventjet.subscriptions.reaction_runner import CursorSession
+from eventjet.subscriptions.partitions import PartitionAssignment
 from eventjet.writers.batch import Batch
 
 NOW = 1_000.0
@@ -32,6 +31,7 @@ class Written:
     """Cursors that keep what they are given, once they answer."""
 
     def __init__(self, failures: int = 0) -> None:
+        self.clock = lambda: NOW
         self.failures = failures
         self.writes: list[tuple[int, list[tuple[int, str]]]] = []
 
@@ -46,6 +46,7 @@ class Written:
         if self.failures:
             self.failures -= 1
             raise StoreUnavailable("The cursor", "no answer")
+        held.written_at = NOW
         self.writes.append((cursor.position, [(one.position, one.parked.resolution) for one in kept]))
 
 
@@ -106,12 +107,13 @@ def record_at(position: int) -> RawRecord:
 
 
 def parked_at(position: int, resolution: str) -> ParkedEntry:
-    return ParkedEntry(Parked(position, "thing", "one", "", "", resolution), log="log")
+    return ParkedEntry(Quarantined(position, "thing", "one", "", "", resolution), log="log")
 
 
 def term_of(
     cursors: Written,
     lanes: KeyedExecutor,
+    records: Records,
     parked: Sequence[ParkedEntry] = (),
     followed: Handled | None = None,
     written_at: float = NOW,
@@ -119,21 +121,24 @@ def term_of(
     anything: Any = None
     kept: Any = cursors
     repositories: Any = SimpleNamespace(catalog=SimpleNamespace(is_private=False))
-    context = ReactionContext(repositories, kept, anything, "me", WorkerOptions(), clock=lambda: NOW)
-    held = StoredCursor(Cursor("echo", "reactor", "log"), 1, written_at)
-    return CursorSession(followed or Handled(cursors), context, held, lanes, parked, FollowerMeter("", ""))
+    context = ReactionContext(repositories, kept, anything, "me", WorkerOptions())
+    handler = followed or Handled(cursors)
+    subscription = ReactionSubscription(handler, context, PartitionAssignment(1), lambda: None)
+    term = CursorSession(subscription, StoredCursor(Cursor("echo", "reactor", "log"), 1, written_at), asyncio.Event())
+    term.start(lanes, records, parked)
+    return term
 
 
 async def test_what_was_parked_is_written_with_the_next_write_when_one_had_no_answer() -> None:
     cursors, lanes = Written(failures=1), KeyedExecutor(4, 100)
-    term = term_of(cursors, lanes)
-    taking = asyncio.ensure_future(term.take(Records([1, 2])))
+    term = term_of(cursors, lanes, Records([1, 2]))
+    taking = asyncio.ensure_future(term.take())
     while lanes.position < 2:
         await asyncio.sleep(0)
     with pytest.raises(StoreUnavailable):
         await term.write()
     await term.write()
-    assert cursors.writes == [(2, [(1, PARKED), (2, BLOCKED)])]
+    assert cursors.writes == [(2, [(1, QUARANTINED), (2, BLOCKED)])]
     await term.write()
     assert cursors.writes[1:] == [(2, [])]
     taking.cancel()
@@ -142,20 +147,22 @@ async def test_what_was_parked_is_written_with_the_next_write_when_one_had_no_an
 
 async def test_what_comes_again_waits_for_nothing_that_is_parked_after_it() -> None:
     cursors, lanes = Written(), KeyedExecutor(4, 100)
-    term = term_of(cursors, lanes, [parked_at(5, PARKED)])
-    taking = asyncio.ensure_future(term.take(Records([3, 4, 5, 6])))
+    term = term_of(cursors, lanes, Records([3, 4, 5, 6]), [parked_at(5, QUARANTINED)])
+    taking = asyncio.ensure_future(term.take())
     while lanes.position < 6:
         await asyncio.sleep(0)
     await term.write()
-    assert cursors.writes == [(6, [(3, PARKED), (4, BLOCKED), (6, BLOCKED)])]
+    assert cursors.writes == [(6, [(3, QUARANTINED), (4, BLOCKED), (6, BLOCKED)])]
     taking.cancel()
     await lanes.close()
 
 
 async def test_a_retry_stops_before_what_is_parked_itself() -> None:
     cursors, lanes = Written(), KeyedExecutor(4, 100)
-    term = term_of(cursors, lanes, [parked_at(3, RETRY), parked_at(4, BLOCKED), parked_at(5, PARKED)])
-    taking = asyncio.ensure_future(term.take(Records([3, 4, 5, 6])))
+    term = term_of(
+        cursors, lanes, Records([3, 4, 5, 6]), [parked_at(3, RETRY), parked_at(4, BLOCKED), parked_at(5, QUARANTINED)]
+    )
+    taking = asyncio.ensure_future(term.take())
     while lanes.position < 6:
         await asyncio.sleep(0)
     await term.write()
@@ -168,8 +175,8 @@ async def test_a_retry_stops_before_what_is_parked_itself() -> None:
 async def test_one_that_took_its_cursor_longer_ago_than_a_lease_looks_first(seconds: float, before: int) -> None:
     cursors, lanes = Written(), KeyedExecutor(4, 100)
     followed = Handled(cursors)
-    term = term_of(cursors, lanes, followed=followed, written_at=NOW - seconds)
-    taking = asyncio.ensure_future(term.take(Records([1], decoded=True)))
+    term = term_of(cursors, lanes, Records([1], decoded=True), followed=followed, written_at=NOW - seconds)
+    taking = asyncio.ensure_future(term.take())
     while lanes.position < 1:
         await asyncio.sleep(0)
     assert followed.handled == [(1, before)]

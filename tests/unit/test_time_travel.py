@@ -13,7 +13,7 @@ from eventjet.codec.headers import RawRecord
 from eventjet.commands.repository import Repositories
 from eventjet.log.memory import MemoryStore
 from eventjet.operations import aggregates
-from eventjet.operations.aggregates import FOLDED_MAX, Folded, TimeTravel
+from eventjet.operations.aggregates import FOLDED_MAX, Reached, TimeTravel
 
 
 @event("counter.counted")
@@ -64,10 +64,10 @@ async def log_of(values: Sequence[int]) -> tuple[Counting, TimeTravel]:
     return store, TimeTravel(repositories, None)
 
 
-def total(folded: Folded) -> int:
-    assert folded.is_there, folded.fault
-    assert folded.held.state.seen == folded.held.version
-    return folded.held.state.total
+def total(reached: Reached) -> int:
+    assert not reached.fault
+    assert reached.folded.state.seen == reached.folded.version
+    return reached.folded.state.total
 
 
 async def test_states_at_any_versions_in_any_order_are_those_of_the_fold() -> None:
@@ -89,18 +89,18 @@ async def test_what_was_folded_is_not_folded_again() -> None:
 async def test_a_look_is_bounded_and_the_next_one_goes_on() -> None:
     _, travel = await log_of([1] * 5_000)
     first = await travel.at("counter", "a", 5_000, 2_000)
-    assert (first.is_there, first.held.version, first.goes_on) == (False, 2_000, True)
+    assert (first.folded.version, first.goes_on) == (2_000, True)
     assert "5,000 events from the nearest known state, at version 0" in first.fault
     second = await travel.at("counter", "a", 5_000, 2_000)
-    assert second.held.version == 4_000
+    assert second.folded.version == 4_000
     assert total(await travel.at("counter", "a", 5_000, 2_000)) == 5_000
 
 
 async def test_a_look_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     _, travel = await log_of([1] * 1_500)
     monkeypatch.setattr(aggregates, "FOLD_S", -1.0)
-    found = await travel.at("counter", "a", 1_500)
-    assert (found.is_there, found.goes_on) == (False, True)
+    reached = await travel.at("counter", "a", 1_500)
+    assert (reached.folded.version < 1_500, reached.goes_on) == (True, True)
 
 
 async def test_an_evolve_that_raises_is_told_at_its_version() -> None:
@@ -118,7 +118,7 @@ async def test_an_evolve_that_raises_is_told_at_its_version() -> None:
     travel = TimeTravel(repositories, None)
     for version in (3, 4):
         found = await travel.at("counter", "a", version)
-        assert (found.held.version, found.held.state.total, found.goes_on) == (2, 3, False)
+        assert (found.folded.version, found.folded.state.total, found.goes_on) == (2, 3, False)
         assert found.fault.startswith("Version 3, at position 3: Counter.evolve raised ValueError")
     assert total(await travel.at("counter", "a", 2)) == 3
 
@@ -131,14 +131,11 @@ async def test_another_log_is_not_taken_for_the_one_before() -> None:
     assert total(await travel.at("counter", "a", 1)) == 5
 
 
-async def test_few_states_are_kept_of_a_long_history() -> None:
+async def test_few_states_are_kept_of_a_long_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aggregates, "_CACHED_MAX", 20)
     _, travel = await log_of([1] * 4_000)
     for version in range(1, 4_000, 37):
         await travel.at("counter", "a", version)
-    (cache,) = travel._caches.values()
-    assert len(cache.states) <= 64
-    assert max(cache.states) > 3_900
-    for number in range(30):
-        await travel.at("counter", f"b-{number}", 0)
-    assert len(travel._caches) <= 16
+    assert len(travel._states) == 20
+    assert max(version for _, _, version in travel._states) > 3_900
     assert FOLDED_MAX == 20_000

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from eventjet.codec.headers import RawRecord, header_block
-from eventjet.commands.history import PAGE_MAX, head_of, page_of, record_of, version_in
+from eventjet.commands.history import Bounds, Head, History, version_in
+from eventjet.console.screens.aggregates import PAGE_MAX
 from eventjet.log.memory import MemoryStore
 from eventjet.testing.store_contract import new, write
 
@@ -44,41 +45,45 @@ async def log_of(gaps: Sequence[int]) -> Counting:
     return store
 
 
+async def page(store: Counting, upto: int, head: Head) -> Sequence[RawRecord]:
+    return await History(store, "thing", "a").records(Bounds(version=upto, newest_first=True, limit=PAGE_MAX), head)
+
+
 @pytest.mark.parametrize("gaps", [[0] * 300, [0] * 150 + [400] + [0] * 150, [(n * 7919) % 13 for n in range(300)]])
 async def test_each_version_is_found_by_few_looks(gaps: list[int]) -> None:
     store = await log_of(gaps)
-    head = await head_of(store, "thing", "a")
+    head = await History(store, "thing", "a").head()
     assert head is not None
     assert (head.version, version_in(head.first)) == (len(gaps), 1)
     for version in range(1, len(gaps) + 1):
         store.asked = 0
-        record = await record_of(store, "thing", "a", version, head)
+        record = await History(store, "thing", "a").record(version, head.last)
         assert record is not None
         assert version_in(record) == version
         assert store.asked <= 2 * 12  # twice the bits of the last position
-    assert await record_of(store, "thing", "a", len(gaps) + 1, head) is None
+    assert await History(store, "thing", "a").record(len(gaps) + 1, head.last) is None
 
 
 async def test_in_a_dense_history_a_version_is_where_it_seems_to_be() -> None:
     store = await log_of([0] * 1_000)
-    head = await head_of(store, "thing", "a")
+    head = await History(store, "thing", "a").head()
     assert head is not None
     store.asked = 0
-    assert await record_of(store, "thing", "a", 777, head) is not None
+    assert await History(store, "thing", "a").record(777, head.last) is not None
     assert store.asked <= 2
 
 
 async def test_pages_hold_every_version_once_and_read_no_more_than_they_show() -> None:
     store = await log_of([(n * 31) % 5 for n in range(173)])
-    head = await head_of(store, "thing", "a")
+    head = await History(store, "thing", "a").head()
     assert head is not None
     upto, seen = head.version, list[int | None]()
     while upto > 0:
         store.asked = store.given = 0
-        page = await page_of(store, "thing", "a", upto, head)
-        assert len(page) <= PAGE_MAX
-        assert store.given <= store.asked + PAGE_MAX
-        seen += map(version_in, page)
+        records = await page(store, upto, head)
+        assert len(records) <= PAGE_MAX
+        assert store.given <= store.asked + 2 * PAGE_MAX
+        seen += map(version_in, records)
         upto -= PAGE_MAX
     assert seen == list(range(173, 0, -1))
 
@@ -89,26 +94,26 @@ async def test_what_others_wrote_between_and_behind_is_passed_over_and_shown() -
     last = await store.append([write("a", 121, 60)])
     for _ in range(70):
         store.stranger("a")
-    head = await head_of(store, "thing", "a")
+    head = await History(store, "thing", "a").head()
     assert head is not None
     assert (head.version, head.last[0], head.end) == (61, last, last + 70)
     for version in range(1, 62):
-        record = await record_of(store, "thing", "a", version, head)
+        record = await History(store, "thing", "a").record(version, head.last)
         assert record is not None
         assert version_in(record) == version
-    versions = list(map(version_in, await page_of(store, "thing", "a", 61, head)))
+    versions = list(map(version_in, await page(store, 61, head)))
     assert [version for version in versions if version] == list(range(61, 11, -1))
     assert versions[0] is None  # behind the newest version
     assert len(versions) <= 2 * PAGE_MAX
-    assert list(map(version_in, await page_of(store, "thing", "a", 11, head))) == list(range(11, 0, -1))
+    assert list(map(version_in, await page(store, 11, head))) == list(range(11, 0, -1))
 
 
 async def test_a_history_that_tells_no_version_has_one_page() -> None:
     store = Counting("shop")
-    assert await head_of(store, "thing", "a") is None
+    assert await History(store, "thing", "a").head() is None
     for _ in range(3):
         store.stranger("a")
-    head = await head_of(store, "thing", "a")
+    head = await History(store, "thing", "a").head()
     assert head is not None
     assert (head.version, head.end) == (0, 3)
-    assert [record[0] for record in await page_of(store, "thing", "a", 0, head)] == [3, 2, 1]
+    assert [record[0] for record in await page(store, 0, head)] == [3, 2, 1]

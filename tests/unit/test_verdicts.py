@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from eventjet.domain.parked import DROPPED, PARKED, RETRY, Parked
+from eventjet.domain.quarantined import DROPPED, QUARANTINED, RETRY, Quarantined
 from eventjet.errors import CursorFenced
 from eventjet.subscriptions import cursor_control
 from eventjet.subscriptions.cursor import Cursor
@@ -22,7 +22,7 @@ class Busy(Cursors):
         super().__init__(client, "app")
         self.at = 1
         self.changes = changes
-        self.entry = ParkedEntry(Parked(7, "thing", "one", "", "", PARKED), sequence=7)
+        self.entry = ParkedEntry(Quarantined(7, "thing", "one", "", "", QUARANTINED), sequence=7)
         self.decided: list[str] = []
 
     async def read(self, name: str) -> StoredCursor:
@@ -66,5 +66,5 @@ async def test_what_is_lost_with_its_log_is_dropped_although_the_cursor_moves() 
 
 @pytest.mark.parametrize("sequence", [0, 12])
 def test_where_an_entry_was_read_is_no_part_of_its_value(sequence: int) -> None:
-    entry = ParkedEntry(Parked(7, "thing", "one", "", "", PARKED), sequence=3)
+    entry = ParkedEntry(Quarantined(7, "thing", "one", "", "", QUARANTINED), sequence=3)
     assert ParkedEntry.decoded(entry.encoded(), sequence).sequence == sequence

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from eventjet import App, aggregate, event
-from eventjet.codec.headers import RawRecord, header_block, reason_in, void_body, void_subject, voided_by
+from eventjet.codec.headers import RawRecord, header_block, reason_in, skip_body, skip_subject, skipped_by
 from eventjet.codec.records import Decoder
 from eventjet.commands import Repository
 from eventjet.errors import CodecError, HistoryBroken, UsageError
@@ -48,8 +48,8 @@ class Log(MemoryStore):
         return position
 
     def void(self, position: int, reason: str = "no event") -> int:
-        subject = void_subject("tower", position).removeprefix("tower.")
-        return self.publish(subject, block("eventjet.voided", version=1), void_body(position, reason))
+        subject = skip_subject("tower", position).removeprefix("tower.")
+        return self.publish(subject, block("eventjet.voided", version=1), skip_body(position, reason))
 
     @property
     def records_now(self) -> list[RawRecord]:
@@ -120,8 +120,8 @@ async def test_a_reader_in_the_order_of_the_log_learns_of_voids_on_its_way() -> 
         assert [one if one is None else one.version for one in map(known, log.records_now)] == [None, None, 1]
     catalog = APP.catalog.of_log()
     assert Decoder(catalog)(log.records_now[1]) is None
-    assert catalog.voids == {voided: "a stray answer"}
-    assert APP.catalog.voids == {}
+    assert catalog.skipped == {voided: "a stray answer"}
+    assert APP.catalog.skipped == {}
     assert Decoder(catalog)(log.records_now[0]) is None
 
 
@@ -132,7 +132,7 @@ async def test_an_audit_tells_what_is_void_and_calls_the_rest_sound() -> None:
     for bad in (GARBAGE, BAD_BODY):
         log.void(log.publish("bell.a", *bad))
     await bells.execute("a", Bell.ring, 1)
-    audit = LogAudit(APP, last=len(log.records_now), voids=await log.skip_markers())
+    audit = LogAudit(APP, last=len(log.records_now), skipped=await log.skip_markers())
     for record in log.records_now:
         audit.take(record)
     found = audit.finish()
@@ -152,7 +152,7 @@ async def test_an_audit_tells_what_is_void_and_calls_the_rest_sound() -> None:
     ],
 )
 def test_a_void_says_which_position_it_is_of_by_its_subject(subject: bytes, position: int | None) -> None:
-    assert voided_by(subject) == position
+    assert skipped_by(subject) == position
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'"x"', b"\xff"])

@@ -13,7 +13,7 @@ from eventjet.domain.decision import Committed
 from eventjet.errors import NotCaughtUp, TableLost, Unreachable, UsageError
 from eventjet.jet import position_in
 from eventjet.nats.protocol import Frame
-from eventjet.sql.waiting import Standing, Waiting, serving
+from eventjet.sql.waiting import RevisionStatus, Waiting, serving
 from tests.integration.projecting import BALANCES, MOVEMENTS
 
 LONG_S = 30.0
@@ -24,7 +24,7 @@ LOG, OTHER = "0b6f3c1e-5d2a-4f0e-9a64-2f6a1c8e7d11", "another"
 class Desk:
     """Checkpoints that a test sets, notices that it sends."""
 
-    standing: dict[str, list[Standing]] = field(default_factory=dict[str, list[Standing]])
+    standing: dict[str, list[RevisionStatus]] = field(default_factory=dict[str, list[RevisionStatus]])
     looks: int = 0
     at_once: int = 0
     looking_max: int = 0
@@ -32,7 +32,7 @@ class Desk:
     heard: dict[str, Callable[[Frame], object]] = field(default_factory=dict[str, Callable[[Frame], object]])
     fault: Exception | None = None
 
-    async def look(self) -> Mapping[str, Sequence[Standing]]:
+    async def look(self) -> Mapping[str, Sequence[RevisionStatus]]:
         self.looks += 1
         self.at_once += 1
         self.looking_max = max(self.looking_max, self.at_once)
@@ -50,7 +50,7 @@ class Desk:
         return Waiting("bank", self.look, self.listen, slow_s=LONG_S)
 
     def at(self, position: int, state: str = "active", revision: int = 1, **more: str) -> None:
-        self.standing["balances"] = [Standing(revision, position, state, **more)]
+        self.standing["balances"] = [RevisionStatus(revision, position, state, **more)]
 
     def tell(self, revision: int, position: int, projection: str = "balances") -> None:
         subject = notice_subject("bank", projection)
@@ -93,26 +93,29 @@ def test_the_token_of_another_app_is_refused() -> None:
         position_in("shop:7", "bank")
 
 
-OWN, OLD, NEXT = Standing(2, 50, "active"), Standing(1, 100, "active"), Standing(3, 60, "active")
+OWN, OLD, NEXT = RevisionStatus(2, 50, "active"), RevisionStatus(1, 100, "active"), RevisionStatus(3, 60, "active")
 
 
 @pytest.mark.parametrize(
     ("found", "served"),
     [
-        ([], Standing(2)),
+        ([], RevisionStatus(2)),
         ([OWN], OWN),
         ([OLD, OWN], OWN),
-        ([OLD, Standing(2, 50, "building", location="ej_2")], OLD),
-        ([Standing(2, 50, "building", location="ej_2")], Standing(2, 50, "building", location="ej_2")),
+        ([OLD, RevisionStatus(2, 50, "building", location="ej_2")], OLD),
+        ([RevisionStatus(2, 50, "building", location="ej_2")], RevisionStatus(2, 50, "building", location="ej_2")),
         ([OLD], OLD),
-        ([Standing(1, 100, "retired"), OWN], OWN),
-        ([Standing(2, 50, "retired"), NEXT], NEXT),
-        ([Standing(2, 50, "retired"), Standing(3, 60, "building", location="x")], Standing(2, 50, "retired")),
-        ([Standing(2, 50, "failed", "because"), NEXT], Standing(2, 50, "failed", "because")),
+        ([RevisionStatus(1, 100, "retired"), OWN], OWN),
+        ([RevisionStatus(2, 50, "retired"), NEXT], NEXT),
+        (
+            [RevisionStatus(2, 50, "retired"), RevisionStatus(3, 60, "building", location="x")],
+            RevisionStatus(2, 50, "retired"),
+        ),
+        ([RevisionStatus(2, 50, "failed", "because"), NEXT], RevisionStatus(2, 50, "failed", "because")),
     ],
 )
 def test_the_revision_that_keeps_the_declared_table_is_the_one_that_counts(
-    found: list[Standing], served: Standing
+    found: list[RevisionStatus], served: RevisionStatus
 ) -> None:
     assert serving(found, 2) == served
 
@@ -153,7 +156,7 @@ async def test_a_notice_wakes_and_the_database_confirms() -> None:
 
 async def test_what_concerns_nobody_wakes_nobody() -> None:
     desk = Desk()
-    desk.standing["balances"] = [Standing(1, 7, "active"), Standing(2, 3, "building", location="beside")]
+    desk.standing["balances"] = [RevisionStatus(1, 7, "active"), RevisionStatus(2, 3, "building", location="beside")]
     waiting = desk.waiting()
     waiter = asyncio.create_task(waiting.caught_up(BALANCES, 9, LONG_S))
     await desk.looked(1)
@@ -177,7 +180,7 @@ async def test_a_thousand_who_wait_share_subscriptions_and_looks() -> None:
     await desk.looked(1)
     for position in range(100, 1001, 100):
         desk.at(position)
-        desk.standing["movements"] = [Standing(1, position, "active")]
+        desk.standing["movements"] = [RevisionStatus(1, position, "active")]
         desk.tell(1, position)
         async with asyncio.timeout(LONG_S):
             while sum(task.done() for task in tasks) < position + 1:
@@ -287,7 +290,7 @@ class SlowDesk(Desk):
         self.began = asyncio.Event()
         self.answered = asyncio.Event()
 
-    async def look(self) -> Mapping[str, Sequence[Standing]]:
+    async def look(self) -> Mapping[str, Sequence[RevisionStatus]]:
         found = await super().look()
         if self.looks == 1:
             self.began.set()

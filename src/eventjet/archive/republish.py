@@ -105,9 +105,13 @@ class Restore:
     progress: Tell = lambda _phase, _done, _total: None
     wait: Callable[[float], object] = time.sleep
     timeout_s: float = 5.0
-    connection: NatsConnection | None = None
     seconds: dict[str, float] = field(default_factory=dict[str, float])
     sealed: Archive = field(init=False)
+    _connection: NatsConnection | None = field(init=False, default=None)
+    _position: int = field(init=False, default=0)
+    """The next position to publish."""
+    _contradicted: tuple[int, float] = field(init=False, default=(0, 0.0))
+    """(first position of the last batch for which the server expected another end of the log, since when)."""
 
     def __post_init__(self) -> None:
         self.sealed = self.archive.manifest
@@ -118,16 +122,13 @@ class Restore:
         try:
             start = self._prepare()
             began = time.monotonic()
-            for batch in batches(self.archive, start):
-                self._store(batch)
-                failpoints.reach("restore.batch_stored")
-                self.progress("publish", batch.last - sealed.first + 1, sealed.events)
+            self._retry(f"Storing the events of {sealed.stream}", self._publish)
             self.seconds["publish"] = round(time.monotonic() - began, 3)
             # The last steps are retried, so that an election of a leader at the end does not fail the whole restore.
             end = f"The end of the restore into {sealed.stream}"
-            self._retry(end, lambda _: self._check_end())
+            self._retry(end, self._check_end)
             self._compare()
-            self._retry(end, lambda _: self._configure(self._state(), finished=True))
+            self._retry(end, lambda: self._configure(self._state(), finished=True))
         finally:
             self._disconnect()
         published = sealed.last - start + 1
@@ -184,8 +185,7 @@ class Restore:
         if state.first != sealed.first or state.last > sealed.last or state.deleted:
             raise self._refused(f"{holds}, and the archive {sealed.first:,} to {sealed.last:,}")
         for position in (state.first, state.last):
-            record = self._ask(api.message_at(sealed.stream, position))
-            if record is None or lasting(record) != lasting(self.archive.record(position)):
+            if not self._is_archived(position):
                 raise self._refused(f"{holds}, and its event at position {position:,} is not that of the archive")
         return state.last + 1
 
@@ -201,42 +201,50 @@ class Restore:
         if config != state.config:
             self._ask(api.update_stream(config))
 
-    def _store(self, batch: RestoreBatch) -> None:
-        """Store a batch exactly once; raises `StoreUnavailable` when that takes too long, and other errors at once."""
-        contradicted_at: float | None = None
+    def _retry(self, what: str, attempt: Callable[[], None]) -> None:
+        """Repeat `attempt` while the server does not answer or stores nothing.
 
-        def attempt(answer: Exception | None) -> Exception | None:
-            nonlocal contradicted_at
-            if answer is not None and self._is_stored(batch):
-                return None
-            contradicted_at = self._check_answer(batch, answer, contradicted_at)
-            return self._send(batch)
-
-        self._retry(f"Storing positions {batch.first:,} to {batch.last:,} of {self.sealed.stream}", attempt)
-
-    def _retry(self, what: str, attempt: Callable[[Exception | None], Exception | None]) -> None:
-        """Repeat `attempt` with the fault of the previous try until it returns None.
-
-        Raises `StoreUnavailable` after a minute.
+        Raises `StoreUnavailable` after a minute without progress.
         """
-        deadline = time.monotonic() + _RETRY_S
-        pause_s = _BACKOFF_S[0]
-        fault: Exception | None = None
+        position, deadline, pause_s = self._position, time.monotonic() + _RETRY_S, _BACKOFF_S[0]
         while True:
             try:
-                fault = attempt(fault)
-                if fault is None:
-                    return
+                return attempt()
             except (StoreUnavailable, Unreachable) as error:
-                fault = error
                 self._disconnect()
-            if time.monotonic() > deadline:
-                raise StoreUnavailable(what, f"for {_RETRY_S:g} s; at last: {fault}") from fault
+                if self._position > position:
+                    position, deadline, pause_s = self._position, time.monotonic() + _RETRY_S, _BACKOFF_S[0]
+                elif time.monotonic() > deadline:
+                    raise StoreUnavailable(what, f"for {_RETRY_S:g} s; at last: {error}") from error
             self.wait(pause_s)
             pause_s = min(2 * pause_s, _BACKOFF_S[1])
 
-    def _send(self, batch: RestoreBatch) -> Exception | None:
-        """Send a batch once; return None when the server confirms its positions, and the fault otherwise."""
+    def _publish(self) -> None:
+        """Publish the events that the stream lacks; after an error, the next call goes on where the stream ends."""
+        sealed, state = self.sealed, self._state()
+        if state.messages and not self._is_archived(state.last):
+            raise Refused(
+                f"The restore of {sealed.url}",
+                f"somebody else wrote to the stream {sealed.stream!r}: it ends at position {state.last:,} after "
+                f"{self._position - 1:,} were restored",
+                "Stop all that writes to it, delete the stream, and restore again.",
+            )
+        self._position = max(state.last + 1, sealed.first)
+        for batch in batches(self.archive, self._position):
+            self._send(batch)
+            self._position = batch.last + 1
+            failpoints.reach("restore.batch_stored")
+            self.progress("publish", batch.last - sealed.first + 1, sealed.events)
+
+    def _is_archived(self, position: int) -> bool:
+        """Tell whether the stream has the archive's event at a position."""
+        if position > self.sealed.last:
+            return False
+        record = self._ask(api.message_at(self.sealed.stream, position))
+        return record is not None and lasting(record) == lasting(self.archive.record(position))
+
+    def _send(self, batch: RestoreBatch) -> None:
+        """Store a batch; raises `StoreUnavailable` when it is not known to be stored, and other errors for good."""
         link = self._open_connection()
         frames, headers = batch.frames(secrets.token_hex(8))
         largest = max(len(block) + len(record[4]) for block, record in zip(batch.blocks, batch.records, strict=True))
@@ -262,53 +270,29 @@ class Restore:
         try:
             answer = api.answer_in(reply, subject.decode())
         except ApiRefused as refusal:
-            return refusal
+            raise self._not_stored(batch, refusal) from refusal
         if (answer.get("seq"), answer.get("count")) != (batch.last, len(batch.records)):
-            return StoreUnavailable(f"Storing position {batch.last}", f"the server answered {answer}")
-        return None
+            raise StoreUnavailable(f"Storing position {batch.last}", f"the server answered {answer}")
 
-    def _is_stored(self, batch: RestoreBatch) -> bool:
-        """Ask the log's leader whether the log has the batch; raises `Refused` when it has another event there."""
-        state = self._state()
-        if state.last == batch.first - 1:
-            return False
-        if state.last < batch.first:
-            # Either a deposed leader answered, or the log lost its end; then the next run goes on from the new end.
-            raise StoreUnavailable(f"Position {batch.first - 1:,}", f"the log ends at {state.last:,} all at once")
-        record = self._ask(api.message_at(self.sealed.stream, batch.last))
-        if state.last != batch.last or record is None or lasting(record) != lasting(batch.records[-1]):
-            raise Refused(
-                f"The restore of {self.sealed.url}",
-                f"somebody else wrote to the stream {self.sealed.stream!r}: it ends at position {state.last:,} after "
-                f"{batch.first - 1:,} were restored",
-                "Stop all that writes to it, delete the stream, and restore again.",
-            )
-        return True
+    def _not_stored(self, batch: RestoreBatch, refusal: ApiRefused) -> Exception:
+        """Return the error for a batch that the server refused.
 
-    def _check_answer(
-        self, batch: RestoreBatch, answer: Exception | None, contradicted_at: float | None
-    ) -> float | None:
-        """Raise an error if the server's answer is final; the log still ends right before the batch.
-
-        Returns the time since which the server has contradicted the batch's expectations, because a deposed leader may
-        do so for a while.
+        A deposed leader may expect another end of the log than the one that was just read, but only for a while.
         """
-        if not isinstance(answer, ApiRefused):
-            return None
-        code = answer.err_code
-        if code in REFUSALS:
-            raise Refused(
+        if refusal.err_code in REFUSALS:
+            return Refused(
                 f"The restore of {self.sealed.url}",
-                f"the server takes no more after position {batch.first - 1:,}: {answer.description} ({code})",
+                f"the server takes no more after position {batch.first - 1:,}: {refusal.description} "
+                f"({refusal.err_code})",
                 "Make room, or fix the limit that it names, and restore again: it goes on there.",
             )
-        if code != api.WRONG_SEQUENCE:
-            return None
-        contradicted_at = contradicted_at or time.monotonic()
-        if time.monotonic() - contradicted_at > STALE_LEADER_S:
-            reason = f"an event of positions {batch.first} to {batch.last} does not follow the one it was written after"
-            raise ArchiveBroken(self.sealed.url, reason)
-        return contradicted_at
+        if refusal.err_code == api.WRONG_SEQUENCE:
+            if self._contradicted[0] != batch.first:
+                self._contradicted = batch.first, time.monotonic()
+            elif time.monotonic() - self._contradicted[1] > STALE_LEADER_S:
+                reason = f"an event of positions {batch.first} to {batch.last} does not follow the one it was "
+                return ArchiveBroken(self.sealed.url, f"{reason}written after")
+        return StoreUnavailable(f"Storing positions {batch.first:,} to {batch.last:,}", str(refusal))
 
     def _check_end(self) -> None:
         sealed = self.sealed
@@ -350,14 +334,14 @@ class Restore:
         return self._open_connection().ask(request, timeout_s=self.timeout_s)
 
     def _open_connection(self) -> NatsConnection:
-        if self.connection is None:
-            self.connection = NatsConnection.open(self.endpoint, timeout_s=self.timeout_s)
-        return self.connection
+        if self._connection is None:
+            self._connection = NatsConnection.open(self.endpoint, timeout_s=self.timeout_s)
+        return self._connection
 
     def _disconnect(self) -> None:
-        if self.connection is not None:
-            self.connection.close()
-            self.connection = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
 def _metadata(sealed: Archive) -> dict[str, str]:

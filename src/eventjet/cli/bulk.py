@@ -50,7 +50,7 @@ UrlArgument = Annotated[str, argument("URL", "A folder, or the URL of any Hadoop
 snapshots = typer.Typer(name="snapshots", help="Folded states that are kept beside the log.", no_args_is_help=True)
 
 
-@on_app(jvm=True)
+@on_app()
 def rebuild(
     at: AppTarget,
     projections: Annotated[list[str], argument("PROJECTION", "Which ones.", "projections")],
@@ -77,7 +77,7 @@ def rebuild(
     return Answer(report, rebuild_lines(report))
 
 
-@on_app(jvm=True)
+@on_app()
 def verify(
     at: AppTarget,
     projection: ProjectionArgument,
@@ -105,7 +105,7 @@ def verify(
 
 
 @snapshots.command()
-@on_app(database=False, jvm=True)
+@on_app(database=False)
 def build(
     at: AppTarget,
     aggregate: AggregateArgument,
@@ -132,7 +132,7 @@ def build(
     return Answer(value | tally, snapshot_lines(report), ok=not report.tally.broken)
 
 
-@on_app(database=False, jvm=True)
+@on_app(database=False)
 def archive(
     at: AppTarget,
     url: UrlArgument,
@@ -156,7 +156,7 @@ def archive(
     return Answer(archive_value(report), archive_lines(report))
 
 
-@on_app(database=False, jvm=True)
+@on_app(database=False)
 def restore(at: AppTarget, url: UrlArgument, master: MasterOption = None) -> Answer:
     """Publish an archive into an empty stream: the same events at the same positions, so that read models go on.
 

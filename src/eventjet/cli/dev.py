@@ -34,7 +34,7 @@ _POLL_S = 0.2
 _NAMED_MAX = 3
 
 
-@on_app(servers=False, database=False, jvm=True)
+@on_app(servers=False, database=False)
 def dev(
     at: AppTarget,
     postgres: Annotated[bool, switch("--postgres", "An embedded PostgreSQL instead of SQLite.")] = False,
@@ -87,12 +87,10 @@ async def _work(at: AppTarget, stack: Stack, *, reload: bool, ui: bool, allow_ac
     note(f"NATS at {shown['servers']}, {shown['database']}")
     note("In another shell:")
     # Print a file to source instead of the variables: one of them holds PostgreSQL's password.
-    file = stack.write_exports(at.reference, at.settings.jvm_cache)
+    file = stack.write_exports(at.reference)
     shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
     print(f". {shlex.quote(str(shown))}", flush=True)
     environ = {"EVENTJET_SERVERS": stack.servers, "EVENTJET_DATABASE": stack.database}
-    if (jvm_cache := at.settings.jvm_cache) is not None:
-        environ["EVENTJET_JVM_CACHE"] = str(jvm_cache.absolute())
     environ |= {"EVENTJET_MONITORING": stack.monitoring, "EVENTJET_LOG_FORMAT": log_format()}
     console = ConsoleProcess(at, environ, allow_actions=allow_actions) if ui else None
     if reload:

@@ -46,7 +46,7 @@ def history(
     personal: PersonalOption = False,
 ) -> Answer:
     """Show what happened to one aggregate; exit status 1 when it has no events."""
-    from eventjet.commands.history import part_of
+    from eventjet.commands.history import Bounds, History
     from eventjet.operations.events import event_view
 
     async def read() -> list[dict[str, Any]]:
@@ -55,11 +55,10 @@ def history(
             aggregate_of(app, aggregate)
         async with app.connect(at.settings) as jet:
             await jet.log()  # raises where `eventjet init` has not run
-            voids = await jet.voids()
-            records = await part_of(
-                jet.store, aggregate, aggregate_id, after=after, limit=limit, newest_first=newest_first
-            )
-            return [event_view(jet, record, voids, personal=personal) for record in records]
+            skipped = await jet.skipped()
+            bounds = Bounds(after=after, limit=limit, newest_first=newest_first)
+            records = await History(jet.store, aggregate, aggregate_id).records(bounds)
+            return [event_view(jet, record, skipped, personal=personal) for record in records]
 
     events = asyncio.run(read())
     if not events:
@@ -88,12 +87,12 @@ def tail(
     async def read() -> None:
         async with at.app().connect(at.settings) as jet:
             log = await jet.log()
-            voids = await jet.voids()
+            skipped = await jet.skipped()
             end = log.last if until is None else min(until, log.last)
             first = start if start is not None else max(log.first, end - (limit or _LAST) + 1)
             printed = 0
             async for record in jet.store.records(start=first, until=until, follow=follow):
-                event = event_view(jet, record, voids, personal=personal)
+                event = event_view(jet, record, skipped, personal=personal)
                 if json:
                     print_json(event, indent=None)
                 else:
@@ -132,7 +131,7 @@ def skip(
     yes: YesOption = False,
 ) -> Answer:
     """Have every load, worker, rebuild and verification skip a record that cannot be decoded, for good."""
-    from eventjet.codec.headers import voided_by
+    from eventjet.codec.headers import skipped_by
     from eventjet.jetstream.api import message_at
     from eventjet.log.skip_markers import record_skip_marker
     from eventjet.operations.events import event_view
@@ -142,15 +141,15 @@ def skip(
         async with at.app().connect(at.settings) as jet:
             await jet.log()  # raises where `eventjet init` has not run
             assert jet.client is not None
-            voids = await jet.voids()
+            skipped = await jet.skipped()
             record = await jet.client.ask(message_at(jet.name, position))
             if record is None:
                 raise UsageError(f"The log has nothing at position {position}. `eventjet tail` shows what it has.")
-            if position in voids:
+            if position in skipped:
                 return False
-            if voided_by(record[2]) is not None:
+            if skipped_by(record[2]) is not None:
                 raise UsageError(f"The record at position {position} has another one skipped, and stays.")
-            await asyncio.to_thread(_check_unreadable, at, voids, record)
+            await asyncio.to_thread(_check_unreadable, at, skipped, record)
             if not yes:
                 note(line(event_view(jet, record), with_aggregate=True))
             confirm("Have everybody pass over this for good?", yes=yes, otherwise="Nothing was recorded.")
@@ -167,7 +166,7 @@ def skip(
     )
 
 
-def _check_unreadable(at: AppTarget, voids: Mapping[int, str], record: RawRecord) -> None:
+def _check_unreadable(at: AppTarget, skipped: Mapping[int, str], record: RawRecord) -> None:
     """Raise `Refused` for a record that can be decoded, or whose event only another release declares. Blocks."""
     from eventjet.codec.records import chained
     from eventjet.log.predecessors import PredecessorReader
@@ -177,7 +176,7 @@ def _check_unreadable(at: AppTarget, voids: Mapping[int, str], record: RawRecord
     what = f"The skip marker of position {record[0]}"
     try:
         with PredecessorReader(Endpoint.of(at.settings), app.name) as predecessors:
-            chained(app.catalog.of_log(voids), None, predecessors)(record)
+            chained(app.catalog.of_log(skipped), None, predecessors)(record)
     except UndecodableEvent:
         return
     except UnknownEvent as error:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json as jsonlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -17,8 +18,10 @@ from eventjet.errors import UsageError
 from eventjet.text import cut, cut_values
 
 if TYPE_CHECKING:
-    from eventjet.operations.quarantine import Quarantine, StoredEvent
-    from eventjet.sql.quarantine import Listed, Shown
+    from eventjet.operations.quarantine import Quarantine, QuarantinedEvent
+    from eventjet.sql.quarantine import Listed
+
+T = TypeVar("T")
 
 _POLL_S = 0.2
 _BODY_MAX = 10_000
@@ -41,15 +44,21 @@ def list_(
     everything: Annotated[bool, switch("--all", "Also those that were retried or dropped.")] = False,
 ) -> Answer:
     """List quarantined events, with the number of events that each blocks."""
-    chosen = at.work([name] if name else [])
-    all_names = [
-        *(projection.name for projection in chosen.projections),
-        *(follower.declared_as for follower in chosen.followers),
-    ]
-    names = [name] if name else dict.fromkeys(all_names)
-    events = [event for chosen_name in names for event in _quarantine(at, chosen_name).listed(resolved=everything)]
-    declared = {subscription.name: subscription.revision for subscription in (*chosen.projections, *chosen.followers)}
-    return Answer([_value(event) for event in events], list_blocks(events, declared, everything))
+    from eventjet.operations.quarantine import CommandConnections, Quarantine, names_with_quarantine
+
+    async def read() -> tuple[list[Listed], dict[str, int]]:
+        events: list[Listed] = []
+        revisions: dict[str, int] = {}
+        async with CommandConnections(at.app(), at.settings) as connections:
+            for chosen in [name] if name else names_with_quarantine(at.app()):
+                quarantine = Quarantine(connections, chosen)
+                batch, _ = await quarantine.listed(resolved=everything)
+                events += batch
+                revisions |= {event.projection: quarantine.revision for event in batch}
+        return events, revisions
+
+    events, revisions = asyncio.run(read())
+    return Answer([_value(event) for event in events], list_blocks(events, revisions, everything))
 
 
 @commands.command()
@@ -61,27 +70,20 @@ def show(
     personal: PersonalOption = False,
 ) -> Answer:
     """Show one event of the quarantine: its reason, the traceback, and what is stored of it."""
-    from eventjet.operations.events import stored_json
-
-    quarantine = _quarantine(at, name)
-    shown = quarantine.shown(position)
-    if shown is None:
+    event = _run(at, name, lambda quarantine: quarantine.event(position, personal=personal))
+    if event is None:
         raise UsageError(
             f"The event at position {position} is not in the quarantine of {name!r}. "
             f"Look at `eventjet quarantine list {name} --all`."
         )
-    stored = quarantine.stored(shown)
-    body = None if stored.body is None else stored_json(stored.body)
-    if body is not None and not personal:
-        body = at.app().catalog.masked(stored.type, stored.schema, body)
-    value = _value(shown.event) | {
-        "event_type": stored.type,
-        "traceback": shown.traceback,
-        "payload": body,
-        "missing": stored.missing or None,
-        "blocked_by": shown.blocked_by,
+    value = _value(event.shown.event) | {
+        "event_type": event.type,
+        "traceback": event.shown.traceback,
+        "payload": event.body,
+        "missing": event.missing or None,
+        "blocked_by": event.shown.blocked_by,
     }
-    return Answer(value, event_blocks(shown, stored, body))
+    return Answer(value, event_blocks(event))
 
 
 @commands.command()
@@ -99,8 +101,12 @@ def retry(
     """
     if bool(positions) == everything:
         raise UsageError("Name the positions of the events to try again, or give --all for every quarantined one.")
-    chosen = _quarantine(at, name).retry(None if everything else positions)
-    return _outcome(at, name, chosen, timeout_s, must_end=timeout_s > 0)
+    chosen = None if everything else positions
+
+    def run(quarantine: Quarantine) -> Coroutine[Any, Any, Answer]:
+        return _outcome(quarantine, lambda: quarantine.retry(chosen), timeout_s, must_end=timeout_s > 0)
+
+    return _run(at, name, run)
 
 
 @commands.command()
@@ -113,41 +119,51 @@ def drop(
     timeout_s: TimeoutOption = 10.0,
 ) -> Answer:
     """Give quarantined events up for good: no engine will take them, and a worker goes on with those they blocked."""
-    quarantine = _quarantine(at, name)
-    question = f"Never take position {', '.join(map(str, positions))} in {name}? {quarantine.drop_effect}"
-    confirm(question, yes=yes, otherwise="Nothing was dropped.")
-    return _outcome(at, name, quarantine.drop(positions), timeout_s, must_end=False)
+
+    def run(quarantine: Quarantine) -> Coroutine[Any, Any, Answer]:
+        question = f"Never take position {', '.join(map(str, positions))} in {name}? {quarantine.drop_effect}"
+        confirm(question, yes=yes, otherwise="Nothing was dropped.")
+        return _outcome(quarantine, lambda: quarantine.drop(positions), timeout_s, must_end=False)
+
+    return _run(at, name, run)
 
 
-def _quarantine(at: AppTarget, name: str) -> Quarantine:
-    from eventjet.operations.quarantine import Quarantine
+def _run(at: AppTarget, name: str, work: Callable[[Quarantine], Coroutine[Any, Any, T]]) -> T:
+    """Run work on the quarantine of this name, over connections of its own."""
+    from eventjet.operations.quarantine import CommandConnections, Quarantine
 
-    return Quarantine(at.app(), at.settings, name)
+    async def run() -> T:
+        async with CommandConnections(at.app(), at.settings) as connections:
+            return await work(Quarantine(connections, name))
+
+    return asyncio.run(run())
 
 
-def _outcome(at: AppTarget, name: str, positions: Sequence[int], timeout_s: float, *, must_end: bool) -> Answer:
-    """Wait until workers have carried out the decisions, for `timeout_s` at the most, and return their outcomes.
+async def _outcome(
+    quarantine: Quarantine, decide: Callable[[], Awaitable[list[int]]], timeout_s: float, *, must_end: bool
+) -> Answer:
+    """Decide, wait until workers have carried it out, for `timeout_s` at the most, and return the outcomes.
 
     With `must_end` the answer is no where a worker has not finished in time.
     """
     from eventjet.operations.quarantine import outcome_text, pending_text
 
-    deadline = time.monotonic() + timeout_s
+    positions, deadline = await decide(), time.monotonic() + timeout_s
     while True:
-        outcomes = _quarantine(at, name).outcomes(positions)
+        outcomes = await quarantine.outcomes(positions)
         is_open = any(outcome.is_open for outcome in outcomes)
-        left_s = deadline - time.monotonic()
-        if left_s <= 0 or not is_open:
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0 or not is_open:
             break
-        time.sleep(min(_POLL_S, left_s))
+        await asyncio.sleep(min(_POLL_S, remaining_s))
     lines = [outcome_text(outcome) for outcome in outcomes] or ["Nothing is quarantined."]
     if is_open and timeout_s > 0:
         lines.append(
             f"Not over within {timeout_s:g} s: a worker may still be at its tries; see `eventjet quarantine list "
-            f"{name}`. Where none runs, or it is paused, the next one that works on it carries it out."
+            f"{quarantine.name}`. Where none runs, or it is paused, the next one that works on it carries it out."
         )
     elif is_open:
-        lines.append(pending_text(name))
+        lines.append(pending_text(quarantine.name))
     failed = any(outcome.next_resolution == "parked" for outcome in outcomes)
     return Answer(outcomes, lines, ok=not failed and not (is_open and must_end))
 
@@ -178,21 +194,22 @@ def _row(event: Listed, declared_revision: int) -> tuple[object, ...]:
     return (name, event.position, aggregate, event.event_type or "?", event.blocked, reason)
 
 
-def event_blocks(shown: Shown, stored: StoredEvent, body: Any) -> Iterator[Block]:
+def event_blocks(quarantined: QuarantinedEvent) -> Iterator[Block]:
     """Yield the blocks that show one quarantined event."""
+    shown, body = quarantined.shown, quarantined.body
     event = shown.event
     resolved = "" if event.resolved_at is None else f", resolved {_time(event.resolved_at)}"
     resolution = _RESOLUTIONS.get(event.resolution, event.resolution)
     blocked_by = f"the quarantined event at position {shown.blocked_by}" if shown.blocked_by is not None else ""
     fields = {
         "position": f"{event.position} of {event.projection} revision {event.revision}",
-        "event": f"{stored.type or '?'} {event.event_id}".rstrip(),
+        "event": f"{quarantined.type or '?'} {event.event_id}".rstrip(),
         "aggregate": f"{event.aggregate} {event.aggregate_id}",
         "resolution": f"{resolution}, quarantined {_time(event.parked_at)}{resolved}",
         "blocked by": blocked_by,
         "blocks": str(event.blocked or ""),
         "reason": cut(event.reason),
-        "missing": stored.missing,
+        "missing": quarantined.missing,
     }
     yield Fields([(label, text) for label, text in fields.items() if text])
     if body is not None:

@@ -195,15 +195,17 @@ def _change_blocks(where: str, changes: list[EventChange], *, readers_stopped: b
 
 def _log_lines(log: LogCheck) -> Iterator[str]:
     judgement = "can be read" if log.readable else "can NOT be read"
-    yield f"{log.stream} {judgement} by this app, as far as was looked: {log.told}"
-    for kind in log.kinds:
-        seen = f"{counted(kind.seen, 'event')} seen, from position {kind.first:,} to {kind.last:,}"
+    extent = "all of its events" if log.is_whole else "its beginning, its end and places evenly between"
+    extent = f"{log.events:,} events up to position {log.last:,} ({extent}), and {log.histories:,} histories"
+    yield f"{log.stream} {judgement} by this app, as far as was looked: {extent}"
+    for kind in log.event_types:
+        seen = f"{counted(kind.events, 'event')} seen, from position {kind.first:,} to {kind.last:,}"
         folded = f"; {kind.folded:,} {'history' if kind.folded == 1 else 'histories'} folded" if kind.folded else ""
         yield f"  - {kind.type} schema {kind.schema}: {seen}{folded}"
     for fault in log.faults:
         repeats = f" (and {fault.count - 1:,} more like it)" if fault.count > 1 else ""
         yield f"\n{fault.type} schema {fault.schema} at position {fault.position:,}: {fault.reason}{repeats}"
-    if not log.whole:
+    if not log.is_whole:
         yield "\nWhat was not looked at may hold others; `eventjet audit` reads the whole log."
 
 

@@ -121,22 +121,24 @@ async def prepare(at: AppTarget, reset: Sequence[str] = ()) -> tuple[Topology, l
 
 def _faults(at: AppTarget) -> list[str]:
     """Return what is wrong with the log, with checkpoints and cursors, and with events that the app cannot read."""
+    from eventjet.domain.position import RETIRED
     from eventjet.jetstream.connection import NatsConnection
-    from eventjet.log.integrity import log_fault, missing_range, state_of_log
+    from eventjet.log.integrity import log_fault, missing_range
+    from eventjet.log.topology import identity_of, reading_log_state
     from eventjet.log.unknown_events import unknown_events
     from eventjet.nats.endpoint import Endpoint
-    from eventjet.sql.checkpoint import RETIRED
-    from eventjet.subscriptions.status import cursor_fault, cursors_of
+    from eventjet.subscriptions.status import cursor_fault, cursors_seen
 
     checkpoints = (
         [checkpoint for checkpoint in _checkpoints(at) if checkpoint.state != RETIRED] if at.app().projections else []
     )
     with NatsConnection.open(Endpoint.of(at.settings)) as link:
-        identity, state = state_of_log(link, at.app().name)
+        state = link.run(reading_log_state(at.app().name))
+        identity_of(state)  # raises for a log that has lost its identity
         missing = missing_range(state)
-        faults = [log_fault(link, identity, state, checkpoint) for checkpoint in checkpoints]
+        faults = [link.run(log_fault(state, checkpoint)) for checkpoint in checkpoints]
         unread = unknown_events(link, state, at.app().catalog)
-        faults += [cursor_fault(link, identity, state, cursor) for cursor in cursors_of(link, at.app())]
+        faults += [cursor_fault(link, state, seen.cursor) for seen in cursors_seen(link, at.app())]
     lost = [LogIncomplete(f"The log {state.name!r}", missing)] if missing else []
     return list(dict.fromkeys(map(str, [*lost, *filter(None, faults), *unread])))
 
@@ -146,10 +148,10 @@ def _refuse_lost_log(at: AppTarget, reset: Collection[str]) -> None:
 
     A new, empty stream in its place would take commands, and every aggregate would look new to them.
     """
+    from eventjet.domain.position import RETIRED
     from eventjet.jetstream.connection import NatsConnection
-    from eventjet.log import integrity
+    from eventjet.log.topology import finding_stream
     from eventjet.nats.endpoint import Endpoint
-    from eventjet.sql.checkpoint import RETIRED
 
     checkpoints = _checkpoints(at) if at.app().projections else []
     affected = [
@@ -161,7 +163,7 @@ def _refuse_lost_log(at: AppTarget, reset: Collection[str]) -> None:
     if not affected:
         return
     with NatsConnection.open(Endpoint.of(at.settings)) as link:
-        if integrity.find_stream(link, at.app().name) is not None:
+        if link.run(finding_stream(at.app().name)) is not None:
             return
     furthest = max(affected, key=lambda checkpoint: checkpoint.position)
     reset_options = " ".join(f"--reset {name}" for name in dict.fromkeys(checkpoint.name for checkpoint in affected))
@@ -180,13 +182,13 @@ def _repair(at: AppTarget, log: str | None, *, accept_loss: bool) -> list[str]:
     Raises `UsageError` where the identity cannot be found for certain, and `Unreachable`.
     """
     from eventjet.jetstream.connection import NatsConnection
-    from eventjet.log import integrity
-    from eventjet.log.topology import IDENTITY
+    from eventjet.log.integrity import repair
+    from eventjet.log.topology import IDENTITY, finding_stream
     from eventjet.nats.endpoint import Endpoint
 
     app, done = at.app().name, list[str]()
     with NatsConnection.open(Endpoint.of(at.settings)) as link:
-        state = integrity.find_stream(link, app)
+        state = link.run(finding_stream(app))
         if state is None:
             return done  # `init` creates it
         identity = state.metadata.get(IDENTITY, "")
@@ -195,7 +197,7 @@ def _repair(at: AppTarget, log: str | None, *, accept_loss: bool) -> list[str]:
         if not identity:
             identity = log or _identity_of(link, state, _checkpoints(at))
             done.append(f"{app}: it is the log {identity} again")
-        done += integrity.repair(link, app, at.settings.replicas, identity, accept_loss=accept_loss)
+        done += repair(link, app, at.settings.replicas, identity, accept_loss=accept_loss)
     return done
 
 
@@ -263,7 +265,7 @@ def promote(at: AppTarget, projection: ProjectionArgument) -> Answer:
 
     resolved = at.projection(projection)
     done = actions.promote(at.settings, resolved)
-    inactive = list(done.left) if done else []
+    inactive = list(done.previous_revisions) if done else []
     value = {"projection": projection, "revision": resolved.revision, "promoted": done is not None, "left": inactive}
     return Answer(value, actions.promoted_text(resolved, done))
 

@@ -96,7 +96,7 @@ def _row(status: WorkStatus) -> tuple[object, ...]:
 
 def remarks_on(statuses: Sequence[WorkStatus]) -> list[str]:
     """Return the remarks that have no column in the table, one line each."""
-    from eventjet.sql.checkpoint import RETIRED
+    from eventjet.domain.position import RETIRED
 
     remarks: list[str] = []
     revisions = Counter(status.name for status in statuses)

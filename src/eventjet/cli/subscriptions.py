@@ -35,11 +35,11 @@ def show_process(
     at: AppTarget, name: ProcessArgument, process_id: Annotated[str, argument("ID", "Which one.")]
 ) -> Answer:
     """Show what a process is, what it does next, and until when it waits; exit status 1 when it has no events."""
-    from eventjet.operations.processes import process_view, running
+    from eventjet.operations.processes import open_processes
 
     async def look() -> ProcessView:
-        async with running(at.app(), at.settings, name) as processes:
-            return await process_view(processes, process_id)
+        async with open_processes(at.app(), at.settings, name) as processes:
+            return await processes.view(process_id)
 
     view = asyncio.run(look())
     if not view.version:
@@ -86,11 +86,11 @@ def sync(
     Safe at any time, beside workers too: what a process does follows from its state. For after a restore, and for lost
     timers. Those that cannot be woken are named, the others are; then the exit status is 1.
     """
-    from eventjet.operations.processes import Woken, running, wake_processes
+    from eventjet.operations.processes import Woken, open_processes
 
     async def wake() -> Woken:
-        async with running(at.app(), at.settings, name) as processes:
-            return await wake_processes(processes, ids or [])
+        async with open_processes(at.app(), at.settings, name) as processes:
+            return await processes.wake(ids or [])
 
     done = asyncio.run(wake())
     woke = f"woke {done.woken:,}, which took {done.steps:,} steps"

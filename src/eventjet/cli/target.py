@@ -106,14 +106,6 @@ MonitoringOption = Annotated[
         envvar="EVENTJET_MONITORING",
     ),
 ]
-JvmCacheOption = Annotated[
-    Path | None,
-    option(
-        "--jvm-cache",
-        "FOLDER",
-        "Keep the classes of Spark's JVM there, so that it starts sooner; else EVENTJET_JVM_CACHE, else nowhere.",
-    ),
-]
 JsonOption = Annotated[bool, switch("--json", "Print JSON for programs.")]
 YesOption = Annotated[bool, switch("--yes", "Do not ask.")]
 PersonalOption = Annotated[
@@ -177,17 +169,16 @@ class AppTarget:
 
 
 def on_app(
-    *, servers: bool = True, database: bool = True, jvm: bool = False
+    *, servers: bool = True, database: bool = True
 ) -> Callable[[Callable[Concatenate[AppTarget, P], Answer | None]], Callable[..., None]]:
     """Return a decorator that makes a command of a function of an `AppTarget`.
 
     The command gets the options that name the app, and with `servers` and `database` their URLs. A command that returns
-    an `Answer` also gets `--json`, and one that may start a `jvm` also gets `--jvm-cache`.
+    an `Answer` also gets `--json`.
     """
     options = {"app": AppOption, "app_dir": AppDirOption}
     options |= {"servers": ServersOption} if servers else {}
     options |= {"database": DatabaseOption} if database else {}
-    options |= {"jvm_cache": JvmCacheOption} if jvm else {}
     added = [Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in options.items()]
     as_json = Parameter("json", Parameter.KEYWORD_ONLY, default=False, annotation=JsonOption)
 
@@ -199,7 +190,7 @@ def on_app(
         parameters += [as_json, *added] if answers else added
 
         def command(**arguments: Any) -> None:
-            where = [arguments.pop(name, None) for name in ("app", "app_dir", "servers", "database", "jvm_cache")]
+            where = [arguments.pop(name, None) for name in ("app", "app_dir", "servers", "database")]
             json = arguments.pop("json") if answers else False
             answer = cast("Callable[..., Answer | None]", run)(target(*where), **arguments)
             if answer is not None:
@@ -213,11 +204,9 @@ def on_app(
     return declare
 
 
-def target(
-    app: str | None, app_dir: Path | None, servers: str | None, database: str | None, jvm_cache: Path | None = None
-) -> AppTarget:
+def target(app: str | None, app_dir: Path | None, servers: str | None, database: str | None) -> AppTarget:
     """Return the target that a command's options, the environment and pyproject.toml name. Raises `UsageError`."""
-    settings = safe_settings(servers, database).with_overrides({"jvm_cache": jvm_cache})
+    settings = safe_settings(servers, database)
     folder = (app_dir or Path.cwd()).resolve()
     if not folder.is_dir():
         raise UsageError(f"--app-dir {folder} is not a folder. Name the one that holds the app's module.")

@@ -86,7 +86,7 @@ def pause(at: AppTarget, names: NamesArgument, revision: RevisionOption = None) 
     from eventjet.operations import actions
 
     done = asyncio.run(actions.pause(at.app(), at.settings, names, revision))
-    return Answer(done, [actions.paused_text(at.app(), change) for change in done])
+    return Answer(done, [actions.change_text(at.app(), change) for change in done])
 
 
 @on_app()
@@ -95,4 +95,4 @@ def resume(at: AppTarget, names: NamesArgument, revision: RevisionOption = None)
     from eventjet.operations import actions
 
     done = asyncio.run(actions.resume(at.app(), at.settings, names, revision))
-    return Answer(done, [actions.resumed_text(at.app(), change) for change in done])
+    return Answer(done, [actions.change_text(at.app(), change, resumed=True) for change in done])

@@ -38,9 +38,17 @@ from pydantic_core import (
 )
 
 from eventjet.codec.json import check_numbers, dump_json
-from eventjet.codec.leaves import LEAVES, Node, datetime_to_json, in_utc, of_datetime, of_enum, of_time
+from eventjet.codec.leaves import (
+    LEAVES,
+    Node,
+    datetime_to_json,
+    decimal_outside_unions,
+    in_utc,
+    of_datetime,
+    of_enum,
+    of_time,
+)
 from eventjet.codec.reasons import faults_of
-from eventjet.codec.structs import struct_decoder
 from eventjet.domain.aggregate import complete, is_event
 from eventjet.domain.personal import is_private
 from eventjet.errors import DefinitionError, UnencodableEvent
@@ -50,19 +58,16 @@ from eventjet.text import cut, shown
 class BodyCodec:
     """Encodes and decodes the fields of one class: of an event, or of another class with a given core schema."""
 
-    __slots__ = ("_is_proven", "_serializer", "decode", "schema", "validate")
+    __slots__ = ("_serializer", "decode", "schema")
 
     def __init__(self, event_type: type, core: core_schema.CoreSchema | None = None) -> None:
         """Build the codec; raises `DefinitionError` for a class with an annotation that cannot be resolved."""
-        self.schema = readable_schema = readable(event_type, core)
+        self.schema = readable(event_type, core)
         """pydantic's core schema of the class, without the leaves of the wire."""
-        schema = _wired(readable_schema)
-        self.validate: Callable[[bytes], Any] = SchemaValidator(schema, _use_prebuilt=False).validate_json
-        """Decodes as `decode`, by pydantic alone."""
-        self.decode: Callable[[bytes], Any] = struct_decoder(readable_schema, self.validate)
+        schema = _wired(self.schema)
+        self.decode: Callable[[bytes], Any] = SchemaValidator(schema, _use_prebuilt=False).validate_json
         """Returns the object of a body; raises `ValueError` (pydantic's `ValidationError` is one)."""
         self._serializer = SchemaSerializer(schema, _use_prebuilt=False)
-        self._is_proven = _quick_proof(readable_schema, {})
 
     def read_back(self, value: Any, *, exact: bool = False) -> tuple[bytes, Any]:
         """Return the body of a value, and the object read from the body, with the same values of the same types.
@@ -73,7 +78,7 @@ class BodyCodec:
         try:
             body = self._serializer.to_json(value, warnings=False)
             read_value = self.decode(body)
-            fault = None if not exact and self._is_proven(value, read_value) else _difference(value, read_value, exact)
+            fault = _difference(value, read_value, exact)
         except (PydanticSerializationError, ValidationError, UnicodeEncodeError, ValueError, RecursionError) as error:
             reason = cut(faults_of(error)) or type(error).__name__
             if isinstance(error, PydanticSerializationError):
@@ -159,95 +164,12 @@ _Fault: TypeAlias = tuple[str, str, Any]
 """(path as `.lines[2].price`; why the value is read back differently, empty if it is only unequal; that value)."""
 _ATOMS = frozenset({str, int, bool, type(None), bytes, UUID, timedelta})
 """Types whose equal values are indistinguishable."""
-_PROVEN = frozenset({kind for kind, leaf in LEAVES.items() if leaf.is_exact} | {"enum"})
-"""Parts of a core schema whose values are indistinguishable if they are equal and of the same type."""
 _WRAPPED = re.compile(
     r"^Error serializing to JSON: |PydanticSerializationError: |Error calling function `\w+`: |ValueError: "
 )
 """The prefix that pydantic puts before the reason why a value cannot be written."""
-_ITERABLE = ("list", "tuple", "set", "frozenset")
-_Proof: TypeAlias = Callable[[Any, Any], bool]
 _TIME_KINDS = (date, time)
 _ZONE_LOST = "its time zone would be lost; give one of a fixed offset, or keep the zone's name in a field of its own"
-
-
-def _quick_proof(node: Any, refs: Mapping[str, Any]) -> _Proof:
-    """Return a quick check whether two values of a part are certainly the same; if False, `_difference` decides."""
-    kind = node["type"]
-    if kind == "definitions":
-        return _quick_proof(node["schema"], {definition["ref"]: definition for definition in node["definitions"]})
-    if kind == "definition-ref" and node["schema_ref"] in refs:
-        # A class may contain itself.
-        remaining = {ref: schema for ref, schema in refs.items() if ref != node["schema_ref"]}
-        return _quick_proof(refs[node["schema_ref"]], remaining)
-    if kind == "default":
-        return _quick_proof(node["schema"], refs)
-    if kind == "nullable":
-        inner = _quick_proof(node["schema"], refs)
-        return lambda left, right: left is right if left is None or right is None else inner(left, right)
-    if kind in _PROVEN:
-        return lambda left, right: type(left) is type(right) and left == right
-    if kind == "dataclass":
-        return _proof_of_fields(node, refs)
-    if kind == "dict" and _is_plain(node.get("keys_schema")) and _is_plain(node.get("values_schema")):
-        return lambda left, right: (
-            _are_alike(left, right) and [*left] == [*right] and _are_alike([*left.values()], [*right.values()])
-        )
-    items = node.get("items_schema")
-    if kind == "tuple" and node.get("variadic_item_index") == 0 and len(items) == 1:
-        items = items[0]
-    if kind not in _ITERABLE or isinstance(items, list):
-        return _unproven
-    if _is_plain(items):
-        return _are_alike
-    item_proof: _Proof = _quick_proof(items, refs) if kind in ("list", "tuple") else _unproven
-    return lambda left, right: (
-        type(left) is type(right) and len(left) == len(right) and all(map(item_proof, left, right))
-    )
-
-
-def _proof_of_fields(node: Any, refs: Mapping[str, Any]) -> _Proof:
-    cls, schemas = node["cls"], {field["name"]: field["schema"] for field in node["schema"].get("fields", ())}
-    names = _names(cls) if is_dataclass(cls) else ()
-    if not names or names != tuple(name for name in names if name in schemas) or len(schemas) != len(names):
-        return _unproven
-    nodes = [schemas[name] for name in names]  # pydantic's order of fields may differ
-    values = attrgetter(*names)
-    if len(names) == 1:
-        field_proof = _quick_proof(nodes[0], refs)
-        return lambda left, right: type(left) is type(right) and field_proof(values(left), values(right))
-    proofs = [_quick_proof(part, refs) for part in nodes]
-    are_plain = all(map(_is_plain, nodes))
-
-    def is_proven(value: Any, read_value: Any) -> bool:
-        if type(value) is not type(read_value):
-            return False
-        left, right = values(value), values(read_value)
-        if are_plain:
-            return left == right and [*map(type, left)] == [*map(type, right)]
-        return all(
-            proof(left_value, right_value) for proof, left_value, right_value in zip(proofs, left, right, strict=True)
-        )
-
-    return is_proven
-
-
-def _unproven(value: Any, read_value: Any) -> bool:  # noqa: ARG001
-    return False
-
-
-def _is_plain(node: Any) -> bool:
-    while node is not None and node["type"] in ("default", "nullable"):
-        node = node["schema"]
-    return node is not None and node["type"] in _PROVEN
-
-
-def _are_alike(value: Any, read_value: Any) -> bool:
-    """Return whether two containers are equal and all their items are of one type."""
-    if type(value) is not type(read_value) or value != read_value:
-        return False
-    kinds = set(map(type, value))
-    return len(kinds) < 2 and kinds == set(map(type, read_value))
 
 
 def _difference(value: Any, read_value: Any, exact: bool) -> _Fault | None:
@@ -272,7 +194,7 @@ def _comparison(kind: type[Any]) -> Callable[[Any, Any, bool], _Fault | None]:
     if issubclass(kind, set | frozenset):
         return _difference_of_sets
     if is_dataclass(kind) or issubclass(kind, BaseModel):
-        return _difference_of_fields
+        return _comparison_of_fields(kind)
     return lambda left, right, _: None if left == right else ("", "", right)
 
 
@@ -280,7 +202,11 @@ def _first_difference(left: Iterable[Any], right: Iterable[Any], exact: bool) ->
     """Return the index of the first pair that differs, and its fault; both sides have the same length."""
     for index, (left_item, right_item) in enumerate(zip(left, right, strict=True)):
         kind = type(left_item)  # pyright: ignore[reportUnknownVariableType]
-        if left_item is right_item or (kind in _ATOMS and kind is type(right_item) and left_item == right_item):
+        if left_item is right_item or (
+            kind is type(right_item)
+            and left_item == right_item
+            and (kind in _ATOMS or (kind is Decimal and str(left_item) == str(right_item)))
+        ):
             continue
         if fault := _difference(left_item, right_item, exact):
             return index, fault
@@ -319,12 +245,16 @@ def _difference_of_sets(value: AbstractSet[Any], read_value: AbstractSet[Any], e
     return difference and (f"[…]{difference[1][0]}", *difference[1][1:])
 
 
-def _difference_of_fields(value: Any, read_value: Any, exact: bool) -> _Fault | None:
-    names = _names(cast("Any", type(value)))
-    difference = _first_difference(
-        [getattr(value, name, None) for name in names], [getattr(read_value, name, None) for name in names], exact
-    )
-    return difference and (f".{names[difference[0]]}{difference[1][0]}", *difference[1][1:])
+def _comparison_of_fields(kind: type[Any]) -> Callable[[Any, Any, bool], _Fault | None]:
+    names = _names(kind)
+    many = attrgetter(*names) if len(names) > 1 and is_dataclass(kind) else None
+    values = many or (lambda value: [getattr(value, name, None) for name in names])
+
+    def difference_of_fields(value: Any, read_value: Any, exact: bool) -> _Fault | None:
+        difference = _first_difference(values(value), values(read_value), exact)
+        return difference and (f".{names[difference[0]]}{difference[1][0]}", *difference[1][1:])
+
+    return difference_of_fields
 
 
 @lru_cache(maxsize=10_000)
@@ -385,27 +315,31 @@ _TIMES: Mapping[str, Callable[[Node], Any]] = {"datetime": of_datetime, "time": 
 """Wire schemas that read every text form that pydantic takes."""
 
 
-def _wired(node: Any) -> Any:
+def _wired(node: Any, in_union: bool = False) -> Any:
     """Return the core schema with its leaves replaced by those of the wire."""
     if isinstance(node, list):
-        return [_wired(item) for item in cast("list[Any]", node)]
+        return [_wired(item, in_union) for item in cast("list[Any]", node)]
     if not isinstance(node, dict):
         return node
     schema = cast("Node", node)
-    copied = {key: value if key in _OPAQUE else _wired(value) for key, value in schema.items()}
     kind = schema.get("type")
+    in_union = in_union or kind in ("union", "tagged-union", "definitions")
+    copied = {key: value if key in _OPAQUE else _wired(value, in_union) for key, value in schema.items()}
     if not isinstance(kind, str):
         return copied
     if kind == "union":
         is_text = any(
             cast("Any", choice).get("type") == "str" for choice in schema["choices"] if isinstance(choice, dict)
         )
-        copied["choices"] = list(map(_wired_choice if is_text else _wired, schema["choices"]))
+        if is_text:
+            copied["choices"] = list(map(_wired_choice, schema["choices"]))
     for inner in _INNER.get(kind, ()):
         copied.setdefault(inner, _wired(core_schema.any_schema()))
     if "keys_schema" in schema:
         copied["keys_schema"] = _wired_key(schema["keys_schema"])
     wire = _WIRES.get(kind) or (LEAVES[kind].wire if kind in LEAVES else None)
+    if kind == "decimal" and not in_union:
+        wire = decimal_outside_unions
     if wire is None:
         return copied
     ref = {"ref": copied.pop("ref")} if "ref" in copied else {}
@@ -417,7 +351,7 @@ def _wired_choice(node: Any) -> Any:
     kind = str(cast("Node", node).get("type")) if isinstance(node, dict) else ""
     if kind in _TIMES:
         return _TIMES[kind](cast("Node", node))
-    return cast("Any", node) if kind in ("date", "uuid") else _wired(node)
+    return cast("Any", node) if kind in ("date", "uuid") else _wired(node, True)
 
 
 def _wired_key(node: Node) -> Any:

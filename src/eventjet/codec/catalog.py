@@ -105,7 +105,7 @@ class Catalog:
         retired_aggregates: Sequence[str] = (),
     ) -> None:
         """A mapping of event types gives the aggregate of each event; only its subjects may carry the event."""
-        self.voids: dict[int, str] = {}
+        self.skipped: dict[int, str] = {}
         """Position → reason of the skipped records of one log, known from their skip markers: see `of_log`."""
         owners = event_types if isinstance(event_types, Mapping) else dict[type, str]()
         self._types = {
@@ -133,10 +133,10 @@ class Catalog:
     def __contains__(self, event_type: type) -> bool:
         return event_type in self._types
 
-    def of_log(self, voids: Mapping[int, str] = MappingProxyType({})) -> Catalog:
+    def of_log(self, skipped: Mapping[int, str] = MappingProxyType({})) -> Catalog:
         """Return a copy for the readers of one log, which share what they learn of its skip markers."""
         catalog = copy(self)
-        catalog.voids = dict(voids)
+        catalog.skipped = dict(skipped)
         return catalog
 
     def named(self, type_name: str) -> EventType | None:
@@ -198,7 +198,7 @@ class Catalog:
             faults += [
                 f"the former name {name!r} of {cls.__qualname__} is not {_NAME.pattern}"
                 for name in kind.info.formerly
-                if not (isinstance(name, str) and _NAME.fullmatch(name))  # pyright: ignore[reportUnnecessaryIsInstance]
+                if not _NAME.fullmatch(name)
             ]
             for name in (kind.info.name, *kind.info.formerly):
                 if owners.setdefault(name, cls) is not cls:

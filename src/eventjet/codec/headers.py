@@ -6,7 +6,7 @@ Order: `Nats-Msg-Id` · `Nats-Expected-Last-Subject-Sequence` · `Ej-Type` · `E
 
 Two kinds of records have more headers or another meaning. An *imported* event has two times: `recorded_at`, when it was
 recorded in its original system, and `logged_at`, when this log stored it; for all other events both are the same. A
-*skip marker* (`void` in names here) is eventjet's own record that makes every reader pass over another record. Its
+*skip marker* is eventjet's own record that makes every reader pass over another record. Its
 subject names the position of that record, `<app>._void.17`: no aggregate can have this name, each position can be
 skipped only once, and one wildcard matches all skip markers of a log.
 """
@@ -22,7 +22,7 @@ from uuid import uuid4
 
 import orjson
 
-from eventjet.domain.recorded import NO_METADATA, Metadata, check_metadata
+from eventjet.domain.recorded import NO_METADATA, Metadata
 from eventjet.errors import Refused, UndecodableEvent
 from eventjet.text import TEXT_MAX, cut, shown
 
@@ -53,14 +53,14 @@ SAVE = "Ej-Save"
 ENCODING = "Ej-Encoding"
 ACTOR = META + "actor"
 
-VOID_TYPE = "eventjet.voided"
-VOID_REASON_MAX = 500
+SKIP_TYPE = "eventjet.voided"
+SKIP_REASON_MAX = 500
 """Limit of the reason in a skip marker, in characters."""
 
-VOID_NAME = "_void"
+SKIP_NAME = "_void"
 """The token of a skip marker's subject in place of an aggregate's name."""
-_VOID_TOKEN = VOID_NAME.encode()
-VOID_PART = b"." + _VOID_TOKEN + b"."
+_SKIP_TOKEN = SKIP_NAME.encode()
+SKIP_PART = b"." + _SKIP_TOKEN + b"."
 """The part that only subjects of skip markers contain."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -165,7 +165,7 @@ def metadata_of(block: bytes) -> tuple[str | None, Metadata]:
 
 def recorded_at(record: RawRecord) -> datetime:
     """Return when an event was recorded: JetStream's time, unless a header gives it; raises `UndecodableEvent`."""
-    return told_time(record, RECORDED_AT, stored_at(record))
+    return time_in_header(record, RECORDED_AT, stored_at(record))
 
 
 def stored_at(record: RawRecord) -> datetime:
@@ -194,7 +194,7 @@ def _unescaped(value: bytes) -> str:
     return unquote(text) if "%" in text else text
 
 
-def told_time(record: RawRecord, name: str, default: datetime) -> datetime:
+def time_in_header(record: RawRecord, name: str, default: datetime) -> datetime:
     """Return the time in a header, or a default if it is absent or has no zone; raises `UndecodableEvent`."""
     text = header(record[3], name)
     if text is None:
@@ -214,12 +214,11 @@ def is_imported(block: bytes) -> bool:
 def logged_at(record: RawRecord) -> datetime:
     """Return when the log stored a record, in the order of positions; raises `UndecodableEvent`."""
     name = LOGGED_AT if is_imported(record[3]) else RECORDED_AT
-    return told_time(record, name, stored_at(record))
+    return time_in_header(record, name, stored_at(record))
 
 
 def context_headers(command_id: str | None, metadata: Metadata, request: str | None = None) -> list[tuple[str, str]]:
     """Return the headers after `Ej-Version`, in order and escaped; raises `Refused` for values that do not fit."""
-    check_metadata(metadata)
     named = (
         (COMMAND, command_id),
         (REQUEST, request),
@@ -230,7 +229,7 @@ def context_headers(command_id: str | None, metadata: Metadata, request: str | N
     )
     pairs = [(name, _escaped(name, value)) for name, value in named if value is not None]
     for key, value in metadata.extra.items():
-        if not isinstance(key, str) or not _KEY.fullmatch(key) or key == "actor":  # pyright: ignore[reportUnnecessaryIsInstance]  a key of another kind is easily given
+        if not _KEY.fullmatch(key) or key == "actor":
             raise Refused(f"The metadata key {shown(key)}", "keys are [a-z][a-z0-9-]* and not `actor`", "Rename it.")
         pairs.append((META + key, _escaped(META + key, value)))
     return pairs
@@ -238,8 +237,6 @@ def context_headers(command_id: str | None, metadata: Metadata, request: str | N
 
 def _escaped(name: str, value: str) -> str:
     what = _TITLES.get(name) or f"The metadata {name.removeprefix(META)!r}"
-    if not isinstance(value, str):  # pyright: ignore[reportUnnecessaryIsInstance]  a UUID is easily forgotten
-        raise Refused(f"{what} {shown(value)}", "it is not text", "Give it as text, for instance str(…).")
     if not value:
         remedy = "Give text that this command has each time it is repeated, and no other has: an order's number, say."
         raise Refused(what, "it is empty", remedy if name == COMMAND else "Give text, or leave it out.")
@@ -255,20 +252,20 @@ def _escaped(name: str, value: str) -> str:
     return text
 
 
-def void_subject(app: str, position: int | str) -> str:
+def skip_subject(app: str, position: int | str) -> str:
     """Return the subject of the skip marker of a position; `*` matches all skip markers."""
     return f"{app}._void.{position}"
 
 
-def voided_by(subject: bytes) -> int | None:
+def skipped_by(subject: bytes) -> int | None:
     """Return the position that a record on this subject skips; None if the record is not a skip marker."""
     names = subject.split(b".")
-    if len(names) != 3 or names[1] != _VOID_TOKEN or not names[2].isdigit() or len(names[2]) > 18:
+    if len(names) != 3 or names[1] != _SKIP_TOKEN or not names[2].isdigit() or len(names[2]) > 18:
         return None
     return int(names[2])
 
 
-def void_body(position: int, reason: str) -> bytes:
+def skip_body(position: int, reason: str) -> bytes:
     """Return the body of a skip marker."""
     return orjson.dumps({"position": position, "reason": reason})
 
@@ -276,6 +273,6 @@ def void_body(position: int, reason: str) -> bytes:
 def reason_in(body: bytes) -> str:
     """Return the reason in the body of a skip marker; empty for a body that cannot be read."""
     try:
-        return str(orjson.loads(body)["reason"])[:VOID_REASON_MAX]
+        return str(orjson.loads(body)["reason"])[:SKIP_REASON_MAX]
     except (ValueError, KeyError, TypeError):
         return ""

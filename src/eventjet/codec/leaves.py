@@ -6,8 +6,6 @@ schema names; to support another type, add its row. Who reads which column:
 | column | read by |
 |---|---|
 | `wire`, `key` | `codec.bodies`: the validator and the serializer of a stored body |
-| `struct`, `words`, `convert` | `codec.structs`: the same for bodies in the form they are written in |
-| `is_exact` | `codec.bodies`: how a value read back is compared |
 | `is_text` | `codec.unions`: which types JSON tells apart |
 | `schema`, `key_pattern` | `codec.shape`: JSON Schema |
 | `title`, `samples` | `contracts.compare` and `contracts.samples` |
@@ -28,7 +26,6 @@ from types import NoneType
 from typing import Any, TypeAlias, cast
 from uuid import UUID
 
-import msgspec
 from pydantic_core import PydanticSerializationUnexpectedValue, SchemaValidator, core_schema
 
 Node: TypeAlias = dict[str, Any]
@@ -51,13 +48,10 @@ _DATETIME = re.compile(rf"{_DATE.pattern}[Tt ][0-9]{{2}}:[0-9]{{2}}.*")
 _TIME = re.compile(r"[0-9]{2}:[0-9]{2}.*")
 _DURATION = re.compile(r"-?P.*")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_WRITTEN_DATETIME = re.compile(r"\d{4}-\d\d-\d\dT(?:[01]\d|2[0-3]):[0-5]\d:[0-5]\d(?:\.\d{6})?Z", re.ASCII)
 _DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:E[+-]?[0-9]{1,7})?")
 _DECIMAL_FORM = "a Decimal is written as Python writes it: 12.50, -3, 1E+3, exponents up to 999999"
 _INTEGER_KEY = re.compile(r"-?(?:0|[1-9][0-9]{0,3999})")
 _FLOAT_KEY = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_BOUND_WORDS = ("gt", "ge", "lt", "le")
-_LENGTH_WORDS = ("min_length", "max_length")
 
 
 def _same(node: Node) -> Any:
@@ -78,14 +72,6 @@ class Leaf:
     """Reads a key of a JSON object, if pydantic takes no text for the type; raises `ValueError`."""
     is_key_rewritten: bool = False
     """Whether a key is compared with its written form, since the type is read in several forms."""
-    struct: Any = ...
-    """The type that msgspec reads; `...` if only pydantic reads this type."""
-    words: tuple[str, ...] = ()
-    """Options of a core schema that msgspec or `convert` checks."""
-    convert: Callable[[Node], Callable[[Any], Any]] | None = None
-    """Returns the conversion of what msgspec read, from the core schema; None for no conversion."""
-    is_exact: bool = True
-    """Whether two equal values of the type are indistinguishable."""
     is_text: Callable[[str], Any] | None = None
     """Returns whether a JSON text may be a value of the type; None for a type that is never text."""
     schema: Node = field(default_factory=dict[str, Any])
@@ -226,6 +212,17 @@ def _of_decimal(schema: Node) -> Any:
     return core_schema.no_info_before_validator_function(check, {**schema, "strict": False})  # type: ignore[typeddict-item]  of any kind
 
 
+def decimal_outside_unions(schema: Node) -> Any:
+    """Return a quicker wire schema of a Decimal, which pydantic would prefer to text in a union."""
+
+    def convert(value: Any) -> Decimal:
+        if not isinstance(value, str):
+            raise ValueError("a Decimal travels as a string")
+        return decimal_from_json(value)
+
+    return core_schema.no_info_before_validator_function(convert, cast("core_schema.AnySchema", schema))
+
+
 def _integer_from_json(value: Any) -> Any:
     if isinstance(value, str):
         digits = value.removeprefix("-")
@@ -260,55 +257,6 @@ def _bool_key(text: str) -> bool:
     return text == "true"
 
 
-def _decimal_converter(node: Node) -> Callable[[Any], Any]:
-    bounds = [(word, node[word]) for word in _BOUND_WORDS if node.get(word) is not None]
-    if any(type(bound) not in (int, Decimal) for _, bound in bounds):
-        raise ValueError("a bound of another type")
-
-    if not bounds:
-        return decimal_from_json
-
-    def convert(text: str) -> Decimal:
-        value = decimal_from_json(text)
-        for word, bound in bounds:
-            if not _COMPARE[word](value, bound):
-                raise ValueError(text)
-        return value
-
-    return convert
-
-
-_COMPARE: Mapping[str, Callable[[Any, Any], bool]] = {
-    "gt": lambda value, bound: value > bound,
-    "ge": lambda value, bound: value >= bound,
-    "lt": lambda value, bound: value < bound,
-    "le": lambda value, bound: value <= bound,
-}
-
-
-def _datetime_converter(_: Node) -> Callable[[Any], Any]:
-    """Return a converter for the written form only, since pydantic and Python accept different other forms."""
-    is_written, read = _WRITTEN_DATETIME.fullmatch, datetime.fromisoformat
-
-    def convert(text: str) -> datetime:
-        if is_written(text) is None:
-            raise ValueError(text)
-        return read(text).replace(tzinfo=UTC)
-
-    return convert
-
-
-def _uuid_converter(_: Node) -> Callable[[Any], Any]:
-    """Return a converter for the form with hyphens; msgspec also takes the form without, and no other."""
-
-    def convert(text: str) -> UUID:
-        if len(text) != 36:
-            raise ValueError(text)
-        return msgspec.convert(text, UUID)
-
-    return convert
-
-
 def _row(*rows: Leaf) -> dict[str, Leaf]:
     return {row.kind: row for row in rows}
 
@@ -318,8 +266,6 @@ LEAVES: dict[str, Leaf] = _row(
         kind="str",
         python=str,
         title="text",
-        struct=str,
-        words=_LENGTH_WORDS,
         is_text=lambda _: True,
         samples=("text", "", "a", "Ä b", "0", "abc-1", "AAA", "x" * 300),
         columns=("String", "JSON"),
@@ -330,8 +276,6 @@ LEAVES: dict[str, Leaf] = _row(
         title="an integer",
         wire=_converted(_integer_from_json, _integer_to_json),
         key=_integer_key,
-        struct=int,
-        words=_BOUND_WORDS,
         is_text=lambda text: text.removeprefix("-").isdecimal(),
         key_pattern="^-?[0-9]+$",
         samples=(1, 0, -1, 42, 2**31, 2**53, -(2**53)),
@@ -343,8 +287,6 @@ LEAVES: dict[str, Leaf] = _row(
         title="a number",
         wire=lambda schema: {**schema, "allow_inf_nan": False},
         key=_float_key,
-        struct=float,
-        words=_BOUND_WORDS,
         key_pattern="^-?[0-9]",
         samples=(1.5, 0, -2.25, 7, 1e300),
         columns=("Float", "JSON"),
@@ -354,21 +296,17 @@ LEAVES: dict[str, Leaf] = _row(
         python=bool,
         title="true or false",
         key=_bool_key,
-        struct=bool,
         key_pattern="^(true|false)$",
         samples=(True, False),
         columns=("Boolean", "JSON"),
     ),
-    Leaf(kind="none", python=NoneType, title="null", struct=None, samples=(None,)),
+    Leaf(kind="none", python=NoneType, title="null", samples=(None,)),
     Leaf(
         kind="decimal",
         python=Decimal,
         title="a Decimal",
         wire=_of_decimal,
         key=decimal_from_json,
-        struct=str,
-        words=_BOUND_WORDS,
-        convert=_decimal_converter,
         is_text=_reads(decimal_from_json),
         schema={"type": "string", "pattern": DECIMAL_TEXT},
         key_pattern=DECIMAL_TEXT,
@@ -381,9 +319,6 @@ LEAVES: dict[str, Leaf] = _row(
         title="a date-time",
         wire=lambda schema: _datetime_text(of_datetime(schema)),
         is_key_rewritten=True,
-        struct=str,
-        words=("microseconds_precision",),
-        convert=_datetime_converter,
         is_text=_DATETIME.fullmatch,
         schema={"type": "string", "format": "date-time"},
         samples=("2026-01-02T03:04:05Z", "1999-12-31T23:59:59.000001Z"),
@@ -395,7 +330,6 @@ LEAVES: dict[str, Leaf] = _row(
         title="a date",
         wire=_formed(_DATE, "a date is written as 2026-01-31", core_schema.date_schema()),
         is_key_rewritten=True,
-        struct=date,
         is_text=_DATE.fullmatch,
         schema={"type": "string", "format": "date"},
         samples=("2026-01-02", "1999-12-31"),
@@ -407,7 +341,6 @@ LEAVES: dict[str, Leaf] = _row(
         title="a time",
         wire=lambda schema: _time_text(of_time(schema)),
         is_key_rewritten=True,
-        is_exact=False,
         is_text=_TIME.fullmatch,
         schema={"type": "string", "pattern": TIME_TEXT},
         samples=("12:30:00", "01:02:03.000004Z"),
@@ -428,8 +361,6 @@ LEAVES: dict[str, Leaf] = _row(
         title="a uuid",
         wire=_formed(_UUID, "a UUID is written in five groups of hexadecimal digits", core_schema.uuid_schema()),
         is_key_rewritten=True,
-        struct=str,
-        convert=_uuid_converter,
         is_text=_UUID.fullmatch,
         schema={"type": "string", "format": "uuid"},
         samples=("0197f3a0-0000-7000-8000-000000000001",),
@@ -440,8 +371,6 @@ LEAVES: dict[str, Leaf] = _row(
         python=bytes,
         title="bytes",
         wire=_converted(bytes_from_json, lambda value: base64.b64encode(value).decode()),
-        struct=str,
-        convert=lambda _: bytes_from_json,
         is_text=_reads(bytes_from_json),
         schema={"type": "string", "contentEncoding": "base64", "pattern": BASE64_TEXT},
         samples=("YWJj", "", "/w=="),

@@ -35,14 +35,14 @@ from eventjet.codec.headers import (
     number_of,
     reason_in,
     recorded_at,
+    skipped_by,
     stored_time,
-    told_time,
+    time_in_header,
     undecodable,
-    voided_by,
 )
 from eventjet.codec.reasons import reason_of
 from eventjet.codec.subjects import entity_of
-from eventjet.domain.history import VOID, Link
+from eventjet.domain.history import SKIPPED, Link
 from eventjet.domain.recorded import Recorded, Rest, recorded
 from eventjet.errors import CodecError, UnexpectedExit, UnknownEvent
 
@@ -92,22 +92,32 @@ class Earlier(Protocol):
 class Chain:
     """The predecessor check of one reader: the position and version of the last record of each subject it has seen."""
 
-    __slots__ = ("_aggregates", "_announced", "_before", "_earlier", "_fetched", "_lasts", "_limit", "_older", "_voids")
+    __slots__ = (
+        "_aggregates",
+        "_announced",
+        "_before",
+        "_earlier",
+        "_fetched",
+        "_lasts",
+        "_limit",
+        "_older",
+        "_skipped",
+    )
 
     def __init__(
         self,
         earlier: Earlier,
-        voids: Collection[int] = (),
+        skipped: Collection[int] = (),
         aggregates: Collection[str] | None = None,
         limit: int = KEPT,
     ) -> None:
         """Start with no remembered records.
 
-        `aggregates` are those whose records the reader takes, None for all. `voids` are the positions of skipped
+        `aggregates` are those whose records the reader takes, None for all. `skipped` are the positions of skipped
         records, and may grow. `limit` is the number of subjects to remember.
         """
         self._earlier = earlier
-        self._voids = voids
+        self._skipped = skipped
         self._aggregates = None if aggregates is None else frozenset(name.encode() for name in aggregates)
         self._limit = limit
         # Keyed by the hash of the subject. On a collision the check fails here, and `fault` asks the log.
@@ -161,7 +171,7 @@ class Chain:
         last, version_before = self._last_before(subject, position)
         if not last and self._at(1, record) is None:
             return ""  # the log has lost its beginning, which may have contained the predecessor
-        if version == version_before + 1 and (expected in (None, last) or expected in self._voids):
+        if version == version_before + 1 and (expected in (None, last) or expected in self._skipped):
             return ""
         return broken(version, expected, last, version_before)
 
@@ -172,7 +182,7 @@ class Chain:
             return
         key = hash(subject)
         version = number_of(block, VERSION)
-        is_void = position in self._voids
+        is_void = position in self._skipped
         if version is not None and not is_void:
             self._keep(key, position, version)
             return
@@ -196,7 +206,7 @@ class Chain:
             return version == 1
         return (
             predecessor[2] == subject
-            and predecessor[0] not in self._voids
+            and predecessor[0] not in self._skipped
             and number_of(predecessor[3], VERSION) == version - 1
         )
 
@@ -206,7 +216,7 @@ class Chain:
         last, version = 0, 0
         while (record := self._earlier.before(subject, position)) is not None:
             position, stated = record[0], number_of(record[3], VERSION)
-            is_void = position in self._voids
+            is_void = position in self._skipped
             if stated is not None and not is_void:
                 last, version = position, stated
                 break
@@ -252,7 +262,7 @@ class Decoder:
     `Unreachable`.
     """
 
-    __slots__ = ("_aggregates", "_catalog", "_chain", "_fronts", "_kinds", "_only", "_resolved", "_voids")
+    __slots__ = ("_aggregates", "_catalog", "_chain", "_fronts", "_kinds", "_only", "_resolved", "_skipped")
 
     def __init__(self, catalog: Catalog, only: Collection[type] | None = None, chain: Chain | None = None) -> None:
         self._catalog = catalog
@@ -264,7 +274,7 @@ class Decoder:
         """Known kinds, by the bytes of a block from its type on, for blocks that end after the version."""
         self._fronts: dict[bytes, _Kind] = {}
         """Known kinds, by the bytes from the type to the version, whatever follows."""
-        self._voids = catalog.voids
+        self._skipped = catalog.skipped
 
     def expect(self, records: Sequence[RawRecord]) -> None:
         """Announce the records that are decoded next, so that the chain fetches their predecessors in one request."""
@@ -276,7 +286,7 @@ class Decoder:
         chain = self._chain
         follows = has_other_time = True
         try:
-            if position in self._voids:
+            if position in self._skipped:
                 return self._pass_over(record)
             # Nearly all blocks have this form, so this case of `_usual` is inlined.
             head, _, kind = block.partition(_TYPE_LINE)
@@ -331,8 +341,8 @@ class Decoder:
     def link(self, record: RawRecord) -> Link:
         """Decode a record to what the fold of an aggregate's history needs; raises as `__call__`, without the chain."""
         position, _, subject, block, body = record
-        if position in self._voids:
-            return Link(number_of(block, VERSION) or 0, position, VOID, None, None)
+        if position in self._skipped:
+            return Link(number_of(block, VERSION) or 0, position, SKIPPED, None, None)
         try:
             decode, owner, version, before, expected, is_plain = self._usual(record) or self._parsed(
                 record, always=True
@@ -344,12 +354,12 @@ class Decoder:
             if not 0 < version <= before + 1 <= position:
                 raise undecodable(record, _order_fault(version, before, position))
             data = None if decode is None else decode(body)
-            if expected in self._voids:
+            if expected in self._skipped:
                 expected = None
             if is_plain:
                 return _link(Link, (version, position, expected, None, data))
             if _RECORDED_AT_LINE in block:
-                told_time(record, RECORDED_AT, _EPOCH)
+                time_in_header(record, RECORDED_AT, _EPOCH)
             return Link(version, position, expected, command_of(block), data)
         except CodecError:
             raise
@@ -446,9 +456,9 @@ class Decoder:
 
     def _note_skip_marker(self, record: RawRecord) -> bool:
         """Return whether a record is a skip marker, whatever its headers say, and remember the position it skips."""
-        voided = voided_by(record[2])
+        voided = skipped_by(record[2])
         if voided is not None and voided < record[0]:
-            self._voids.setdefault(voided, reason_in(record[4]))
+            self._skipped.setdefault(voided, reason_in(record[4]))
         return voided is not None
 
     def _raise_unless_foreign(self, record: RawRecord, error: CodecError) -> None:
@@ -464,7 +474,7 @@ class Decoder:
 def chained(catalog: Catalog, only: Collection[type] | None, earlier: Earlier | None) -> Decoder:
     """Return a decoder of the events in `only`, with the predecessor check if `earlier` gives access to the log."""
     aggregates = None if only is None else catalog.aggregates_of(only)
-    return Decoder(catalog, only, None if earlier is None else Chain(earlier, catalog.voids, aggregates))
+    return Decoder(catalog, only, None if earlier is None else Chain(earlier, catalog.skipped, aggregates))
 
 
 def packed(position: int, version: int) -> int:

@@ -29,7 +29,7 @@ from eventjet.commands.loading import LAG_PAUSES_S, Histories, Snapshots
 from eventjet.domain.decision import Committed
 from eventjet.domain.history import FoldedState, evolved
 from eventjet.domain.identity import new_event_id
-from eventjet.domain.recorded import NO_METADATA, Metadata, current_metadata, merge
+from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded, current_metadata, merge
 from eventjet.domain.state import own_copy
 from eventjet.domain.subscription import folded_events, shown_name
 from eventjet.errors import (
@@ -329,6 +329,16 @@ class Executor(Generic[S, E]):
                 return state
             await asyncio.sleep(pause_s)
         raise StoreUnavailable(self.subject(aggregate_id), f"a replica lags behind position {position}")
+
+    def cache_first(self, event: Recorded[Any]) -> None:
+        """Cache the state after an aggregate's first event, which the log has delivered, unless a state is cached.
+
+        A load then needs no request. Like every cached state it may be stale, which an append or a later read shows.
+        """
+        if event.version == 1 and self.cache.get(event.aggregate_id) is None:
+            folded = self.histories.folded_first(event)
+            if folded is not None:
+                self.cache.put(event.aggregate_id, folded)
 
     async def outdated(self, aggregate_id: str, state: FoldedState[S]) -> Conflict | None:
         """Return None if the leader's last record is the one of this state, else a `Conflict`.

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import takewhile
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
 from eventjet.codec.catalog import Catalog
 from eventjet.codec.commands import request_in
@@ -26,11 +26,11 @@ from eventjet.codec.headers import (
     save_of,
 )
 from eventjet.codec.records import Decoder
-from eventjet.commands.history import Excerpt, Excerpts
+from eventjet.commands.history import Bounds, HistoryReader
 from eventjet.domain.aggregate import aggregate_info
-from eventjet.domain.history import FoldedState, fold_history
+from eventjet.domain.history import FoldedState, Link, fold_history
 from eventjet.domain.moment import check_moment
-from eventjet.domain.recorded import NO_METADATA, Recorded
+from eventjet.domain.recorded import NO_METADATA, Recorded, own_event
 from eventjet.errors import (
     CodecError,
     EventjetError,
@@ -96,8 +96,8 @@ class Histories(Generic[S]):
         self._initial = initial
         self._snapshots = snapshots
         self._decoder = Decoder(catalog)
-        self._voids = catalog.voids
-        self._excerpts = Excerpts(store, self.info.name, self._decoder, self._voids)
+        self._skipped = catalog.skipped
+        self._reader = HistoryReader(store, self.info.name, self._decoder, self._skipped)
 
     async def load(self, aggregate_id: str, cached: FoldedState[S] | None) -> FoldedState[S]:
         """Return the newest state: `cached`, or a snapshot, and the events after it. Raises `HistoryBroken`."""
@@ -116,6 +116,14 @@ class Histories(Generic[S]):
         except EventjetError:
             return None
 
+    def folded_first(self, event: Recorded[Any]) -> FoldedState[S] | None:
+        """Return the state after an aggregate's first event; None if the fold fails, and then a load raises why."""
+        link = Link(event.version, event.position, 0, event.command_id, own_event(event).data)
+        try:
+            return fold_history(self._initial_state(), [link], event.aggregate_id, event.event_id)
+        except EventjetError:
+            return None
+
     async def load_until(
         self, aggregate_id: str, *, version: int | None, position: int | None, at: datetime | None
     ) -> FoldedState[S]:
@@ -124,22 +132,29 @@ class Histories(Generic[S]):
         Raises `UsageError` for a bound that is in the future or beyond the end of the log or of the history.
         """
         await self._check_bound(version, position, at)
-        return await self._with_skip_markers(lambda: self._load_until(aggregate_id, version, position, at))
 
-    async def _load_until(
-        self, aggregate_id: str, version: int | None, position: int | None, at: datetime | None
-    ) -> FoldedState[S]:
-        if version is not None:
-            records = (await self._reaching(aggregate_id, version))[:version]
-        elif position is not None:
-            history = await self._read_until(aggregate_id, lambda record: record[0] >= position)
-            records = [record for record in history if record[0] <= position]
-        else:
-            moment = cast("datetime", at)
-            history = await self._read_until(aggregate_id, lambda record: recorded_at(record) > moment)
+        bound: Any = next(bound for bound in (version, position, at) if bound is not None)
+
+        def measure(record: RawRecord) -> Any:
+            if version is not None:
+                return number_of(record[3], VERSION) or 0
+            return record[0] if position is not None else recorded_at(record)
+
+        def reaches(record: RawRecord) -> bool:
+            return measure(record) > bound if at is not None else measure(record) >= bound
+
+        async def read() -> FoldedState[S]:
+            history = await self._read_until(aggregate_id, reaches)
             # Stop at the first later event: events that other programs wrote behind it may have any time.
-            records = list(takewhile(lambda record: recorded_at(record) <= moment, history))
-        return self._fold_page(self._initial_state(), records)
+            records = list(takewhile(lambda record: measure(record) <= bound, history))
+            if version is not None and len(records) < version:
+                raise UsageError(
+                    f"{self.info.name} {aggregate_id!r} has {len(records)} events, so there is no version {version}. "
+                    "Ask for one that exists."
+                )
+            return self._fold_page(self._initial_state(), records)
+
+        return await self._with_skip_markers(read)
 
     async def outcome(self, aggregate_id: str, first: int, last: int, command_id: str) -> FirstOutcome[S] | None:
         """Return what a command recorded as versions `first` to `last`.
@@ -147,20 +162,20 @@ class Histories(Generic[S]):
         None if the log has no such events of the command, so that the versions are from another log. Raises `SaveTorn`
         if these are not all the events that the command was to record.
         """
-        return await self._with_skip_markers(lambda: self._outcome(aggregate_id, first, last, command_id))
 
-    async def _outcome(self, aggregate_id: str, first: int, last: int, command_id: str) -> FirstOutcome[S] | None:
-        history = await self._read_until(aggregate_id, lambda record: (number_of(record[3], VERSION) or 0) >= last)
-        records = history[:last]
-        if len(records) < last or header(records[first - 1][3], COMMAND) != _escaped(command_id):
-            return None
-        await self._check_not_torn(records[first - 1 :])
-        decoded = map(self._decoder, records[first - 1 :])
-        events = [event for event in decoded if event is not None]
-        position, _, _, block, _ = records[first - 1]
-        after = self._fold_page(self._initial_state(), records)
-        batch = save_of(block) if header(block, RECORDED_AT) is None else ""
-        return FirstOutcome(after, events, request_in(block), position, batch)
+        async def read() -> FirstOutcome[S] | None:
+            history = await self._read_until(aggregate_id, lambda record: (number_of(record[3], VERSION) or 0) >= last)
+            records, recorded = history[:last], history[first - 1 : last]
+            if len(records) < last or header(recorded[0][3], COMMAND) != _escaped(command_id):
+                return None
+            await self._check_not_torn(recorded)
+            events = [event for event in map(self._decoder, recorded) if event is not None]
+            position, _, _, block, _ = recorded[0]
+            after = self._fold_page(self._initial_state(), records)
+            batch = save_of(block) if header(block, RECORDED_AT) is None else ""
+            return FirstOutcome(after, events, request_in(block), position, batch)
+
+        return await self._with_skip_markers(read)
 
     async def _check_not_torn(self, records: Sequence[RawRecord]) -> None:
         """Raise `SaveTorn` if the last record does not end its batch and the next record does not continue it."""
@@ -172,10 +187,10 @@ class Histories(Generic[S]):
         if following is None or header(following[3], BATCH_ID) != batch:
             raise SaveTorn([subject.decode()], [header(record[3], MSG_ID) or "" for record in records])
 
-    async def events(self, aggregate_id: str, excerpt: Excerpt) -> list[Recorded[Any]]:
+    async def events(self, aggregate_id: str, bounds: Bounds) -> list[Recorded[Any]]:
         """Return recorded events of one aggregate, without retired events; raises as `Repository.history`."""
-        excerpt.check()
-        return await self._with_skip_markers(lambda: self._excerpts.read(aggregate_id, excerpt))
+        bounds.check()
+        return await self._with_skip_markers(lambda: self._reader.read(aggregate_id, bounds))
 
     async def find_command(
         self, aggregate_id: str, folded: FoldedState[S], command_id: str, since: int | None = None
@@ -307,16 +322,6 @@ class Histories(Generic[S]):
             folded = self._fold_page(folded, page)
         return folded
 
-    async def _reaching(self, aggregate_id: str, version: int) -> list[RawRecord]:
-        """Return the history at least up to a version; raises `UsageError` if there is no such version."""
-        records = await self._read_until(aggregate_id, lambda record: (number_of(record[3], VERSION) or 0) >= version)
-        if version > len(records):
-            raise UsageError(
-                f"{self.info.name} {aggregate_id!r} has {len(records)} events, so there is no version {version}. "
-                "Ask for one that exists."
-            )
-        return records
-
     async def _read_until(self, aggregate_id: str, reaches: Callable[[RawRecord], bool]) -> list[RawRecord]:
         """Return the history, without gaps, at least up to a record for which `reaches` is true, or else to its end.
 
@@ -338,7 +343,7 @@ class Histories(Generic[S]):
         for record in records:
             if number_of(record[3], VERSION) == len(valid_records) + 1:
                 valid_records.append(record)
-            elif record[0] not in self._voids:
+            elif record[0] not in self._skipped:
                 subject = record[2].decode("utf-8", "replace")
                 raise HistoryBroken(subject, record[0], f"version {len(valid_records) + 1} is missing")
         return valid_records
@@ -357,9 +362,9 @@ class Histories(Generic[S]):
 
     async def _read_skip_markers(self) -> bool:
         """Read the skip markers; return whether there are new ones."""
-        count_before = len(self._voids)
-        self._voids.update(await self.store.skip_markers())
-        return len(self._voids) > count_before
+        count_before = len(self._skipped)
+        self._skipped.update(await self.store.skip_markers())
+        return len(self._skipped) > count_before
 
     def _fold_page(self, folded: FoldedState[S], records: Sequence[RawRecord]) -> FoldedState[S]:
         return fold_records(folded, records, self._decoder)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from eventjet.codec.headers import SCHEMA, TYPE, RawRecord, header, number_of, voided_by
+from eventjet.codec.headers import SCHEMA, TYPE, RawRecord, header, number_of, skipped_by
 from eventjet.codec.reasons import faults_of
 from eventjet.codec.records import Decoder
 from eventjet.codec.subjects import entity_of
@@ -36,7 +36,7 @@ _NAME_MAX = 100
 
 
 @dataclass(slots=True)
-class KindSeen:
+class EventTypeRead:
     """One event type at one schema, and where it was read."""
 
     type: str
@@ -44,7 +44,7 @@ class KindSeen:
     first: int
     """Position of the first event that was read."""
     last: int
-    seen: int = 0
+    events: int = 0
     folded: int = 0
     """Histories that were folded because they have such an event."""
 
@@ -62,31 +62,26 @@ class LogFault:
     count: int = 1
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class LogCheck:
     """The result of a check: how much was read, which events there are, and which cannot be read."""
 
     stream: str
     first: int
     last: int
-    looked: int
-    """Events that were read."""
-    whole: bool
+    is_whole: bool
     """Whether every event of the log was read."""
-    histories: int
-    kinds: tuple[KindSeen, ...]
-    faults: tuple[LogFault, ...]
+    events: int = 0
+    """Events that were read."""
+    histories: int = 0
+    """Histories that were folded."""
+    event_types: list[EventTypeRead] = field(default_factory=list[EventTypeRead])
+    faults: list[LogFault] = field(default_factory=list[LogFault])
 
     @property
     def readable(self) -> bool:
         """Whether this release can read every event of the check."""
         return not self.faults
-
-    @property
-    def told(self) -> str:
-        """How much of the log was read, in words."""
-        extent = "all of its events" if self.whole else "its beginning, its end and places evenly between"
-        return f"{self.looked:,} events up to position {self.last:,} ({extent}), and {self.histories:,} histories"
 
 
 async def check_log(app: Application, store: EventStore, histories: int) -> LogCheck:
@@ -95,21 +90,14 @@ async def check_log(app: Application, store: EventStore, histories: int) -> LogC
     Raises `StoreUnavailable`, `LogUnusable` and `Forbidden`.
     """
     state = await store.state()
-    check = _Check(app, store, await store.skip_markers(), histories)
-    whole = state.last - state.first < WHOLE_MAX
-    async for record in _records(store, state.first, state.last) if whole else _sample(store, state.first, state.last):
+    result = LogCheck(app.name, state.first, state.last, state.last - state.first < WHOLE_MAX)
+    check = _Check(app, store, await store.skip_markers(), histories, result)
+    read = _records if result.is_whole else _sample
+    async for record in read(store, state.first, state.last):
         check.take(record)
     await check.fold()
-    return LogCheck(
-        stream=app.name,
-        first=state.first,
-        last=state.last,
-        looked=check.looked,
-        whole=whole,
-        histories=check.histories,
-        kinds=tuple(sorted(check.kinds.values(), key=lambda kind: (kind.type, kind.schema))),
-        faults=tuple(check.faults.values()),
-    )
+    result.event_types.sort(key=lambda kind: (kind.type, kind.schema))
+    return result
 
 
 async def _records(store: EventStore, first: int, last: int) -> AsyncIterator[RawRecord]:
@@ -135,15 +123,16 @@ async def _sample(store: EventStore, first: int, last: int) -> AsyncIterator[Raw
 
 
 class _Check:
-    def __init__(self, app: Application, store: EventStore, voids: dict[int, str], histories: int) -> None:
-        self.kinds: dict[tuple[str, int], KindSeen] = {}
-        self.faults: dict[tuple[str, int, str], LogFault] = {}
-        self.looked = 0
-        self.histories = 0
+    def __init__(
+        self, app: Application, store: EventStore, skipped: dict[int, str], histories: int, result: LogCheck
+    ) -> None:
+        self._result = result
+        self._event_types: dict[tuple[str, int], EventTypeRead] = {}
+        self._faults: dict[tuple[str, int, str], LogFault] = {}
         self._store = store
-        self._voids = voids
+        self._skipped = skipped
         self._histories_limit = histories
-        self._decoder = Decoder(app.catalog.of_log(voids))
+        self._decoder = Decoder(app.catalog.of_log(skipped))
         self._classes: dict[str, Any] = {info.name: cls for cls, info in app.aggregates.items()}
         self._subjects: dict[bytes, dict[tuple[str, int], None]] = {}
         """Subjects whose histories are to be folded, and for which event types."""
@@ -151,14 +140,17 @@ class _Check:
     def take(self, record: RawRecord) -> None:
         """Decode a record, and select its history for folding while few histories of its event type are selected."""
         position, _, subject, _, _ = record
-        if position in self._voids or voided_by(subject) is not None:
+        if position in self._skipped or skipped_by(subject) is not None:
             return
-        self.looked += 1
+        self._result.events += 1
         key = _kind_of(record)
-        if key not in self.kinds and len(self.kinds) >= KINDS_MAX:
+        if key not in self._event_types and len(self._event_types) >= KINDS_MAX:
             key = ("…", 0)
-        kind = self.kinds.setdefault(key, KindSeen(*key, position, position))
-        kind.seen += 1
+        if key not in self._event_types:
+            self._event_types[key] = EventTypeRead(*key, position, position)
+            self._result.event_types.append(self._event_types[key])
+        kind = self._event_types[key]
+        kind.events += 1
         kind.first, kind.last = min(kind.first, position), max(kind.last, position)
         try:
             event = self._decoder(record)
@@ -175,12 +167,12 @@ class _Check:
         """Fold the selected histories, at most `HISTORIES_MAX`."""
         for subject in list(self._subjects)[HISTORIES_MAX:]:
             for key in self._subjects.pop(subject):
-                self.kinds[key].folded -= 1
+                self._event_types[key].folded -= 1
         for subject in self._subjects:
             aggregate, aggregate_id = entity_of(subject)
             cls = self._classes.get(aggregate)
             if cls is not None:
-                self.histories += 1
+                self._result.histories += 1
                 await self._fold(cls, aggregate, aggregate_id)
 
     async def _fold(self, cls: Any, aggregate: str, aggregate_id: str) -> None:
@@ -201,10 +193,11 @@ class _Check:
 
     def _add_fault(self, record: RawRecord, reason: str) -> None:
         kind = _kind_of(record)
-        fault = self.faults.get((*kind, reason))
-        if fault is None and len(self.faults) < FAULTS_MAX:
+        fault = self._faults.get((*kind, reason))
+        if fault is None and len(self._faults) < FAULTS_MAX:
             subject = record[2].decode("utf-8", "replace")
-            self.faults[*kind, reason] = LogFault(*kind, subject, record[0], reason)
+            self._faults[*kind, reason] = LogFault(*kind, subject, record[0], reason)
+            self._result.faults.append(self._faults[*kind, reason])
         elif fault is not None and fault.position != record[0]:
             fault.count += 1
 

@@ -15,11 +15,11 @@ from eventjet.codec.commands import request_of
 from eventjet.codec.headers import context_headers
 from eventjet.codec.subjects import snapshot_bucket
 from eventjet.commands.execute import Executor, Planned, execute
-from eventjet.commands.history import Excerpt
+from eventjet.commands.history import Bounds
 from eventjet.commands.loading import Snapshots
 from eventjet.commands.unique import UniqueValues
 from eventjet.domain.aggregate import AggregateType
-from eventjet.domain.decision import Committed, check_decision, decided_on
+from eventjet.domain.decision import Committed, decided_on
 from eventjet.domain.process import is_process
 from eventjet.domain.recorded import NO_METADATA, Metadata, Recorded
 from eventjet.domain.state import own_copy
@@ -128,8 +128,8 @@ class Repository(Generic[S, E]):
         """
         self._guard.check()
         self.executor.subject(aggregate_id)
-        excerpt = Excerpt(after, version, position, newest_first, limit)
-        return await self.executor.histories.events(aggregate_id, excerpt)
+        bounds = Bounds(after, version, position, newest_first, limit)
+        return await self.executor.histories.events(aggregate_id, bounds)
 
     async def execute(
         self,
@@ -143,8 +143,7 @@ class Repository(Generic[S, E]):
 
         `decide` is a method of the aggregate, which is called with the state, `args` and `kwargs`, and called again if
         another writer was quicker. Raises what the decision raises, once its state is confirmed as the newest;
-        `ConcurrencyConflict` after 100 lost races; `UsageError` for something that is not a decision, or arguments that
-        do not fit; and what `EventStore.append` raises.
+        `ConcurrencyConflict` after 100 lost races; and what `EventStore.append` raises.
         """
         return await self.run(self.decide(aggregate_id, decide, *args, **kwargs))
 
@@ -157,8 +156,7 @@ class Repository(Generic[S, E]):
         **kwargs: P.kwargs,
     ) -> Planned[S, E]:
         """Plan a decision, which `Jet.transact` executes together with others; arguments as in `execute`."""
-        check_decision(self._aggregate, decide, aggregate_id)
-        call = partial(decided_on, self._aggregate, decide, args=args, kwargs=kwargs)
+        call = partial(decided_on, decide, args=args, kwargs=kwargs)
         return Planned(self.executor, aggregate_id, call, called=decide)
 
     def command(self, command_id: str | None = None, /, *, metadata: Metadata = NO_METADATA) -> Command[S, E]:
@@ -225,7 +223,7 @@ class Repositories:
         self.app = app
         self.store = store
         self.catalog = app.catalog.of_log()
-        """The app's catalog, with the skip markers of this log (`voids`)."""
+        """The app's catalog, with the skip markers of this log (`skipped`)."""
         self.guard = LoopGuard()
         """The check that every call on this connection runs in the connection's event loop."""
         self._snapshots = snapshots

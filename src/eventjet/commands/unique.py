@@ -46,7 +46,7 @@ class UniqueValues:
 
     def __init__(self, aggregates: Executor[Any, Any]) -> None:
         catalog = Catalog(dict.fromkeys(CLAIM_EVENTS, CLAIMS))
-        catalog.voids = aggregates.catalog.voids  # both executors share the skip markers that either reads
+        catalog.skipped = aggregates.catalog.skipped  # both executors share the skip markers that either reads
         self.claims: Executor[Claim, ClaimEvent] = Executor(aggregates.app, aggregates.store, catalog, Claim)
         self.aggregates = aggregates
         self.aggregate = aggregates.info.name

@@ -11,18 +11,22 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from starlette.exceptions import HTTPException
 
+from eventjet.app import App
+from eventjet.archive.reading import folder_of
 from eventjet.console.access import Visitor
 from eventjet.console.jobs import Jobs
 from eventjet.console.sources import Sources
 from eventjet.errors import EventjetError, PromotionRefused, UsageError
-from eventjet.operations import actions
+from eventjet.operations import actions as audit
 from eventjet.operations.actions import ActionRecord, Outcome
+from eventjet.projections.app_ref import projections_of
 from eventjet.rebuild.plan import CHOICES, EngineChoice
 from eventjet.runtime import called
+from eventjet.subscriptions.supervisor import chosen_of
 from eventjet.text import counted
 
 POSITIONS_MAX = 1_000
@@ -41,6 +45,8 @@ _ID = re.compile(r"[0-9a-f]{32}")
 _URL_MAX = 1_000
 _LOG = logging.getLogger("eventjet.console")
 
+Target: TypeAlias = Literal["work", "quarantine", "projections", "projection", "job"]
+
 
 @dataclass(frozen=True, slots=True)
 class ActionRequest:
@@ -56,10 +62,10 @@ class ActionRequest:
     """The id of the job to cancel."""
 
     @classmethod
-    def of(cls, given: Iterable[tuple[str, str]]) -> ActionRequest:
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> ActionRequest:
         """Read a request from pairs of a field and its value; raises `HTTPException` 400 for invalid values."""
         fields: dict[str, list[str]] = {}
-        for name, value in given:
+        for name, value in pairs:
             fields.setdefault(name, []).append(value)
         last_values = {name: values[-1].strip() for name, values in fields.items()}
         engine, job, archive = (
@@ -116,49 +122,60 @@ class Preview:
 
 
 @dataclass(frozen=True, slots=True)
-class ActionContext:
-    """The console's services that actions use."""
-
-    sources: Sources
-    jobs: Jobs
-    cancel: Callable[[str], bool]
-    """Cancels the task of an action; returns False if this console runs no action of that id."""
-
-
-@dataclass(frozen=True, slots=True)
 class Action:
-    """One kind of action: its check, its preview and its operation."""
+    """One kind of action: its preview and its operation."""
 
     name: str
     title: str
     """The verb on its button."""
-    check: Callable[[ActionContext, ActionRequest], None]
-    """Raises `UsageError` or `HTTPException` for an invalid request."""
-    preview: Callable[[ActionContext, ActionRequest], Awaitable[Preview]]
-    run: Callable[[ActionContext, ActionRequest, ActionRecord], Awaitable[str]]
+    target: Target
+    """What it acts on: any subscriptions, one quarantine, projections, one projection, or a job of this console."""
+    preview: Callable[[Actions, ActionRequest], Awaitable[Preview]]
+    run: Callable[[Actions, ActionRequest, ActionRecord], Awaitable[str]]
     """Carries out the action with the code of the command line, and returns the result as text."""
     is_harm: bool = False
     """Whether the action cannot be undone."""
+
+    def check(self, app: App, request: ActionRequest) -> None:
+        """Raise `UsageError` for a request without valid targets."""
+        if self.target == "job":
+            if not request.job:
+                raise UsageError("Name the job to cancel.")
+            return
+        if not request.names:
+            raise UsageError("Name what to act on.")
+        if self.target in ("quarantine", "projection") and len(request.names) != 1:
+            raise UsageError(f"{self.title} one at a time. Name one {self.target}.")
+        if self.target.startswith("projection"):
+            projections_of(app, request.names)
+            if request.from_archive:
+                folder_of(request.from_archive)
+            return
+        chosen = chosen_of(app, request.names)
+        if request.revision is not None and (len(chosen.projections) != 1 or chosen.followers):
+            raise UsageError("A revision is about one projection. Name one.")
+        if self.target == "quarantine" and not request.positions:
+            raise UsageError("Choose the events to decide about.")
 
 
 class Actions:
     """The actions that one console runs, and its jobs."""
 
-    def __init__(self, known: Mapping[str, Action], sources: Sources) -> None:
-        self._known = known
-        self._running: dict[str, asyncio.Task[None]] = {}
-        self.jobs = Jobs(sources)
-        self.context = ActionContext(sources, self.jobs, self._cancel)
+    def __init__(self, kinds: Mapping[str, Action], sources: Sources) -> None:
+        self.sources = sources
+        self.jobs = Jobs(sources.app, sources.settings)
         self.unrecorded: dict[str, str] = {}
         """Results that could not be recorded, by the id of the action."""
+        self._kinds = kinds
+        self._running: dict[str, asyncio.Task[None]] = {}
 
-    def named(self, wanted: ActionRequest) -> Action:
+    def named(self, request: ActionRequest) -> Action:
         """Return the requested kind of action; raises `HTTPException` 400 for an invalid request."""
-        action = self._known.get(wanted.action)
+        action = self._kinds.get(request.action)
         if action is None:
-            raise HTTPException(400, f"An action is one of {', '.join(self._known)}.")
+            raise HTTPException(400, f"An action is one of {', '.join(self._kinds)}.")
         try:
-            action.check(self.context, wanted)
+            action.check(self.sources.app, request)
         except UsageError as error:
             raise HTTPException(400, str(error)) from None
         return action
@@ -167,25 +184,23 @@ class Actions:
         """Return whether the action runs in this console."""
         return action_id in self._running
 
-    async def begin(self, visitor: Visitor, wanted: ActionRequest, form: str) -> str:
+    async def begin(self, visitor: Visitor, request: ActionRequest, form: str) -> str:
         """Record an action, start it unless the same form has started it before, and return its id.
 
         Returns when the action is over or after 1.5 seconds. Raises `HTTPException` for an invalid request, and when
         the action cannot be recorded; then nothing is done.
         """
-        action = self.named(wanted)
+        action = self.named(request)
         if not _ID.fullmatch(form):
             raise HTTPException(400, "This form is not of this console. Open the page again.")
         if form in self._running:
             return form
         if len(self._running) >= _RUNNING_MAX:
             raise HTTPException(503, f"{_RUNNING_MAX} actions are being carried out. Wait for one of them.")
-        targets = wanted.names or (wanted.job,)
-        begun = ActionRecord(
-            form, self.context.sources.app.name, visitor.actor, wanted.action, targets, wanted.details()
-        )
+        targets = request.names or (request.job,)
+        begun = ActionRecord(form, self.sources.app.name, visitor.actor, request.action, targets, request.details())
         if await self._recorded(begun):
-            task = asyncio.create_task(self._carry_out(action, wanted, begun))
+            task = asyncio.create_task(self._carry_out(action, request, begun))
             self._running[form] = task
             task.add_done_callback(lambda _: self._running.pop(form, None))
             await asyncio.wait({task}, timeout=_SEEN_S)
@@ -197,11 +212,12 @@ class Actions:
         if running:
             _LOG.warning("cancelled, and clearing away what was begun: %s", counted(len(running), "action"))
         for action_id in list(self._running):
-            self._cancel(action_id)
+            self.cancel(action_id)
         if running:
             await asyncio.wait(running, timeout=_CLEARED_S)
 
-    def _cancel(self, action_id: str) -> bool:
+    def cancel(self, action_id: str) -> bool:
+        """Cancel an action and return True; return False if this console runs no action of that id."""
         task, job = self._running.get(action_id), self.jobs.get(action_id)
         if task is None:
             return False
@@ -213,7 +229,7 @@ class Actions:
 
     async def _recorded(self, begun: ActionRecord) -> bool:
         """Record the beginning; return whether the action must be carried out now."""
-        writing = asyncio.ensure_future(actions.begin(self.context.sources.database, begun))
+        writing = asyncio.ensure_future(audit.begin(self.sources.database, begun))
         done, _ = await asyncio.wait({writing}, timeout=_RECORDED_S)
         if not done:
             # The entry may be written after all, and an action that nobody carries out must not look as if it ran.
@@ -230,9 +246,7 @@ class Actions:
     @property
     def remedy(self) -> str:
         """How to create the audit table in an app without read models, for which `eventjet init` needs no database."""
-        return (
-            "" if self.context.sources.app.projections else "As this app has no read models, run `eventjet db upgrade`."
-        )
+        return "" if self.sources.app.projections else "As this app has no read models, run `eventjet db upgrade`."
 
     async def _end_late(self, writing: asyncio.Future[bool], begun: ActionRecord) -> None:
         try:
@@ -241,15 +255,27 @@ class Actions:
         except EventjetError:
             return  # the action was never recorded
 
-    async def _carry_out(self, action: Action, wanted: ActionRequest, begun: ActionRecord) -> None:
-        outcome, result = await _outcome(action, self.context, wanted, begun)
+    async def _carry_out(self, action: Action, request: ActionRequest, begun: ActionRecord) -> None:
+        """Carry out an action and record its outcome, whatever the action raises."""
+        outcome: Outcome
+        try:
+            outcome, result = "done", await called(action.run(self, request, begun), "What the action did")
+        except asyncio.CancelledError:
+            outcome, result = "cancelled", "It was cancelled, and what it had begun was cleared away."
+        except (UsageError, PromotionRefused) as error:
+            outcome, result = "refused", str(error)
+        except EventjetError as error:
+            outcome, result = "failed", str(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, somebody has to be told
+            _LOG.error("the action %s failed: %s", begun.action, type(error).__name__, exc_info=error)
+            outcome, result = "failed", f"{type(error).__name__}; its traceback is in the console's log."
         await self._ended(begun, outcome, result)
 
     async def _ended(self, begun: ActionRecord, outcome: Outcome, result: str) -> None:
         """Record the end of an action, with up to three tries when the database does not answer."""
         for remaining in reversed(range(_END_TRIES)):
             try:
-                await actions.end(self.context.sources.database, begun.id, outcome, result)
+                await audit.end(self.sources.database, begun.id, outcome, result)
             except EventjetError as error:
                 if remaining:
                     await asyncio.sleep(_END_PAUSE_S)
@@ -259,23 +285,6 @@ class Actions:
                     del self.unrecorded[next(iter(self.unrecorded))]
                 self.unrecorded[begun.id] = f"It is {outcome}, and that could not be recorded. {result}\n{error}"
             return
-
-
-async def _outcome(
-    action: Action, context: ActionContext, wanted: ActionRequest, begun: ActionRecord
-) -> tuple[Outcome, str]:
-    """Carry out an action and return (outcome, result), whatever the action raises."""
-    try:
-        return "done", await called(action.run(context, wanted, begun), "What the action did")
-    except asyncio.CancelledError:
-        return "cancelled", "It was cancelled, and what it had begun was cleared away."
-    except (UsageError, PromotionRefused) as error:
-        return "refused", str(error)
-    except EventjetError as error:
-        return "failed", str(error)
-    except Exception as error:  # noqa: BLE001 - whatever it is, somebody has to be told
-        _LOG.error("the action %s failed: %s", begun.action, type(error).__name__, exc_info=error)
-        return "failed", f"{type(error).__name__}; its traceback is in the console's log."
 
 
 def _split(values: Iterable[str]) -> list[str]:

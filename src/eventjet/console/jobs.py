@@ -6,13 +6,13 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from typing import Any, Literal, TypeAlias
 
-from eventjet.console.sources import Sources
+from eventjet.app import App
 from eventjet.errors import EventjetError, UsageError
 from eventjet.operations.reports import difference_text, differing_columns, key_text, rebuild_lines
 from eventjet.projections.resolve import ResolvedProjection
@@ -20,6 +20,7 @@ from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild import EngineOptions, Progress, VerifyReport, rebuild, verify
 from eventjet.rebuild.job import options_of
 from eventjet.rebuild.plan import EngineChoice
+from eventjet.settings import Settings
 from eventjet.text import counted, spent
 
 Kind: TypeAlias = Literal["rebuild", "verify"]
@@ -29,41 +30,11 @@ RUNNING_MAX = 2
 KEPT_MAX = 20
 """The most ended jobs whose progress and results are still shown."""
 _NOTES_MAX = 20
-
-
-@dataclass(frozen=True, slots=True)
-class JobPhase:
-    """The progress of one phase, on one projection or on several together."""
-
-    of: str
-    """The names of the projections."""
-    phase: str
-    done: int
-    total: int
-    """0 while the total is not known."""
-    seconds: float
-    """Duration of the phase: from its start to that of the next phase, to the end of the job, or until now."""
-    is_over: bool
-
-
-@dataclass(frozen=True, slots=True)
-class DifferingRow:
-    """A row of a read model that differs from the row that the log gives, without private values."""
-
-    projection: str
-    key: str
-    as_json: str
-    """The key as JSON, as the page of the row takes it; empty for a table of a SQL projection."""
-    said: str
-    columns: Sequence[tuple[str, Any, Any]]
-    """(name, live value, expected value) of each column that differs."""
-    since: str
-    position: int | None
-    """The position of the first event that the row does not show."""
+_NOUNS = {"rebuild": "rebuild", "verify": "verification"}
 
 
 @dataclass(slots=True)
-class BulkJob:
+class Job:
     """One rebuild or verification, with its progress and its result."""
 
     id: str
@@ -82,43 +53,44 @@ class BulkJob:
     notes: tuple[str, ...] = ()
     results: list[str] = field(default_factory=list[str])
     """Lines that say how the job ended."""
-    differing: list[DifferingRow] = field(default_factory=list[DifferingRow])
+    differing: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    """Rows that differ from those that the log gives, without private values."""
     _phases: dict[tuple[str, str], list[float]] = field(default_factory=dict[tuple[str, str], list[float]])
     """(done, total, time of the start) by (names of projections, phase)."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
-    _of: str = ""
     _ended: float = 0.0
 
-    def report(self, step: Progress) -> None:
-        """Record progress or a note; may be called from any thread."""
+    @property
+    def is_running(self) -> bool:
+        return self.state == "running"
+
+    def report(self, names: str, step: Progress) -> None:
+        """Record progress on these projections, or a note; may be called from any thread."""
         now = time.monotonic()
         with self._lock:
             if step.note:
                 self.notes = (*self.notes, step.note)[-_NOTES_MAX:]
                 return
-            progress = self._phases.setdefault((self._of, step.phase), [0, 0, now])
+            progress = self._phases.setdefault((names, step.phase), [0, 0, now])
             progress[:2] = step.done, step.total or progress[1]
 
-    def begin_projection(self, name: str) -> None:
-        """Assign further progress to the projection of this name."""
-        self._of = name
-
-    def steps(self) -> list[JobPhase]:
-        """Return all phases so far, in the order of their start."""
+    def phases(self) -> list[dict[str, Any]]:
+        """Return all phases so far, in the order of their start; a total of 0 is not known."""
         with self._lock:
             phases = [(key, tuple(values)) for key, values in self._phases.items()]
         # A phase is over when the next one begins.
         ends = [began for _, (_, _, began) in phases[1:]] + [self._ended or time.monotonic()]
         return [
-            JobPhase(
-                of, phase, int(done), int(total), max(0.0, until - began), until is not ends[-1] or not self.is_running
-            )
-            for ((of, phase), (done, total, began)), until in zip(phases, ends, strict=True)
+            {
+                "names": names,
+                "phase": phase,
+                "done": int(done),
+                "total": int(total),
+                "seconds": max(0.0, until - began),
+                "is_over": number < len(phases) or not self.is_running,
+            }
+            for number, (((names, phase), (done, total, began)), until) in enumerate(zip(phases, ends, strict=True), 1)
         ]
-
-    @property
-    def is_running(self) -> bool:
-        return self.state == "running"
 
     def end(self, state: Literal["done", "failed", "cancelled"], fault: str = "") -> None:
         """Set the final state of the job."""
@@ -129,28 +101,36 @@ class BulkJob:
 class Jobs:
     """The jobs of one console."""
 
-    def __init__(self, sources: Sources) -> None:
-        self._sources = sources
-        self._jobs: dict[str, BulkJob] = {}
+    def __init__(self, app: App, settings: Settings) -> None:
+        self._app = app
+        self._settings = settings
+        self._jobs: dict[str, Job] = {}
 
-    def all(self) -> list[BulkJob]:
+    def all(self) -> list[Job]:
         """Return the running jobs and the last ended ones, newest first."""
         return sorted(self._jobs.values(), key=lambda job: job.at, reverse=True)
 
-    def get(self, job_id: str) -> BulkJob | None:
+    def get(self, job_id: str) -> Job | None:
         return self._jobs.get(job_id)
 
-    async def run(self, job: BulkJob) -> str:
+    async def run(self, job: Job) -> str:
         """Run a job and return its result as text.
 
         Raises `UsageError` when too many jobs run or another works on the same projection, and what the work raises.
         """
-        self._check(job)
+        running = [other for other in self._jobs.values() if other.is_running]
+        for other in running:
+            shared = set(other.names) & set(job.names)
+            if shared:
+                noun = _NOUNS[other.kind]
+                raise UsageError(f"A {noun} of {', '.join(sorted(shared))} runs already. Wait, or cancel it.")
+        if len(running) >= RUNNING_MAX:
+            raise UsageError(f"{RUNNING_MAX} jobs run in this console already. Wait for one, or cancel it.")
         self._jobs[job.id] = job
         for old in islice([listed_job for listed_job in self.all() if not listed_job.is_running], KEPT_MAX, None):
             del self._jobs[old.id]
         try:
-            await (self._rebuilt(job) if job.kind == "rebuild" else self._verified(job))
+            await self._work(job)
         except asyncio.CancelledError:
             job.end("cancelled")
             raise
@@ -160,56 +140,39 @@ class Jobs:
         job.end("done")
         return "\n".join(job.results)
 
-    def _check(self, job: BulkJob) -> None:
-        running = [other_job for other_job in self._jobs.values() if other_job.is_running]
-        for other_job in running:
-            shared = set(other_job.names) & set(job.names)
-            if shared:
-                raise UsageError(
-                    f"A {_NOUN[other_job.kind]} of {', '.join(sorted(shared))} runs already. Wait, or cancel it."
-                )
-        if len(running) >= RUNNING_MAX:
-            raise UsageError(f"{RUNNING_MAX} jobs run in this console already. Wait for one, or cancel it.")
-
-    async def _rebuilt(self, job: BulkJob) -> None:
-        job.begin_projection(", ".join(job.names))
-        app, settings = self._sources.app, self._sources.settings
-        report = await rebuild(app, job.names, settings, **_how(job))
-        job.results = list(rebuild_lines(report))
-
-    async def _verified(self, job: BulkJob) -> None:
-        app, settings = self._sources.app, self._sources.settings
+    async def _work(self, job: Job) -> None:
+        how: dict[str, Any] = {
+            "engine": options_of(EngineOptions(job.engine)),
+            "from_archive": job.from_archive or None,
+        }
+        if job.kind == "rebuild":
+            progress = partial(job.report, ", ".join(job.names))
+            job.results = list(
+                rebuild_lines(await rebuild(self._app, job.names, self._settings, **how, progress=progress))
+            )
+            return
         for name in job.names:
-            job.begin_projection(name)
-            report = await verify(app, name, settings, **_how(job))
+            report = await verify(self._app, name, self._settings, **how, progress=partial(job.report, name))
             summary = f"{name} at position {report.position:,}: {counted(report.differences, 'difference')}"
             job.results.append(f"{summary} in {counted(report.rows, 'row')}; {spent(report.seconds)}")
-            job.differing += _differing(report, app.projections[name])
+            job.differing += _differing(report, self._app.projections[name])
 
 
-_NOUN: Mapping[Kind, str] = {"rebuild": "rebuild", "verify": "verification"}
-
-
-def _how(job: BulkJob) -> dict[str, Any]:
-    engine = options_of(EngineOptions(job.engine))
-    return {"engine": engine, "from_archive": job.from_archive or None, "progress": job.report}
-
-
-def _differing(report: VerifyReport, resolved: AnyResolved) -> list[DifferingRow]:
+def _differing(report: VerifyReport, resolved: AnyResolved) -> list[dict[str, Any]]:
     private, is_fold = resolved.is_private, isinstance(resolved, ResolvedProjection)
-    return [
-        DifferingRow(
-            projection=report.projection,
-            key=key_text(difference.key),
-            as_json=json.dumps(list(difference.key), default=str) if is_fold else "",
-            said=difference_text(difference, private=private)
-            if difference.live is None or difference.expected is None
-            else "",
-            columns=differing_columns(difference, private=private)
-            if difference.live is not None and difference.expected is not None
-            else (),
-            since=difference.since,
-            position=difference.position,
+    rows: list[dict[str, Any]] = []
+    for difference in report.examples:
+        has_both = difference.live is not None and difference.expected is not None
+        rows.append(
+            {
+                "projection": report.projection,
+                "key": key_text(difference.key),
+                # The page of a row takes its key as JSON; rows of a SQL projection have no page.
+                "key_json": json.dumps(list(difference.key), default=str) if is_fold else "",
+                "text": "" if has_both else difference_text(difference, private=private),
+                "columns": differing_columns(difference, private=private) if has_both else (),
+                "since": difference.since,
+                "position": difference.position,
+            }
         )
-        for difference in report.examples
-    ]
+    return rows

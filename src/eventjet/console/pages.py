@@ -96,7 +96,7 @@ PATHS: Mapping[str, str] = {
     "model": "/models/one",
     "row": "/models/row",
     "quarantine": "/quarantine",
-    "parked": "/quarantine/one",
+    "quarantined": "/quarantine/one",
     "processes": "/processes",
     "process": "/processes/one",
     "jobs": "/jobs",
@@ -183,16 +183,16 @@ def query_text(request: Request, name: str, most: int = TEXT_MAX) -> str:
 
 
 def query_number(request: Request, name: str, *, least: int = 0, most: int = NUMBER_MAX) -> int | None:
-    """Return a number of the query, or None if the query does not contain it.
+    """Return a number of the query, which may have commas, or None if the query does not contain it.
 
     Raises `HTTPException` 400 for other text and for a number outside of `least` to `most`.
     """
-    raw = request.query_params.get(name, "").strip()
-    if not raw:
+    text = request.query_params.get(name, "").replace(",", "").strip()
+    if not text:
         return None
-    if not (raw.isascii() and raw.isdigit() and len(raw) <= _DIGITS_MAX):
-        raise HTTPException(400, f"`{name}` is {printable(cut(raw, 40))!r}, which is not a number.")
-    number = int(raw)
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
+        raise HTTPException(400, f"`{name}` is {printable(cut(text, 40))!r}, which is not a number.")
+    number = int(text)
     if not least <= number <= most:
         raise HTTPException(400, f"`{name}` is {number:,}; it can be from {least:,} to {most:,}.")
     return number

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -78,8 +79,8 @@ def console(
 
     static = StaticFiles(directory=str(files("eventjet.console") / "static"))
     routes = [
-        Route(PATHS[name], endpoint, methods=["GET", "POST"] if name in POSTED else None)
-        for name, endpoint in ENDPOINTS.items()
+        Route(PATHS[name], _endpoint(template, values), methods=["GET", "POST"] if name in POSTED else None)
+        for name, (template, values) in ENDPOINTS.items()
     ]
     site = Starlette(
         routes=[Mount(PATHS["static"].rstrip("/"), static), *routes],
@@ -93,6 +94,16 @@ def console(
     site.state.streams = Streams()
     site.state.searches = Searches()
     return site
+
+
+def _endpoint(
+    template: str, values: Callable[[Request], Awaitable[dict[str, Any] | Response]]
+) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        shown = await values(request)
+        return shown if isinstance(shown, Response) else page(request, template, **shown)
+
+    return answer
 
 
 class _Front:
@@ -115,7 +126,7 @@ class _Front:
 
         if visitor.level == "forbidden":
             explanation = "You may not look at this console. Ask whoever runs it; its `access` decides."
-            await page(request, "fault.html", 403, title="Not allowed", said=explanation)(scope, receive, send)
+            await page(request, "fault.html", 403, title="Not allowed", explanation=explanation)(scope, receive, send)
             return
         try:
             await self._app(scope, receive, answered)
@@ -126,7 +137,7 @@ class _Front:
             explanation = (
                 f"This is a fault of eventjet's own ({type(error).__name__}). Its traceback is in the console's log."
             )
-            await page(request, "fault.html", 500, title="A fault of eventjet's own", said=explanation)(
+            await page(request, "fault.html", 500, title="A fault of eventjet's own", explanation=explanation)(
                 scope, receive, send
             )
 
@@ -136,8 +147,8 @@ async def _refused(request: Request, error: Exception) -> Response:
     if not hasattr(request.state, "visitor"):  # a request for styles and scripts, which everybody gets
         return PlainTextResponse(error.detail, error.status_code)
     explanation = "There is no such page." if error.status_code == 404 and error.detail == "Not Found" else error.detail
-    return page(request, "fault.html", error.status_code, title=f"{error.status_code}", said=explanation)
+    return page(request, "fault.html", error.status_code, title=f"{error.status_code}", explanation=explanation)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    return page(request, "fault.html", 502, title="It could not be shown", said=str(error))
+    return page(request, "fault.html", 502, title="It could not be shown", explanation=str(error))

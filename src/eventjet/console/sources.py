@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from sqlalchemy import Connection
+from starlette.exceptions import HTTPException
 
 from eventjet.app import App
 from eventjet.commands.repository import Repositories, open_repositories
@@ -22,7 +24,8 @@ from eventjet.jet import Jet
 from eventjet.jetstream.client import Client
 from eventjet.operations.aggregates import TimeTravel
 from eventjet.settings import Settings
-from eventjet.sql.database import PAGE, READ_ONLY, Database
+from eventjet.sql.database import PAGE, Database
+from eventjet.sql.dialect import READ_ONLY
 
 T = TypeVar("T")
 
@@ -84,6 +87,10 @@ class Sources:
                 self._log = OpenLog(jet, repositories, client, TimeTravel(repositories, client))
         return self._log
 
+    async def client(self) -> Client:
+        """Return the connection to the server; raises `Unreachable`."""
+        return (await self.log()).client
+
     async def ask(self, question: Callable[[Connection], T]) -> T:
         """Return the answer of a question to the database, asked over a read-only session; raises `Unreachable`.
 
@@ -103,21 +110,34 @@ class Sources:
         finally:
             self._sessions.release()
 
-    async def see(self, what: str, look: Callable[[], Coroutine[Any, Any, T]], within_s: float = ANSWER_S) -> Seen[T]:
-        """Take a look, and return its value or its fault, in which `what` names the source, such as "The database"."""
+    async def see(
+        self,
+        what: str,
+        look: Coroutine[Any, Any, T],
+        within_s: float = ANSWER_S,
+        *,
+        refusals: type[EventjetError] | tuple[()] = (),
+    ) -> Seen[T]:
+        """Take a look, and return its value or its fault, in which `what` names the source, such as "The database".
+
+        An error of `refusals` says that the query is wrong, and becomes an `HTTPException` 400.
+        """
         try:
             return Seen(await self.seen(what, look, within_s))
+        except refusals as error:
+            raise HTTPException(400, str(error)) from None
         except (EventjetError, TimeoutError) as error:
             return Seen(None, str(error) or f"{what} did not answer in time.")
 
-    async def seen(self, what: str, look: Callable[[], Coroutine[Any, Any, T]], within_s: float = ANSWER_S) -> T:
+    async def seen(self, what: str, look: Coroutine[Any, Any, T], within_s: float = ANSWER_S) -> T:
         """Take a look and return its value; raises what the look raises, or `TimeoutError` after `within_s`.
 
         A look that is late is cancelled but not waited for, since its end may never come.
         """
         if len(self._abandoned) >= _ABANDONED_MAX:
+            look.close()
             raise TimeoutError(f"{what} has not answered for a while, so it is not asked again yet.")
-        task = asyncio.ensure_future(look())
+        task = asyncio.ensure_future(look)
         try:
             done, _ = await asyncio.wait({task}, timeout=within_s)
         except asyncio.CancelledError:
@@ -141,26 +161,19 @@ class Sources:
 
 async def in_thread(work: Callable[[], T]) -> T:
     """Run `work` in a thread as `asyncio.to_thread` does, but the program's end does not wait for the thread."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
+    result: Future[T] = Future()
 
     def run() -> None:
-        result: T | None = None
-        fault: BaseException | None = None
+        if not result.set_running_or_notify_cancel():
+            return
         try:
-            result = work()
+            value = work()
         except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
-            fault = error
+            outcome = partial(result.set_exception, error)
+        else:
+            outcome = partial(result.set_result, value)
         with suppress(RuntimeError):  # the loop is closed, so nobody waits any more
-            loop.call_soon_threadsafe(settle, result, fault)
+            outcome()
 
     threading.Thread(target=run, name="eventjet ui look", daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(result)

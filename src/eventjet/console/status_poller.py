@@ -1,6 +1,6 @@
-"""`StatusPoller`: the status of the log and of its subscriptions, polled once for all open pages.
+"""`StatusPoller`: the status of the log and of its subscriptions, looked at once for all open pages.
 
-Database, log and subscriptions are polled separately, so that each shows while another is unavailable.
+Database, log and subscriptions are looked at separately, so that each shows while another is unavailable.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from eventjet.console.sources import ANSWER_S, Sources, in_thread
 from eventjet.doctor.report import Installation, Report
 from eventjet.doctor.server import check_monitoring, greetings
-from eventjet.errors import EventjetError
+from eventjet.errors import EventjetError, StoreUnavailable
 from eventjet.findings import Finding
+from eventjet.jetstream.connection import NatsConnection
 from eventjet.nats.endpoint import Endpoint
-from eventjet.operations.log import DeadlineCounts, LogStatus, StatusReader, deadline_counts, log_now
+from eventjet.operations.log import LogStatus, log_now
+from eventjet.operations.processes import Deadlines, deadlines_by_process
 from eventjet.runtime import called
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.status import (
@@ -28,220 +29,32 @@ from eventjet.subscriptions.status import (
     StatusSnapshot,
     WorkStatus,
     checkpoints_of,
+    look_at_followers,
     paced,
     see_checkpoints,
+    see_log,
     statuses_of,
 )
+
+T = TypeVar("T")
 
 _EVERY_S = 0.4
 _ANSWER_S = 1.2
 """Seconds that one look may take; with the pause before it, a fault shows within two seconds."""
-_TIMERS_S = 5.0
+_FRESH_S = 1.0
+"""Age in seconds up to which a value is shown without waiting for the look that is under way."""
+SLOW_S = 1.3
+"""Seconds after which a look without an answer is reported as slow, and no page waits for it."""
+_DEADLINES_S = 5.0
 _MONITORING_S = 30.0
 """Seconds between two requests to the servers' monitoring endpoints."""
 KEPT_S = 120.0
-_IDLE_S = 60.0
-"""Seconds after the last request for a page until polling stops."""
 _PACE_S = 10.0
-
-
-@dataclass(slots=True)
-class PolledStatus:
-    """The newest known status, and for each of its parts the reason why nothing newer is known."""
-
-    statuses: list[WorkStatus] = field(default_factory=list[WorkStatus])
-    """Status of the projections, then of reactors, processes, publications and inboxes."""
-    seen_s: float | None = None
-    """Age of `statuses` in seconds; None before the first look."""
-    is_log_known: bool = False
-    """Whether `statuses` contain lag and the log's last position; otherwise both are zero."""
-    log: LogStatus | None = None
-    log_seen_s: float | None = None
-    events_per_s: float | None = None
-    """Events appended to the log per second; None before the second look."""
-    deadlines: list[DeadlineCounts] = field(default_factory=list[DeadlineCounts])
-    durability: list[Finding] = field(default_factory=list[Finding])
-    log_fault: str = ""
-    database_fault: str = ""
-    following_fault: str = ""
-    """Why the lag of projections, reactors and the like is not known."""
-    deadlines_fault: str = ""
-
-    @property
-    def fault(self) -> str:
-        """All reasons, without repetition."""
-        return " ".join(dict.fromkeys(filter(None, (self.log_fault, self.database_fault, self.following_fault))))
-
-
-@dataclass(frozen=True, slots=True)
-class _SubscriptionStatus:
-    """The status of all subscriptions after one look at the log with these checkpoints."""
-
-    at: float
-    checkpoints: SeenCheckpoints
-    log: SeenLog
-    followers: list[WorkStatus]
-
-
-class StatusPoller:
-    """The poller of one console, which runs from the first request for a page until a minute after the last."""
-
-    def __init__(self, sources: Sources, monitoring: Sequence[str] = ()) -> None:
-        """Prepare a poller; `monitoring` are checked URLs of the servers' monitoring endpoints."""
-        self.monitoring = tuple(monitoring)
-        # Separate connections, since pages give up theirs whenever a look takes too long.
-        self._sources = Sources(sources.app, sources.settings)
-        self._app = sources.app
-        self._declared = {(projection.name, projection.revision) for projection in self._app.projections.values()}
-        self._declarations = declarations_of(self._app)
-        self._following = StatusReader(self._app, sources.settings, _ANSWER_S)
-        self._asked = 0.0
-        self._seen: deque[StatusSnapshot] = deque()
-        self._ends: deque[tuple[float, int]] = deque()
-        self._task: asyncio.Task[None] | None = None
-        self._checkpoints = Poll("The database", self._look_at_database, _EVERY_S)
-        self._log = Poll("The NATS server", self._look_at_log, _EVERY_S)
-        self._subscriptions = Poll("The NATS server", self._look_at_subscriptions, _EVERY_S)
-        self._deadlines = Poll("The NATS server", self._look_at_deadlines, _TIMERS_S)
-        self._durability = Poll("A monitoring endpoint", self._look_at_monitoring, _MONITORING_S)
-
-    async def polled(self) -> PolledStatus:
-        """Return the known status; the first page waits at most two seconds for the first looks."""
-        self._asked = time.monotonic()
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._run())
-        first = asyncio.gather(*(poll.first.wait() for poll in (self._checkpoints, self._log, self._subscriptions)))
-        await asyncio.wait({first}, timeout=ANSWER_S)
-        first.cancel()
-        statuses, seen_s, is_log_known = self._statuses()
-        return PolledStatus(
-            statuses=statuses,
-            seen_s=seen_s,
-            is_log_known=is_log_known,
-            log=self._log.value,
-            log_seen_s=self._log.seen_s,
-            events_per_s=self._rate(),
-            deadlines=self._deadlines.value or [],
-            durability=self._durability.value or [],
-            log_fault=self._log.fault,
-            database_fault=self._checkpoints.fault if self._declared else "",
-            following_fault=self._subscriptions.fault,
-            deadlines_fault=self._deadlines.fault,
-        )
-
-    def positions(self, name: str, revision: int) -> list[tuple[float, int, int]]:
-        """Return (seconds before now, position, the log's last position) for the last two minutes, oldest first."""
-        now = time.monotonic()
-        return [
-            (now - snapshot.at, status.position, status.log_position)
-            for snapshot in self._seen
-            for status in snapshot.projections
-            if (status.name, status.revision) == (name, revision)
-        ]
-
-    async def close(self) -> None:
-        """Stop polling and close the connections."""
-        self._following.close()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task}, timeout=2 * ANSWER_S)
-
-    def _statuses(self) -> tuple[list[WorkStatus], float | None, bool]:
-        """Return (statuses, their age, whether lag is known in them)."""
-        followed, checkpoints = self._subscriptions.value, self._checkpoints.value
-        if followed is not None and not self._subscriptions.fault:
-            last = self._seen[-1]
-            before = next((snapshot for snapshot in self._seen if snapshot.at >= last.at - _PACE_S), last)
-            ages = [age for age in (self._subscriptions.seen_s, self._checkpoints.seen_s) if age is not None]
-            return paced(before, last), max(ages), True
-        if checkpoints is None:
-            return [], None, False
-        # Without the server, what the database says is still true.
-        return statuses_of(checkpoints, self._declared, SeenLog()), self._checkpoints.seen_s, False
-
-    def _rate(self) -> float | None:
-        if len(self._ends) < 2 or self._log.fault:
-            return None
-        (began, first), (ended, last) = self._ends[0], self._ends[-1]
-        return max(0, last - first) / (ended - began)
-
-    async def _run(self) -> None:
-        polls: list[Poll[Any]] = [self._checkpoints, self._log, self._subscriptions, self._durability]
-        if any(process.has_deadlines for process in self._app.processes.values()):
-            polls.append(self._deadlines)
-        running = [asyncio.create_task(poll.run()) for poll in polls]
-        try:
-            while time.monotonic() - self._asked < _IDLE_S:  # noqa: ASYNC110 - pages only leave a time
-                await asyncio.sleep(_EVERY_S)
-        finally:
-            for task in running:
-                task.cancel()
-            await asyncio.wait(running, timeout=ANSWER_S)
-            await self._sources.close()
-
-    async def _look_at_database(self) -> SeenCheckpoints:
-        if not self._declared:
-            return SeenCheckpoints([], {})
-
-        async def look() -> SeenCheckpoints:
-            app, declared = self._app.name, self._declared
-            return await self._sources.ask(lambda connection: see_checkpoints(connection, app, declared))
-
-        return await self._sources.seen("The database", look, _ANSWER_S)
-
-    async def _look_at_log(self) -> LogStatus:
-        async def look() -> LogStatus:
-            client = (await self._sources.log()).client
-            return await log_now(client, self._app.name, self._log.value, _ANSWER_S)
-
-        status = await self._sources.seen("The NATS server", look, _ANSWER_S)
-        now = time.monotonic()
-        if self._ends and (self._ends[-1][1] > status.last or now - self._ends[-1][0] > _PACE_S):
-            self._ends.clear()  # another log, or a long time without looks: no rate is measured across that
-        self._ends.append((now, status.last))
-        while self._ends[0][0] < now - _PACE_S:
-            self._ends.popleft()
-        return status
-
-    async def _look_at_subscriptions(self) -> _SubscriptionStatus:
-        await self._checkpoints.first.wait()
-        checkpoints = self._checkpoints.value or SeenCheckpoints([], {})
-        declared = self._declared if self._checkpoints.value is not None else set[tuple[str, int]]()
-        all_checkpoints = checkpoints_of(checkpoints, declared)
-        log, followers = await in_thread(lambda: self._following.look(all_checkpoints))
-        status = _SubscriptionStatus(time.monotonic(), checkpoints, log, followers)
-        statuses = [*statuses_of(checkpoints, declared, log), *followers]
-        self._seen.append(StatusSnapshot(status.at, statuses))
-        while self._seen[0].at < status.at - KEPT_S:
-            self._seen.popleft()
-        return status
-
-    async def _look_at_deadlines(self) -> list[DeadlineCounts]:
-        async def look() -> list[DeadlineCounts]:
-            return await deadline_counts((await self._sources.log()).client, self._app)
-
-        return await self._sources.seen("The NATS server", look)
-
-    async def _look_at_monitoring(self) -> list[Finding]:
-        """Check the monitoring endpoints as `eventjet doctor` does, and return the findings."""
-        settings, report = self._sources.settings, Report("monitoring")
-        installation = Installation(self._app, settings, self.monitoring, 2 * ANSWER_S, time.time)
-        if self.monitoring:
-            await in_thread(
-                lambda: check_monitoring(installation, report, lambda: greetings(Endpoint.of(settings), ANSWER_S))
-            )
-        return report.found
-
-
-T = TypeVar("T")
-
-SLOW_S = 1.3
-"""Seconds after which a look without an answer is reported as slow."""
 _LOG = logging.getLogger("eventjet.console")
 
 
 class Poll(Generic[T]):
-    """A repeated look at one source, which goes on after any error."""
+    """A look at one source that pages share: taken when one of them asks, at most once in `every_s` seconds."""
 
     def __init__(self, what: str, look: Callable[[], Coroutine[Any, Any, T]], every_s: float) -> None:
         """Prepare a poll; `what` names the source in messages, such as "The NATS server"."""
@@ -254,13 +67,13 @@ class Poll(Generic[T]):
         self._every_s = every_s
         self._fault = ""
         self._seen_at: float | None = None
-        self._began: float | None = None
-        self._next = 0.0
+        self._began = 0.0
+        self._task: asyncio.Task[None] | None = None
 
     @property
     def fault(self) -> str:
         """Why there is no new value; empty without a fault."""
-        slow_s = 0.0 if self._began is None else time.monotonic() - self._began
+        slow_s = time.monotonic() - self._began if self._task is not None and not self._task.done() else 0.0
         if not self._fault and slow_s > SLOW_S:
             return f"{self._what} has not answered for {slow_s:.0f} s."
         return self._fault
@@ -270,22 +83,176 @@ class Poll(Generic[T]):
         """Age of the value in seconds; None while there is no value."""
         return None if self._seen_at is None else time.monotonic() - self._seen_at
 
-    async def run(self) -> None:
-        """Look for ever, at most once in `every_s` seconds."""
-        while True:
-            await asyncio.sleep(max(0.0, self._next - time.monotonic()))
-            self._began = time.monotonic()
-            self._next = self._began + self._every_s
-            try:
-                self.value = await called(self._look(), "A look")
-            except (EventjetError, TimeoutError) as error:
-                self._fault = str(error) or f"{self._what} did not answer in time."
-            except Exception as error:  # noqa: BLE001 - told, and the next look is taken all the same
-                _LOG.exception("a look of the console failed")
-                self._fault = f"This is a fault of eventjet's own ({type(error).__name__}); see the console's log."
-            else:
-                self._fault = ""
-                self._seen_at = time.monotonic()
-            finally:
-                self._began = None
-            self.first.set()
+    def begin(self) -> None:
+        """Begin a look, unless one is under way or the last one began a moment ago."""
+        now = time.monotonic()
+        if (self._task is None or self._task.done()) and (self._task is None or now - self._began >= self._every_s):
+            self._began = now
+            self._task = asyncio.create_task(self._run())
+
+    async def refresh(self) -> None:
+        """Begin a look as `begin` does; where the value is old, wait for the look until it counts as slow."""
+        self.begin()
+        if self._task is not None and (self._fault or self.seen_s is None or self.seen_s > _FRESH_S):
+            await asyncio.wait({self._task}, timeout=max(0.0, self._began + SLOW_S - time.monotonic()))
+
+    def cancel(self) -> None:
+        """Cancel the look that is under way."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            self.value = await called(self._look(), "A look")
+        except (EventjetError, TimeoutError) as error:
+            self._fault = str(error) or f"{self._what} did not answer in time."
+        except Exception as error:  # noqa: BLE001 - reported, and the next look is taken all the same
+            _LOG.exception("a look of the console failed")
+            self._fault = f"This is a fault of eventjet's own ({type(error).__name__}); see the console's log."
+        else:
+            self._fault = ""
+            self._seen_at = time.monotonic()
+        self.first.set()
+
+
+class StatusPoller:
+    """The newest known status of one console's app; each part has its value, its age and why nothing newer is known."""
+
+    def __init__(self, sources: Sources, monitoring: Sequence[str] = ()) -> None:
+        """Prepare a poller; `monitoring` are checked URLs of the servers' monitoring endpoints."""
+        self.monitoring = tuple(monitoring)
+        self.statuses: list[WorkStatus] = []
+        """Status of the projections, then of reactors, processes, publications and inboxes."""
+        self.seen_s: float | None = None
+        """Age of `statuses` in seconds; None before the first look."""
+        self.is_log_known = False
+        """Whether `statuses` contain lag and the log's last position; otherwise both are zero."""
+        self.database = Poll("The database", self._look_at_database, _EVERY_S)
+        self.log = Poll("The NATS server", self._look_at_log, _EVERY_S)
+        self.subscriptions = Poll("The NATS server", self._look_at_subscriptions, _EVERY_S)
+        self.deadlines = Poll("The NATS server", self._look_at_deadlines, _DEADLINES_S)
+        self.durability = Poll("A monitoring endpoint", self._look_at_monitoring, _MONITORING_S)
+        # Separate connections, since pages give up theirs whenever a look takes too long.
+        self._sources = Sources(sources.app, sources.settings)
+        self._app = sources.app
+        self._declared = {(projection.name, projection.revision) for projection in self._app.projections.values()}
+        self._declarations = declarations_of(self._app)
+        self._endpoint = Endpoint.of(sources.settings).with_name("eventjet ui")
+        self._connection: NatsConnection | None = None
+        self._is_closed = False
+        self._snapshots: deque[StatusSnapshot] = deque()
+        self._ends: deque[tuple[float, int]] = deque()
+
+    async def refreshed(self) -> StatusPoller:
+        """Return this poller with the status as of now; a page waits at most two seconds for looks that are slow."""
+        self.durability.begin()
+        if any(process.has_deadlines for process in self._app.processes.values()):
+            self.deadlines.begin()
+        await asyncio.gather(self.database.refresh(), self.log.refresh(), self.subscriptions.refresh())
+        if self._snapshots and not self.subscriptions.fault:
+            last = self._snapshots[-1]
+            before = next((snapshot for snapshot in self._snapshots if snapshot.at >= last.at - _PACE_S), last)
+            ages = [age for age in (self.subscriptions.seen_s, self.database.seen_s) if age is not None]
+            self.statuses, self.seen_s, self.is_log_known = paced(before, last), max(ages), True
+        elif self.database.value is not None:
+            # Without the server, what the database says is still true.
+            self.statuses = statuses_of(self.database.value, self._declared, SeenLog())
+            self.seen_s, self.is_log_known = self.database.seen_s, False
+        return self
+
+    @property
+    def fault(self) -> str:
+        """Why nothing newer is known of log, database and subscriptions, without repetition."""
+        return " ".join(dict.fromkeys(filter(None, (self.log.fault, self.database.fault, self.subscriptions.fault))))
+
+    @property
+    def events_per_s(self) -> float | None:
+        """Events appended to the log per second; None before the second look."""
+        if len(self._ends) < 2 or self.log.fault:
+            return None
+        (began, first), (ended, last) = self._ends[0], self._ends[-1]
+        return max(0, last - first) / (ended - began)
+
+    def positions(self, name: str, revision: int) -> list[tuple[float, int, int]]:
+        """Return (seconds before now, position, the log's last position) for the last two minutes, oldest first."""
+        now = time.monotonic()
+        return [
+            (now - snapshot.at, status.position, status.log_position)
+            for snapshot in self._snapshots
+            for status in snapshot.projections
+            if (status.name, status.revision) == (name, revision)
+        ]
+
+    async def close(self) -> None:
+        """Cancel the looks that are under way and close the connections."""
+        self._is_closed = True
+        self._disconnect()
+        for poll in (self.database, self.log, self.subscriptions, self.deadlines, self.durability):
+            poll.cancel()
+        await self._sources.close()
+
+    async def _look_at_database(self) -> SeenCheckpoints:
+        if not self._declared:
+            return SeenCheckpoints([], {})
+        app, declared = self._app.name, self._declared
+        look = self._sources.ask(lambda connection: see_checkpoints(connection, app, declared))
+        return await self._sources.seen("The database", look, _ANSWER_S)
+
+    async def _look_at_log(self) -> LogStatus:
+        async def look() -> LogStatus:
+            return await log_now(await self._sources.client(), self._app.name, self.log.value, _ANSWER_S)
+
+        status = await self._sources.seen("The NATS server", look(), _ANSWER_S)
+        now = time.monotonic()
+        if self._ends and (self._ends[-1][1] > status.last or now - self._ends[-1][0] > _PACE_S):
+            self._ends.clear()  # another log, or a long time without looks: no rate is measured across that
+        self._ends.append((now, status.last))
+        while self._ends[0][0] < now - _PACE_S:
+            self._ends.popleft()
+        return status
+
+    async def _look_at_subscriptions(self) -> None:
+        await self.database.first.wait()
+        checkpoints = self.database.value or SeenCheckpoints([], {})
+        declared = self._declared if self.database.value is not None else set[tuple[str, int]]()
+        log, followers = await in_thread(lambda: self._look_at_server(checkpoints, declared))
+        snapshot = StatusSnapshot(time.monotonic(), [*statuses_of(checkpoints, declared, log), *followers])
+        self._snapshots.append(snapshot)
+        while self._snapshots[0].at < snapshot.at - KEPT_S:
+            self._snapshots.popleft()
+
+    def _look_at_server(
+        self, checkpoints: SeenCheckpoints, declared: set[tuple[str, int]]
+    ) -> tuple[SeenLog, list[WorkStatus]]:
+        """Return what the log says of these checkpoints, and the status of each cursor; reconnects after an error."""
+        try:
+            if self._connection is None:
+                self._connection = NatsConnection.open(self._endpoint, timeout_s=_ANSWER_S)
+            if self._is_closed:
+                raise StoreUnavailable("The log", "the console has ended")
+            log = see_log(self._connection, self._app.name, checkpoints_of(checkpoints, declared))
+            return log, look_at_followers(self._connection, self._app, self._declarations, log.last)
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    async def _look_at_deadlines(self) -> dict[str, Deadlines]:
+        async def look() -> dict[str, Deadlines]:
+            return await deadlines_by_process(await self._sources.client(), self._app)
+
+        return await self._sources.seen("The NATS server", look())
+
+    async def _look_at_monitoring(self) -> list[Finding]:
+        """Check the monitoring endpoints as `eventjet doctor` does, and return the findings."""
+        settings, report = self._sources.settings, Report("monitoring")
+        installation = Installation(self._app, settings, self.monitoring, 2 * ANSWER_S, time.time)
+        if self.monitoring:
+            await in_thread(
+                lambda: check_monitoring(installation, report, lambda: greetings(Endpoint.of(settings), ANSWER_S))
+            )
+        return report.found

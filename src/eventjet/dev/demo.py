@@ -27,11 +27,11 @@ from eventjet.commands import Imported
 from eventjet.dev.process import ServerProcess
 from eventjet.dev.stack import Stack, running_stack
 from eventjet.dev.supervisor import Program
+from eventjet.domain.position import FAILED
 from eventjet.errors import DemoFailed, NotCaughtUp
 from eventjet.examples import demo_bank
 from eventjet.examples.demo_bank import Account, Deposited, InsufficientFunds, Opened
 from eventjet.jet import Jet
-from eventjet.sql.checkpoint import FAILED
 
 _APP = f"{demo_bank.__name__}:bank"
 _PROJECTION = demo_bank.balances.name

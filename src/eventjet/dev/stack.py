@@ -37,14 +37,12 @@ class Stack:
     monitoring: str
     """The NATS server's monitoring endpoint, as `EVENTJET_MONITORING` takes it."""
 
-    def write_exports(self, app: str, jvm_cache: Path | None = None) -> Path:
+    def write_exports(self, app: str) -> Path:
         """Write a file that points another shell at this stack by `. file`, and return its path.
 
-        Only this user may read the file, and it is removed when the stack ends. `jvm_cache` is where bulk jobs that are
-        started from that shell keep the classes of their JVM.
+        Only this user may read the file, and it is removed when the stack ends.
         """
         variables = {"EVENTJET_APP": app, "EVENTJET_SERVERS": self.servers, "EVENTJET_DATABASE": self.database}
-        variables |= {} if jvm_cache is None else {"EVENTJET_JVM_CACHE": str(jvm_cache.absolute())}
         file = self.folder / _ENV
         file.unlink(missing_ok=True)
         file.touch(0o600, exist_ok=False)

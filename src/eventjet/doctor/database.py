@@ -17,14 +17,12 @@ from eventjet.projections.app_ref import Application
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.rebuild.workspace import leftovers
 from eventjet.sql import checkpoint, migrations
-from eventjet.sql.database import Database
-from eventjet.sql.dialect import Fault, SessionLimits, Soundness
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import Database, dialect_of
+from eventjet.sql.dialect import Fault, SessionLimits, TableRef, verbatim
 from eventjet.sql.locations import check, recorded
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.revisions import unused
 from eventjet.sql.table_differences import differences
-from eventjet.sql.tables import has_rows
 from eventjet.subscriptions.status import SeenCheckpoints, see_checkpoints
 
 
@@ -59,7 +57,10 @@ def _check_connected(
     installation: Installation, report: Report, database: Database, connection: Connection
 ) -> SeenDatabase | None:
     with _guarded(report, connection, "settings"):
-        check_soundness(report, database.shown, dialect_of(connection).soundness(connection))
+        version, findings = dialect_of(connection).examine(connection)
+        for finding in findings:
+            report.add(finding.level, finding.check, finding.what, finding.cost, finding.fix)
+        report.ok("database", f"{database.shown} is {version}")
     with _guarded(report, connection, "clock"):
         before, began = installation.clock(), time.monotonic()
         database_now = float(connection.scalar(select(Clock())) or 0)
@@ -81,14 +82,6 @@ def _check_connected(
     with _guarded(report, connection, "unused"):
         _check_unused(report, connection, database, installation.app)
     return seen
-
-
-def check_soundness(report: Report, shown: str, soundness: Soundness) -> None:
-    """Report the database's version, and every weakness of its settings."""
-    for weakness in soundness.weaknesses:
-        level = Level.FAULT if weakness.is_fault else Level.NOTE if weakness.is_rare else Level.WARNING
-        report.add(level, "settings", weakness.what, weakness.cost, weakness.remedy)
-    report.ok("database", f"{shown} is {soundness.version}")
 
 
 @contextmanager
@@ -127,13 +120,17 @@ def _check_tables(report: Report, connection: Connection, resolved: AnyResolved,
         fix = f"`eventjet rebuild {resolved.name}` makes the table as it is declared"
         report.add(level, "tables", f"{resolved.name}: {difference.what}", difference.cost, fix)
     dialect = dialect_of(connection)
-    existing = dialect.tables.find_all(
+    existing = dialect.find_tables(
         connection, checkpoint.names_of(recorded(resolved)), stored_checkpoint.location
     ).values()
-    if seen is not None and existing and not any(has_rows(connection, table) for table in existing):
+    if seen is not None and existing and not any(_has_rows(connection, table) for table in existing):
         seen.empty.add(resolved.name)
     if not table_differences and existing:
         report.ok("tables", f"{named(table.quoted() for table in existing)} of {resolved.name} as declared")
+
+
+def _has_rows(connection: Connection, table: TableRef) -> bool:
+    return connection.scalar(verbatim(f"select 1 from {table.quoted()} limit 1")) is not None  # noqa: S608 - of a known table
 
 
 def _check_unused(report: Report, connection: Connection, database: Database, app: Application) -> None:

@@ -21,7 +21,7 @@ from eventjet.doctor.streams import check_streams
 from eventjet.doctor.subscriptions import check_reactions, check_read_models
 from eventjet.errors import EventjetError, Forbidden, LogUnusable, StoreError, Unauthorized, Unreachable
 from eventjet.findings import Finding, Level
-from eventjet.spark.jvm import find_java
+from eventjet.spark.session import find_java
 from eventjet.urls import shown_master
 
 T = TypeVar("T")

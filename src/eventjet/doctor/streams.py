@@ -16,9 +16,8 @@ from eventjet.findings import Level
 from eventjet.jetstream.api import StreamState, direct_page, server_time, stream_info
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.integrity import accepted_missing, missing_range
-from eventjet.log.integrity import find_stream as find
 from eventjet.log.public_stream import check_public
-from eventjet.log.topology import Drift, compare, identity_of, needed_configs, unknown_settings
+from eventjet.log.topology import Drift, compare, finding_stream, identity_of, needed_configs, unknown_settings
 from eventjet.log.unknown_events import LIST_S, LOOKS, unknown_aggregates, unknown_events
 from eventjet.nats.endpoint import Endpoint
 from eventjet.operations.log import ListedConsumer, list_consumers, replicas_of
@@ -48,7 +47,7 @@ def check_streams(installation: Installation, report: Report, servers: Callable[
         for config in needed_configs(app.name, replicas, cursors=bool(follows), timers=has_timers(app)):
             name = str(config["name"])
             with report.guarded("stream"):
-                state = find(link, name)
+                state = link.run(finding_stream(name))
                 check_stream(report, app, config, state)
                 if state is None:
                     missing.add(name)
@@ -56,13 +55,13 @@ def check_streams(installation: Installation, report: Report, servers: Callable[
                     _check_copies(report, link, name)
         for declaration in app.publications.values():
             with report.guarded("publication"):
-                public = find(link, declaration.stream)
+                public = link.run(finding_stream(declaration.stream))
                 missing |= {declaration.stream} if public is None else set()
                 check_public(public, declaration.stream, declaration.name)
                 report.ok("publication", f"the stream {declaration.stream} takes what {declaration.name} publishes")
         for declaration in app.inboxes.values():
             with report.guarded("inbox"):
-                _check_inbox(report, declaration.name, declaration.stream, find(link, declaration.stream))
+                _check_inbox(report, declaration.name, declaration.stream, link.run(finding_stream(declaration.stream)))
         with report.guarded("answers"):
             _check_answers(report, link, installation, missing)
         if app.name in missing:

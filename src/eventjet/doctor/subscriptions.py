@@ -8,13 +8,13 @@ from contextlib import suppress
 from eventjet.doctor.database import SeenDatabase
 from eventjet.doctor.report import Installation, Report
 from eventjet.doctor.server import Greeting
+from eventjet.domain.position import FAILED, NEW, PAUSED, RETIRED
 from eventjet.errors import Forbidden, LogUnusable
 from eventjet.findings import Level
 from eventjet.jetstream.api import next_message
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.integrity import state_of_log
+from eventjet.log.topology import identity_of, reading_log_state
 from eventjet.nats.endpoint import Endpoint
-from eventjet.sql.checkpoint import FAILED, NEW, PAUSED, RETIRED
 from eventjet.subscriptions.declarations import declarations_of, filters_of
 from eventjet.subscriptions.status import PROJECTION, WorkStatus, look_at_followers, look_at_projections
 
@@ -97,7 +97,8 @@ def check_reactions(
         report.guarded("cursor", reported_by="streams"),
         suppress(*nothing),
     ):
-        _, state = state_of_log(link, installation.app.name)
+        state = link.run(reading_log_state(installation.app.name))
+        identity_of(state)  # raises for a log that has lost its identity
         for status in look_at_followers(link, installation.app, declared, state.last):
             check_work(report, status)
 

@@ -52,8 +52,6 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
     ```
     """
 
-    _check_name(name, "event", "account.opened")
-
     def declare(cls: type[T]) -> type[T]:
         from pydantic.dataclasses import dataclass as pydantic_dataclass
         from pydantic.dataclasses import rebuild_dataclass
@@ -73,9 +71,7 @@ def event(name: str, /, *, schema: int = 1, formerly: tuple[str, ...] = ()) -> C
             if field_info.alias or field_info.validation_alias or field_info.serialization_alias:
                 reason = "an event is made, stored and read by the names of its fields: leave the alias out"
                 raise DefinitionError([f"{cls.__qualname__}.{field} has an alias, and {reason}"])
-        # `tuple` would split a str into its characters.
-        names = (formerly,) if isinstance(formerly, str) else tuple(formerly)  # pyright: ignore[reportUnnecessaryIsInstance]
-        setattr(event_class, _MARK, EventInfo(name, schema, names))
+        setattr(event_class, _MARK, EventInfo(name, schema, formerly))
         event_class.__init__ = _constructor(event_class)
         return cast("type[T]", event_class)
 
@@ -127,8 +123,6 @@ def aggregate(name: str, /, *, snapshot_every: int | None = None, revision: int 
     ```
     """
 
-    _check_name(name, "aggregate", "account")
-
     def declare(cls: type[T]) -> type[T]:
         _check_not_generic(cls, "aggregate")
         aggregate_class = dataclass(frozen=True, kw_only=True, slots=True)(cls)
@@ -136,13 +130,6 @@ def aggregate(name: str, /, *, snapshot_every: int | None = None, revision: int 
         return aggregate_class
 
     return declare
-
-
-def _check_name(name: object, decorator: str, example: str) -> None:
-    """Raise `DefinitionError` when a decorator was written without a name and so received the class instead."""
-    if not isinstance(name, str):
-        what = getattr(name, "__qualname__", type(name).__name__)
-        raise DefinitionError([f'@{decorator} of {what} lacks its name; write @{decorator}("{example}")'])
 
 
 def _check_not_generic(hint: Any, decorator: str, field: str = "") -> None:

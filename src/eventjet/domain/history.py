@@ -102,7 +102,7 @@ class FoldedState(Generic[S]):
     commands: Commands = field(default_factory=Commands, compare=False)
 
 
-VOID = -1
+SKIPPED = -1
 """`Link.expected` of a record that has a skip marker. The record keeps its version if that is the next one."""
 
 
@@ -112,7 +112,7 @@ class Link(NamedTuple):
     version: int
     position: int
     expected: int | None
-    """The position the event was written after, if its header says so (the first of a save); `VOID` if skipped."""
+    """The position the event was written after, if its header says so (the first of a save); `SKIPPED` if skipped."""
     command_id: str | None
     data: Any
     """The event; None if it is retired or skipped, so that the fold passes over it."""
@@ -146,13 +146,13 @@ def fold_history(folded: FoldedState[S], links: Iterable[Link], subject: str, la
     state, version, position = own_copy(folded.state), folded.version, folded.position
     for next_version, next_position, expected, command_id, data in links:
         if next_version != version + 1:
-            if expected == VOID:
+            if expected == SKIPPED:
                 position = next_position
                 continue
             raise HistoryBroken(subject, next_position, f"version {next_version} follows version {version}")
         if next_position <= position:
             raise HistoryBroken(subject, next_position, f"it comes after position {position}")
-        if expected is not None and expected not in (position, VOID):
+        if expected is not None and expected not in (position, SKIPPED):
             reason = f"it was written after position {expected}, but {position} came before it"
             raise HistoryBroken(subject, next_position, reason)
         if data is not None:

@@ -13,11 +13,9 @@ from datetime import datetime, timedelta
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar, cast, dataclass_transform, overload
 
 from eventjet.domain.aggregate import AggregateType, aggregate
-from eventjet.domain.decision import check_decision
 from eventjet.domain.moment import in_utc, later
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy
-from eventjet.domain.subscription import shown_name
 from eventjet.errors import DefinitionError
 
 C = TypeVar("C")
@@ -141,7 +139,7 @@ def do(
     """Ask an aggregate of the same app for a decision.
 
     Nothing happens here: `then` makes it a `Step`, which the process's `step` returns and a worker carries out.
-    `then_with` passes the `Outcome` on. Raises `UsageError` for a value that is not a decision.
+    `then_with` passes the `Outcome` on.
 
     ```python
     asked = do(Account, "a-1", Account.withdraw, Decimal(5))
@@ -149,7 +147,6 @@ def do(
     assert str(step.asked) == "Account 'a-1': withdraw"
     ```
     """
-    check_decision(target, decide, aggregate_id)
     return Asked(target, aggregate_id, Call.of(decide, args, kwargs))
 
 
@@ -228,7 +225,7 @@ def listens(by: Any = None, /) -> Any:
 
     `by` is a named, annotated, pure function of the event that returns the id of a process, or None for no process.
     Without `by`, it is the process with the id of the event's aggregate. The decision may return None: then nothing
-    follows from that event. Raises `DefinitionError` for a `by` that is not a function of an event.
+    follows from that event.
 
     ```python
     @event("greeting.noted")
@@ -257,26 +254,11 @@ def listens(by: Any = None, /) -> Any:
     ```
     """
 
-    if by is not None and not _takes_an_event_alone(by):
-        fault = "write `@listens()`, or `@listens(by)` with a function of the event that says whose it is"
-        raise DefinitionError([f"{shown_name(by)}: {fault}"])
-
     def mark(handler: Any, /) -> Any:
         setattr(handler, LISTENS, by or same_id)
         return handler
 
     return mark
-
-
-def _takes_an_event_alone(by: Any) -> bool:
-    """Return whether `by` takes one argument; a listener decorated without parentheses takes two."""
-    if not callable(by):
-        return False
-    try:
-        parameters = inspect.signature(by).parameters.values()
-    except (TypeError, ValueError):  # a builtin
-        return True
-    return len([parameter for parameter in parameters if parameter.default is parameter.empty]) == 1
 
 
 def same_id(event: Recorded[Any]) -> str:

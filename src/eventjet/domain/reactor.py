@@ -21,7 +21,7 @@ from typing_extensions import TypeVar
 
 from eventjet.domain.aggregate import AggregateType, event_info
 from eventjet.domain.decision import Committed
-from eventjet.domain.parked import AggregateKey
+from eventjet.domain.quarantined import AggregateKey
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name, union_members
 from eventjet.errors import DefinitionError

@@ -11,7 +11,6 @@ from types import MemberDescriptorType
 from typing import Any, Generic, TypeAlias, TypeVar, cast
 
 from eventjet.domain.state import own_copy
-from eventjet.errors import UsageError
 
 E = TypeVar("E")
 E_co = TypeVar("E_co", covariant=True)
@@ -188,20 +187,12 @@ def with_metadata(metadata: Metadata) -> Generator[Metadata]:
         await jet.repository(Account).execute("a-1", Account.deposit, Decimal(1))
     ```
     """
-    check_metadata(metadata)
     merged = merge(_current.get(), metadata)
     token = _current.set(merged)
     try:
         yield merged
     finally:
         _current.reset(token)
-
-
-def check_metadata(metadata: object) -> None:
-    """Raise `UsageError` for a value that is not a `Metadata`, such as a dict."""
-    if not isinstance(metadata, Metadata):
-        kind = type(metadata).__name__
-        raise UsageError(f"The metadata is given as {kind}. Give Metadata(actor=…, extra={{…}}), of `eventjet`.")
 
 
 def merge(outer: Metadata, inner: Metadata) -> Metadata:

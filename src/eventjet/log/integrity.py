@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from eventjet.codec.catalog import Catalog
 from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.errors import (
     ApiRefused,
@@ -24,13 +23,11 @@ from eventjet.errors import (
     LogRolledBack,
     LogUnusable,
     StoreError,
-    StreamMissing,
     Unreachable,
 )
-from eventjet.jetstream.api import StreamState, message_at, paused_until, stream_info, update_stream
+from eventjet.jetstream.api import Conversation, StreamState, message_at, paused_until, update_stream
 from eventjet.jetstream.client import Client
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.log.topology import (
     AGGREGATES,
     FIRST,
@@ -41,9 +38,9 @@ from eventjet.log.topology import (
     compare,
     drifts_of,
     every_config,
+    finding_stream,
     identity_of,
-    info,
-    missing_stream,
+    reading_log_state,
 )
 from eventjet.observability import logs
 
@@ -193,7 +190,7 @@ class StreamIdentity:
             await self._client.serve(f"$JS.EVENT.ADVISORY.STREAM.*.{self._stream}", lambda _: self._forget())
         asked_at = time.monotonic()
         try:
-            state = await info(self._client, self._stream)
+            state = await self._client.run(reading_log_state(self._stream))
         except LogUnusable:
             self._forget()
             raise
@@ -258,51 +255,42 @@ class Stand(Protocol):
     def event_id(self) -> str: ...
 
 
-def state_of_log(connection: NatsConnection, stream: str) -> tuple[str, StreamState]:
-    """Return (identity, state) of an app's stream; raises `LogUnusable` if `init` has not created it. Blocks."""
-    try:
-        state = connection.ask(stream_info(stream))
-    except StreamMissing:
-        raise missing_stream(stream) from None
-    return identity_of(state), state
+def log_fault(state: StreamState, checkpoint: Stand) -> Conversation[LogRolledBack | LogIncomplete | None]:
+    """Return the error that keeps a subscription from going on over this log from its checkpoint; None if it can."""
+    fault = yield from _rollback_fault(state, checkpoint)
+    missing = "" if fault else missing_range(state)
+    return LogIncomplete(f"The log {state.name!r}", missing) if missing else fault
 
 
-async def learn_voids(client: Client, stream: str, catalog: Catalog) -> None:
-    """Read the skip markers of the log into a worker's catalog, so that its readers pass over those records."""
-    catalog.voids.update(await client.run(reading_skip_markers(stream)))
-
-
-def check_same_log(connection: NatsConnection, stream: str, checkpoint: Stand) -> None:
-    """Raise `LogRolledBack` if the checkpoint was not made from this log. Blocks."""
-    identity, state = state_of_log(connection, stream)
-    fault = _rollback_fault(identity, state, checkpoint, _record_at(connection, stream, checkpoint))
+def checking_same_log(stream: str, checkpoint: Stand) -> Conversation[None]:
+    """Raise `LogRolledBack` if the checkpoint was not made from this log."""
+    state = yield from reading_log_state(stream)
+    fault = yield from _rollback_fault(state, checkpoint)
     if fault is not None:
         raise fault
 
 
-async def check_whole_log(client: Client, stream: str, checkpoint: Stand) -> str:
+def checking_whole_log(stream: str, checkpoint: Stand) -> Conversation[str]:
     """Check that reading can go on from a checkpoint, and return the log's identity.
 
     Raises `LogRolledBack` if the checkpoint was not made from this log, `LogIncomplete` for missing positions, and
     `LogDrifted` for settings with which the log may not be followed.
     """
-    state = await info(client, stream)
-    identity = identity_of(state)
-    record = await client.ask(message_at(stream, checkpoint.position)) if checkpoint.position else None
-    fault = _fault(identity, state, checkpoint, record)
+    state = yield from reading_log_state(stream)
+    fault = yield from log_fault(state, checkpoint)
     if fault is not None:
         raise fault
     check_settings(state)
-    return identity
+    return identity_of(state)
 
 
 async def check_running(client: Client, stream: str, checkpoint: Stand, log: str) -> None:
-    """Check what may change under a worker while it reads; raises as `check_whole_log`.
+    """Check what may change under a worker while it reads; raises as `checking_whole_log`.
 
     A server that does not answer is no fault here, and changed events under the same identity end the reading anyway.
     """
     try:
-        state = await info(client, stream)
+        state = await client.run(reading_log_state(stream))
         identity = identity_of(state)
     except IdentityLost:
         raise
@@ -327,35 +315,13 @@ async def pause_of(client: Client, stream: str, durable: str) -> str | None:
     return f"{description}. Run `nats consumer resume {stream} {durable}`" if until else None
 
 
-def log_fault(
-    connection: NatsConnection, identity: str, state: StreamState, checkpoint: Stand
-) -> LogRolledBack | LogIncomplete | None:
-    """Return the error that keeps a projection from going on over this log; None if it can go on. Blocks."""
-    return _fault(identity, state, checkpoint, _record_at(connection, state.name, checkpoint))
-
-
-def _record_at(connection: NatsConnection, stream: str, checkpoint: Stand) -> RawRecord | None:
-    """Return the record at the checkpoint's position, None if there is none. Blocks."""
-    return connection.ask(message_at(stream, checkpoint.position)) if checkpoint.position else None
-
-
-def _fault(
-    identity: str, state: StreamState, checkpoint: Stand, record: RawRecord | None
-) -> LogRolledBack | LogIncomplete | None:
-    """Return the error of `log_fault`, for a log that has `record` at the checkpoint's position."""
-    fault = _rollback_fault(identity, state, checkpoint, record)
-    missing = "" if fault else missing_range(state)
-    return LogIncomplete(f"The log {state.name!r}", missing) if missing else fault
-
-
-def _rollback_fault(
-    identity: str, state: StreamState, checkpoint: Stand, record: RawRecord | None
-) -> LogRolledBack | None:
+def _rollback_fault(state: StreamState, checkpoint: Stand) -> Conversation[LogRolledBack | None]:
     """Return the error for a checkpoint that was not made from this log; None if it was.
 
     A log that was restored from an old backup and has grown again reaches the position, but with other events: so the
     id of the event there is compared.
     """
+    identity = identity_of(state)
     if checkpoint.position == 0:
         return None
     if checkpoint.log != identity:
@@ -364,6 +330,7 @@ def _rollback_fault(
         )
     if state.last < checkpoint.position:
         return LogRolledBack(checkpoint.name, checkpoint.position, f"the log ends at position {state.last}")
+    record: RawRecord | None = yield message_at(state.name, checkpoint.position)
     if record is None:
         return LogRolledBack(checkpoint.name, checkpoint.position, "the log has no event there any more")
     event_id = header(record[3], MSG_ID) or ""
@@ -380,14 +347,6 @@ def _other_log_reason(log: str, stream: str, identity: str) -> str:
 # Repair, for an administrator. Blocks.
 
 
-def find_stream(connection: NatsConnection, name: str) -> StreamState | None:
-    """Return the state of a stream; None if it does not exist."""
-    try:
-        return connection.ask(stream_info(name))
-    except StreamMissing:
-        return None
-
-
 def repair(connection: NatsConnection, app: str, replicas: int, identity: str, *, accept_loss: bool) -> list[str]:
     """Restore the declared settings of the app's streams and buckets; return each change in words.
 
@@ -397,7 +356,7 @@ def repair(connection: NatsConnection, app: str, replicas: int, identity: str, *
     changes: list[str] = []
     for declared in every_config(app, replicas):
         name = str(declared["name"])
-        state = find_stream(connection, name)
+        state = connection.run(finding_stream(name))
         if state is None:
             continue
         drifts = compare(declared, state.config)

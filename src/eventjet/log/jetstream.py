@@ -344,7 +344,7 @@ class JetStreamStore(EventStore):
         state = await self._until_answered(self.stream.look)
         return LogState(identity_of(state), max(1, state.first), state.last)
 
-    async def some(self, start: int, limit: int) -> list[RawRecord]:
+    async def records_from(self, start: int, limit: int) -> list[RawRecord]:
         pages = self._page_reader.pages(None, max(start, 1), limit=limit)
         return [record async for page in pages for record in page]
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from itertools import islice
 from uuid import uuid4
 
-from eventjet.codec.headers import RawRecord, header_block, logged_at, mark_batch, reason_in, voided_by
+from eventjet.codec.headers import RawRecord, header_block, logged_at, mark_batch, reason_in, skipped_by
 from eventjet.codec.subjects import subject_of, type_subjects
 from eventjet.errors import ConcurrencyConflict, Refused
 from eventjet.log.store import Append, EventStore, LogState, check_save, event_headers
@@ -103,13 +103,13 @@ class MemoryStore(EventStore):
         return next((record[0] for record in self._records if logged_at(record) >= at), len(self._records) + 1)
 
     async def skip_markers(self) -> dict[int, str]:
-        markers = ((voided_by(subject), body) for _, _, subject, _, body in self._records)
+        markers = ((skipped_by(subject), body) for _, _, subject, _, body in self._records)
         return {position: reason_in(body) for position, body in markers if position is not None}
 
     async def state(self) -> LogState:
         return LogState(self._identity, 1, len(self._records))
 
-    async def some(self, start: int, limit: int) -> list[RawRecord]:
+    async def records_from(self, start: int, limit: int) -> list[RawRecord]:
         index = max(start, 1) - 1
         return self._records[index : index + limit]
 

@@ -6,16 +6,16 @@ from eventjet.codec.headers import (
     EXPECTED,
     MSG_ID,
     SCHEMA,
+    SKIP_REASON_MAX,
+    SKIP_TYPE,
     TYPE,
     VERSION,
-    VOID_REASON_MAX,
-    VOID_TYPE,
     RawRecord,
     header_block,
     reason_in,
-    void_body,
-    void_subject,
-    voided_by,
+    skip_body,
+    skip_subject,
+    skipped_by,
 )
 from eventjet.domain.identity import new_event_id
 from eventjet.errors import Refused, StoreUnavailable
@@ -32,15 +32,17 @@ def reading_skip_markers(app: str) -> Conversation[dict[int, str]]:
 
     The conversation is for `run` of a client or connection.
     """
-    subjects = void_subject(app, "*")
+    subjects = skip_subject(app, "*")
     reasons: dict[int, str] = {}
     record: RawRecord | None = yield next_message(app, 1, subjects)
     while record is not None:
-        position = voided_by(record[2])
+        position = skipped_by(record[2])
         if position is not None:
             reasons.setdefault(position, reason_in(record[4]))
         if len(reasons) > MARKERS_MAX:
-            raise StoreUnavailable(subjects, f"there are more than {MARKERS_MAX:,}, which is not what voids are for")
+            raise StoreUnavailable(
+                subjects, f"there are more than {MARKERS_MAX:,}, which is not what skip markers are for"
+            )
         record = yield next_message(app, record[0] + 1, subjects)
     return reasons
 
@@ -50,11 +52,11 @@ async def record_skip_marker(client: Client, app: str, position: int, reason: st
 
     It may be repeated after an unanswered try, and stores nothing twice. Raises `Refused` and `StoreUnavailable`.
     """
-    if not 0 < len(reason) <= VOID_REASON_MAX or not reason.isprintable():
-        raise Refused("The reason of a void", f"it is not one line of 1 to {VOID_REASON_MAX} characters", "Give one.")
-    headers = {MSG_ID: new_event_id(), EXPECTED: "0", TYPE: VOID_TYPE, SCHEMA: "1", VERSION: "1"}
-    subject = void_subject(app, position)
-    reply = await client.request(subject, void_body(position, reason), header_block(headers.items()), stream=app)
+    if not 0 < len(reason) <= SKIP_REASON_MAX or not reason.isprintable():
+        raise Refused("The reason of a void", f"it is not one line of 1 to {SKIP_REASON_MAX} characters", "Give one.")
+    headers = {MSG_ID: new_event_id(), EXPECTED: "0", TYPE: SKIP_TYPE, SCHEMA: "1", VERSION: "1"}
+    subject = skip_subject(app, position)
+    reply = await client.request(subject, skip_body(position, reason), header_block(headers.items()), stream=app)
     what = f"The void of position {position}"
     match outcome.answer_in(reply[4]):
         case outcome.Acked():

@@ -143,7 +143,7 @@ class EventStore(Protocol):
         """Return the identity and the ends of the log, from the leader."""
         ...
 
-    async def some(self, start: int, limit: int) -> list[RawRecord]:
+    async def records_from(self, start: int, limit: int) -> list[RawRecord]:
         """Return up to `limit` records from a position on, in order; may lag."""
         ...
 

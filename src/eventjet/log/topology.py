@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import uuid4
 
 from eventjet.codec.subjects import (
@@ -36,6 +36,7 @@ from eventjet.jetstream.api import (
     LIMITS,
     NAME_IN_USE,
     NO_RESOURCES,
+    Conversation,
     StreamState,
     create_stream,
     stream_info,
@@ -69,12 +70,12 @@ class Drift:
     @property
     def is_harmless(self) -> bool:
         """Whether the stream stores, drops and returns the same messages nevertheless."""
-        return self.setting in _HARMLESS
+        return SETTINGS[self.setting].is_harmless
 
     @property
     def cost(self) -> str:
         """What the difference does to a log or a bucket, in words."""
-        return COSTS.get(self.setting, "eventjet relies on it")
+        return SETTINGS[self.setting].cost
 
     def __str__(self) -> str:
         return f"{self.stream}: {self.setting} is {self.actual!r}, declared is {self.declared!r}"
@@ -101,6 +102,82 @@ class Topology:
     names of the app's aggregates could not be noted; everything else was created."""
 
 
+class Setting(NamedTuple):
+    """A setting of a stream that is compared with its declaration."""
+
+    cost: str
+    """What a difference does to a log or a bucket, in words."""
+    unset: Any = ...
+    """Its value in a stream or declaration that does not mention it; `...` for a setting that both always mention."""
+    is_harmless: bool = False
+    """Whether the stream stores, drops and returns the same messages nevertheless."""
+    stops_log: bool = False
+    """Whether the log then stores something else than was published, acknowledges nothing, or drops events."""
+    stops_others: bool = False
+    """Whether cursors or timers then cannot be read, or their stream does not say if it stored a message."""
+
+
+SETTINGS: Mapping[str, Setting] = {
+    "subjects": Setting(
+        "events of other subjects are not stored, or another program's are", stops_log=True, stops_others=True
+    ),
+    "storage": Setting("everything is gone when the server ends"),
+    "retention": Setting("the server drops events once consumers have had them", stops_log=True, stops_others=True),
+    "discard": Setting("where a limit is reached the server drops the oldest instead of refusing the newest"),
+    "discard_new_per_subject": Setting("where a limit is reached, whoever writes to a subject is refused", False),
+    "max_age": Setting("the server drops what is older", stops_log=True),
+    "max_msgs": Setting("the server drops or refuses what is beyond"),
+    "max_bytes": Setting("the server drops or refuses what is beyond"),
+    "max_msgs_per_subject": Setting(
+        "the server drops the beginning of an aggregate's history, or keeps older values of a key"
+    ),
+    "max_msg_size": Setting("larger events are refused"),
+    "deny_delete": Setting("whoever may delete messages can take single events out of the log", False),
+    "deny_purge": Setting("whoever may purge can empty the log, and a purged aggregate looks like a new one", False),
+    "allow_rollup_hdrs": Setting("a message with a rollup header erases a history; for a bucket it is needed", False),
+    "allow_msg_ttl": Setting("events can be stored that expire; the cursors' bucket needs it", False),
+    "subject_delete_marker_ttl": Setting("the server adds messages of its own", 0),
+    "allow_atomic": Setting("saves of several events, and every batch, are refused", False),
+    "allow_batched": Setting("other programs can publish in batches that are stored in part", False),
+    "allow_direct": Setting("aggregates cannot be loaded", stops_others=True),
+    "allow_msg_counter": Setting("the server takes nothing but counters", False),
+    "allow_msg_schedules": Setting(
+        "no timer is set, so no process is woken at its deadline; a log has no use for it", False
+    ),
+    "duplicate_window": Setting(
+        "a repeat is known by its message id for another time than expected; positions still fence it", is_harmless=True
+    ),
+    "max_consumers": Setting("a worker or a rebuild may not be able to make its consumer", is_harmless=True),
+    "consumer_limits": Setting("a worker or a rebuild may not be able to make its consumer", None),
+    "num_replicas": Setting("what happens to a server or its disk happens to what it holds", is_harmless=True),
+    "no_ack": Setting(
+        "no save is acknowledged, so each of them ends in a timeout", False, stops_log=True, stops_others=True
+    ),
+    "mirror": Setting(
+        "the stream holds what another one does, and takes nothing by itself", None, stops_log=True, stops_others=True
+    ),
+    "sources": Setting(
+        "messages of other streams come into it, which no save has compared with what is there", None, stops_log=True
+    ),
+    "subject_transform": Setting(
+        "what is acknowledged is stored on another subject, where nobody reads it",
+        None,
+        stops_log=True,
+        stops_others=True,
+    ),
+    "republish": Setting("the server gives copies of everything to whoever hears another subject", None),
+    "sealed": Setting("nothing can be stored any more, and that cannot be undone", False, stops_others=True),
+    "persist_mode": Setting(
+        "the server acknowledges what is not on its disk yet, and loses it when it ends", "default"
+    ),
+    "template_owner": Setting("another program's template may change or delete the stream", ""),
+}
+INDIFFERENT = frozenset({"name", "description", "metadata", "placement", "compression", "first_seq", "mirror_direct"})
+"""Settings that may have any value.
+
+They are for people or the operator's choice; `compression` changes nothing that is read, `first_seq` counts only while
+the stream is made, and `mirror_direct` has a meaning for mirrors alone, and being one is compared.
+"""
 _COMMON = {
     "storage": "file",
     "retention": "limits",
@@ -114,73 +191,6 @@ _COMMON = {
     "deny_delete": True,
     "allow_direct": True,
 }
-UNSET: Mapping[str, Any] = {
-    "no_ack": False,
-    "mirror": None,
-    "sources": None,
-    "subject_transform": None,
-    "republish": None,
-    "discard_new_per_subject": False,
-    "sealed": False,
-    "deny_delete": False,
-    "deny_purge": False,
-    "allow_rollup_hdrs": False,
-    "allow_msg_ttl": False,
-    "subject_delete_marker_ttl": 0,
-    "allow_msg_counter": False,
-    "allow_msg_schedules": False,
-    "allow_atomic": False,
-    "allow_batched": False,
-    "persist_mode": "default",
-    "consumer_limits": None,
-    "template_owner": "",
-}
-"""The values of settings that a stream does not mention; a declaration that does not mention them demands these."""
-INDIFFERENT: Mapping[str, str] = {
-    "name": "a stream is looked up by it",
-    "description": "it is for people",
-    "metadata": "eventjet's own keys in it are looked at one by one; others are for people",
-    "placement": "where the copies are is the operator's choice",
-    "compression": "what is read is the same, however the server keeps it on its disk",
-    "first_seq": "it counts only while the stream is made; where the log begins is compared with what is there",
-    "mirror_direct": "it has a meaning for mirrors alone, and being one is compared",
-}
-"""Settings that may have any value, and why."""
-COSTS: Mapping[str, str] = {
-    "subjects": "events of other subjects are not stored, or another program's are",
-    "storage": "everything is gone when the server ends",
-    "retention": "the server drops events once consumers have had them",
-    "discard": "where a limit is reached the server drops the oldest instead of refusing the newest",
-    "discard_new_per_subject": "where a limit is reached, whoever writes to a subject is refused",
-    "max_age": "the server drops what is older",
-    "max_msgs": "the server drops or refuses what is beyond",
-    "max_bytes": "the server drops or refuses what is beyond",
-    "max_msgs_per_subject": "the server drops the beginning of an aggregate's history, or keeps older values of a key",
-    "max_msg_size": "larger events are refused",
-    "deny_delete": "whoever may delete messages can take single events out of the log",
-    "deny_purge": "whoever may purge can empty the log, and a purged aggregate looks like a new one",
-    "allow_rollup_hdrs": "a message with a rollup header erases a history; for a bucket it is needed",
-    "allow_msg_ttl": "events can be stored that expire; the cursors' bucket needs it",
-    "subject_delete_marker_ttl": "the server adds messages of its own",
-    "allow_atomic": "saves of several events, and every batch, are refused",
-    "allow_batched": "other programs can publish in batches that are stored in part",
-    "allow_direct": "aggregates cannot be loaded",
-    "allow_msg_counter": "the server takes nothing but counters",
-    "allow_msg_schedules": "no timer is set, so no process is woken at its deadline; a log has no use for it",
-    "duplicate_window": "a repeat is known by its message id for another time than expected; positions still fence it",
-    "max_consumers": "a worker or a rebuild may not be able to make its consumer",
-    "consumer_limits": "a worker or a rebuild may not be able to make its consumer",
-    "num_replicas": "what happens to a server or its disk happens to what it holds",
-    "no_ack": "no save is acknowledged, so each of them ends in a timeout",
-    "mirror": "the stream holds what another one does, and takes nothing by itself",
-    "sources": "messages of other streams come into it, which no save has compared with what is there",
-    "subject_transform": "what is acknowledged is stored on another subject, where nobody reads it",
-    "republish": "the server gives copies of everything to whoever hears another subject",
-    "sealed": "nothing can be stored any more, and that cannot be undone",
-    "persist_mode": "the server acknowledges what is not on its disk yet, and loses it when it ends",
-    "template_owner": "another program's template may change or delete the stream",
-}
-"""What a difference in each compared setting does, in words."""
 
 
 # What an app declares.
@@ -235,20 +245,14 @@ def timer_config(app: str, replicas: int) -> dict[str, Any]:
     return {
         "name": timer_stream(app),
         "subjects": [timer_subject(app, "*", "*"), due_subject(app, "*", "*")],
-        "storage": "file",
-        "retention": "limits",
+        "num_replicas": replicas,
+        **_COMMON,
         "discard": "old",
-        "max_msgs": -1,
-        "max_bytes": -1,
-        "max_age": 0,
+        "deny_delete": False,
         "max_msgs_per_subject": -1,
         "max_msg_size": -1,
-        "max_consumers": -1,
-        "duplicate_window": 120_000_000_000,
         "allow_msg_schedules": True,
         "allow_rollup_hdrs": True,
-        "allow_direct": True,
-        "num_replicas": replicas,
     }
 
 
@@ -284,7 +288,7 @@ async def declare(
     identity = ""
     for config in needed_configs(app, replicas, cursors=cursors, timers=timers):
         name = str(config["name"])
-        state = await _find(client, name)
+        state = await client.run(finding_stream(name))
         if state is None:
             metadata = {IDENTITY: str(uuid4()), FIRST: "1", **_with_noted_aggregates({}, aggregates)}
             new_config = {**config, "metadata": metadata} if name == app else config
@@ -321,7 +325,7 @@ async def note_aggregates(client: Client, app: str, aggregates: Collection[str])
     """
     missing, reason = set(aggregates), "others change the stream again and again"
     for _ in range(_NOTES_MAX):
-        state = await info(client, app)
+        state = await client.run(reading_log_state(app))
         missing = set(aggregates) - _noted_aggregates(state.metadata)
         if not missing:
             return None
@@ -353,9 +357,19 @@ def _with_noted_aggregates(metadata: Mapping[str, str], aggregates: Collection[s
     return {**metadata, **({AGGREGATES: " ".join(sorted(names))} if names else {})}
 
 
-async def info(client: Client, app: str) -> StreamState:
+def finding_stream(name: str) -> Conversation[StreamState | None]:
+    """Return the state of a stream; None if it does not exist."""
+    try:
+        return (yield stream_info(name))
+    except StreamMissing:
+        return None
+    except ApiRefused as refusal:
+        raise LogUnusable(f"The stream {name!r}", str(refusal), "Look at the server's log.") from None
+
+
+def reading_log_state(app: str) -> Conversation[StreamState]:
     """Return the state of the app's stream; raises `LogUnusable` if `init` has not run."""
-    state = await _find(client, app)
+    state = yield from finding_stream(app)
     if state is None:
         raise missing_stream(app)
     return state
@@ -377,21 +391,12 @@ def identity_of(state: StreamState) -> str:
     return state.metadata[IDENTITY]
 
 
-async def _find(client: Client, name: str) -> StreamState | None:
-    try:
-        return await client.ask(stream_info(name))
-    except StreamMissing:
-        return None
-    except ApiRefused as refusal:
-        raise LogUnusable(f"The stream {name!r}", str(refusal), "Look at the server's log.") from None
-
-
 async def _create(client: Client, config: Mapping[str, Any]) -> StreamState:
     name = str(config["name"])
     try:
         return await client.ask(create_stream(config))
     except ApiRefused as refusal:
-        existing = await _find(client, name) if refusal.err_code == NAME_IN_USE else None
+        existing = await client.run(finding_stream(name)) if refusal.err_code == NAME_IN_USE else None
         if existing is not None:
             return existing  # another `init` has created it meanwhile
         raise not_created(name, refusal) from None
@@ -426,21 +431,21 @@ def not_created(stream: str, refusal: ApiRefused) -> LogUnusable:
 
 def compare(declared: Mapping[str, Any], actual: Mapping[str, Any]) -> list[Drift]:
     """Return the settings that are not as declared; a larger limit for the size of messages is no drift."""
-    name = str(declared["name"])
     drifts: list[Drift] = []
-    for key, value in {**UNSET, **declared}.items():
-        current = actual.get(key, UNSET.get(key))
-        is_empty = not value and not current
-        is_roomier = key == "max_msg_size" and 0 < value < (current or 0)
-        if current != value and not is_empty and not is_roomier:
-            drifts.append(Drift(name, key, value, current))
+    for name, setting in SETTINGS.items():
+        value, current = declared.get(name, setting.unset), actual.get(name, setting.unset)
+        if value is ...:
+            continue
+        current = None if current is ... else current
+        is_roomier = name == "max_msg_size" and 0 < value < (current or 0)
+        if current != value and (value or current) and not is_roomier:
+            drifts.append(Drift(str(declared["name"]), name, value, current))
     return drifts
 
 
 def unknown_settings(state: StreamState) -> list[str]:
     """Return the settings of a stream that a newer server knows and this release does not."""
-    known = {*_COMMON, *UNSET, *INDIFFERENT, *COSTS}
-    return sorted(key for key, value in state.config.items() if value and key not in known)
+    return sorted(key for key, value in state.config.items() if value and key not in {*SETTINGS, *INDIFFERENT})
 
 
 def drifts_of(state: StreamState) -> tuple[Drift, ...]:
@@ -448,36 +453,28 @@ def drifts_of(state: StreamState) -> tuple[Drift, ...]:
     return tuple(drift for drift in compare(stream_config(state.name, 1), state.config) if not drift.is_harmless)
 
 
-_HARMLESS = ("num_replicas", "duplicate_window", "max_consumers")
-_WRONG = ("subject_transform", "sources", "mirror", "no_ack", "retention", "subjects", "max_age")
-"""Settings with which a log stores something else than what was published, acknowledges nothing, or drops events."""
-
-
 def check_settings(state: StreamState) -> None:
     """Raise `LogDrifted` for settings with which the log may be neither written nor followed.
 
     Other drifts only get a warning. A limit that refuses new events is among them; one that drops stored events is not.
     """
-    drifts, dropping = compare(stream_config(state.name, 1), state.config), ["max_msgs", "max_bytes", "discard"]
-    if state.config.get("discard") != "old" or not {drift.setting for drift in drifts} & set(dropping[:2]):
-        dropping = []
-    if not (state.config.get("discard") == "new" and state.config.get("discard_new_per_subject")):
-        dropping.append("max_msgs_per_subject")
-    wrong = [
-        drift
-        for drift in drifts
-        if drift.setting in (*_WRONG, *dropping)
+    drifts = compare(stream_config(state.name, 1), state.config)
+    discard, dropping = state.config.get("discard"), set[str]()
+    if discard == "old" and {"max_msgs", "max_bytes"} & {drift.setting for drift in drifts}:
+        dropping |= {"max_msgs", "max_bytes", "discard"}
+    if not (discard == "new" and state.config.get("discard_new_per_subject")):
+        dropping.add("max_msgs_per_subject")
+
+    def is_wrong(drift: Drift) -> bool:
         # Additional subjects bring another program's messages, but no event is lost by them.
-        and not (
-            drift.setting == "subjects" and any(covers(subject, f"{state.name}.*") for subject in drift.actual or ())
-        )
-    ]
-    if wrong:
+        if drift.setting == "subjects":
+            return not any(covers(subject, f"{state.name}.*") for subject in drift.actual or ())
+        return SETTINGS[drift.setting].stops_log or drift.setting in dropping
+
+    if wrong := list(filter(is_wrong, drifts)):
         raise drifted(state.name, wrong)
 
 
-_STANDSTILL = ("allow_direct", "no_ack", "sealed", "subject_transform", "subjects", "mirror", "retention")
-"""Settings with which a stream of cursors or timers cannot be read, or does not say whether it has stored a message."""
 _ROOM_BYTES = 1024
 """With less room than this before `max_bytes`, a stream with `discard: old` drops messages to store the next."""
 
@@ -488,14 +485,16 @@ def standstill(state: StreamState, declared: Mapping[str, Any]) -> LogDrifted | 
     sizes = {"max_bytes": state.bytes}
     if state.config.get("discard") == "old":
         sizes = {"max_msgs": state.messages, "max_bytes": state.bytes + _ROOM_BYTES}
-    reached_limits = [limit for limit, size in sizes.items() if size >= state.config.get(limit, 0)]
-    timer_settings = ["allow_msg_schedules"] if declared.get("allow_msg_schedules") else []
-    wrong = [
-        drift
-        for drift in compare(declared, state.config)
-        if drift.setting in (*_STANDSTILL, *timer_settings, *reached_limits)
-        and not (drift.setting == "subjects" and {*drift.declared} <= {*(drift.actual or ())})
-    ]
+
+    def is_wrong(drift: Drift) -> bool:
+        if drift.setting == "subjects":
+            return not {*drift.declared} <= {*(drift.actual or ())}
+        if drift.setting == "allow_msg_schedules":
+            return bool(drift.declared)
+        is_reached = drift.setting in sizes and sizes[drift.setting] >= state.config.get(drift.setting, 0)
+        return SETTINGS[drift.setting].stops_others or is_reached
+
+    wrong = list(filter(is_wrong, compare(declared, state.config)))
     return drifted(state.name, wrong) if wrong else None
 
 

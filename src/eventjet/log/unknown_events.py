@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from eventjet.codec.catalog import Catalog
-from eventjet.codec.headers import SCHEMA, TYPE, VOID_NAME, RawRecord, header, number_of
+from eventjet.codec.headers import SCHEMA, SKIP_NAME, TYPE, RawRecord, header, number_of
 from eventjet.domain.unique import CLAIMS
 from eventjet.errors import UnknownAggregate, UnknownEvent
 from eventjet.jetstream.api import Conversation, StreamState, last_message, message_at, stream_info, subjects_of
@@ -55,7 +55,7 @@ def unknown_aggregates(app: str, known_aggregates: Collection[str]) -> Conversat
     time, and the rest of an aggregate's subjects is left out once its name was met. The conversation is run with
     `LIST_S` as its timeout; it raises as `ask`, and `StreamMissing`.
     """
-    known_names = sorted({*known_aggregates, CLAIMS, VOID_NAME})
+    known_names = sorted({*known_aggregates, CLAIMS, SKIP_NAME})
     sizes: dict[str, int] = {}
     for name in known_names:
         _, sizes[name] = yield subjects_of(app, f"{app}.{name}.>", _BEYOND)

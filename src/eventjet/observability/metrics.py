@@ -29,7 +29,9 @@ LAG_EVENTS = Metric("eventjet_projection_lag_events", "gauge", "Events of the lo
 LAG_SECONDS = Metric(
     "eventjet_projection_lag_seconds", "gauge", "Age of the oldest event that is not in the rows yet; 0 without lag."
 )
-PARKED = Metric("eventjet_projection_parked", "gauge", "Events in its quarantine that wait for a decision or a worker.")
+QUARANTINED = Metric(
+    "eventjet_projection_parked", "gauge", "Events in its quarantine that wait for a decision or a worker."
+)
 STATE = Metric(
     "eventjet_projection_state",
     "gauge",

@@ -53,19 +53,12 @@ async def resume(app: App, settings: Settings, names: Sequence[str], revision: i
     return await _change(app, settings, names, revision, revisions.resume, cursor_control.resume)
 
 
-def paused_text(app: App, change: Changed) -> str:
-    """Return a line such as `balances revision 1 is paused at position 12`."""
-    done = "is paused" if change.changed else "was paused already"
-    return f"{_name_of(app, change)} {done} at position {change.position:,}"
-
-
-def resumed_text(app: App, change: Changed) -> str:
-    """Return a line such as `balances revision 1 goes on from position 12`."""
-    return f"{_name_of(app, change)} goes on from position {change.position:,}"
-
-
-def _name_of(app: App, change: Changed) -> str:
-    return f"{change.name} revision {change.revision}" if change.name in app.projections else change.name
+def change_text(app: App, change: Changed, *, resumed: bool = False) -> str:
+    """Return a line such as `balances revision 1 is paused at position 12`, or that it goes on from there."""
+    name = f"{change.name} revision {change.revision}" if change.name in app.projections else change.name
+    if resumed:
+        return f"{name} goes on from position {change.position:,}"
+    return f"{name} {'is paused' if change.changed else 'was paused already'} at position {change.position:,}"
 
 
 async def _change(
@@ -107,7 +100,7 @@ def promoted_text(resolved: AnyResolved, promoted: Promoted | None) -> str:
     has = f"{resolved.name} revision {resolved.revision} has {tables}"
     if promoted is None:
         return f"{has} already"
-    inactive = ", ".join(f"revision {revision}" for revision in promoted.left) or "no revision"
+    inactive = ", ".join(f"revision {revision}" for revision in promoted.previous_revisions) or "no revision"
     return f"{has}; {inactive} went aside"
 
 

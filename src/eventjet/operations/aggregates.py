@@ -6,10 +6,10 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias
 
 from sqlalchemy import Connection
 
@@ -23,7 +23,7 @@ from eventjet.commands.loading import fold_records
 from eventjet.commands.repository import Repositories
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import FoldedState
-from eventjet.domain.personal import MASK, masked
+from eventjet.domain.personal import masked
 from eventjet.errors import CodecError, DefinitionError, HistoryBroken, Refused, StoreError, Unreachable
 from eventjet.jetstream.client import Client
 from eventjet.log.snapshots import KeyValueSnapshots, SnapshotCodec
@@ -31,11 +31,11 @@ from eventjet.log.store import EventStore
 from eventjet.operations.events import plain_json
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.sql import checkpoint
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import dialect_of
 from eventjet.sql.locations import located
 from eventjet.sql.statements import keys_from
 
-FOUND_MAX = 50
+MATCHES_MAX = 50
 """Aggregates on one page."""
 _LAST_RECORDS = 200
 _CHUNK = 50
@@ -82,20 +82,20 @@ def ids_beginning(app: App, connection: Connection, aggregate: str, prefix: str,
         if stored_checkpoint is None or not stored_checkpoint.has_begun or stored_checkpoint.app != app.name:
             continue
         table = located(resolved.table, stored_checkpoint.location, dialect)
-        table_ref = dialect.tables.find(
+        table_ref = dialect.find_table(
             connection, (resolved.table.schema, resolved.table.name), stored_checkpoint.location
         )
         if table_ref is None:
             continue
         (key,) = resolved.key_columns
         column = resolved.table.c[key].name
-        order = dialect.tables.text_order(connection, table_ref, column)
+        order = dialect.text_order(connection, table_ref, column)
         if order is None:
             remedy = remedy or _remedy(resolved, column)
             continue
-        ids = list(connection.scalars(keys_from(table, key, order, prefix, after, FOUND_MAX + 1)))
-        more_after = ids[FOUND_MAX - 1] if len(ids) > FOUND_MAX else ""
-        return IdMatches(ids[:FOUND_MAX], resolved.name, more_after)
+        ids = list(connection.scalars(keys_from(table, key, order, prefix, after, MATCHES_MAX + 1)))
+        more_after = ids[MATCHES_MAX - 1] if len(ids) > MATCHES_MAX else ""
+        return IdMatches(ids[:MATCHES_MAX], resolved.name, more_after)
     return IdMatches((), fault=remedy or _no_index(app, aggregate))
 
 
@@ -105,14 +105,14 @@ async def looked_up(store: EventStore, aggregate: str, ids: Sequence[str]) -> li
     Raises what `EventStore` does.
     """
 
-    async def one(aggregate_id: str) -> AggregateMatch | None:
+    async def match_of(aggregate_id: str) -> AggregateMatch | None:
         try:
             record = await store.newest(aggregate, aggregate_id)
         except Refused:
             return None  # a key of a table that cannot be an id
         return None if record is None else _match_of(aggregate, aggregate_id, record)
 
-    return [match for match in await asyncio.gather(*map(one, ids)) if match is not None]
+    return [match for match in await asyncio.gather(*map(match_of, ids)) if match is not None]
 
 
 async def changed_last(store: EventStore) -> list[AggregateMatch]:
@@ -122,14 +122,14 @@ async def changed_last(store: EventStore) -> list[AggregateMatch]:
     end, size = state.last, 0
     while end >= max(state.first, state.last - _LAST_RECORDS + 1) and size < _BYTES_MAX:
         start = max(end - _CHUNK + 1, state.first)
-        records = [record for record in await store.some(start, end - start + 1) if record[0] <= end]
+        records = [record for record in await store.records_from(start, end - start + 1) if record[0] <= end]
         for record in reversed(records):
             size += len(record[4])
             aggregate, aggregate_id = entity_shown(record[2])
             if aggregate is not None and aggregate_id is not None:
                 matches.setdefault((aggregate, aggregate_id), _match_of(aggregate, aggregate_id, record))
         end = start - 1
-    return list(matches.values())[:FOUND_MAX]
+    return list(matches.values())[:MATCHES_MAX]
 
 
 def _match_of(aggregate: str, aggregate_id: str, record: RawRecord) -> AggregateMatch:
@@ -178,27 +178,19 @@ FOLD_S = 1.5
 """Seconds that one call folds at most."""
 _CACHE_EVERY = 500
 """Events between two states that are kept in memory."""
-_CACHED_MAX = 64
-"""States of one aggregate that are kept in memory."""
-_AGGREGATES_MAX = 16
+_CACHED_MAX = 512
+"""States that are kept in memory: those that were used last, of all aggregates."""
 
 
 @dataclass(frozen=True, slots=True)
-class Folded:
+class Reached:
     """The state that a call of `TimeTravel.at` reached."""
 
-    held: FoldedState[Any]
-    """The state that was reached."""
-    wanted: int
-    """The version that the caller asked for."""
+    folded: FoldedState[Any]
     fault: str = ""
-    """Why the wanted version was not reached; empty where it was."""
+    """Why the version that was asked for was not reached; empty where it was."""
     goes_on: bool = False
     """Whether another call would fold farther, since only the limit on events or time ended this one."""
-
-    @property
-    def is_there(self) -> bool:
-        return self.held.version == self.wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,25 +207,6 @@ class SnapshotInfo:
     """Why loading does not use the snapshot; empty where it does."""
 
 
-@dataclass(slots=True)
-class _FoldCache:
-    """Folded states of one aggregate by version, at most 64 of them."""
-
-    states: dict[int, FoldedState[Any]] = field(default_factory=dict[int, FoldedState[Any]])
-
-    def nearest(self, version: int) -> FoldedState[Any] | None:
-        below = [candidate for candidate in self.states if candidate <= version]
-        return self.states[max(below)] if below else None
-
-    def keep(self, folded: FoldedState[Any]) -> None:
-        self.states[folded.version] = folded
-        while len(self.states) > _CACHED_MAX:
-            # Drop every second version, so that the rest still spans the whole history.
-            ordered = sorted(self.states)
-            for version in ordered[1:-1:2]:
-                del self.states[version]
-
-
 class TimeTravel:
     """States of aggregates at earlier versions, with a cache of folded states.
 
@@ -246,7 +219,8 @@ class TimeTravel:
         self._snapshots = None if client is None else KeyValueSnapshots(snapshot_bucket(repositories.app.name), client)
         self._classes = {info.name: cls for cls, info in repositories.app.aggregates.items()}
         self._codecs: dict[str, SnapshotCodec[Any]] = {}
-        self._caches: OrderedDict[tuple[str, str], _FoldCache] = OrderedDict()
+        self._states: OrderedDict[tuple[str, str, int], FoldedState[Any]] = OrderedDict()
+        """Folded states by aggregate, id and version, those that were used last at the end."""
         self._log = ("", 0)
 
     def knows(self, aggregate: str) -> bool:
@@ -257,19 +231,18 @@ class TimeTravel:
         """Return whether the app keeps snapshots of this type."""
         return aggregate_info(self._classes[aggregate]).snapshot_every is not None
 
-    async def at(self, aggregate: str, aggregate_id: str, version: int, limit: int = FOLDED_MAX) -> Folded:
+    async def at(self, aggregate: str, aggregate_id: str, version: int, limit: int = FOLDED_MAX) -> Reached:
         """Return the state at a version; version 0 is the initial state.
 
         Folding starts at the nearest cached state below the version; where that is more than 500 events away, at the
         snapshot if that is closer. It stops after `limit` events or 1.5 s. Raises what `EventStore` does; an error of
         application code becomes the `fault` of the answer.
         """
-        cache = self._cache_of(aggregate, aggregate_id)
-        folded = cache.nearest(version) or FoldedState(self._classes[aggregate](), 0, 0)
+        folded = self._nearest(aggregate, aggregate_id, version) or FoldedState(self._classes[aggregate](), 0, 0)
         if version - folded.version > _CACHE_EVERY:
             snapshot = await self._usable_snapshot(aggregate, aggregate_id, version)
             folded = snapshot if snapshot is not None and snapshot.version > folded.version else folded
-        return await self._fold(cache, folded, (aggregate, aggregate_id), version, limit)
+        return await self._fold(folded, (aggregate, aggregate_id), version, limit)
 
     async def snapshot(self, aggregate: str, aggregate_id: str) -> SnapshotInfo | None:
         """Return the stored snapshot, even where it cannot be used; None where there is none. Raises `StoreError`."""
@@ -291,42 +264,44 @@ class TimeTravel:
             unused = "its last event is not at its position of this log"
         return SnapshotInfo(position, version, entry[1] / 1e9, len(entry[4]), unused)
 
-    def _cache_of(self, aggregate: str, aggregate_id: str) -> _FoldCache:
-        log = (self._store.identity, len(self._repositories.catalog.voids))
+    def _nearest(self, aggregate: str, aggregate_id: str, version: int) -> FoldedState[Any] | None:
+        """Return the cached state of the highest version up to this one."""
+        log = (self._store.identity, len(self._repositories.catalog.skipped))
         if log != self._log:
-            self._caches.clear()
+            self._states.clear()
             self._log = log
-        cache = self._caches.setdefault((aggregate, aggregate_id), _FoldCache())
-        self._caches.move_to_end((aggregate, aggregate_id))
-        if len(self._caches) > _AGGREGATES_MAX:
-            self._caches.popitem(last=False)
-        return cache
+        entity = (aggregate, aggregate_id)
+        key = max((key for key in self._states if key[:2] == entity and key[2] <= version), default=None)
+        if key is None:
+            return None
+        self._states.move_to_end(key)
+        return self._states[key]
 
-    async def _fold(
-        self, cache: _FoldCache, folded: FoldedState[Any], entity: tuple[str, str], version: int, events_max: int
-    ) -> Folded:
+    async def _fold(self, folded: FoldedState[Any], entity: tuple[str, str], version: int, events_max: int) -> Reached:
         begin, until = folded.version, time.monotonic() + FOLD_S
         decoder = Decoder(self._repositories.catalog)
         while folded.version < version:
             remaining = events_max - (folded.version - begin)
             if remaining <= 0 or time.monotonic() > until:
                 why = f"It is {version - begin:,} events from the nearest known state, at version {begin:,}"
-                return Folded(folded, version, f"{why}; this look came to version {folded.version:,}.", goes_on=True)
+                return Reached(folded, f"{why}; this look came to version {folded.version:,}.", goes_on=True)
             limit = min(_CACHE_EVERY, remaining, version - folded.version)
             history = await self._store.history(*entity, after=folded.position, limit=limit)
             records = [record for record in history if (version_in(record) or 0) <= version]
             if not records:
-                return Folded(folded, version, f"The log tells no version {folded.version + 1:,} of it here.")
+                return Reached(folded, f"The log has no version {folded.version + 1:,} of it here.")
             # The application's code runs in a thread, so that the event loop serves pages meanwhile.
             previous = folded
             folded, fault = await asyncio.to_thread(_fold_until_fault, folded, records, decoder)
             if folded.version > previous.version:
-                cache.keep(folded)
+                self._states[(*entity, folded.version)] = folded
+                if len(self._states) > _CACHED_MAX:
+                    self._states.popitem(last=False)
             if fault:
-                return Folded(folded, version, fault)
+                return Reached(folded, fault)
             if folded.position <= previous.position:
-                return Folded(folded, version, "Its records do not follow one another.")
-        return Folded(folded, version)
+                return Reached(folded, "Its records do not follow one another.")
+        return Reached(folded)
 
     async def _usable_snapshot(self, aggregate: str, aggregate_id: str, version: int) -> FoldedState[Any] | None:
         """Return the snapshot if it belongs to this log and is not above the version, else None."""
@@ -427,41 +402,28 @@ def compare_states(before: Any, after: Any, shown_before: Any, shown_after: Any)
 
     Of a masked value the result says whether it changed, and nothing else.
     """
-    fields = list(islice(_fields("", (before, after), (shown_before, shown_after), 0), _COMPARED_MAX))
+    fields = list(islice(_fields("", (before, after, shown_before, shown_after), 0), _COMPARED_MAX))
     # Where there are too many fields, list the changed ones only.
     listed = fields if len(fields) <= ROWS_MAX else [item for item in fields if item.change != "same"][:ROWS_MAX]
     return StateDifference(listed, len(fields) - len(listed))
 
 
-def _fields(path: str, real: tuple[Any, Any], shown: tuple[Any, Any], depth: int) -> Iterator[Field]:
-    change = _change(*real)
-    is_whole = (
-        MASK in (shown[0], shown[1]) if all(isinstance(value, str) or value is _ABSENT for value in shown) else False
-    )
-    nested = all(isinstance(value, dict) for value in (*real, *shown)) or all(
-        isinstance(value, list) for value in (*real, *shown)
-    )
-    if nested and not is_whole and depth < _DEPTH_MAX and (change == "changed" or depth == 0):
-        for part_path, part_real, part_shown in _parts(path, real, shown):
-            yield from _fields(part_path, part_real, part_shown, depth + 1)
-        return
-    before, after = (None if value is _ABSENT else value for value in shown)
+def _fields(path: str, sides: Sequence[Any], depth: int) -> Iterator[Field]:
+    """Yield the fields of a value; `sides` are it before and after, and then both as they may be shown."""
+    change = _change(sides[0], sides[1])
+    if depth < _DEPTH_MAX and (change == "changed" or depth == 0):
+        if all(isinstance(side, dict) for side in sides):
+            for name in dict.fromkeys([*sides[0], *sides[1]]):
+                values = [side.get(name, _ABSENT) for side in sides]
+                yield from _fields(f"{path}.{name}" if path else name, values, depth + 1)
+            return
+        if all(isinstance(side, list) for side in sides):
+            for index in range(max(len(sides[0]), len(sides[1]))):
+                values = [side[index] if index < len(side) else _ABSENT for side in sides]
+                yield from _fields(f"{path}[{index}]", values, depth + 1)
+            return
+    before, after = (None if side is _ABSENT else side for side in sides[2:])
     yield Field(path, before, after, change)
-
-
-def _parts(
-    path: str, real: tuple[Any, Any], shown: tuple[Any, Any]
-) -> Iterator[tuple[str, tuple[Any, Any], tuple[Any, Any]]]:
-    if isinstance(real[0], list):
-        sides = [cast("list[Any]", value) for value in (*real, *shown)]
-        for index in range(max(len(sides[0]), len(sides[1]))):
-            values = [side[index] if index < len(side) else _ABSENT for side in sides]
-            yield f"{path}[{index}]", (values[0], values[1]), (values[2], values[3])
-        return
-    mappings = [cast("dict[str, Any]", value) for value in (*real, *shown)]
-    for name in dict.fromkeys([*mappings[0], *mappings[1]]):
-        values = [mapping.get(name, _ABSENT) for mapping in mappings]
-        yield f"{path}.{name}" if path else name, (values[0], values[1]), (values[2], values[3])
 
 
 def _change(before: Any, after: Any) -> Change:

@@ -28,8 +28,8 @@ from eventjet.codec.headers import (
     number_of,
     recorded_at,
     save_of,
+    skipped_by,
     stored_at,
-    voided_by,
 )
 from eventjet.codec.json import read_json
 from eventjet.codec.reasons import reason_of
@@ -48,38 +48,38 @@ _DEPTH_SURE = 100
 
 
 def event_view(
-    jet: Jet, record: RawRecord, voids: Mapping[int, str] = MappingProxyType({}), *, personal: bool = False
+    jet: Jet, record: RawRecord, skipped: Mapping[int, str] = MappingProxyType({}), *, personal: bool = False
 ) -> dict[str, Any]:
     """Return a record as a mapping with eventjet's own names; content that cannot be read becomes a `fault`.
 
-    `voids` maps the positions that have a skip marker to its reason. Personal data is masked unless `personal` asks
+    `skipped` maps the positions that have a skip marker to its reason. Personal data is masked unless `personal` asks
     for it.
     """
     position, _, subject, block, body = record
-    event, optional = _header_fields(record, voids)
+    event, optional = _header_fields(record, skipped)
     try:
         jet.decode(record)
     except CodecError as error:
         optional["fault"] = optional.get("fault") or str(error)
     kind, schema, data = event["type"], number_of(block, SCHEMA), stored_json(body)
-    event["data"] = data if personal or voided_by(subject) is not None else jet.masked(kind, schema, data)
-    if position in voids:
+    event["data"] = data if personal or skipped_by(subject) is not None else jet.masked(kind, schema, data)
+    if position in skipped:
         optional.pop("fault", None)
     order = ("command_id", "metadata", "fault", "void")
     return event | {name: optional[name] for name in order if optional.get(name) is not None}
 
 
-def header_view(record: RawRecord, voids: Mapping[int, str] = MappingProxyType({})) -> dict[str, Any]:
+def header_view(record: RawRecord, skipped: Mapping[int, str] = MappingProxyType({})) -> dict[str, Any]:
     """Return what `event_view` does without the body, from subject and headers alone: quick for bodies of any size."""
-    event, optional = _header_fields(record, voids)
+    event, optional = _header_fields(record, skipped)
     return event | {name: value for name, value in optional.items() if value is not None}
 
 
-def _header_fields(record: RawRecord, voids: Mapping[int, str]) -> tuple[dict[str, Any], dict[str, Any]]:
+def _header_fields(record: RawRecord, skipped: Mapping[int, str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return what subject and headers say: the fields that every record has, and the optional ones."""
     position, time_ns, subject, block, _ = record
     fault: str | None = None
-    voided = voided_by(subject)
+    voided = skipped_by(subject)
     try:
         aggregate, aggregate_id = ("void", str(voided)) if voided is not None else entity_of(subject)
     except ValueError as error:
@@ -108,7 +108,7 @@ def _header_fields(record: RawRecord, voids: Mapping[int, str]) -> tuple[dict[st
         "type": header(block, TYPE) or "?",
         "schema": number_of(block, SCHEMA),
     }
-    void = voids.get(position)
+    void = skipped.get(position)
     optional = {"command_id": command_id, "metadata": metadata or None, "fault": fault if void is None else None}
     return event, optional | {"void": void}
 
@@ -198,7 +198,7 @@ class RowsTouched:
     keys: Sequence[str] = ()
     """The key of each row as a JSON list."""
     more: int = 0
-    said: str = ""
+    reason: str = ""
     """Why there are no keys; empty where there are."""
 
 
@@ -261,7 +261,7 @@ async def effects_of(store: EventStore, record: RawRecord, after: int = 0) -> Ef
     position, size, count, until = begin, 0, 0, time.monotonic() + _LOOK_S
     is_end = False
     while position < begin + FORWARD and size < _BYTES_MAX and time.monotonic() < until and not is_end:
-        records = await store.some(position, min(_CHUNK, begin + FORWARD - position))
+        records = await store.records_from(position, min(_CHUNK, begin + FORWARD - position))
         is_end = not records
         for candidate in records:
             size += len(candidate[4])
@@ -281,17 +281,17 @@ async def effects_of(store: EventStore, record: RawRecord, after: int = 0) -> Ef
 def rows_touched(app: App, recorded: Recorded[Any]) -> list[RowsTouched]:
     """Return the keys of the rows that an event touches in each read model.
 
-    Runs the application's functions; an error in one stands in `said`.
+    Runs the application's functions; an error in one is its `reason`.
     """
     touched: list[RowsTouched] = []
     for name, resolved in app.projections.items():
         if type(recorded.data) not in resolved.events:
             continue
         if not isinstance(resolved, ResolvedProjection):
-            touched.append(RowsTouched(name, said="Its SQL is written by hand: which rows it changed is not known."))
+            touched.append(RowsTouched(name, reason="Its SQL is written by hand: which rows it changed is not known."))
             continue
         if any(is_private(field_hint(resolved.row_type, key)) for key in resolved.key_columns):
-            touched.append(RowsTouched(name, said="Its key is personal, and not shown."))
+            touched.append(RowsTouched(name, reason="Its key is personal, and not shown."))
             continue
         try:
             keys = _keys(resolved, recorded)
@@ -299,7 +299,7 @@ def rows_touched(app: App, recorded: Recorded[Any]) -> list[RowsTouched]:
         except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the application's
             error = UnexpectedExit.instead_of(raised)
             reason = reason_of(error, private=app.catalog.is_private)
-            touched.append(RowsTouched(name, said=f"Its key could not be told: {reason}"))
+            touched.append(RowsTouched(name, reason=f"Its key could not be computed: {reason}"))
             continue
         touched.append(RowsTouched(name, key_texts, len(keys) - len(key_texts)))
     return touched
@@ -324,7 +324,7 @@ async def _read(store: EventStore, start: int, end: int) -> list[RawRecord]:
     records: list[RawRecord] = []
     size = 0
     while start <= end and size < _BYTES_MAX:
-        page = [record for record in await store.some(start, min(_CHUNK, end - start + 1)) if record[0] <= end]
+        page = [record for record in await store.records_from(start, min(_CHUNK, end - start + 1)) if record[0] <= end]
         if not page:
             break
         records += page

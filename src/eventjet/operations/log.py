@@ -4,28 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
-from eventjet.app import App
-from eventjet.codec.headers import ACTOR, COMMAND, CORRELATION, TYPE, RawRecord, header, reason_in, void_subject
+from eventjet.codec.headers import ACTOR, COMMAND, CORRELATION, TYPE, RawRecord, header, reason_in, skip_subject
 from eventjet.codec.subjects import stream_subjects, subject_of, type_subjects
 from eventjet.errors import StoreUnavailable, StreamMissing
 from eventjet.jetstream import api
 from eventjet.jetstream.api import Request, StreamState, call, last_message, stream_info
 from eventjet.jetstream.client import Client
-from eventjet.jetstream.connection import NatsConnection
 from eventjet.log.integrity import missing_range
-from eventjet.log.timers import timers_due, timers_set
 from eventjet.log.topology import identity_of, missing_stream
-from eventjet.nats.endpoint import Endpoint
 from eventjet.nats.protocol import Frame
-from eventjet.settings import Settings
-from eventjet.sql.checkpoint import Checkpoint
-from eventjet.subscriptions.declarations import declarations_of
-from eventjet.subscriptions.status import SeenLog, WorkStatus, look_at_followers, see_log
 
 ROWS = 50
 """Events on one page."""
@@ -164,19 +156,14 @@ async def news_since(
     return await page_of_log(client, app, start, log_filter.subject(app), limit)
 
 
-async def voids_among(client: Client, app: str, records: Sequence[RawRecord]) -> dict[int, str]:
+async def skipped_among(client: Client, app: str, records: Sequence[RawRecord]) -> dict[int, str]:
     """Return the reason by position of the records that have a skip marker; sends one request for each record."""
     markers = await asyncio.gather(
-        *(client.ask(api.direct_last(app, void_subject(app, record[0]))) for record in records)
+        *(client.ask(api.direct_last(app, skip_subject(app, record[0]))) for record in records)
     )
     return {
         record[0]: reason_in(marker[4]) for record, marker in zip(records, markers, strict=True) if marker is not None
     }
-
-
-def names_of(name_groups: Collection[Sequence[str]], name: str) -> tuple[str, ...]:
-    """Return all names of the event class that has this name; the name alone where no class has it."""
-    return next((tuple(names) for names in name_groups if name in names), (name,))
 
 
 async def _window(client: Client, app: str, subject: str | None, start: int, end: int) -> list[RawRecord] | None:
@@ -221,10 +208,6 @@ async def page_of_log(
     finally:
         await parts.aclose()
     raise StoreUnavailable(request.what, "its end was lost on the way")
-
-
-TIMERS_MAX = 100
-"""Deadlines of one kind that are counted at most: each costs a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,73 +266,6 @@ async def log_now(client: Client, app: str, previous: LogStatus | None, timeout_
 def _limit(state: StreamState, name: str) -> int | None:
     value = int(state.config.get(name) or -1)
     return value if value > 0 else None
-
-
-@dataclass(frozen=True, slots=True)
-class DeadlineCounts:
-    """How many deadlines one process type has; `TIMERS_MAX` means that number or more."""
-
-    process: str
-    waiting: int
-    due: int
-    """Deadlines that have passed and that no worker has handled yet."""
-
-
-async def deadline_counts(client: Client, app: App) -> list[DeadlineCounts]:
-    """Count the deadlines of every process type that has some. Raises `StoreUnavailable` and `Forbidden`."""
-    counts: list[DeadlineCounts] = []
-    for process in app.processes.values():
-        if process.has_deadlines:
-            waiting = await timers_set(client, app.name, process.name, TIMERS_MAX)
-            due = await timers_due(client, app.name, process.name, TIMERS_MAX)
-            counts.append(DeadlineCounts(process.name, len(waiting), len(due)))
-    return counts
-
-
-class StatusReader:
-    """Reader of the status of the log and of all cursors over one connection, which is reopened after an error.
-
-    For one thread at a time; blocks.
-    """
-
-    def __init__(self, app: App, settings: Settings, timeout_s: float) -> None:
-        self._app = app
-        self._endpoint = Endpoint.of(settings).with_name("eventjet ui")
-        self._timeout_s = timeout_s
-        self._followers = declarations_of(app)
-        self._connection: NatsConnection | None = None
-        self._is_closed = False
-
-    def look(self, checkpoints: Sequence[Checkpoint]) -> tuple[SeenLog, list[WorkStatus]]:
-        """Return what the log says of these checkpoints, and the status of each cursor.
-
-        Raises `Unreachable` and `StoreError`.
-        """
-        try:
-            if self._connection is None:
-                self._connection = NatsConnection.open(self._endpoint, timeout_s=self._timeout_s)
-            if self._is_closed:
-                raise StoreUnavailable("The log", "the console has ended")
-            seen_log = see_log(self._connection, self._app.name, checkpoints)
-            return seen_log, look_at_followers(self._connection, self._app, self._followers, seen_log.last)
-        except BaseException:
-            self._disconnect()
-            raise
-
-    def close(self) -> None:
-        """Close the connection for good, from any thread: a `look` that is under way ends."""
-        self._is_closed = True
-        self._disconnect()
-
-    def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
-
-
-def age_s(at: float | None) -> float | None:
-    """Return the seconds since a time by this machine's clock; None for None."""
-    return None if at is None else max(0.0, time.time() - at)
 
 
 T = TypeVar("T")

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from eventjet.app import App
 from eventjet.codec.headers import VERSION, RawRecord, metadata_of, number_of, recorded_at
@@ -16,9 +16,10 @@ from eventjet.codec.subjects import entity_shown, subject_of
 from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.history import evolved
-from eventjet.domain.parked import BLOCKED
 from eventjet.domain.personal import argument_hints, masked
+from eventjet.domain.position import PAUSED
 from eventjet.domain.process import Call, ProcessInfo, Step, deadlines_of
+from eventjet.domain.quarantined import BLOCKED
 from eventjet.domain.state import own_copy
 from eventjet.errors import (
     CodecError,
@@ -37,7 +38,6 @@ from eventjet.operations.events import event_view, plain_json
 from eventjet.operations.log import page_of_log
 from eventjet.runtime import called
 from eventjet.settings import Settings
-from eventjet.subscriptions.cursor import PAUSED
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.handlers import wake
 from eventjet.subscriptions.process_steps import ProcessRunner
@@ -47,6 +47,13 @@ T = TypeVar("T")
 
 EXAMPLES_MAX = 20
 """Processes that could not be woken and are named, at most."""
+HISTORY_MAX = 200
+"""Events of one process that are shown, from its first on: a longer process probably never ends."""
+_OTHERS_MAX = 20
+"""Events of another aggregate that are shown for one step."""
+_TIMERS_MAX = 100
+"""Timers of each kind that `deadlines_by_process` reads for a process type."""
+_FIRST_MAX = 20
 
 
 @dataclass(slots=True)
@@ -81,34 +88,171 @@ class Woken:
     """`id` and `reason` of the first processes that failed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Running:
-    """The runner, timers and cursors of one process type, over one connection."""
+@dataclass(slots=True)
+class Moment:
+    """One event of a process, with what caused it and what followed."""
 
-    runner: ProcessRunner
-    timers: JetStreamTimers
-    cursors: Cursors
-    is_private: bool
-    """Whether the app has personal fields, so that the text of an error may show them."""
-    initial: Any
-    """The state of a process without events."""
+    event: dict[str, Any]
+    """The event as `operations.events.event_view` returns it."""
+    kind: Literal["input", "step", "deadline", "request"]
+    """The cause: another event, its own step, a deadline that fired, or a decision that somebody requested."""
+    cause: int | None = None
+    """Position of the event that was its input."""
+    input: dict[str, Any] | None = None
+    """The event at `cause`; None where there is none, or it is missing from the log."""
+    command: str | None = None
+    """The command that its step sent, as the process's functions compute it now."""
+    others: Sequence[dict[str, Any]] = ()
+    """The events that the other aggregate recorded in the same save."""
+    deadlines: Sequence[dict[str, str]] = ()
+    """`at` and `decision` of each deadline after this event, earliest first; the timer is set for the earliest."""
+    faults: Sequence[str] = ()
 
 
 @asynccontextmanager
-async def running(app: App, settings: Settings, name: str) -> AsyncGenerator[Running]:
+async def open_processes(app: App, settings: Settings, name: str) -> AsyncGenerator[Processes]:
     """Open a connection for the processes of this name. Raises `UsageError` for a name that the app lacks."""
     _class_of(app, name)
     async with open_repositories(app, settings) as (repositories, client):
-        repositories.catalog.voids.update(await repositories.store.skip_markers())
-        yield running_over(app, repositories, client, name)
+        repositories.catalog.skipped.update(await repositories.store.skip_markers())
+        yield Processes(app, repositories, client, name)
 
 
-def running_over(app: App, repositories: Repositories, client: Client, name: str) -> Running:
-    """Return the same as `running`, over an open connection. Raises `UsageError` for a name that the app lacks."""
-    cls, info = _class_of(app, name)
-    runner = ProcessRunner(repositories, cls, info)
-    timers, cursors = JetStreamTimers(client, app.name), Cursors(client, app.name)
-    return Running(runner, timers, cursors, app.catalog.is_private, cls())
+class Processes:
+    """The processes of one type, over an open connection."""
+
+    def __init__(self, app: App, repositories: Repositories, client: Client, name: str) -> None:
+        """Choose the type of this name. Raises `UsageError` for a name that the app lacks."""
+        cls, info = _class_of(app, name)
+        self.name = name
+        self._runner = ProcessRunner(repositories, cls, info)
+        self._client = client
+        self._timers, self._cursors = JetStreamTimers(client, app.name), Cursors(client, app.name)
+        self._initial: Any = cls()
+        self._is_private = app.catalog.is_private
+
+    async def view(self, process_id: str) -> ProcessView:
+        """Return the state, next step and deadlines of one process. Raises `StoreUnavailable` and `Forbidden`."""
+        view, faults = ProcessView(self.name, process_id), list[str]()
+        last = await self._runner.store.tail(self.name, process_id)
+        if last is None:
+            return view
+        view.version = number_of(last[3], VERSION) or 0
+        stored_cursor = await self._cursors.find(self.name)
+        view.paused = stored_cursor is not None and stored_cursor.cursor.state == PAUSED
+        entries = await self._cursors.parked(self.name)
+        waiting = [entry.parked for entry in entries if entry.key == (self.name, process_id)]
+        head = next((event for event in waiting if event.resolution != BLOCKED), None)
+        view.parked = None if head is None else {"position": head.position, "reason": head.reason}
+        try:
+            state = (await self._runner.state(process_id)).state
+        except DefinitionError as error:  # of the application's `evolve`
+            view.faults = [f"its state: {fault}" for fault in error.faults]
+            return view
+        view.state = masked(plain_json(state), type(state))
+        view.step = self._step(state, faults)
+        view.deadlines = self._deadlines(state, recorded_at(last), faults)
+        view.faults = faults
+        return view
+
+    async def history(self, jet: Jet, process_id: str) -> tuple[list[Moment], bool]:
+        """Return the first events of one process, oldest first, and whether there are later ones.
+
+        Raises `StoreUnavailable`, `Forbidden` and `Refused`.
+        """
+        await jet.skipped()
+        subject = subject_of(jet.name, self.name, process_id)
+        records, remaining = await page_of_log(self._client, jet.name, 1, subject, HISTORY_MAX)
+        moments = [_moment(jet, self.name, process_id, record) for record in records]
+        for record, moment in zip(records, moments, strict=True):
+            if moment.kind == "step":
+                moment.others = await self._other_events(jet, record)
+            elif moment.cause is not None:
+                cause_record = await self._client.ask(message_at(jet.name, moment.cause))
+                moment.input = None if cause_record is None else event_view(jet, cause_record)
+        self._add_steps_and_deadlines(jet, records, moments)
+        return moments, remaining > 0
+
+    async def wake(self, ids: Sequence[str]) -> Woken:
+        """Wake these processes, or all without ids. Raises `StoreUnavailable`, `Unreachable` and `Forbidden`."""
+        done, examples = Woken(0, 0, 0, ()), list[dict[str, str]]()
+        for process_id in list(dict.fromkeys(ids)) or await self._all_ids():
+            reason = ""
+            try:
+                if ids and await self._runner.store.tail(self.name, process_id) is None:
+                    reason = "there are no events of it"
+                else:
+                    await called(wake(self._runner, self._timers, process_id))
+            except (StoreUnavailable, Unreachable, Forbidden):
+                raise  # every other process would fail likewise
+            except Exception as error:  # noqa: BLE001 - of this one alone, and mostly the application's
+                reason = reason_of(error, private=self._is_private)
+            done.woken += not reason
+            done.failed += bool(reason)
+            if reason and len(examples) < EXAMPLES_MAX:
+                examples.append({"id": process_id, "reason": reason})
+        done.steps, done.examples = self._runner.steps, examples
+        return done
+
+    async def _all_ids(self) -> list[str]:
+        subjects = {record[2] async for record in self._runner.store.records()}
+        process_ids = {process_id for aggregate, process_id in map(entity_shown, subjects) if aggregate == self.name}
+        return sorted(process_id for process_id in process_ids if process_id is not None)
+
+    def _step(self, state: Any, faults: list[str]) -> str | None:
+        """Return the next step from a state as text; None where it waits, or its function fails."""
+        step = self._answer("step", own_copy(state).step, faults)
+        return None if step is None else step_text(step)
+
+    def _deadlines(self, state: Any, at: datetime, faults: list[str]) -> list[dict[str, str]]:
+        """Return the deadlines of a state after its event at this time, earliest first."""
+        due = self._answer(
+            "deadline",
+            lambda: sorted((deadline.due_at(at), deadline.call.name) for deadline in deadlines_of(state)),
+            faults,
+        )
+        return [{"at": time_text(when), "decision": decision} for when, decision in due or []]
+
+    def _answer(self, what: str, ask: Callable[[], T], faults: list[str]) -> T | None:
+        """Call a function of the application; where it raises, add the error to `faults` and return None."""
+        try:
+            return ask()
+        except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the application's
+            error = UnexpectedExit.instead_of(raised)
+            faults.append(f"its {what}: {reason_of(error, private=self._is_private)}")
+            return None
+
+    async def _other_events(self, jet: Jet, record: RawRecord) -> list[dict[str, Any]]:
+        """Return the other aggregate's events of a step; its command stored them right before the process's own."""
+        events: list[dict[str, Any]] = []
+        command, position = _command_of(record), record[0] - 1
+        while position > 0 and len(events) < _OTHERS_MAX:
+            previous = await self._client.ask(message_at(jet.name, position))
+            if previous is None or _command_of(previous) != command:
+                break
+            if previous[2] != record[2]:
+                events.append(event_view(jet, previous))
+            position -= 1
+        return events[::-1]
+
+    def _add_steps_and_deadlines(self, jet: Jet, records: Sequence[RawRecord], moments: Sequence[Moment]) -> None:
+        """Add the commands of steps and the deadlines, as far as the process's functions can be called."""
+        state, command = self._initial, None
+        for record, moment in zip(records, moments, strict=True):
+            if moment.kind == "step":
+                moment.command = command
+            try:
+                recorded = jet.decode(record)
+                state = state if recorded is None else evolved(own_copy(state), recorded.data)
+                at = recorded_at(record)
+            except (CodecError, DefinitionError) as error:
+                moment.faults = [*getattr(error, "faults", [str(error)]), "What comes after it is not folded any more."]
+                return
+            faults: list[str] = []
+            command = self._step(state, faults)
+            if command is None:
+                moment.deadlines = self._deadlines(state, at, faults)
+            moment.faults = faults
 
 
 def _class_of(app: App, name: str) -> tuple[Any, ProcessInfo]:
@@ -117,6 +261,24 @@ def _class_of(app: App, name: str) -> tuple[Any, ProcessInfo]:
         names = [info.name for info in app.processes.values()]
         raise UsageError(f"The app {app.name!r} has no process {name!r}. {meant(name, names)}It has {listed(names)}.")
     return declared
+
+
+def _moment(jet: Jet, name: str, process_id: str, record: RawRecord) -> Moment:
+    event = event_view(jet, record)
+    command = str(event.get("command_id") or "")
+    cause, step_prefix = command.removeprefix(f"{name}.heard."), f"{name}/{process_id}/"
+    if cause != command and cause.isdecimal() and len(cause) < 20:
+        return Moment(event, "input", cause=int(cause))
+    if command.startswith(step_prefix):
+        return Moment(event, "deadline" if command.endswith("/due") else "step")
+    return Moment(event, "request")
+
+
+def _command_of(record: RawRecord) -> str | None:
+    try:
+        return metadata_of(record[3])[0]
+    except ValueError:
+        return None
 
 
 async def deadlines_waiting(
@@ -141,78 +303,30 @@ async def deadlines_waiting(
     return sorted(waiting, key=lambda entry: (entry[1].at, entry[0], entry[1].process_id))
 
 
-async def process_view(running: Running, process_id: str) -> ProcessView:
-    """Return the state, next step and deadlines of one process. Raises `StoreUnavailable` and `Forbidden`."""
-    name = running.runner.name
-    view, faults = ProcessView(name, process_id), list[str]()
-    private = running.is_private
-    runner = running.runner
-    last = await runner.store.tail(name, process_id)
-    if last is None:
-        return view
-    view.version = number_of(last[3], VERSION) or 0
-    stored_cursor = await running.cursors.find(name)
-    view.paused = stored_cursor is not None and stored_cursor.cursor.state == PAUSED
-    waiting = [entry.parked for entry in await running.cursors.parked(name) if entry.key == (name, process_id)]
-    head = next((event for event in waiting if event.resolution != BLOCKED), None)
-    view.parked = None if head is None else {"position": head.position, "reason": head.reason}
-    try:
-        state = (await runner.state(process_id)).state
-    except DefinitionError as error:  # of the application's `evolve`
-        view.faults = [f"its state: {fault}" for fault in error.faults]
-        return view
-    view.state = masked(plain_json(state), type(state))
-    step = answer_of("step", own_copy(state).step, faults, private=private)
-    view.step = None if step is None else step_text(step)
-    due = answer_of(
-        "deadline",
-        lambda: [(deadline.due_at(recorded_at(last)), deadline.call.name) for deadline in deadlines_of(state)],
-        faults,
-        private=private,
-    )
-    view.deadlines = [{"at": time_text(when), "decision": decision} for when, decision in sorted(due or [])]
-    view.faults = faults
-    return view
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """The timers of one process type, of which at most 100 of each kind are read."""
+
+    waiting: int
+    due: int
+    """Timers that have fired and that no worker has handled yet."""
+    is_cut: bool
+    """Whether there may be more timers."""
+    first: Sequence[TimerSet]
+    """The earliest 20 of the timers that were read."""
 
 
-def answer_of(what: str, ask: Callable[[], T], faults: list[str], *, private: bool) -> T | None:
-    """Call a function of the application; where it raises, add the error to `faults` and return None."""
-    try:
-        return ask()
-    except BaseException as raised:  # noqa: BLE001 - whatever it is, it is the application's
-        error = UnexpectedExit.instead_of(raised)
-        faults.append(f"its {what}: {reason_of(error, private=private)}")
-        return None
-
-
-async def wake_processes(running: Running, ids: Sequence[str]) -> Woken:
-    """Wake these processes, or all of them without ids. Raises `StoreUnavailable`, `Unreachable` and `Forbidden`."""
-    runner, name = running.runner, running.runner.name
-    process_ids = list(dict.fromkeys(ids)) or await _all_ids(runner)
-    done, examples = Woken(0, 0, 0, ()), list[dict[str, str]]()
-    for process_id in process_ids:
-        reason = ""
-        try:
-            if ids and await runner.store.tail(name, process_id) is None:
-                reason = "there are no events of it"
-            else:
-                await called(wake(runner, running.timers, process_id))
-        except (StoreUnavailable, Unreachable, Forbidden):
-            raise  # every other process would fail likewise
-        except Exception as error:  # noqa: BLE001 - of this one alone, and mostly the application's
-            reason = reason_of(error, private=running.is_private)
-        done.woken += not reason
-        done.failed += bool(reason)
-        if reason and len(examples) < EXAMPLES_MAX:
-            examples.append({"id": process_id, "reason": reason})
-    done.steps, done.examples = runner.steps, examples
-    return done
-
-
-async def _all_ids(runner: ProcessRunner) -> list[str]:
-    subjects = {record[2] async for record in runner.store.records()}
-    process_ids = {process_id for aggregate, process_id in map(entity_shown, subjects) if aggregate == runner.name}
-    return sorted(process_id for process_id in process_ids if process_id is not None)
+async def deadlines_by_process(client: Client, app: App) -> dict[str, Deadlines]:
+    """Return the timers of every process type with deadlines. Raises `StoreUnavailable` and `Forbidden`."""
+    entries = await deadlines_waiting(client, app, limit=_TIMERS_MAX)
+    deadlines: dict[str, Deadlines] = {}
+    for info in app.processes.values():
+        if info.has_deadlines:
+            timers = [timer for process, timer in entries if process == info.name]
+            due = sum(timer.due for timer in timers)
+            is_cut = max(due, len(timers) - due) >= _TIMERS_MAX
+            deadlines[info.name] = Deadlines(len(timers) - due, due, is_cut, timers[:_FIRST_MAX])
+    return deadlines
 
 
 def step_text(step: Step[Any, Any]) -> str:
@@ -237,131 +351,3 @@ def _call_text(call: Call) -> str:
 def time_text(at: datetime) -> str:
     """Return a time in UTC such as `2026-01-31T12:00:00Z`."""
     return at.astimezone(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-HISTORY_MAX = 200
-"""Events of one process that are shown, from its first on: a longer process probably never ends."""
-OTHERS_MAX = 20
-"""Events of another aggregate that are shown for one step."""
-
-HEARD, STEP, DUE, ASKED = "heard", "step", "deadline", "asked"
-
-
-@dataclass(slots=True)
-class Moment:
-    """One event of a process, with what caused it and what followed."""
-
-    event: dict[str, Any]
-    """The event as `operations.events.event_view` returns it."""
-    kind: str
-    """The cause: `heard` for another event, `step` for its own step, `deadline` for a deadline that fired, or `asked`
-    for a decision that somebody requested."""
-    cause: int | None = None
-    """Position of the event that the process heard."""
-    heard: dict[str, Any] | None = None
-    """The event at `cause`; None where there is none, or it is missing from the log."""
-    sent: str | None = None
-    """The command that its step sent, as the process's functions compute it now."""
-    others: Sequence[dict[str, Any]] = ()
-    """The events that the other aggregate recorded in the same save."""
-    deadlines: Sequence[dict[str, str]] = ()
-    """`at` and `decision` of each deadline after this event, earliest first; the timer is set for the earliest."""
-    faults: Sequence[str] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """The events of one process, oldest first."""
-
-    moments: Sequence[Moment]
-    more: bool
-    """Whether there are later events that are not listed."""
-
-
-async def process_history(jet: Jet, client: Client, running: Running, process_id: str) -> History:
-    """Return the history of one process, from its first event on.
-
-    Raises `StoreUnavailable`, `Forbidden` and `Refused`.
-    """
-    runner = running.runner
-    await jet.voids()
-    subject = subject_of(jet.name, runner.name, process_id)
-    records, remaining = await page_of_log(client, jet.name, 1, subject, HISTORY_MAX)
-    moments = [_moment(jet, runner.name, process_id, record) for record in records]
-    for record, moment in zip(records, moments, strict=True):
-        if moment.kind == STEP:
-            moment.others = await _other_events(jet, client, record)
-        elif moment.cause is not None:
-            cause_record = await client.ask(message_at(jet.name, moment.cause))
-            moment.heard = None if cause_record is None else event_view(jet, cause_record)
-    _add_steps_and_deadlines(jet, running, records, moments)
-    return History(moments, remaining > 0)
-
-
-def _moment(jet: Jet, name: str, process_id: str, record: RawRecord) -> Moment:
-    event = event_view(jet, record)
-    command = str(event.get("command_id") or "")
-    heard_prefix, step_prefix = f"{name}.heard.", f"{name}/{process_id}/"
-    if (
-        command.startswith(heard_prefix)
-        and command[len(heard_prefix) :].isdecimal()
-        and len(command) < len(heard_prefix) + 20
-    ):
-        return Moment(event, HEARD, cause=int(command[len(heard_prefix) :]))
-    if command.startswith(step_prefix) and command.endswith("/due"):
-        return Moment(event, DUE)
-    return Moment(event, STEP if command.startswith(step_prefix) else ASKED)
-
-
-async def _other_events(jet: Jet, client: Client, record: RawRecord) -> list[dict[str, Any]]:
-    """Return the other aggregate's events of a step; the same command stored them right before the process's own."""
-    events: list[dict[str, Any]] = []
-    command, position = _command_of(record), record[0] - 1
-    while position > 0 and len(events) < OTHERS_MAX:
-        previous = await client.ask(message_at(jet.name, position))
-        if previous is None or _command_of(previous) != command:
-            break
-        if previous[2] != record[2]:
-            events.append(event_view(jet, previous))
-        position -= 1
-    return events[::-1]
-
-
-def _command_of(record: RawRecord) -> str | None:
-    try:
-        return metadata_of(record[3])[0]
-    except ValueError:
-        return None
-
-
-def _add_steps_and_deadlines(
-    jet: Jet, running: Running, records: Sequence[RawRecord], moments: Sequence[Moment]
-) -> None:
-    """Add to each moment the command of its step and its deadlines, as far as the process's functions can be called."""
-    state: Any = running.initial
-    private = running.is_private
-    command: str | None = None
-    for record, moment in zip(records, moments, strict=True):
-        faults: list[str] = []
-        if moment.kind == STEP:
-            moment.sent = command
-        try:
-            recorded = jet.decode(record)
-            state = state if recorded is None else evolved(own_copy(state), recorded.data)
-            at = recorded_at(record)
-        except (CodecError, DefinitionError) as error:
-            moment.faults = [*getattr(error, "faults", [str(error)]), "What comes after it is not folded any more."]
-            return
-        step = answer_of("step", own_copy(state).step, faults, private=private)
-        command = None if step is None else step_text(step)
-        if step is None:
-            due = answer_of(
-                "deadline",
-                lambda now=state, when=at: sorted(
-                    (deadline.due_at(when), deadline.call.name) for deadline in deadlines_of(now)
-                ),
-                faults,
-                private=private,
-            )
-            moment.deadlines = [{"at": time_text(when), "decision": decision} for when, decision in due or []]
-        moment.faults = faults

@@ -1,25 +1,20 @@
-"""Read quarantined events, and retry or drop them: a projection's in SQL, a reactor's or process's beside its cursor.
-
-`Quarantine` opens its own connections and blocks; the command line and actions use it. The functions that take a
-`Connections` serve pages: they are bounded, use open connections, and mask personal data.
-"""
+"""Read quarantined events, and retry or drop them: a projection's in SQL, others' beside their cursors."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, Self, TypeVar, cast
 
 from sqlalchemy import Connection
 
 from eventjet.app import App
 from eventjet.codec.headers import SCHEMA, number_of
 from eventjet.codec.json import read_json
-from eventjet.codec.subjects import declared_name
-from eventjet.domain.parked import BLOCKED, PARKED, RETRY
+from eventjet.domain.quarantined import BLOCKED, QUARANTINED, RETRY
 from eventjet.errors import Forbidden, StreamMissing, UsageError
 from eventjet.jetstream.api import message_at, stream_info
 from eventjet.jetstream.client import Client, connected
@@ -27,7 +22,8 @@ from eventjet.operations.events import stored_json
 from eventjet.projections.fold import is_of
 from eventjet.settings import Settings
 from eventjet.sql import quarantine as rows
-from eventjet.sql.database import COMMAND, READ_ONLY, Database
+from eventjet.sql.database import COMMAND, Database
+from eventjet.sql.dialect import READ_ONLY
 from eventjet.sql.locations import check_owner
 from eventjet.sql.quarantine import Listed, Shown, VerdictOutcome
 from eventjet.subscriptions import cursor_control
@@ -41,33 +37,74 @@ ENTRIES_MAX = 1_000
 """Entries that a page reads at most from the quarantine of a cursor: each costs a request to the server."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredEvent:
-    """The stored body of a quarantined event, and its type."""
+class Connections(Protocol):
+    """The open connections of an app to the database and the server."""
 
-    body: bytes | None
+    @property
+    def app(self) -> App: ...
+
+    @property
+    def settings(self) -> Settings: ...
+
+    async def ask(self, question: Callable[[Connection], T]) -> T:
+        """Return the answer of a question to the database, asked over a read-only session."""
+        ...
+
+    async def client(self) -> Client: ...
+
+
+class CommandConnections:
+    """Connections for one command: the server's is opened when first needed, the database's for each question."""
+
+    def __init__(self, app: App, settings: Settings) -> None:
+        self.app = app
+        self.settings = settings
+        self._ending = AsyncExitStack()
+        self._client: Client | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._ending.aclose()
+
+    async def ask(self, question: Callable[[Connection], T]) -> T:
+        return _in_database(self.settings, question, read_only=True)
+
+    async def client(self) -> Client:
+        if self._client is None:
+            self._client = await self._ending.enter_async_context(connected(self.settings))
+        return self._client
+
+
+@dataclass(frozen=True, slots=True)
+class QuarantinedEvent:
+    """A quarantined event with what is stored of it."""
+
+    shown: Shown
     type: str
     """Its wire name, a CloudEvent's type, or `message` for an inbox; empty where it is not known."""
-    schema: int | None = None
-    """The number of its schema; 0, which no event has, where it is not known."""
-    missing: str = ""
-    """Why there is no body; empty where there is one."""
+    body: Any
+    """The body as JSON; None where `missing` says why there is none."""
+    missing: str
+    waiting: Sequence[Listed]
+    """The first of the events that it blocks."""
 
 
 class Quarantine:
-    """The quarantine of one projection, reactor or process of the app.
+    """The quarantine of one projection, reactor or process of the app. Methods raise `UsageError` and `Unreachable`."""
 
-    Methods block, and raise `UsageError` and `Unreachable`.
-    """
-
-    def __init__(self, app: App, settings: Settings, name: str) -> None:
+    def __init__(self, connections: Connections, name: str) -> None:
         """Choose the quarantine of this name. Raises `UsageError` for a name that the app does not declare."""
-        chosen = chosen_of(app, [name])
-        self._app = app
-        self._settings = settings
+        self._connections = connections
+        self._app = connections.app
+        chosen = chosen_of(self._app, [name])
         self._projection = chosen.projections[0] if chosen.projections else None
         self._cursors = [follower.name for follower in chosen.followers]
         """The cursors of a reactor or a process, one for each partition: an event is quarantined at one of them."""
+        self.name = name
+        self.revision = (self._projection or chosen.followers[0]).revision
+        """The revision that the app declares; an event of another one is handled by the release that declares it."""
 
     @property
     def drop_effect(self) -> str:
@@ -76,115 +113,122 @@ class Quarantine:
             return "A rebuild will leave it out too."
         return "What it leads to will not happen, and what waits behind it goes on."
 
-    def listed(self, *, resolved: bool) -> Sequence[Listed]:
-        """Return the quarantined events of all revisions; with `resolved` also those that were retried or dropped."""
+    async def listed(
+        self, *, resolved: bool = False, after: int = 0, limit: int | None = None
+    ) -> tuple[Sequence[Listed], bool]:
+        """Return the quarantined events of all revisions after a position, and whether there may be more of them.
+
+        With `resolved` also those that were retried or dropped. `limit` also bounds what is read.
+        """
         if self._projection is not None:
-            return self._in_database(
-                lambda connection, name, _: rows.listed(connection, [name], resolved=resolved), read_only=True
-            )
-        kind = default_type(self._app, self._cursors[0])
-        listings = self._in_cursors(lambda cursors, name: cursor_control.listed(cursors, name, resolved=resolved))
-        events = [replace(event, event_type=event.event_type or kind) for listing in listings for event in listing]
-        return sorted(events, key=lambda event: event.position)
+            most = None if limit is None else limit + 1
+            ask = partial(rows.listed, names=[self.name], resolved=resolved, after=after, limit=most)
+            events = await self._ask(ask)
+            return events[:limit], limit is not None and len(events) > limit
+        cursors, events, is_cut = await self._store(), list[Listed](), False
+        for name in self._cursors:
+            if limit is None:
+                events += await cursor_control.listed(cursors, name, resolved=resolved)
+            else:
+                entries, may_be_more = await cursor_control.first_listed(cursors, name, ENTRIES_MAX)
+                events, is_cut = [*events, *entries], is_cut or may_be_more
+        kind = _default_type(self._app, self._cursors[0])
+        events = [replace(event, event_type=event.event_type or kind) for event in events if event.position > after]
+        events.sort(key=lambda event: event.position)
+        return events[:limit], is_cut or (limit is not None and len(events) > limit)
 
-    def shown(self, position: int) -> Shown | None:
-        """Return one event with its traceback; None where it is not in the quarantine."""
+    async def event(self, position: int, *, personal: bool = False, waiting: int = 0) -> QuarantinedEvent | None:
+        """Return a quarantined event with its body and the first `waiting` events that it blocks; None without one.
+
+        Personal data is masked unless `personal` asks for it.
+        """
+        behind: Sequence[Listed] = ()
         if self._projection is not None:
-            return self._in_database(
-                lambda connection, name, revision: rows.shown(connection, name, revision, position), read_only=True
-            )
-        events = self._in_cursors(lambda cursors, name: cursor_control.shown(cursors, name, position))
-        return next((event for event in events if event is not None), None)
 
-    def stored(self, event: Shown) -> StoredEvent:
-        """Return the stored body of an event; for a cursor it is read from the log, or from the inbox's stream."""
-        if self._projection is not None:
-            return stored_by_projection(self._app, event)
+            def ask(connection: Connection) -> tuple[Shown, Sequence[Listed]] | None:
+                event = rows.shown(connection, self.name, self.revision, position)
+                return None if event is None else (event, rows.waiting(connection, event.event, waiting))
 
-        async def read() -> StoredEvent:
-            async with connected(self._settings) as client:
-                return await stored_in_log(client, self._app, self._cursors[0], event)
+            answer = await self._ask(ask)
+            if answer is None:
+                return None
+            shown, behind = answer
+            kind = self._app.catalog.named(shown.event.event_type)
+            # Its schema is known only if the event has a single one; no event has schema 0.
+            schema = kind.info.schema if kind is not None and kind.info.schema == 1 else 0
+            body, event_type, missing = shown.payload, shown.event.event_type, ""
+        else:
+            cursors = await self._store()
+            candidates = [await cursor_control.shown(cursors, name, position) for name in self._cursors]
+            shown = next((candidate for candidate in candidates if candidate is not None), None)
+            if shown is None:
+                return None
+            if waiting and shown.event.blocked:
+                behind = (await cursor_control.waiting(cursors, shown.event))[:waiting]
+            body, event_type, schema, missing = await self._stored_in_log(shown.event)
+        value = None if body is None else stored_json(body)
+        if value is not None and not personal:
+            value = self._app.catalog.masked(event_type, schema, value)
+        return QuarantinedEvent(shown, event_type, value, missing, behind)
 
-        return asyncio.run(read())
-
-    def retry(self, positions: Sequence[int] | None) -> list[int]:
+    async def retry(self, positions: Sequence[int] | None) -> list[int]:
         """Have a worker try these events again, or all of them; return their positions."""
         if self._projection is not None:
-            return self._in_database(
-                lambda connection, name, revision: rows.retry(connection, name, revision, positions)
-            )
+            return await self._write(partial(rows.retry, positions=positions))
         if positions is not None:
-            return self._resolve(positions, cursor_control.retry)
-        batches = self._in_cursors(lambda cursors, name: cursor_control.retry(cursors, name, None))
+            return await self._resolve(positions, cursor_control.retry)
+        cursors = await self._store()
+        batches = [await cursor_control.retry(cursors, name, None) for name in self._cursors]
         return [position for batch in batches for position in batch]
 
-    def drop(self, positions: Sequence[int]) -> list[int]:
+    async def drop(self, positions: Sequence[int]) -> list[int]:
         """Give up these events for good; return their positions."""
         if self._projection is not None:
-            return self._in_database(
-                lambda connection, name, revision: rows.drop(connection, name, revision, positions)
-            )
-        return self._resolve(positions, cursor_control.drop)
+            return await self._write(partial(rows.drop, positions=positions))
+        return await self._resolve(positions, cursor_control.drop)
 
-    def outcomes(self, positions: Sequence[int]) -> list[VerdictOutcome]:
+    async def outcomes(self, positions: Sequence[int]) -> list[VerdictOutcome]:
         """Return how far workers have carried out the decisions about these events."""
         if self._projection is not None:
-            return self._in_database(
-                lambda connection, name, revision: rows.outcomes(connection, name, revision, positions), read_only=True
-            )
-        batches = self._in_cursors(lambda cursors, name: cursor_control.outcomes(cursors, name, positions))
+            return await self._ask(partial(rows.outcomes, name=self.name, revision=self.revision, positions=positions))
+        cursors = await self._store()
+        batches = [await cursor_control.outcomes(cursors, name, positions) for name in self._cursors]
         return [outcome for batch in batches for outcome in batch]
 
-    def _in_database(self, ask: Callable[[Connection, str, int], T], *, read_only: bool = False) -> T:
-        """Call `ask` with a connection to the database, and the projection's name and revision."""
-        assert self._projection is not None
-        with self._connected(self._projection.name, read_only=read_only) as connection:
-            return ask(connection, self._projection.name, self._projection.revision)
+    async def _store(self) -> Cursors:
+        return Cursors(await self._connections.client(), self._app.name)
 
-    @contextmanager
-    def _connected(self, projection: str, *, read_only: bool) -> Generator[Connection]:
-        database = Database(self._settings.database)
-        with (
-            database.reaching_sync(),
-            database.sync_engine("eventjet quarantine", COMMAND).connect() as connection,
-            connection.execution_options(**{READ_ONLY: read_only}).begin(),
-        ):
-            check_owner(connection, projection, self._app.name)
-            yield connection
+    async def _ask(self, question: Callable[[Connection], T]) -> T:
+        return await self._connections.ask(self._owned(question))
 
-    def _in_cursors(self, ask: Callable[[Cursors, str], Coroutine[Any, Any, T]]) -> list[T]:
-        """Call `ask` for each cursor over one connection to the server."""
+    def _owned(self, question: Callable[[Connection], T]) -> Callable[[Connection], T]:
+        """Return the question, asked only after `check_owner` has confirmed that the read model is this app's."""
 
-        async def each(cursors: Cursors) -> list[T]:
-            return [await ask(cursors, name) for name in self._cursors]
+        def ask(connection: Connection) -> T:
+            check_owner(connection, self.name, self._app.name)
+            return question(connection)
 
-        return self._run(each)
+        return ask
 
-    def _run(self, ask: Callable[[Cursors], Coroutine[Any, Any, T]]) -> T:
-        async def run() -> T:
-            async with connected(self._settings) as client:
-                return await ask(Cursors(client, self._app.name))
+    async def _write(self, decide: Callable[..., list[int]]) -> list[int]:
+        question = self._owned(partial(decide, name=self.name, revision=self.revision))
+        return await asyncio.to_thread(_in_database, self._connections.settings, question, read_only=False)
 
-        return asyncio.run(run())
-
-    def _resolve(
+    async def _resolve(
         self, positions: Sequence[int], decide: Callable[[Cursors, str, Sequence[int]], Coroutine[Any, Any, list[int]]]
     ) -> list[int]:
         """Apply a decision in the partition that has each event; the last one refuses events that none has."""
-
-        async def resolve(cursors: Cursors) -> list[int]:
-            await self._check_open(cursors, positions)
-            remaining, chosen = list(dict.fromkeys(positions)), dict[str, list[int]]()
-            for name in self._cursors[:-1]:
-                quarantined = {event.position for event in await cursor_control.listed(cursors, name)}
-                chosen[name] = [position for position in remaining if position in quarantined]
-                remaining = [position for position in remaining if position not in quarantined]
-            done: list[int] = []
-            for name, batch in [(self._cursors[-1], remaining), *chosen.items()]:
-                done += await decide(cursors, name, batch) if batch else []
-            return done
-
-        return self._run(resolve)
+        cursors = await self._store()
+        await self._check_open(cursors, positions)
+        remaining, chosen = list(dict.fromkeys(positions)), dict[str, list[int]]()
+        for name in self._cursors[:-1]:
+            quarantined = {event.position for event in await cursor_control.listed(cursors, name)}
+            chosen[name] = [position for position in remaining if position in quarantined]
+            remaining = [position for position in remaining if position not in quarantined]
+        done: list[int] = []
+        for name, batch in [(self._cursors[-1], remaining), *chosen.items()]:
+            done += await decide(cursors, name, batch) if batch else []
+        return done
 
     async def _check_open(self, cursors: Cursors, positions: Sequence[int]) -> None:
         """Raise `UsageError`, with the reason, for an event that can be neither retried nor dropped."""
@@ -194,17 +238,55 @@ class Quarantine:
             entry = by_position.get(position)
             if entry is None:
                 reason = "is not in the quarantine"
-            elif entry.parked.resolution in (PARKED, RETRY):
+            elif entry.parked.resolution in (QUARANTINED, RETRY):
                 continue
             elif entry.parked.resolution == BLOCKED:
                 reason = "waits behind a quarantined one of the same; decide about that one"
             else:
                 reason = f"was {entry.parked.resolution} already, and is not quarantined any more"
-            name = declared_name(self._cursors[0])
             raise UsageError(
-                f"The event at position {position} of {name!r} {reason}. "
-                f"Look at `eventjet quarantine list {name} --all`."
+                f"The event at position {position} of {self.name!r} {reason}. "
+                f"Look at `eventjet quarantine list {self.name} --all`."
             )
+
+    async def _stored_in_log(self, event: Listed) -> tuple[bytes | None, str, int | None, str]:
+        """Return (body, type, schema, why there is no body) of an event, from the log or from the inbox's stream."""
+        client, inbox = await self._connections.client(), self._app.inboxes.get(self._cursors[0])
+        stream = self._app.name if inbox is None else inbox.stream
+        where = "the log" if inbox is None else f"the stream {stream!r}"
+        try:
+            record = await client.ask(message_at(stream, event.position))
+            is_same = is_of(event.event_id, record)
+            if is_same and inbox is not None:
+                stored_cursor = await Cursors(client, self._app.name).read(event.projection)
+                is_same = (await client.ask(stream_info(stream))).created == stored_cursor.cursor.log
+        except StreamMissing:
+            return None, event.event_type, None, f"{where} does not exist"
+        except Forbidden as error:
+            return None, event.event_type, None, str(error)
+        if record is not None and is_same:
+            kind = event.event_type or _cloud_type(record[4]) or _default_type(self._app, self._cursors[0])
+            return record[4], kind, number_of(record[3], SCHEMA), ""
+        actual = "nothing is there" if record is None else "another one is there"
+        missing = f"{where} no longer has this event at position {event.position}: {actual}"
+        return None, event.event_type, None, missing
+
+
+def _in_database(settings: Settings, question: Callable[[Connection], T], *, read_only: bool) -> T:
+    database = Database(settings.database)
+    with (
+        database.reaching_sync(),
+        database.sync_engine("eventjet quarantine", COMMAND).connect() as connection,
+        connection.execution_options(**{READ_ONLY: read_only}).begin(),
+    ):
+        return question(connection)
+
+
+def names_with_quarantine(app: App) -> list[str]:
+    """Return the names of all projections, reactors and processes that may quarantine an event."""
+    chosen = chosen_of(app, [])
+    followers = [follower.declared_as for follower in chosen.followers]
+    return list(dict.fromkeys([*(projection.name for projection in chosen.projections), *followers]))
 
 
 def outcome_text(outcome: VerdictOutcome) -> str:
@@ -230,42 +312,9 @@ def pending_text(name: str) -> str:
     )
 
 
-def default_type(app: App, name: str) -> str:
+def _default_type(app: App, name: str) -> str:
     """Return the type to show for a quarantined event without one: `message` for an inbox, else empty."""
     return "message" if name in app.inboxes else ""
-
-
-def stored_by_projection(app: App, event: Shown) -> StoredEvent:
-    """Return the body that a projection's quarantine keeps; its schema is known only if the event has a single one."""
-    kind = app.catalog.named(event.event.event_type)
-    schema = kind.info.schema if kind is not None and kind.info.schema == 1 else 0
-    return StoredEvent(event.payload, event.event.event_type, schema)
-
-
-async def stored_in_log(client: Client, app: App, name: str, shown: Shown) -> StoredEvent:
-    """Read a quarantined event from the log, or from the inbox's stream.
-
-    Where the position no longer has the event that was quarantined, `missing` of the result says so.
-    """
-    event, inbox = shown.event, app.inboxes.get(name)
-    stream = app.name if inbox is None else inbox.stream
-    where = "the log" if inbox is None else f"the stream {stream!r}"
-    try:
-        record = await client.ask(message_at(stream, event.position))
-        is_same = is_of(event.event_id, record)
-        if is_same and inbox is not None:
-            stored_cursor = await Cursors(client, app.name).read(event.projection)
-            is_same = (await client.ask(stream_info(stream))).created == stored_cursor.cursor.log
-    except StreamMissing:
-        return StoredEvent(None, event.event_type, missing=f"{where} does not exist")
-    except Forbidden as error:
-        return StoredEvent(None, event.event_type, missing=str(error))
-    if record is not None and is_same:
-        kind = event.event_type or _cloud_type(record[4]) or default_type(app, name)
-        return StoredEvent(record[4], kind, number_of(record[3], SCHEMA))
-    actual = "nothing is there" if record is None else "another one is there"
-    missing = f"{where} no longer has this event at position {event.position}: {actual}"
-    return StoredEvent(None, event.event_type, missing=missing)
 
 
 def _cloud_type(body: bytes) -> str:
@@ -276,128 +325,3 @@ def _cloud_type(body: bytes) -> str:
         return ""
     kind = cast("dict[str, Any]", value).get("type") if isinstance(value, dict) and "specversion" in value else None
     return kind if isinstance(kind, str) else ""
-
-
-class _Log(Protocol):
-    @property
-    def client(self) -> Client: ...
-
-
-class Connections(Protocol):
-    """The open connections to the database and the server that pages share."""
-
-    @property
-    def app(self) -> App: ...
-
-    async def ask(self, question: Callable[[Connection], T]) -> T: ...
-
-    async def log(self) -> _Log: ...
-
-
-@dataclass(frozen=True, slots=True)
-class QuarantinePage:
-    """A page of the events in one quarantine."""
-
-    name: str
-    revision: int
-    """The revision that the app declares; an event of another one is handled by the release that declares it."""
-    events: Sequence[Listed]
-    is_cut: bool
-    """Whether there may be more events."""
-
-
-@dataclass(frozen=True, slots=True)
-class QuarantinedEvent:
-    """A quarantined event as it may be shown: with personal data masked."""
-
-    found: Shown
-    event_type: str
-    body: Any
-    """The body as JSON, with personal data masked; None where `missing` says why there is none."""
-    missing: str
-    waiting: Sequence[Listed]
-    """The first of the events that it blocks."""
-
-
-def names_with_quarantine(app: App) -> list[str]:
-    """Return the names of all projections, reactors and processes that may quarantine an event."""
-    chosen = chosen_of(app, [])
-    names = [
-        *(projection.name for projection in chosen.projections),
-        *(follower.declared_as for follower in chosen.followers),
-    ]
-    return list(dict.fromkeys(names))
-
-
-async def quarantine_page(connections: Connections, name: str, *, limit: int, after: int = 0) -> QuarantinePage:
-    """Return the first quarantined events after a position. Raises `UsageError` and `Unreachable`."""
-    chosen = chosen_of(connections.app, [name])
-    if chosen.projections:
-        ask = partial(rows.listed, names=[name], after=after, limit=limit + 1)
-        events = await connections.ask(_with_owner_check(connections.app, name, ask))
-        return QuarantinePage(name, chosen.projections[0].revision, events[:limit], len(events) > limit)
-    cursors = Cursors((await connections.log()).client, connections.app.name)
-    events, is_cut, kind = list[Listed](), False, default_type(connections.app, name)
-    for follower in chosen.followers:
-        entries, may_be_more = await cursor_control.first_listed(cursors, follower.name, ENTRIES_MAX)
-        is_cut = is_cut or may_be_more
-        events += [replace(entry, event_type=entry.event_type or kind) for entry in entries]
-    events = sorted((event for event in events if event.position > after), key=lambda event: event.position)
-    return QuarantinePage(name, chosen.followers[0].revision, events[:limit], is_cut or len(events) > limit)
-
-
-async def quarantined_event(
-    connections: Connections, name: str, position: int, *, limit: int
-) -> QuarantinedEvent | None:
-    """Return a quarantined event with its body and the first `limit` events that it blocks.
-
-    Return None where the position is not in the quarantine.
-    """
-    app, chosen = connections.app, chosen_of(connections.app, [name])
-    if chosen.projections:
-        revision = chosen.projections[0].revision
-
-        def ask(connection: Connection) -> tuple[Shown, list[Listed]] | None:
-            event = rows.shown(connection, name, revision, position)
-            return None if event is None else (event, rows.waiting(connection, event.event, limit))
-
-        answer = await connections.ask(_with_owner_check(app, name, ask))
-        if answer is None:
-            return None
-        event, waiting = answer
-        stored = stored_by_projection(app, event)
-    else:
-        client = (await connections.log()).client
-        cursors = Cursors(client, app.name)
-        candidates = [await cursor_control.shown(cursors, follower.name, position) for follower in chosen.followers]
-        event = next((candidate for candidate in candidates if candidate is not None), None)
-        if event is None:
-            return None
-        waiting = (await cursor_control.waiting(cursors, event.event))[:limit] if event.event.blocked else []
-        stored = await stored_in_log(client, app, name, event)
-    body = None if stored.body is None else app.catalog.masked(stored.type, stored.schema, stored_json(stored.body))
-    return QuarantinedEvent(event, stored.type, body, stored.missing, waiting)
-
-
-async def outcomes_now(connections: Connections, name: str, positions: Sequence[int]) -> list[VerdictOutcome]:
-    """Return how far workers have carried out the decisions about these events."""
-    chosen = chosen_of(connections.app, [name])
-    if chosen.projections:
-        ask = partial(rows.outcomes, name=name, revision=chosen.projections[0].revision, positions=positions)
-        return await connections.ask(_with_owner_check(connections.app, name, ask))
-    cursors = Cursors((await connections.log()).client, connections.app.name)
-    return [
-        outcome
-        for follower in chosen.followers
-        for outcome in await cursor_control.outcomes(cursors, follower.name, positions)
-    ]
-
-
-def _with_owner_check(app: App, name: str, question: Callable[[Connection], T]) -> Callable[[Connection], T]:
-    """Return the question, asked only after `check_owner` has confirmed that the read model is this app's."""
-
-    def ask(connection: Connection) -> T:
-        check_owner(connection, name, app.name)
-        return question(connection)
-
-    return ask

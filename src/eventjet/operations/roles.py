@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from eventjet.codec.headers import void_subject
+from eventjet.codec.headers import skip_subject
 from eventjet.codec.subjects import (
     cursor_bucket,
     declared_name,
@@ -108,7 +108,7 @@ def roles_of(
     acting = (*read, *look_at_cursors, *cursor_keys, *set_timers, *follower_consumers, *tell, *look_at_public)
     consume = tuple(f"{api}.CONSUMER.{verb}.{stream}.*" for verb in verbs)
     consume += (f"{api}.CONSUMER.CREATE.{stream}.*.{stream_subjects(stream)}",)
-    voids = void_subject(app, "*")
+    skipped = skip_subject(app, "*")
     snapshots = (f"{api}.STREAM.MSG.GET.KV_{bucket}", f"{api}.DIRECT.GET.KV_{bucket}.$KV.{bucket}.>")
 
     write_snapshots = (f"{api}.STREAM.INFO.KV_{bucket}", *snapshots, f"$KV.{bucket}.*.*")
@@ -117,7 +117,9 @@ def roles_of(
         return Role(name, tuple(publish), (f"_INBOX_{name}.>", *subscribe), tuple(deny))
 
     def writer(name: str, aggregate: str) -> Role:
-        return role(name, (*read, *snapshots, *_writer_subjects(app, aggregate, aggregate in unique)), notices, [voids])
+        return role(
+            name, (*read, *snapshots, *_writer_subjects(app, aggregate, aggregate in unique)), notices, [skipped]
+        )
 
     streams = (stream, f"KV_{bucket}", *((f"KV_{cursors}", timers) if followers else ()))
     manage = tuple(f"{api}.STREAM.{verb}.{name}" for verb in ("CREATE", "INFO") for name in streams)
@@ -130,7 +132,7 @@ def roles_of(
     manage += tuple(subject for _, subject in probed)
     lists = (f"{api}.CONSUMER.LIST.{stream}",)
     return (
-        role(ADMIN, list(dict.fromkeys((*read, *manage, *lists, *consume, voids))), notices),
+        role(ADMIN, list(dict.fromkeys((*read, *manage, *lists, *consume, skipped))), notices),
         role(
             WORKER,
             (
@@ -144,7 +146,7 @@ def roles_of(
         role(REBUILD, (*look, *consume), (), denied_consumers),
         role(SNAPSHOTS, (*look, *write_snapshots, *consume), (), denied_consumers),
         *(
-            [role(ACTOR, (*acting, *snapshots, f"{app}.*.*", f"$KV.{bucket}.*.*"), notices, [voids])]
+            [role(ACTOR, (*acting, *snapshots, f"{app}.*.*", f"$KV.{bucket}.*.*"), notices, [skipped])]
             if followers
             else ()
         ),

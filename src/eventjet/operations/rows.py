@@ -36,8 +36,7 @@ from eventjet.projections.row_codec import RowCodec
 from eventjet.rebuild.verifying import DriftProbe, are_equal
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.database import Database
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import Database, dialect_of
 from eventjet.sql.locations import check_owner, located
 from eventjet.sql.own_tables import quarantine
 from eventjet.sql.quarantine import of
@@ -58,12 +57,12 @@ _VALUE_MAX = 2_000
 class LiveRow:
     """A row as the database has it, with the checkpoint of the same snapshot."""
 
-    held: Checkpoint
+    checkpoint: Checkpoint
     row: Any
     """The row in its normal form; None where there is no row."""
-    known: Mapping[int, str]
+    quarantined: Mapping[int, str]
     """Resolution by position of the row's events that are in the quarantine."""
-    strange: str = ""
+    fault: str = ""
     """Why no fold can have written this row; empty where a fold can."""
 
 
@@ -81,40 +80,22 @@ class RowStep:
     recorded_at: datetime
     actor: str
     """The actor in the event's metadata; empty where there is none."""
-    what: str
+    change: str
     """`made`, `changed` or `deleted`."""
     changed: tuple[str, ...]
     """Names of the fields that changed; all fields where the row was made or deleted."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenStep:
-    """The requested step, with the row before and after it."""
-
-    step: RowStep
-    before: Any
-    after: Any
-
-
-@dataclass(frozen=True, slots=True)
-class RowField:
-    """One field of a row in two versions: before and after an event, or live and as folded from the log."""
-
-    name: str
-    before: str | None
-    after: str | None
-    changed: bool
-
-
-def why_not_told(app: App, name: str) -> str:
+def why_no_history(app: App, name: str) -> str:
     """Return why the history of a read model's rows cannot be shown; empty where it can."""
     resolved = app.projections.get(name)
     if resolved is None:
         return f"The app does not declare {name!r} any more, so nobody knows how its rows were made."
     if not isinstance(resolved, ResolvedProjection):
         return (
-            "Its rows are written by SQL by hand. A handler may read and write any row of any of its tables, so no row "
-            f"comes of its own events alone. `eventjet verify {cut(name, 60)}` makes all of them again and compares."
+            "Its rows are written by a SQL projection. A handler may read and write any row of any of its tables, so "
+            f"no row comes of its own events alone. `eventjet verify {cut(name, 60)}` makes all of them again "
+            "and compares."
         )
     return ""
 
@@ -143,13 +124,13 @@ def live_row(connection: Connection, resolved: ResolvedProjection, key_json: str
         except Exception as error:  # noqa: BLE001 - whatever a conversion raises for a value that it was not made for
             detail = "" if resolved.is_private else f": {cut(str(error), 200)}"
             row, fault = (
-                _Strange(),
+                _Unreadable(),
                 f"It holds a value that no fold could have written ({type(error).__name__}{detail})",
             )
     return key, LiveRow(stored_checkpoint, row, _resolutions(connection, resolved, key), fault)
 
 
-class _Strange:
+class _Unreadable:
     """A value that is equal to no row."""
 
 
@@ -197,8 +178,8 @@ class RowSearch:
     first: int | None = None
     """Position of the first event that changed the row."""
     steps: deque[RowStep] = field(default_factory=lambda: deque[RowStep](maxlen=STEPS_MAX))
-    chosen: ChosenStep | None = None
-    """The step that `at` or `number` chooses, as far as was read."""
+    chosen: tuple[RowStep, Any, Any] | None = None
+    """The step that `at` or `number` chooses, as far as was read, with the row before and after it."""
     _probe: DriftProbe | None = None
 
     @property
@@ -218,7 +199,7 @@ class RowSearch:
 
     def _is_stored_as(self, folded: Any, live: Any) -> bool:
         codec = RowCodec(self.resolved.table, self.resolved.row_type, Database(self.jet.settings.database).dialect)
-        return not isinstance(live, _Strange) and are_equal(folded, live, codec)
+        return not isinstance(live, _Unreadable) and are_equal(folded, live, codec)
 
     @property
     def subject(self) -> str | None:
@@ -230,9 +211,9 @@ class RowSearch:
         if self._probe is None:
             await self._begin()
         assert self._probe is not None
-        end, until, remaining = self.live.held.position, time.monotonic() + GO_S, RECORDS_MAX
+        end, until, remaining = self.live.checkpoint.position, time.monotonic() + GO_S, RECORDS_MAX
         predecessors = PredecessorReader(Endpoint.of(self.jet.settings), self.app.name)
-        decode = reader(self.catalog, self.resolved, self.live.known, predecessors)
+        decode = reader(self.catalog, self.resolved, self.live.quarantined, predecessors)
         try:
             while not self.done and remaining > 0 and time.monotonic() < until:
                 records = await self._next_records(min(_BATCH, remaining), end)
@@ -245,9 +226,9 @@ class RowSearch:
             predecessors.close()
 
     async def _begin(self) -> None:
-        await self.jet.voids()
-        log, stored_checkpoint = await self.jet.log(), self.live.held
-        self._probe = DriftProbe(self.resolved, {self.key: self.live.row}, self.live.known, self._is_stored_as)
+        await self.jet.skipped()
+        log, stored_checkpoint = await self.jet.log(), self.live.checkpoint
+        self._probe = DriftProbe(self.resolved, {self.key: self.live.row}, self.live.quarantined, self._is_stored_as)
         if stored_checkpoint.log and stored_checkpoint.log != log.identity:
             raise UsageError("The read model was made from another log than this one. Rebuild it.")
         if stored_checkpoint.position > log.last:
@@ -311,13 +292,13 @@ class RowSearch:
             aggregate_id=event.aggregate_id,
             recorded_at=event.recorded_at,
             actor=event.metadata.actor or "",
-            what="made" if before is None else "deleted" if after is None else "changed",
+            change="made" if before is None else "deleted" if after is None else "changed",
             changed=_changed_fields(before, after),
         )
         if self.until is None or step.position < self.until:
             self.steps.append(step)
         if self._is_chosen(step):
-            self.chosen = ChosenStep(step, before, after)
+            self.chosen = step, before, after
 
     def _is_chosen(self, step: RowStep) -> bool:
         if self.number is not None:
@@ -325,20 +306,20 @@ class RowSearch:
         return self.at is None or step.position <= self.at
 
 
-def compared(before: Any, after: Any) -> list[RowField]:
-    """Compare two rows field by field; long values are cut and personal data is masked."""
-    present = next((row for row in (after, before) if row is not None and not isinstance(row, _Strange)), None)
+def compared(before: Any, after: Any) -> list[dict[str, Any]]:
+    """Return (name, before, after, changed) of each field of two rows; long values are cut, personal data is masked."""
+    rows = [None if isinstance(row, _Unreadable) else row for row in (before, after)]
+    present = rows[1] if rows[1] is not None else rows[0]
     if present is None:
         return []
     changed = _changed_fields(before, after)
-    sides = [None if row is None or isinstance(row, _Strange) else masked_row(row) for row in (before, after)]
-    texts = [None if side is None else {name: _field_text(value) for name, value in side.items()} for side in sides]
-    before_texts, after_texts = ({} if side is None else side for side in texts)
+    texts = [
+        {} if row is None else {name: _field_text(value) for name, value in masked_row(row).items()} for row in rows
+    ]
+    names = [row_field.name for row_field in fields(present)]
     return [
-        RowField(
-            row_field.name, before_texts.get(row_field.name), after_texts.get(row_field.name), row_field.name in changed
-        )
-        for row_field in fields(present)
+        {"name": name, "before": texts[0].get(name), "after": texts[1].get(name), "changed": name in changed}
+        for name in names
     ]
 
 
@@ -349,7 +330,7 @@ def _field_text(value: Any) -> str:
 
 def _changed_fields(before: Any, after: Any) -> tuple[str, ...]:
     row = after if after is not None else before
-    if row is None or isinstance(before, _Strange) or isinstance(after, _Strange):
+    if row is None or isinstance(before, _Unreadable) or isinstance(after, _Unreadable):
         return ()
     names = [row_field.name for row_field in fields(row)]
     if before is None or after is None:

@@ -27,9 +27,8 @@ from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint
 from eventjet.sql.checkpoint import Checkpoint, names_of
-from eventjet.sql.database import unusable
+from eventjet.sql.database import dialect_of, unusable
 from eventjet.sql.dialect import Dialect
-from eventjet.sql.dialects import dialect_of
 from eventjet.sql.locations import check_owner, located_tables
 from eventjet.text import cut
 
@@ -65,42 +64,34 @@ class PlacedTable:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownRow:
-    """One row of a page."""
-
-    key: str | None
-    """The key as JSON, for links; None where the table has no key, or the key has no JSON form."""
-    values: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class TablePage:
     """A page of rows in the order of their key."""
 
     columns: tuple[str, ...]
     key: tuple[str, ...]
     """Names of the key's columns; empty where the table has no key, and so its rows no order."""
-    rows: tuple[ShownRow, ...]
+    rows: Sequence[tuple[str | None, Sequence[str]]]
+    """(key, values) of each row: the key as JSON, or None where there is none or it has no JSON form."""
     after: str | None
     """The last key of this page as JSON, after which the next page begins; None on the last page."""
 
 
 @dataclass(frozen=True, slots=True)
-class TablesSeen:
+class RevisionTables:
     """The tables of one revision, and a page of one of them."""
 
-    held: Checkpoint | None
-    """The checkpoint of the revision; None where there is none yet."""
-    tables: tuple[PlacedTable, ...] = ()
-    missing: tuple[str, ...] = ()
+    checkpoint: Checkpoint | None
+    """None where the revision has no checkpoint yet."""
+    tables: Sequence[PlacedTable] = ()
+    missing: Sequence[str] = ()
     """Declared names of the tables that do not exist."""
     chosen: PlacedTable | None = None
     page: TablePage | None = None
 
 
-def tables_seen(
+def revision_tables(
     connection: Connection, app: App, name: str, revision: int, *, table: str = "", after: str = "", start: str = ""
-) -> TablesSeen:
+) -> RevisionTables:
     """Return the tables of a revision, and a page of the named table, or of the first one without a name.
 
     Raises `UsageError` for a table that the revision does not have, and what `table_page` and `check_owner` raise.
@@ -109,17 +100,13 @@ def tables_seen(
     dialect_of(connection).load_all(connection)
     stored_checkpoint = checkpoint.read(connection, name, revision)
     if stored_checkpoint is None:
-        return TablesSeen(None)
+        return RevisionTables(None)
     tables, missing = place_tables(connection, app, stored_checkpoint)
-    chosen = (
-        next((candidate for candidate in tables if candidate.name == table), None)
-        if table
-        else next(iter(tables), None)
-    )
+    chosen = next((candidate for candidate in tables if table in ("", candidate.name)), None)
     if table and chosen is None and table not in missing:
         raise UsageError(f"Revision {revision} of {name!r} has no table {table!r}.")
-    shown_page = None if chosen is None else table_page(connection, chosen, after=after, start=start)
-    return TablesSeen(stored_checkpoint, tuple(tables), tuple(missing), chosen, shown_page)
+    page = None if chosen is None else table_page(connection, chosen, after=after, start=start)
+    return RevisionTables(stored_checkpoint, tables, missing, chosen, page)
 
 
 def place_tables(
@@ -136,7 +123,7 @@ def place_tables(
     placed_tables: list[PlacedTable] = []
     missing: list[str] = []
     for schema, name in names_of(stored_checkpoint.tables):
-        ref = dialect.tables.find(connection, (schema, name), stored_checkpoint.location)
+        ref = dialect.find_table(connection, (schema, name), stored_checkpoint.location)
         if ref is None:
             missing.append(name)
             continue
@@ -151,7 +138,7 @@ def _place_declared(
     connection: Connection, resolved: AnyResolved, stored_checkpoint: Checkpoint, dialect: Dialect
 ) -> tuple[list[PlacedTable], list[str]]:
     names = [(table.schema, table.name) for table in resolved.tables]
-    refs = dialect.tables.find_all(connection, names, stored_checkpoint.location)
+    refs = dialect.find_tables(connection, names, stored_checkpoint.location)
     located = located_tables(resolved, stored_checkpoint.location, dialect)
     row_type = resolved.row_type if isinstance(resolved, ResolvedProjection) else None
     placed_tables: list[PlacedTable] = []
@@ -189,15 +176,13 @@ def table_page(
     except (ProgrammingError, DataError) as error:
         reason = next(iter(str(error.orig).splitlines()), "it cannot be read")
         raise unusable(connection, f"{placed.name}: {reason}", "Rebuild the read model, or alter the table.") from None
-    shown: list[ShownRow] = []
+    shown: list[tuple[str | None, Sequence[str]]] = []
     for row in rows[:limit]:
         by_column = dict(zip(columns, row, strict=True))
         values = tuple(_text(column, by_column[column], placed, dialect) for column in columns)
-        shown.append(ShownRow(_key_json([(column, by_column[column]) for column in key], dialect), values))
-    after = (shown[-1].key if shown and len(rows) > limit else None) or ""
-    return TablePage(
-        tuple(column.name for column in columns), tuple(column.name for column in key), tuple(shown), after or None
-    )
+        shown.append((_key_json([(column, by_column[column]) for column in key], dialect), values))
+    last_key = shown[-1][0] if shown and len(rows) > limit else None
+    return TablePage(tuple(column.name for column in columns), tuple(column.name for column in key), shown, last_key)
 
 
 def page_query(

@@ -34,9 +34,6 @@ if TYPE_CHECKING:
 
 Declared: TypeAlias = "Projection[Any, Any] | Entries[Any, Any] | SqlProjection"
 """A projection as an application declares it."""
-_MAIN = "__eventjet_main__"
-_being_imported: set[str] = set()
-_GUARD = 'Move what it runs under `if __name__ == "__main__":`.'
 
 
 class Application(Protocol):
@@ -113,8 +110,6 @@ class AppRef:
     attribute: str
     path: tuple[str, ...] = ()
     """Folders that `load` puts first on `sys.path`; folders that do not exist are skipped."""
-    file: str | None = None
-    """The file of an app in `__main__`, which other processes import under another name; None for other modules."""
 
     @classmethod
     def parse(cls, reference: str, folder: Path | None = None) -> AppRef:
@@ -127,37 +122,23 @@ class AppRef:
             raise UsageError(
                 f"{reference!r} does not say what to import. Write it as module:name, for instance bank:bank."
             )
-        path = (str((folder or Path.cwd()).resolve()),)
-        if module != "__main__":
-            return cls(module, attribute, path)
-        file = getattr(sys.modules["__main__"], "__file__", None)
-        if file is None:
-            raise UsageError("An app typed into a console cannot be imported elsewhere. Write it into a module.")
-        return cls(module, attribute, (str(Path(file).resolve().parent),), str(Path(file).resolve()))
+        return cls(module, attribute, (str((folder or Path.cwd()).resolve()),))
 
     @classmethod
     def of(cls, app: Application) -> AppRef:
         """Return the reference to the module and the name that hold this very app; raises `UsageError`."""
-        if _MAIN in _being_imported:
-            raise UsageError(
-                f"The program that holds the app {app.name!r} is imported by another process, and would work there as "
-                f"well. {_GUARD}"
-            )
-        holders = [
-            (module, attribute)
-            for module, loaded in list(sys.modules.items())
-            for attribute, value in list(getattr(loaded, "__dict__", {}).items())
-            if value is app and (module == "__main__" or getattr(loaded, "__spec__", None) is not None)
-        ]
-        if not holders:
-            raise UsageError(
-                f"No module holds the app {app.name!r} by a name, so tasks cannot import it. Assign it at the top of a "
-                'module, or name it with `AppRef.parse("module:name")`.'
-            )
         # A module comes before those that it imports in `sys.modules`: the last holder is the app's own module.
-        module, attribute = next((holder for holder in reversed(holders) if holder[0] != "__main__"), holders[-1])
-        top = None if module == "__main__" else top_level(module)
-        return cls.parse(f"{module}:{attribute}", top.parent if top is not None else None)
+        for module, loaded in reversed(list(sys.modules.items())):
+            if module == "__main__" or getattr(loaded, "__spec__", None) is None:
+                continue
+            for attribute, value in list(vars(loaded).items()):
+                if value is app:
+                    top = top_level(module)
+                    return cls.parse(f"{module}:{attribute}", top.parent if top is not None else None)
+        raise UsageError(
+            f"No module holds the app {app.name!r} by a name, so tasks cannot import it. Assign it at the top of a "
+            'module that the program imports, or name it with `AppRef.parse("module:name")`.'
+        )
 
     def load(self) -> Application:
         """Import the app; raises `UsageError` when that fails or it is not an app, and whatever its `App` raises."""
@@ -184,13 +165,13 @@ class AppRef:
             if entry not in sys.path and Path(entry).is_dir():
                 sys.path.insert(0, entry)
         try:
-            return self._module()
+            return importlib.import_module(self.module)
         except EventjetError:
             raise
         except SystemExit as error:
             raise UsageError(
                 f"The module of '{self.module}:{self.attribute}' ended the program when it was imported "
-                f"(exit {error.code}). {_GUARD}"
+                f'(exit {error.code}). Move what it runs under `if __name__ == "__main__":`.'
             ) from error
         except ModuleNotFoundError as error:
             raise self._not_found(error) from error
@@ -227,16 +208,6 @@ class AppRef:
             f"The module {self.module!r} needs {error.name!r}, which is not installed. Install it and try again."
         )
 
-    def _module(self) -> ModuleType:
-        if self.file is None:
-            return importlib.import_module(self.module)
-        main = sys.modules["__main__"]
-        if getattr(main, "__file__", None) and Path(str(main.__file__)).resolve() == Path(self.file):
-            return main
-        if not Path(self.file).exists():
-            return importlib.import_module(Path(self.file).stem)
-        return sys.modules.get(_MAIN) or _imported_from(self.file)
-
 
 def loaded(app: Application | AppRef) -> Application:
     """Return the application, imported if this is a reference; raises what `AppRef.load` raises."""
@@ -268,21 +239,3 @@ def _modules_in(path: Iterable[str]) -> list[str]:
 
 def _is_app(value: object) -> bool:
     return isinstance(getattr(value, "projections", None), Mapping)
-
-
-def _imported_from(file: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(_MAIN, file)
-    if spec is None or spec.loader is None:
-        raise UsageError(f"{file} is not Python. Write the app into a module.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[_MAIN] = module
-    _being_imported.add(_MAIN)
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        # A task that is tried again would use the module that is only half imported.
-        sys.modules.pop(_MAIN, None)
-        raise
-    finally:
-        _being_imported.clear()
-    return module

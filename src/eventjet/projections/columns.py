@@ -22,6 +22,8 @@ from sqlalchemy import types as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.engine import Dialect
 
+from eventjet.codec.leaves import LEAVES
+
 Convert: TypeAlias = Callable[[Any], Any]
 
 _UNCONSTRAINED_DIGITS = 131_072
@@ -30,7 +32,6 @@ _INTEGRAL = 1e16
 """From this size on a float is written with an exponent in JSON, which JSONB gives back as an integer."""
 _SINGLE_BITS = 24
 _KEY_BYTES = 2_600
-_BITS = ((sa.SmallInteger, 16), (sa.BigInteger, 64), (sa.Integer, 32))
 _SUPPORTED = frozenset[type[Any]]((
     sa.String, sa.Text, sa.Unicode, sa.UnicodeText, sa.VARCHAR, sa.NVARCHAR, sa.TEXT,
     postgresql.TEXT, postgresql.VARCHAR,
@@ -97,21 +98,9 @@ def normaliser(kind: sa.TypeEngine[Any]) -> Convert:
 
     That function raises `ValueError` for a value that would not be read back equal.
     """
-    kind = plain(kind)
-    if isinstance(kind, sa.Enum):
-        return one_of(labels(kind))
-    if isinstance(kind, sa.String):
-        return text(kind.length)
-    if isinstance(kind, sa.Float):
-        return double
-    if isinstance(kind, sa.Numeric):
-        return any_numeric if kind.precision is None else numeric(kind.precision, kind.scale or 0)
-    for column_type, bits in _BITS:
-        if isinstance(kind, column_type):
-            return integer(bits)
-    if isinstance(kind, sa.DateTime):
-        return instant if kind.timezone else wall_time
-    return next(convert for column_type, convert in _SIMPLE if isinstance(kind, column_type))
+    column_type = column_type_of(kind)
+    assert column_type is not None, kind
+    return column_type.normaliser(plain(kind))
 
 
 def key_check(column: Column[Any], parts: int) -> Convert:
@@ -385,10 +374,48 @@ def _kind(value: Any) -> str:
     return type(value).__name__
 
 
-_SIMPLE: tuple[tuple[type[Any], Convert], ...] = (
-    (sa.Boolean, boolean),
-    (sa.Date, day),
-    (sa.Uuid, uuid),
-    (sa.JSON, _json),
-    (sa.LargeBinary, blob),
+@dataclass(frozen=True, slots=True)
+class ColumnType:
+    """One type of column that can store rows; `COLUMN_TYPES` is the table."""
+
+    base: type[sa.TypeEngine[Any]]
+    normaliser: Callable[[Any], Convert]
+    """Returns the function that gives values their normal form, from the declared type."""
+    key: type | None = None
+    """The Python type of a key's part that it stores; None for a type that keys cannot have."""
+
+    @property
+    def accepted(self) -> tuple[type, ...]:
+        """The Python types that it takes; first those whose preferred column it is."""
+        leaves = [leaf for leaf in LEAVES.values() if self.base.__name__ in leaf.columns]
+        types = tuple(leaf.python for leaf in sorted(leaves, key=lambda leaf: leaf.columns[0] != self.base.__name__))
+        return (*types, tuple, list, dict) if self.base is sa.JSON else types
+
+
+def _integer_of(kind: sa.Integer) -> Convert:
+    return integer(16 if isinstance(kind, sa.SmallInteger) else 64 if isinstance(kind, sa.BigInteger) else 32)
+
+
+def _numeric_of(kind: sa.Numeric[Any]) -> Convert:
+    return any_numeric if kind.precision is None else numeric(kind.precision, kind.scale or 0)
+
+
+COLUMN_TYPES = (
+    ColumnType(sa.Enum, lambda kind: one_of(labels(kind))),
+    ColumnType(sa.String, lambda kind: text(kind.length), key=str),
+    ColumnType(sa.Float, lambda _: double),
+    ColumnType(sa.Numeric, _numeric_of),
+    ColumnType(sa.Integer, _integer_of, key=int),
+    ColumnType(sa.Boolean, lambda _: boolean),
+    ColumnType(sa.DateTime, lambda kind: instant if kind.timezone else wall_time),
+    ColumnType(sa.Date, lambda _: day, key=date),
+    ColumnType(sa.Uuid, lambda _: uuid, key=UUID),
+    ColumnType(sa.JSON, lambda _: _json),
+    ColumnType(sa.LargeBinary, lambda _: blob),
 )
+"""The types of columns; of several that fit, the first counts: a `Float` is a `Numeric`, and an `Enum` a `String`."""
+
+
+def column_type_of(kind: sa.TypeEngine[Any]) -> ColumnType | None:
+    """Return the row of the table for a declared type; None for one that cannot store rows."""
+    return next((row for row in COLUMN_TYPES if isinstance(plain(kind), row.base)), None)

@@ -6,7 +6,7 @@ import ast
 import hashlib
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import ModuleType
 from typing import Any, cast
@@ -19,8 +19,9 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _DEFINITIONS = (*_FUNCTIONS, ast.ClassDef)
 _BLOCKS = ("body", "handlers", "orelse", "finalbody", "cases")
 """Fields of a compound statement that contain statements."""
-_OMITTED = frozenset({"type_comment", "kind", "type_params", "ctx"})
-"""Fields of a syntax tree that depend on the version of Python, or repeat what the place of a name says."""
+_OMITTED = frozenset({"type_comment", "kind", "type_params", "ctx", "module"})
+"""Fields of a syntax tree that depend on the version of Python, repeat what the place of a name says, or say from
+which module a name is imported."""
 
 
 def fingerprint(roots: tuple[Any, ...]) -> str:
@@ -62,55 +63,54 @@ def _definitions_of(module: ModuleType | None) -> Mapping[str, Sequence[ast.stmt
 def _definitions(source: str) -> Mapping[str, Sequence[ast.stmt]]:
     """Parse a module's source, once for all its projections, into top-level statements by the name they define."""
     by_name: dict[str, list[ast.stmt]] = {}
-    for statement in _statements(ast.parse(source).body):
-        for name in dict.fromkeys((*_bound(statement), *_changed(statement))):
+    for statement in ast.parse(source).body:
+        for name in dict.fromkeys(_concerned(statement)):
             by_name.setdefault(name, []).append(statement)
     return by_name
 
 
-def _bound(statement: ast.stmt) -> Iterator[str]:
-    """Yield the names that a statement defines or assigns."""
-    if isinstance(statement, _DEFINITIONS):
-        yield statement.name
-        return
-    for node in ast.walk(statement):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            yield node.id
+def _concerned(statement: ast.AST) -> Iterator[str]:
+    """Yield the names that a statement, or one in its blocks, binds, or whose objects it may change.
 
-
-def _changed(statement: ast.stmt) -> Iterator[str]:
-    """Yield the names whose objects a statement may change: `RATES["a"] = 2`, `RATES.update(…)`, `fill(RATES)`.
-
-    The names that a decorator is taken from count too, as in `@rate.register`.
+    It may change them as in `RATES["a"] = 2`, `RATES.update(…)`, `fill(RATES)` and `@rate.register`. An import binds
+    the names that it gives itself; the others are of another module, whose code does not count.
     """
     is_definition, is_call = isinstance(statement, _DEFINITIONS), isinstance(statement, ast.Expr)
-    for tree in statement.decorator_list if isinstance(statement, _DEFINITIONS) else [statement]:
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Attribute | ast.Subscript):
-                if is_definition or is_call or not isinstance(node.ctx, ast.Load):
-                    yield from _owner(node)
-            elif is_call and isinstance(node, ast.Call):
-                for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
-                    yield from _owner(argument)
+    trees = list(ast.iter_child_nodes(statement))
+    if isinstance(statement, _DEFINITIONS):
+        yield statement.name
+        trees = statement.decorator_list
+    elif isinstance(statement, ast.Import | ast.ImportFrom):
+        yield from (alias.asname for alias in statement.names if alias.asname is not None)
+    else:
+        blocks = [child for block in _BLOCKS for child in getattr(statement, block, ())]
+        for child in blocks:
+            yield from _concerned(child)
+        trees = [tree for tree in trees if tree not in blocks]
+    for node in [node for tree in trees for node in ast.walk(tree)]:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+        elif isinstance(node, ast.Attribute | ast.Subscript):
+            if is_definition or is_call or not isinstance(node.ctx, ast.Load):
+                yield from _owner(node)
+        elif is_call and isinstance(node, ast.Call):
+            for argument in (*node.args, *(keyword.value for keyword in node.keywords)):
+                yield from _owner(argument)
 
 
 def _owner(node: ast.expr) -> Iterator[str]:
     """Yield the name that an expression begins with: RATES of `RATES["a"].update(…)`."""
-    while not isinstance(node, ast.Name):
-        if isinstance(node, ast.Attribute | ast.Subscript | ast.Starred):
-            node = node.value
-        elif isinstance(node, ast.Call):
-            node = node.func
-        else:
-            return
-    yield node.id
+    while isinstance(node, ast.Attribute | ast.Subscript | ast.Starred | ast.Call):
+        node = node.func if isinstance(node, ast.Call) else node.value
+    if isinstance(node, ast.Name):
+        yield node.id
 
 
 @lru_cache(maxsize=10_000)
 def _digest_and_names(definition: ast.stmt) -> tuple[bytes, frozenset[str]]:
     """Return the digest of a definition and the names in it; cached, since many projections may share it."""
     digest = hashlib.sha256("\0".join(_tokens(definition)).encode()).digest()
-    return digest, frozenset(node.id for node in ast.walk(definition) if isinstance(node, ast.Name))
+    return digest, frozenset(node.id for node in ast.walk(definition) if isinstance(node, ast.Name)) - {"_"}
 
 
 def _counted(statements: Sequence[ast.stmt], value: Any) -> Sequence[ast.stmt]:
@@ -123,25 +123,6 @@ def _counted(statements: Sequence[ast.stmt], value: Any) -> Sequence[ast.stmt]:
         bodies = [statement.body for statement in statements if isinstance(statement, ast.ClassDef)]
         return [statement for body in bodies for statement in body if isinstance(statement, _FUNCTIONS)]
     return statements
-
-
-def _statements(body: Iterable[ast.AST]) -> Iterator[ast.stmt]:
-    """Yield the statements that bind or change names of the module, also below an `if`, a `try` or a `with`."""
-    for statement in body:
-        if isinstance(statement, (*_DEFINITIONS, ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Delete, ast.Expr)):
-            yield statement
-        elif isinstance(statement, ast.Import | ast.ImportFrom):
-            # An alias counts as an assignment of the imported name, whatever module that comes from.
-            for alias in statement.names:
-                if alias.asname is not None:
-                    yield ast.Assign([ast.Name(alias.asname, ast.Store())], ast.Name(alias.name, ast.Load()))
-        else:
-            # The names that `if (rate := 2) > 1:`, `for rate in rates:` and `with opened() as rate:` bind.
-            inner = [child for block in _BLOCKS for child in getattr(statement, block, ())]
-            header = [child for child in ast.iter_child_nodes(statement) if child not in inner]
-            if any(isinstance(getattr(node, "ctx", None), ast.Store) for child in header for node in ast.walk(child)):
-                yield ast.Expr(ast.List(cast("list[ast.expr]", header), ast.Load()))
-            yield from _statements(inner)
 
 
 def _reached(

@@ -8,10 +8,9 @@ the rows or in the quarantine, never in both and never in neither. `reader` deco
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from operator import length_hint
 from typing import Any, NoReturn, Protocol, TypeAlias
 
 from eventjet.codec.catalog import Catalog
@@ -19,7 +18,7 @@ from eventjet.codec.headers import MSG_ID, TYPE, RawRecord, header
 from eventjet.codec.reasons import reason_of, traceback_of
 from eventjet.codec.records import Earlier, chained
 from eventjet.codec.subjects import entity_of
-from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, AggregateKey, Parked
+from eventjet.domain.quarantined import BLOCKED, DROPPED, QUARANTINED, AggregateKey, Quarantined
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy
 from eventjet.errors import CodecError, HandlerFailed, StoreError, UndecodableEvent, UnexpectedExit, UnknownEvent
@@ -46,68 +45,43 @@ class Fold:
         self._resolved = resolved
         self._codec = codec
 
-    def keys(self, events: Iterable[Recorded[Any]]) -> list[RowKey]:
-        """Return every key that the events touch, once; raises `HandlerFailed`."""
-        keys: dict[RowKey, None] = {}
-        keys_of = self._resolved.keys_of
-        event: Recorded[Any] | None = None
-        try:
-            for event in events:
-                keys.update(dict.fromkeys(keys_of(event)))
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises names its event
-            self._fail(event, error)
-        return list(keys)
-
-    def each_key(self, events: Sequence[Recorded[Any]]) -> list[RowKey] | None:
-        """Return the key of each event, for `__call__`; None where an event may touch several keys.
-
-        Raises `HandlerFailed`.
-        """
-        key_of = self._resolved.key_of
-        if key_of is None:
-            return None
-        remaining = iter(events)
-        try:
-            return [key_of(event) for event in remaining]
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises names its event
-            self._fail(events[len(events) - length_hint(remaining) - 1], error)
-
-    def __call__(
-        self, rows: Mapping[RowKey, Any], events: Iterable[Recorded[Any]], each_key: Sequence[RowKey] | None = None
-    ) -> Rows:
-        """Return the rows that the events change, normalised; None for a deleted row.
-
-        `rows` holds the rows before and is not changed. Events must be in the order of the log. `each_key` is the
-        result of the method `each_key` for these events, where it was called before. Raises `HandlerFailed` with the
-        event that could not be handled.
-        """
-        if not self._resolved.reads:
-            return self._append(events)
-        changed: Rows = {}
-        take, current = row_steps(self._resolved, self._codec, rows, changed)
-        try:
-            take(self._keyed(events) if each_key is None else zip(events, each_key, strict=True))
-        except BaseException as error:  # noqa: BLE001 - whatever a handler raises names its event
-            self._fail(current(), error)
-        return without_ghosts(changed, rows)
-
-    def _keyed(self, events: Iterable[Recorded[Any]]) -> Iterator[tuple[Recorded[Any], RowKey]]:
-        """Yield each event with its key, or once with each of its keys."""
+    def keyed(self, events: Iterable[Recorded[Any]]) -> tuple[Sequence[Recorded[Any]], Sequence[RowKey]]:
+        """Return (events, the key of each), with an event repeated for each of its keys; raises `HandlerFailed`."""
         key_of, keys_of = self._resolved.key_of, self._resolved.keys_of
+        keyed: list[Recorded[Any]] = []
+        keys: list[RowKey] = []
         event: Recorded[Any] | None = None
         try:
             if key_of is not None:
-                for event in events:
-                    yield event, key_of(event)
-            else:
-                for event in events:
-                    for key in keys_of(event):
-                        yield event, key
-        except BaseException as error:
-            trace = error.__traceback__
-            if isinstance(error, GeneratorExit) and (trace is None or trace.tb_next is None):
-                raise  # the consumer closed this generator
-            self._fail(event, error)  # see `__call__`
+                keyed = list(events)
+                return keyed, [key_of(event := each) for each in keyed]
+            for event in events:
+                for key in keys_of(event):
+                    keyed.append(event)
+                    keys.append(key)
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises names its event
+            self._fail(event, error)
+        return keyed, keys
+
+    def __call__(
+        self, rows: Mapping[RowKey, Any], events: Iterable[Recorded[Any]], keys: Sequence[RowKey] | None = None
+    ) -> Rows:
+        """Return the rows that the events change, normalised; None for a deleted row.
+
+        `rows` holds the rows before and is not changed. Events must be in the order of the log. `keys` are given with
+        the events that `keyed` returned with them. Raises `HandlerFailed` with the event that could not be handled.
+        """
+        if not self._resolved.reads:
+            return self._append(events)
+        if keys is None:
+            events, keys = self.keyed(events)
+        changed: Rows = {}
+        take, current = row_steps(self._resolved, self._codec, rows, changed)
+        try:
+            take(zip(events, keys, strict=True))
+        except BaseException as error:  # noqa: BLE001 - whatever a handler raises names its event
+            self._fail(current(), error)
+        return without_ghosts(changed, rows)
 
     def _append(self, events: Iterable[Recorded[Any]]) -> Rows:
         codec = self._codec
@@ -226,7 +200,7 @@ class BlockedAggregates:
 
     aggregates: set[AggregateKey] = field(default_factory=set[AggregateKey])
     """Aggregates whose events wait in the quarantine."""
-    known: Mapping[int, str] = field(default_factory=dict[int, str])
+    resolutions: Mapping[int, str] = field(default_factory=dict[int, str])
     """Resolutions of later positions that are in the quarantine already: parked, blocked, retry or dropped."""
 
 
@@ -235,7 +209,7 @@ class Sorted:
     """The result of a `ParkingFold`: the rows that changed, and the events that go into the quarantine."""
 
     changed: Rows
-    parked: Sequence[Parked]
+    parked: Sequence[Quarantined]
     blocked: Collection[AggregateKey]
     """Aggregates that these events have blocked."""
 
@@ -327,10 +301,10 @@ class ParkingFold:
         Changed rows are normalised; None stands for a deleted row.
         """
         key_of = self._key_of
-        aggregates, resolutions = blocked.aggregates, blocked.known
+        aggregates, resolutions = blocked.aggregates, blocked.resolutions
         changed: Rows = {}
         take, _ = row_steps(self._resolved, self._codec, rows, changed)
-        parked: list[Parked] = []
+        parked: list[Quarantined] = []
         newly_blocked: set[AggregateKey] = set()
         for offer in offers:
             if (aggregates or newly_blocked or resolutions) and _waits(
@@ -354,7 +328,7 @@ def _waits(
     aggregates: Collection[AggregateKey],
     resolutions: Mapping[int, str],
     newly_blocked: set[AggregateKey],
-    parked: list[Parked],
+    parked: list[Quarantined],
 ) -> bool:
     """Whether an event must not be folded, as its aggregate is blocked or its resolution says so.
 
@@ -378,18 +352,18 @@ def _waits(
     return True
 
 
-def blocked_by(offer: Offered) -> Parked:
+def blocked_by(offer: Offered) -> Quarantined:
     """Return the quarantine's row for an event that waits behind an earlier event of its aggregate."""
     return _parked_as(offer, BLOCKED)
 
 
-def parked_for(offer: Offered, error: Exception, *, private: bool) -> Parked:
+def parked_for(offer: Offered, error: Exception, *, private: bool) -> Quarantined:
     """Return the quarantine's row for an event that failed, with reason, traceback and payload.
 
     `private` keeps personal data out of the reason and the traceback.
     """
     traceback = _storable(traceback_of(error, private=private))
-    return _parked_as(offer, PARKED, _reason(error, private=private), traceback, offer.record[4])
+    return _parked_as(offer, QUARANTINED, _reason(error, private=private), traceback, offer.record[4])
 
 
 def is_of(event_id: str, record: RawRecord | None) -> bool:
@@ -416,10 +390,10 @@ def aggregate_key_of(subject: bytes) -> AggregateKey:
 
 def _parked_as(
     offer: Offered, resolution: str, reason: str = "", traceback: str = "", payload: bytes | None = None
-) -> Parked:
+) -> Quarantined:
     block = offer.record[3]
     event_id, event_type = ((header(block, name) or "")[:_NAME_MAX] for name in (MSG_ID, TYPE))
-    return Parked(
+    return Quarantined(
         offer.position,
         *offer.aggregate_key,
         _storable(event_id),

@@ -5,12 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
-from datetime import date
 from functools import wraps
 from typing import Any, TypeAlias, cast
-from uuid import UUID
 
 from sqlalchemy import Column, Table
 from sqlalchemy import types as sa
@@ -21,7 +19,7 @@ from eventjet.domain.recorded import Recorded, own_event
 from eventjet.domain.state import is_fixed
 from eventjet.domain.subscription import recorded_events_of, resolved_hint, shown_name, union_members
 from eventjet.errors import DefinitionError
-from eventjet.projections.columns import Convert, key_check
+from eventjet.projections.columns import Convert, column_type_of, key_check
 from eventjet.projections.fingerprint import fingerprint
 from eventjet.projections.projection import Entries, OnError, Projection
 from eventjet.projections.row_type import listed_names, row_faults, table_faults
@@ -33,7 +31,6 @@ KeysOf: TypeAlias = Callable[[Recorded[Any]], tuple[tuple[Any, ...], ...]]
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,47}")
 _KEYS_CACHED = 65_536
 """Checked keys of aggregate ids that are kept, so that an id is not checked for every event."""
-_KEY_TYPES = ((sa.String, str), (sa.Integer, int), (sa.Uuid, UUID), (sa.Date, date))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,21 +156,6 @@ def name_faults(name: str, revision: int) -> list[str]:
     return faults
 
 
-def call_faults(function: Callable[..., Any], arguments: Sequence[str]) -> Iterator[str]:
-    """Yield what keeps a pure function from being called with these arguments, for the value that it returns."""
-    name = shown_name(function)
-    target: Any = function if inspect.isroutine(function) else getattr(function, "__call__", function)  # noqa: B004 - of an object
-    if inspect.iscoroutinefunction(target) or inspect.isasyncgenfunction(target):
-        yield f"{name} is an `async def`; it is called and never awaited, so write it without effects, as a plain `def`"
-    elif inspect.isgeneratorfunction(target) and "row" in arguments:
-        yield f"{name} yields; it must return the row"
-    signature = inspect.signature(function)
-    try:
-        signature.bind(*arguments)
-    except TypeError:
-        yield f"{name} takes ({', '.join(signature.parameters)}), and is called with ({', '.join(arguments)})"
-
-
 class _Resolving:
     """The check of one declaration; collects its `faults`."""
 
@@ -194,7 +176,6 @@ class _Resolving:
         if row_type is not None:
             self.faults += row_faults(row_type, self.table)
         self._check_keys(events)
-        self._check_calls()
         self._check_on_error()
         if row_type is None or self.faults:
             return None
@@ -222,7 +203,8 @@ class _Resolving:
         names = list(inspect.signature(self.function).parameters)
         index = 1 if isinstance(self.declared, Projection) else 0
         if len(names) <= index:
-            return ()  # `_check_calls` says so.
+            self.faults.append(f"{shown_name(self.function)} takes ({', '.join(names)}), and no event")
+            return ()
         try:
             event_types = recorded_events_of(self.function, names[index])
         except DefinitionError as error:
@@ -278,16 +260,6 @@ class _Resolving:
                 f'on_error="quarantine" does not go with {what}: the order after a parked event can only be kept by '
                 "aggregate, so the key must be the aggregate id"
             )
-
-    def _check_calls(self) -> None:
-        declared = self.declared
-        if isinstance(declared, Entries):
-            self.faults += call_faults(declared.rows, ("event",))
-            return
-        self.faults += call_faults(declared.fold, ("row", "event", "key") if declared.keys else ("row", "event"))
-        for function in (declared.key, declared.keys):
-            if function is not None:
-                self.faults += call_faults(function, ("event",))
 
     def _declared_key(self, events: Sequence[type]) -> list[Any] | None:
         """Return the types of the key's parts; None when they are not annotated."""
@@ -363,9 +335,8 @@ def _checked(key: Any, checks: Sequence[Convert]) -> tuple[Any, ...]:
 
 
 def _key_type(column: Column[Any]) -> Any:
-    if isinstance(column.type, sa.Enum):
-        return None
-    return next((python for kind, python in _KEY_TYPES if isinstance(column.type, kind)), None)
+    column_type = column_type_of(column.type)
+    return None if column_type is None else column_type.key
 
 
 def _item_type(hint: Any) -> Any:

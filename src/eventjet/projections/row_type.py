@@ -19,28 +19,14 @@ from sqlalchemy import Column, Index, Table
 from sqlalchemy import types as sa
 from sqlalchemy.dialects import postgresql
 
-from eventjet.codec.leaves import LEAVES
 from eventjet.domain.personal import field_hint, is_private
 from eventjet.domain.state import value_faults
 from eventjet.domain.subscription import shown_name, union_members
-from eventjet.projections.columns import element, plain, unsupported
+from eventjet.projections.columns import column_type_of, element, plain, unsupported
 
 OWN_TABLES = ("eventjet_projection", "eventjet_rebuild", "eventjet_quarantine", "eventjet_action")
 """The names of eventjet's own tables: see `eventjet.sql.own_tables`."""
 
-
-def _leaves_of(kind: type[Any]) -> tuple[type, ...]:
-    """Return the Python types that a type of column takes; first those whose preferred column it is."""
-    leaves = [leaf for leaf in LEAVES.values() if kind.__name__ in leaf.columns]
-    return tuple(leaf.python for leaf in sorted(leaves, key=lambda leaf: leaf.columns[0] != kind.__name__))
-
-
-_ACCEPTED: tuple[tuple[type[Any], tuple[type, ...]], ...] = (
-    *((kind, _leaves_of(kind)) for kind in (sa.String, sa.Float, sa.Numeric, sa.Integer, sa.Boolean, sa.DateTime)),
-    *((kind, _leaves_of(kind)) for kind in (sa.Date, sa.Uuid, sa.LargeBinary)),
-    (sa.JSON, (*_leaves_of(sa.JSON), tuple, list, dict)),
-)
-"""(type of column, the Python types that it takes); of two entries that fit, the first counts."""
 _SHOWN_AS = {list: Sequence, dict: Mapping}
 """The class that a message names instead of a class that can be changed in place."""
 _NAME_BYTES = 63
@@ -154,7 +140,8 @@ def _accepted_types(kind: sa.TypeEngine[Any]) -> tuple[type, ...]:
     kind = plain(kind)
     if isinstance(kind, sa.Enum):
         return (kind.enum_class or str,)
-    return next((accepted for column_type, accepted in _ACCEPTED if isinstance(kind, column_type)), ())
+    column_type = column_type_of(kind)
+    return () if column_type is None else column_type.accepted
 
 
 def _fits(cls: type, accepted: tuple[type, ...]) -> bool:

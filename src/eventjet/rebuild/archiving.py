@@ -113,7 +113,7 @@ async def restore(
 
     def work(watch: Watch) -> Restored:
         stream = loaded(app).name
-        options = options_of(engine).on(settings)
+        options = options_of(engine)
         with open_engine("local" if options.name == "local" else "spark", options, watch) as running_engine:
             archive = ArchiveReader(running_engine.archive_files(url))
             _check(stream, archive, watch)

@@ -118,7 +118,7 @@ async def audit(
 def _audit(job: Job, url: str | None, examples: int) -> AuditReport:
     log, watch = job.log, job.watch
     first, last = first_position(log.state), log.state.last
-    audit = LogAudit(job.app, first=first, last=last, examples=examples, voids=job.catalog.voids)
+    audit = LogAudit(job.app, first=first, last=last, examples=examples, skipped=job.catalog.skipped)
     for drift in compare(stream_config(log.stream, log.state.config["num_replicas"]), log.state.config):
         if drift.setting in _RETENTION_SETTINGS:
             audit.setting(f"{drift.setting} is {drift.actual!r}, declared is {drift.declared!r}")
@@ -155,26 +155,22 @@ def _open_archive(job: Job, url: str) -> ArchiveReader:
 
 def _walk(audit: LogAudit, job: Job, archive: ArchiveReader | None) -> None:
     log, watch = job.log, job.watch
-    first, last = log.first, log.state.last
-    logged = (
-        read_range(log.endpoint, log.stream, first, last + 1, allow_holes=True) if log.state.messages else _nothing()
-    )
-    total = last if archive is None else max(last, archive.manifest.last)
-    with watch.phase("read", total), uncollected(), closing(read_ahead(logged, watch)) as records:
-        if archive is None:
-            for batch in records:
-                for record in batch:
-                    audit.take(record)
-                watch.tell("read", batch[-1][0], total)
-            return
-        manifest = archive.manifest
-        with closing(read_ahead(archive.records(manifest.first, manifest.last + 1), watch)) as archived:
-            pairs = side_by_side(chain.from_iterable(records), chain.from_iterable(archived))
-            for number, (record, archived_record) in enumerate(pairs, 1):
-                audit.take(record, archived_record)
-                if number % _REPORT_EVERY == 0:
-                    watch.tell("read", (record or archived_record or (0,))[0], total)
-
-
-def _nothing() -> Generator[list[RawRecord]]:
-    yield from ()
+    end = max(log.last, 0 if archive is None else archive.manifest.last)
+    logged: Generator[list[RawRecord]] = (batch for batch in ())
+    if log.last:
+        logged = read_range(log.endpoint, log.stream, log.first, log.last + 1, allow_holes=True)
+    archived: Generator[list[RawRecord]] = (batch for batch in ())
+    if archive is not None:
+        archived = archive.records(archive.manifest.first, archive.manifest.last + 1)
+    with (
+        watch.phase("read", end),
+        uncollected(),
+        closing(read_ahead(logged, watch)) as log_batches,
+        closing(read_ahead(archived, watch)) as archive_batches,
+    ):
+        pairs = side_by_side(chain.from_iterable(log_batches), chain.from_iterable(archive_batches))
+        for number, (record, archived_record) in enumerate(pairs, 1):
+            audit.take(record, archived_record)
+            if number % _REPORT_EVERY == 0:
+                watch.tell("read", (record or archived_record or (0,))[0], end)
+        watch.tell("read", end, end)

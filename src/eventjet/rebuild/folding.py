@@ -1,7 +1,4 @@
-"""Fold the raw records of a partition into rows with the projection's own fold, the same in every engine.
-
-`ChunkLoader` loads the rows that one process folds, part by part.
-"""
+"""Fold the raw records of a partition into rows with the projection's own fold, the same in every engine."""
 
 from __future__ import annotations
 
@@ -11,19 +8,16 @@ from typing import Any
 
 from eventjet.codec.headers import RawRecord
 from eventjet.codec.records import Earlier, chained
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.app_ref import Application
-from eventjet.projections.fold import BlockedAggregates, Fold, Offered, Offering, ParkingFold, RowKey, Rows, reader
+from eventjet.projections.fold import BlockedAggregates, Fold, Offered, Offering, ParkingFold, RowKey, Rows
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import ColumnValues, RowCodec
-from eventjet.rebuild.progress import Watch
-from eventjet.rebuild.runs import Part, Target
-from eventjet.rebuild.workspace import load_part
+from eventjet.rebuild.runs import Target
 
 ENTRIES_HELD_MAX = 50_000
 """The maximum number of entries' rows that wait for the next load."""
-_REPORT_EVERY = 2_000
 
 
 class Folding:
@@ -35,13 +29,13 @@ class Folding:
 
     def __init__(self, resolved: ResolvedProjection, dialect: ColumnValues, resolutions: Mapping[int, str]) -> None:
         self.resolved = resolved
-        self.parked: list[Parked] = []
+        self.parked: list[Quarantined] = []
         self.codec = RowCodec(resolved.table, resolved.row_type, dialect)
         self.events = frozenset(resolved.events)
         self._rows: Rows = {}
         self.own_key: str | None = None
         """The token of the only key for which the next event is folded; None for all keys of the event."""
-        self.blocked = BlockedAggregates(known=resolutions)
+        self.blocked = BlockedAggregates(resolutions=resolutions)
         self._parking = ParkingFold(resolved, self.codec) if resolved.quarantines else None
         several = resolved.reads and resolved.key_of is None
         self._fold = Fold(replace(resolved, keys_of=self._keys_of) if several else resolved, self.codec)
@@ -91,43 +85,44 @@ class Folding:
 
 
 class Foldings:
-    """The folds of several projections over one pass of the log, which decodes each record once."""
+    """The folds of several projections over one pass of the log, which decodes each record once.
+
+    Projections that quarantine decode their own records, because an error of decoding is one of their outcomes.
+    """
 
     def __init__(
-        self, app: Application, targets: Sequence[Target], voids: Mapping[int, str], predecessors: Earlier | None
+        self, app: Application, targets: Sequence[Target], skipped: Mapping[int, str], predecessors: Earlier | None
     ) -> None:
         """Without `predecessors`, no predecessor is checked, because an earlier task has checked them.
 
-        `voids` are the positions with a skip marker, and the reasons.
+        `skipped` are the positions with a skip marker, and the reasons.
         """
-        catalog = app.catalog.of_log(voids)
+        catalog = app.catalog.of_log(skipped)
         self.each = [
-            Folding(fold_of(app, target.projection), target.database.dialect, target.known) for target in targets
+            Folding(fold_of(app, target.projection), target.database.dialect, target.resolutions) for target in targets
         ]
-        event_types = {event for folding in self.each for event in folding.events}
-        self._decode = chained(catalog, event_types, predecessors)
-        self._offer: Offering | None = None
-        if any(folding.resolved.quarantines for folding in self.each):
-            self._offer = Offering(
-                catalog, event_types, {position for target in targets for position in target.known}, predecessors
-            )
-            self._readers = [reader(catalog, folding.resolved, folding.blocked.known) for folding in self.each]
+        self._plain = [folding for folding in self.each if not folding.resolved.quarantines]
+        self._decode = chained(catalog, {event for folding in self._plain for event in folding.events}, predecessors)
+        self._quarantining = [
+            (folding, Offering(catalog, folding.events, folding.blocked.resolutions, predecessors))
+            for folding in self.each
+            if folding.resolved.quarantines
+        ]
 
     def take(self, records: Sequence[RawRecord]) -> None:
         """Fold the next records; raises `CodecError`, `ProjectionError`, `StoreUnavailable` and `Unreachable`."""
-        if self._offer is not None:
-            offer = self._offer
+        for folding, offer in self._quarantining:
             offer.expect(records)
-            self._take_offers([offered for record in records if (offered := offer(record)) is not None])
+            folding.take_offers([offered for record in records if (offered := offer(record)) is not None])
+        if not self._plain:
             return
         decode = self._decode
         decode.expect(records)
         events = [event for record in records if (event := decode(record)) is not None]
-        if len(self.each) == 1:
-            self.each[0].take(events)
-            return
-        for folding in self.each:
-            folding.take([event for event in events if type(event.data) in folding.events])
+        for folding in self._plain:
+            folding.take(
+                events if len(self._plain) == 1 else [event for event in events if type(event.data) in folding.events]
+            )
 
     def take_keyed(self, records: Iterable[tuple[str, RawRecord]]) -> None:
         """Fold (token, record) pairs, one for each key that a record's event has in this partition."""
@@ -141,74 +136,6 @@ class Foldings:
                     yield event
 
         folding.take(events())
-
-    def _take_offers(self, offers: Sequence[Offered]) -> None:
-        """Give each projection its own events; an unreadable record is decoded again for each, which may raise."""
-        for folding, decode in zip(self.each, self._readers, strict=True):
-            event_types, known = folding.events, folding.blocked.known
-            own_offers = [
-                offer
-                for offer in offers
-                if offer.position in known
-                or (
-                    type(offer.event.data) in event_types
-                    if offer.event is not None
-                    else decode(offer.record) is not None
-                )
-            ]
-            if folding.resolved.quarantines:
-                folding.take_offers(own_offers)
-            else:
-                folding.take([_event_of(offer) for offer in own_offers])
-
-
-def _event_of(offer: Offered) -> Recorded[Any]:
-    """Return the decoded event, or raise its error, for a projection that does not quarantine."""
-    if offer.event is None:
-        assert offer.error is not None
-        raise offer.error
-    return offer.event
-
-
-class ChunkLoader:
-    """A loader that folds records with several projections and loads the rows in parts, numbered from `first`."""
-
-    def __init__(self, foldings: Foldings, targets: Sequence[Target], watch: Watch, first: int = 0) -> None:
-        self._watch = watch
-        self._first = first
-        self._foldings = foldings
-        self._pairs = list(zip(targets, foldings.each, strict=True))
-        self._parts: list[Part] = []
-
-    def take(self, records: list[RawRecord]) -> None:
-        """Fold the next records, and load the rows of entries when enough of them wait."""
-        self._foldings.take(records)
-        for target, folding in self._pairs:
-            if folding.is_due():
-                self._load(target, folding)
-
-    def finish(self, events: int) -> list[Part]:
-        """Load the remaining rows; the last part of each projection is counted with all `events` that were taken."""
-        total = sum(len(folding) for _, folding in self._pairs)
-        done = 0
-        for target, folding in self._pairs:
-            rows = len(folding)
-            self._load(target, folding, events, done, total)
-            done += rows
-        return self._parts
-
-    def _load(self, target: Target, folding: Folding, events: int = 0, done: int = 0, total: int = 0) -> None:
-        number = self._first + len(self._parts)
-        parked, folding.parked = folding.parked, []
-        rows = self._with_progress(iter(folding.rows() if folding.resolved.reads else folding.drain()), done, total)
-        self._parts.append(Part(target.projection, events, load_part(target, number, rows), parked))
-
-    def _with_progress(self, rows: Iterator[Sequence[Any]], done: int, total: int) -> Iterator[Sequence[Any]]:
-        """Yield the rows and report progress from `done` of `total` on; without a total, only check for `Stopped`."""
-        for number, row in enumerate(rows, start=done):
-            if number % _REPORT_EVERY == 0:
-                self._watch.tell("load", number, total) if total else self._watch.check()
-            yield row
 
 
 def fold_of(app: Application, name: str) -> ResolvedProjection:
@@ -226,7 +153,7 @@ class Tokens:
 
     def __call__(self, event: Recorded[Any]) -> list[str]:
         """Return one token for each key of the event; raises `HandlerFailed`."""
-        return [key_token(key) for key in self._fold.keys((event,))]
+        return [key_token(key) for key in self._fold.keyed((event,))[1]]
 
 
 def key_token(key: RowKey) -> str:

@@ -11,10 +11,9 @@ import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import copy_context
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from os import cpu_count
-from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, Protocol, TypeVar
 
@@ -25,22 +24,14 @@ from eventjet.archive.reading import ArchiveFiles, Segment, folder_of
 from eventjet.codec.catalog import Catalog
 from eventjet.errors import RebuildError, RowsRefused, UsageError
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.integrity import state_of_log
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.log.skip_markers import reading_skip_markers
+from eventjet.log.topology import identity_of, reading_log_state
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import spans, tracing
 from eventjet.projections.app_ref import Application, AppRef, loaded
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.rebuild.plan import (
-    CHOICES,
-    EngineChoice,
-    EngineName,
-    Extent,
-    Plan,
-    choose_engine,
-    make_plan,
-)
+from eventjet.rebuild.plan import CHOICES, EngineChoice, EngineName, Plan, choose_engine, make_plan
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.replay_source import Log, ReplaySource, archived_source
 from eventjet.rebuild.runs import Part, Target, redacted
@@ -99,12 +90,6 @@ class EngineOptions:
     """URL of the Spark master. Without it: the running session, else `SPARK_REMOTE`, else all cores of this machine."""
     ship: bool = True
     """Whether the application's package is sent to tasks on other machines; otherwise it has to be installed there."""
-    jvm_cache: Path | None = None
-    """Folder that keeps the classes of Spark's JVM on this machine. Without it: the settings' folder, else none."""
-
-    def on(self, settings: Settings) -> EngineOptions:
-        """Return these options, with `jvm_cache` from the settings where it is not given."""
-        return self if self.jvm_cache is not None else replace(self, jvm_cache=settings.jvm_cache)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,15 +124,23 @@ class Job:
         """Return a reader that looks up the event before a given event of an aggregate; the caller closes it."""
         return PredecessorReader(self.log.endpoint, self.log.stream)
 
-    def extent(self, last: int) -> Extent:
-        """Return the range of positions to read up to `last`; raises `LogIncomplete` when events are missing."""
-        self.source.check_integrity(self.log.state)
-        return Extent(self.app.name, self.source.first, last, self.source.archived)
-
     def plan(self, resolved: Sequence[AnyResolved], last: int) -> Plan:
-        """Return a plan from the first event to `last`, for the job's engine and this machine's cores."""
-        keys, cores = self.log.state.subjects, cpu_count() or 1
-        return make_plan(self.extent(last), resolved, keys=keys, engine=self.engine.name, cores=cores)
+        """Return a plan from the first event to `last`, for the job's engine and this machine's cores.
+
+        Raises `LogIncomplete` when events are missing.
+        """
+        source, state = self.source, self.log.state
+        source.check_integrity(state)
+        return make_plan(
+            self.app.name,
+            source.first,
+            last,
+            resolved,
+            engine=self.engine.name,
+            cores=cpu_count() or 1,
+            keys=state.subjects,
+            archived=source.archived,
+        )
 
 
 class Engine(Protocol):
@@ -223,11 +216,12 @@ def open_job(
     `from_archive` is the URL of an archive from which the past is read. Raises `Unreachable`, `UsageError` and
     `ArchiveBroken`.
     """
-    application, options = loaded(app), options_of(engine).on(settings)
+    application, options = loaded(app), options_of(engine)
     with watch.phase("start"):
         endpoint = Endpoint.of(settings).with_name("eventjet-rebuild")
         with NatsConnection.open(endpoint) as connection:
-            log = Log(endpoint, application.name, *state_of_log(connection, application.name))
+            state = connection.run(reading_log_state(application.name))
+            log = Log(endpoint, application.name, identity_of(state), state)
             catalog = application.catalog.of_log(connection.run(reading_skip_markers(application.name)))
         name = _engine_for(log, options, watch, from_archive)
     with open_engine(name, options, watch) as running_engine:

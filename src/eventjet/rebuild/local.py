@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 from eventjet import failpoints
 from eventjet.archive.reading import FolderFiles, Segment
+from eventjet.domain.quarantined import Quarantined
 from eventjet.errors import UsageError
 from eventjet.jetstream.reader import read_range
-from eventjet.rebuild.folding import ChunkLoader, Foldings
+from eventjet.rebuild.folding import Foldings
 from eventjet.rebuild.job import EngineOptions, Job
 from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.replay_source import read_ahead
 from eventjet.rebuild.runs import Part, Target
 from eventjet.rebuild.snapshots import SnapshotFold, SnapshotTally, by_subject
+from eventjet.rebuild.workspace import load_part
 from eventjet.runtime import uncollected
+
+_REPORT_EVERY = 2_000
 
 
 def local_engine(options: EngineOptions, watch: Watch) -> AbstractContextManager[LocalEngine]:
@@ -41,25 +45,40 @@ class LocalEngine:
 
     def load(self, job: Job, plan: Plan, targets: Sequence[Target]) -> list[Part]:
         watch = job.watch
+        parts: list[Part] = []
+
+        def load_rows(
+            target: Target, rows: Iterable[Sequence[Any]], events: int, parked: Sequence[Quarantined]
+        ) -> None:
+            parts.append(Part(target.projection, events, load_part(target, len(parts), rows), parked))
+
         with job.earlier() as earlier, watch.phase("read", plan.events), uncollected():
-            loader = ChunkLoader(Foldings(job.app, targets, job.catalog.voids, earlier), targets, watch)
+            foldings = Foldings(job.app, targets, job.catalog.skipped, earlier)
+            pairs = list(zip(targets, foldings.each, strict=True))
             failpoints.reach("rebuild.engine_started")
             done = 0
             batches = job.source.records(plan.first, plan.last + 1)
             with closing(read_ahead(batches, watch)) as ahead:
                 for records in ahead:
-                    loader.take(records)
+                    foldings.take(records)
+                    for target, folding in pairs:
+                        if folding.is_due():
+                            load_rows(target, folding.drain(), 0, ())
                     failpoints.reach("rebuild.batch_read")
                     done += len(records)
                     watch.tell("read", done, plan.events)
+        total, loaded = sum(map(len, foldings.each)), 0
         with watch.phase("load"):
-            return loader.finish(done)
+            for target, folding in pairs:
+                load_rows(target, _with_progress(folding.rows(), watch, loaded, total), done, folding.parked)
+                loaded += len(folding)
+        return parts
 
     def fold_snapshots(self, job: Job, plan: Plan, aggregate: str, min_events: int) -> SnapshotTally:
         watch, endpoint = job.watch, job.log.endpoint
         subjects = f"{plan.stream}.{aggregate}.*"
         with (
-            SnapshotFold(job.app, aggregate, min_events, endpoint, plan.last, job.catalog.voids) as fold,
+            SnapshotFold(job.app, aggregate, min_events, endpoint, plan.last, job.catalog.skipped) as fold,
             uncollected(),
         ):
             with watch.phase("read", plan.events):
@@ -75,3 +94,11 @@ class LocalEngine:
     def seal(self, job: Job, url: str, ranges: Sequence[tuple[int, int]]) -> list[Segment]:
         del job, ranges
         raise UsageError(f"Only Spark writes archives. Seal {url} with the engine spark.")
+
+
+def _with_progress(rows: Iterator[Sequence[Any]], watch: Watch, done: int, total: int) -> Iterator[Sequence[Any]]:
+    """Yield the rows and report progress from `done` of `total` on."""
+    for number, row in enumerate(rows, start=done):
+        if number % _REPORT_EVERY == 0:
+            watch.tell("load", number, total)
+        yield row

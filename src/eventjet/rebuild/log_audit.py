@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from heapq import merge
+from itertools import groupby, repeat
 from types import MappingProxyType
 
 from eventjet.archive.republish import lasting
@@ -24,7 +26,7 @@ from eventjet.codec.headers import (
     logged_at,
     number_of,
     open_batch,
-    voided_by,
+    skipped_by,
 )
 from eventjet.codec.records import Decoder, broken, packed, unpacked
 from eventjet.codec.subjects import entity_of
@@ -41,39 +43,25 @@ are up to twice as many apart."""
 _TEXT_MAX = 300
 """The maximum number of characters shown of subjects and other text from the log."""
 _RECORDED_AT = f"\r\n{RECORDED_AT}: ".encode()
-_ID_PREFIX = f"NATS/1.0\r\n{MSG_ID}: ".encode()
 _BATCH_HEADER = f"\r\n{BATCH_ID}: ".encode()
 
 
 class Kind(StrEnum):
-    """The kinds of faults of a log; each is the `check` of its `Finding`."""
+    """The kinds of faults of a log, which `EXPLAINED` explains; each is the `check` of its `Finding`."""
 
     SETTING = "setting"
-    """A setting of the stream may lose events."""
     GONE = "gone"
-    """Events are missing, and the archive, if there is one, does not have them."""
     ARCHIVED = "archived"
-    """Events are missing in the log, and the archive has them."""
     END = "end"
-    """The log ends before the archive."""
     DIFFERS = "differs"
-    """Log and archive have different events at one position."""
     TORN = "torn"
-    """The end of an atomic batch is missing."""
     CHAIN = "chain"
-    """The version or the predecessor of an event does not continue its aggregate's history."""
     FOREIGN = "foreign"
-    """An event is on the subject of another aggregate type."""
     UNDECODABLE = "undecodable"
-    """An event cannot be decoded, or its subject names no aggregate."""
     UNKNOWN = "unknown"
-    """The app does not declare the event's type or schema."""
     VOID = "void"
-    """A record has a skip marker."""
     ID = "id"
-    """An event has no id, or the id of another event."""
     TIME = "time"
-    """An event is earlier than the event before it, by more than `SKEW_S`."""
 
 
 def _explanation(kind: Kind, level: Level = Level.FAULT, *, what: str, cost: str, fix: str) -> Finding:
@@ -234,17 +222,17 @@ class LogAudit:
         last: int,
         first: int = 1,
         examples: int = 5,
-        voids: Mapping[int, str] = MappingProxyType({}),
+        skipped: Mapping[int, str] = MappingProxyType({}),
     ) -> None:
-        """Keep `examples` places of each kind; `voids` maps the positions with a skip marker to the reasons."""
+        """Keep `examples` places of each kind; `skipped` maps the positions with a skip marker to the reasons."""
         self.events = 0
         """How many records of the log were taken."""
         self.compared = 0
         """How many of these records are in the archive, too."""
         self._findings: dict[Kind, LogFinding] = {}
         self._examples = examples
-        self._voids = voids
-        self._decode = Decoder(app.catalog.of_log(voids))
+        self._skipped = skipped
+        self._decode = Decoder(app.catalog.of_log(skipped))
         self._app = app
         self._first = first
         self._last = last
@@ -388,9 +376,9 @@ class LogAudit:
         position, time_ns, subject, block, _ = record
         key = hash(subject)
         last = self._last_events.get(key, 0)
-        if voided_by(subject) is not None:
+        if skipped_by(subject) is not None:
             return True
-        if position in self._voids:
+        if position in self._skipped:
             self._take_skipped(record, unpacked(last)[1])
             return False
         if not last and (fault := _subject_fault(subject)):
@@ -422,7 +410,7 @@ class LogAudit:
 
     def _take_skipped(self, record: RawRecord, version: int) -> None:
         """Report a record with a skip marker; it counts as a version if its version is the next, as in a fold."""
-        self._report(Kind.VOID, record, self._voids[record[0]])
+        self._report(Kind.VOID, record, self._skipped[record[0]])
         record_version = number_of(record[3], VERSION)
         self._last_events[hash(record[2])] = packed(
             record[0], version + 1 if record_version == version + 1 else version
@@ -452,26 +440,14 @@ def side_by_side(
     log: Iterable[RawRecord], archive: Iterable[RawRecord]
 ) -> Iterator[tuple[RawRecord | None, RawRecord | None]]:
     """Yield the records of log and archive in pairs, by position, with None where one of them has no record."""
-    archived = iter(archive)
-    archived_record = next(archived, None)
-    for record in log:
-        while archived_record is not None and archived_record[0] < record[0]:
-            yield None, archived_record
-            archived_record = next(archived, None)
-        if archived_record is not None and archived_record[0] == record[0]:
-            yield record, archived_record
-            archived_record = next(archived, None)
-        else:
-            yield record, None
-    while archived_record is not None:
-        yield None, archived_record
-        archived_record = next(archived, None)
+    sides = [zip(repeat(side), records) for side, records in enumerate((log, archive))]
+    for _, same_position in groupby(merge(*sides, key=lambda item: (item[1][0], item[0])), key=lambda item: item[1][0]):
+        pair = dict(same_position)
+        yield pair.get(0), pair.get(1)
 
 
 def _id_of(record: RawRecord) -> str:
-    block = record[3]
-    end = block.find(b"\r\n", len(_ID_PREFIX)) if block.startswith(_ID_PREFIX) else -1
-    return block[len(_ID_PREFIX) : end].decode("utf-8", "replace") if end >= 0 else header(block, MSG_ID) or ""
+    return header(record[3], MSG_ID) or ""
 
 
 def _subject_fault(subject: bytes) -> str:

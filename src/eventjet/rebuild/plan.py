@@ -48,22 +48,16 @@ class Pass:
     projections: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
-    """The positions of a log that a job reads."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The plan of a job: the same plan reads the same events, whatever the engine."""
 
     stream: str
     first: int
     last: int
     """The pinned position; a rebuild writes the events after it when it catches up."""
-    archived: int = 0
+    archived: int
     """The last position that is read from an archive; less than `first` when none is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan(Extent):
-    """The plan of a job: the same plan reads the same events, whatever the engine."""
-
     engine: EngineName
     ranges: tuple[Range, ...]
     """The ranges of positions that are read from the log itself."""
@@ -106,31 +100,33 @@ def choose_engine(
     return "local", f"Engine: local, since pyspark is not installed, though {size} are many for one process."
 
 
-def make_plan(extent: Extent, resolved: Sequence[AnyResolved], *, keys: int, engine: EngineName, cores: int) -> Plan:
-    """Plan the rebuild of `resolved`; `keys` is an estimate of the number of rows."""
-    partitions = max(1, cores, -(-keys // KEYS_PER_PARTITION)) if engine == "spark" else 1
-    return _plan(extent, engine, cores, partitions, tuple(_passes(resolved, engine)))
+def make_plan(
+    stream: str,
+    first: int,
+    last: int,
+    resolved: Sequence[AnyResolved] = (),
+    *,
+    engine: EngineName,
+    cores: int,
+    keys: int = 0,
+    archived: int = 0,
+) -> Plan:
+    """Plan the rebuild of `resolved` from the events up to `last`; without projections, plan snapshots.
 
-
-def plan_snapshots(extent: Extent, *, engine: EngineName, cores: int) -> Plan:
-    """Plan the snapshots of one aggregate type: one pass over the log, one shuffle, and nothing to load."""
-    events = max(0, extent.last - extent.first + 1)
-    partitions = max(cores, -(-events // EVENTS_PER_PARTITION))
-    return _plan(extent, engine, cores, partitions, (Pass(Route.BY_AGGREGATE, ()),))
-
-
-def _plan(extent: Extent, engine: EngineName, cores: int, partitions: int, passes: tuple[Pass, ...]) -> Plan:
-    archived = min(extent.archived, extent.last)
-    from_log = max(extent.first, archived + 1)
+    `keys` is an estimate of the number of rows, and `archived` the last position that an archive has.
+    """
+    archived = min(archived, last)
+    from_log = max(first, archived + 1)
+    size, per_partition = (keys, KEYS_PER_PARTITION) if resolved else (last - first + 1, EVENTS_PER_PARTITION)
     return Plan(
-        stream=extent.stream,
-        engine=engine,
-        first=extent.first,
-        last=extent.last,
+        stream=stream,
+        first=first,
+        last=last,
         archived=archived,
-        ranges=split(from_log, extent.last, range_count(extent.last - from_log + 1, at_least=cores)),
-        partitions=min(partitions, PARTITIONS_MAX),
-        passes=passes,
+        engine=engine,
+        ranges=split(from_log, last, range_count(last - from_log + 1, at_least=cores)),
+        partitions=min(max(1, cores, -(-size // per_partition)), PARTITIONS_MAX) if engine == "spark" else 1,
+        passes=tuple(_passes(resolved, engine)),
     )
 
 

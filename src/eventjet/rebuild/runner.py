@@ -23,11 +23,11 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from eventjet import failpoints
 from eventjet.codec.headers import MSG_ID, RawRecord, header
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.errors import LogRolledBack, RebuildError, Unreachable, UsageError, VerificationFailed
 from eventjet.jetstream.api import stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
-from eventjet.log.integrity import check_same_log
+from eventjet.log.integrity import checking_same_log
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.fold import BlockedAggregates, Reader, reader
 from eventjet.projections.resolve import ResolvedProjection
@@ -42,9 +42,8 @@ from eventjet.rebuild.workspace import leftovers, remove_leftovers, workspace_of
 from eventjet.settings import Settings
 from eventjet.sql import checkpoint, migrations
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.database import BULK, Database
+from eventjet.sql.database import BULK, Database, dialect_of
 from eventjet.sql.dialect import Fault
-from eventjet.sql.dialects import dialect_of
 from eventjet.sql.quarantine import blocked_aggregates, park
 from eventjet.sql.table_moves import NotNow
 from eventjet.writers.batch import Batch, Parts
@@ -264,13 +263,13 @@ class ShadowWriter:
 
 @contextmanager
 def catching_up(
-    shadow: Shadow[ResolvedProjection], job: Job, position: int, parked: Sequence[Parked] = ()
+    shadow: Shadow[ResolvedProjection], job: Job, position: int, parked: Sequence[Quarantined] = ()
 ) -> Generator[ShadowWriter]:
     """Give the loaded shadow of a fold its checkpoint and quarantine, and yield a writer for the events after them.
 
     `position` is the pinned position; `parked` are the quarantined events up to there.
     """
-    log, resolved, known = job.log, shadow.resolved, shadow.target.known
+    log, resolved, resolutions = job.log, shadow.resolved, shadow.target.resolutions
     event_id = log.event_id(position) if position else ""
     if event_id is None:
         raise VerificationFailed(
@@ -282,14 +281,14 @@ def catching_up(
             park(connection, resolved.name, resolved.revision, parked)
             aggregates = blocked_aggregates(connection, resolved.name, resolved.revision, position)
         start = shadow.checkpoint()
-        blocked = BlockedAggregates(aggregates, known)
+        blocked = BlockedAggregates(aggregates, resolutions)
         writer = FoldWriter(resolved, dialect_of(connection), lease_s=0, table=shadow.tables[0], blocked=blocked)
 
         def commit(part: Batch) -> None:
             with connection.begin():
                 writer.write(connection, start, part)
 
-        yield ShadowWriter(shadow, job, position, reader(job.catalog, resolved, known, earlier), commit)
+        yield ShadowWriter(shadow, job, position, reader(job.catalog, resolved, resolutions, earlier), commit)
 
 
 @contextmanager
@@ -376,7 +375,7 @@ def is_of_this_log(job: Job, live: Checkpoint | None) -> bool:
     try:
         if live is not None:
             with NatsConnection.open(job.log.endpoint) as connection:
-                check_same_log(connection, job.log.stream, live)
+                connection.run(checking_same_log(job.log.stream, live))
     except LogRolledBack:
         return False
     return True

@@ -22,7 +22,7 @@ from sqlalchemy import Column, Connection, Engine, delete, insert, select, updat
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from eventjet.codec.reasons import reason_of
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.errors import RebuildOvertaken, RowsRefused
 from eventjet.observability import logs
 from eventjet.projections.app_ref import Application
@@ -54,7 +54,7 @@ class Target:
     """The database of the shadow: the live database on PostgreSQL, the run's own file on SQLite."""
     table: str
     columns: tuple[str, ...]
-    known: Mapping[int, str] = field(default_factory=dict[int, str], repr=False, hash=False)
+    resolutions: Mapping[int, str] = field(default_factory=dict[int, str], repr=False, hash=False)
     """The positions in the live quarantine and their resolutions; empty when nothing is quarantined."""
 
 
@@ -65,7 +65,7 @@ class Part:
     projection: str
     events: int
     rows: int
-    parked: Sequence[Parked] = ()
+    parked: Sequence[Quarantined] = ()
     """Events that the projection quarantined."""
 
 

@@ -9,7 +9,8 @@ from typing import Generic, TypeAlias, TypeVar
 from sqlalchemy import Column, Connection, MetaData, Table, delete, func, insert, select
 
 from eventjet import failpoints
-from eventjet.domain.parked import RETRIED, VERDICTS
+from eventjet.domain.position import BUILDING, RETIRED
+from eventjet.domain.quarantined import DECIDED_RESOLUTIONS, RETRIED
 from eventjet.errors import RebuildOvertaken, RebuildRefused
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
@@ -18,15 +19,14 @@ from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runs import PURPOSE, Target
 from eventjet.rebuild.workspace import workspace_of
 from eventjet.sql import checkpoint
-from eventjet.sql.checkpoint import BUILDING, DECLARED, RETIRED, Checkpoint, names_of, revisions
-from eventjet.sql.database import Database
-from eventjet.sql.dialect import listed
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.checkpoint import DECLARED, Checkpoint, names_of, revisions
+from eventjet.sql.database import Database, dialect_of
+from eventjet.sql.dialect import TableName, TableRef, qualified, verbatim
 from eventjet.sql.locations import check_owner, create_tables, identities, located_tables, making, recorded
 from eventjet.sql.own_tables import projections, quarantine
 from eventjet.sql.quarantine import of
 from eventjet.sql.table_moves import UNDECLARED_REMEDY, NotNow, dependents, lock_as_workers, undeclared
-from eventjet.sql.tables import TableName, TableRef, qualified, verbatim
+from eventjet.text import listed
 
 TAIL_MAX = 5_000
 """The maximum number of events that a shadow writes while it locks the live tables; the live worker waits meanwhile.
@@ -80,7 +80,7 @@ class Shadow(Generic[R_co]):
             database=self.workspace.database,
             table=table.name,
             columns=tuple(column.name for column in table.columns),
-            known=self._resolutions,
+            resolutions=self._resolutions,
         )
 
     def create(self, *, to_swap: bool = True) -> None:
@@ -121,18 +121,16 @@ class Shadow(Generic[R_co]):
                 "Take it out of the declaration, or make the projection one of SQL by hand.",
             )
         live = checkpoint.read(connection, self.resolved.name, self.resolved.revision)
-        live_tables = dialect.tables.find_all(connection, self._names, live.location if live else DECLARED)
+        live_tables = dialect.find_tables(connection, self._names, live.location if live else DECLARED)
         with ExitStack() as stack:
             # Without live tables there is nothing to compare; the types that a model table needs may be missing, too.
             with making(connection, self.resolved.name, self.tables):
-                model = (
-                    stack.enter_context(dialect.tables.modelled(connection, self.tables)) if live_tables else connection
-                )
-            new_tables = dialect.tables.find_all(model, self._names, self.workspace.location) if live_tables else {}
+                model = stack.enter_context(dialect.modelled(connection, self.tables)) if live_tables else connection
+            new_tables = dialect.find_tables(model, self._names, self.workspace.location) if live_tables else {}
             self._check_nothing_lost(connection, live_tables, model, new_tables)
 
     def take_over_quarantine(self) -> None:
-        """Copy the live quarantine to the shadow and to `target.known`; `swap` refuses if decisions changed since."""
+        """Copy the live quarantine to the shadow and its target; `swap` refuses if decisions changed since."""
         with self.workspace.snapshot() as connection:
             self._copy_quarantine(connection, quarantine, self._quarantine)
             self._resolutions, self._decisions = self._live_quarantine(connection)
@@ -140,13 +138,13 @@ class Shadow(Generic[R_co]):
     def copy_live(self) -> Checkpoint | None:
         """Copy the live rows in one database snapshot, and return the live checkpoint of that snapshot.
 
-        `target.known` becomes the quarantine of that snapshot. Returns None when there is no live read model.
+        `target.resolutions` becomes the quarantine of that snapshot. Returns None when there is no live read model.
         """
         with self.workspace.snapshot() as connection:
             live = self._checkpoint(connection)
             if live is None or not live.log:
                 return None
-            live_tables = dialect_of(connection).tables.find_all(connection, self._names, live.location)
+            live_tables = dialect_of(connection).find_tables(connection, self._names, live.location)
             if len(live_tables) < len(self._names):
                 return None
             for name, (live_copy, shadow_table) in zip(self._names, self.pairs(), strict=True):
@@ -248,7 +246,7 @@ class Shadow(Generic[R_co]):
         events = connection.execute(select(quarantine.c.position, quarantine.c.resolution).where(condition)).all()
         resolutions = {position: resolution for position, resolution in events if resolution != RETRIED}
         return resolutions, frozenset(
-            (position, resolution) for position, resolution in events if resolution in VERDICTS
+            (position, resolution) for position, resolution in events if resolution in DECIDED_RESOLUTIONS
         )
 
     def _replace_live_quarantine(self, connection: Connection, decisions: frozenset[tuple[int, str]] | None) -> None:
@@ -320,9 +318,7 @@ class Shadow(Generic[R_co]):
                 "Keep from it what gives it to new tables, an event trigger say.",
             )
         for name, table in live_tables.items():
-            lost_features = undeclared(
-                dialect.tables.features(connection, table), dialect.tables.features(model, new_tables[name])
-            )
+            lost_features = undeclared(dialect.features(connection, table), dialect.features(model, new_tables[name]))
             if lost_features:
                 raise RebuildRefused(
                     self.resolved.name,

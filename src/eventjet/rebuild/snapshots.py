@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from os import cpu_count
 from typing import Any
 
 from eventjet.codec.headers import RawRecord
@@ -24,7 +23,7 @@ from eventjet.log.snapshots import VALUE_MAX, WINDOW, WINDOW_BYTES, BulkSnapshot
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application, AppRef, aggregate_of
 from eventjet.rebuild.job import SNAPSHOT_FAULTS_MAX, EngineOptions, Job, SnapshotTally, in_job
-from eventjet.rebuild.plan import EngineChoice, EngineName, plan_snapshots
+from eventjet.rebuild.plan import EngineChoice, EngineName
 from eventjet.rebuild.progress import Report
 from eventjet.settings import Settings
 
@@ -33,12 +32,18 @@ class SnapshotFold:
     """A fold of the histories of one aggregate type, which writes snapshots of those that are long enough."""
 
     def __init__(
-        self, app: Application, aggregate: str, min_events: int, endpoint: Endpoint, last: int, voids: Mapping[int, str]
+        self,
+        app: Application,
+        aggregate: str,
+        min_events: int,
+        endpoint: Endpoint,
+        last: int,
+        skipped: Mapping[int, str],
     ) -> None:
         self.tally = SnapshotTally()
         self._initial, _ = snapshotted(app, aggregate)
         self._codec: SnapshotCodec[Any] = SnapshotCodec(self._initial)
-        self._decoder = Decoder(app.catalog.of_log(voids))
+        self._decoder = Decoder(app.catalog.of_log(skipped))
         self._min_events = min_events
         self._bucket = BulkSnapshots(endpoint, app.name, snapshot_bucket(app.name), last, self._codec.decode)
         self._prefix = len(app.name) + 1
@@ -194,6 +199,6 @@ def _build(job: Job, aggregate: str, min_events: int | None) -> SnapshotReport:
             ask_once(job.log.endpoint, stream_info(f"KV_{bucket}"))
         except StreamMissing:
             raise Unreachable(f"The bucket {bucket!r}", "it does not exist", "Run `eventjet init` once.") from None
-    plan = plan_snapshots(job.extent(job.log.state.last), engine=job.engine.name, cores=cpu_count() or 1)
+    plan = job.plan((), job.log.state.last)
     tally = job.engine.fold_snapshots(job, plan, aggregate, least) if plan.events else SnapshotTally()
     return SnapshotReport(aggregate, plan.engine, plan.last, least, tally, job.watch.seconds)

@@ -22,27 +22,28 @@ from sqlalchemy import Column, ColumnElement, Connection, String, Table, Text, a
 from eventjet import failpoints
 from eventjet.codec.headers import RawRecord
 from eventjet.domain.identity import encode_id
+from eventjet.domain.position import RETIRED
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import RebuildError, RowUnreadable
 from eventjet.findings import Finding, Level
 from eventjet.jetstream.connection import NatsConnection
 from eventjet.jetstream.reader import read_range
-from eventjet.log.integrity import check_same_log
+from eventjet.log.integrity import checking_same_log
 from eventjet.projections.app_ref import Application, AppRef, projections_of
 from eventjet.projections.fold import BlockedAggregates, Fold, ParkingFold, RowKey, Rows, reader
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.row_codec import RowCodec
-from eventjet.projections.sql_projection import ResolvedSql
+from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.rebuild.job import EngineOptions, Job, in_job
 from eventjet.rebuild.plan import EngineChoice, EngineName, Plan
 from eventjet.rebuild.progress import Report, Watch
 from eventjet.rebuild.runner import check_loaded, load, replaying
-from eventjet.rebuild.shadow import Pair, R_co, Shadow, shadow_of
+from eventjet.rebuild.shadow import Pair, Shadow, shadow_of
 from eventjet.rebuild.workspace import remove_leftovers
 from eventjet.settings import Settings
-from eventjet.sql.checkpoint import RETIRED, Checkpoint
-from eventjet.sql.database import READ_ONLY
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.checkpoint import Checkpoint
+from eventjet.sql.database import dialect_of
+from eventjet.sql.dialect import READ_ONLY
 
 EXAMPLES_MAX = 20
 """The maximum number of differences that a report shows; all differences are counted."""
@@ -134,8 +135,21 @@ def _verify(job: Job, name: str) -> VerifyReport:
     with job.watch.phase("start"):
         job.database.check_sessions()
         remove_leftovers(job.database)
-    outcome = _verify_tables(job, resolved) if isinstance(resolved, ResolvedSql) else _verify_rows(job, resolved)
-    plan, rows, differences, examples = outcome
+    with _with_live_copy(job, resolved) as (shadow, plan, checkpoint):
+        if isinstance(resolved, ResolvedSql):
+            compare = _compare_tables
+            job.source.check(plan, job.watch)
+            with replaying(shadow, job) as writer:
+                writer.replay(plan)
+        else:
+            compare = _compare_rows
+            check_loaded(shadow, plan, load(job, plan, [shadow]))
+        failpoints.reach("verify.loaded")
+        with job.watch.phase("compare"):
+            rows, differences, examples = compare(job, plan, shadow)
+        failpoints.reach("verify.compared")
+        if not differences:
+            shadow.note_proof(checkpoint)
     return VerifyReport(
         projection=resolved.name,
         revision=resolved.revision,
@@ -149,51 +163,8 @@ def _verify(job: Job, name: str) -> VerifyReport:
     )
 
 
-def _verify_rows(job: Job, resolved: ResolvedProjection) -> tuple[Plan, int, int, list[Difference]]:
-    """Verify a folded projection, which is made again on the job's engine."""
-    with _with_live_copy(job, resolved) as (shadow, plan, checkpoint):
-        check_loaded(shadow, plan, load(job, plan, [shadow]))
-        failpoints.reach("verify.loaded")
-        with job.watch.phase("compare"):
-            rows, differences, pairs = compare_rows(shadow, job.watch)
-            codec = RowCodec(resolved.table, resolved.row_type, job.database.dialect)
-            keyed = [(key_of(expected if row is None else row, codec), row, expected) for row, expected in pairs]
-            live = {key: row for key, row, _ in keyed if not isinstance(row, RowUnreadable) or row.has_key}
-            since = _first_drifts(job, plan, resolved, live, shadow.target.known) if live else {}
-            examples = [
-                Difference(
-                    key,
-                    row.values if isinstance(row, RowUnreadable) else row,
-                    expected,
-                    differing(row, expected, codec),
-                    NEVER if since.get(key) is None else f"missed since {since[key]}",
-                    since.get(key),
-                )
-                for key, row, expected in keyed
-            ]
-        failpoints.reach("verify.compared")
-        if not differences:
-            shadow.note_proof(checkpoint)
-        return plan, rows, differences, examples
-
-
-def _verify_tables(job: Job, resolved: ResolvedSql) -> tuple[Plan, int, int, list[Difference]]:
-    """Verify an SQL projection, whose handlers run again in this process, whatever the engine."""
-    with _with_live_copy(job, resolved) as (shadow, plan, checkpoint):
-        job.source.check(plan, job.watch)
-        with replaying(shadow, job) as writer:
-            writer.replay(plan)
-        failpoints.reach("verify.loaded")
-        with job.watch.phase("compare"):
-            rows, differences, examples = compare_tables(shadow, job.watch)
-        failpoints.reach("verify.compared")
-        if not differences:
-            shadow.note_proof(checkpoint)
-        return plan, rows, differences, examples
-
-
 @contextmanager
-def _with_live_copy(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], Plan, Checkpoint]]:
+def _with_live_copy(job: Job, resolved: AnyResolved) -> Generator[tuple[Shadow[Any], Plan, Checkpoint]]:
     """Yield a shadow with a copy of the live rows, the plan to make the rows again, and the checkpoint of the copy."""
     with shadow_of(job.database, resolved, job.log.identity, job.watch, to_swap=False) as shadow:
         with job.watch.phase("copy"):
@@ -204,7 +175,7 @@ def _with_live_copy(job: Job, resolved: R_co) -> Generator[tuple[Shadow[R_co], P
                     "Start a worker, or run `eventjet rebuild`."
                 )
             with NatsConnection.open(job.log.endpoint) as connection:
-                check_same_log(connection, job.log.stream, checkpoint)
+                connection.run(checking_same_log(job.log.stream, checkpoint))
         failpoints.reach("verify.copied")
         yield shadow, job.plan([resolved], checkpoint.position), checkpoint
 
@@ -293,7 +264,7 @@ def _fold_onto(
         fold = Fold(_only_live_keys(resolved, live), codec)
         return lambda rows, event: fold(rows, [event])
     parking = ParkingFold(resolved, codec)
-    blocked = BlockedAggregates(known=resolutions)
+    blocked = BlockedAggregates(resolutions=resolutions)
 
     def fold_or_park(rows: Rows, event: Any) -> Rows:
         folded = parking(rows, [event], blocked)
@@ -312,12 +283,13 @@ def _only_live_keys(resolved: ResolvedProjection, live: Mapping[RowKey, Any]) ->
     return replace(resolved, key_of=None, keys_of=keys_of) if resolved.reads else resolved
 
 
-def compare_rows(shadow: Shadow[ResolvedProjection], watch: Watch) -> tuple[int, int, list[tuple[Any, Any]]]:
-    """Return (live rows, differences, the first pairs of live and expected row) of a fold.
+def _compare_rows(job: Job, plan: Plan, shadow: Shadow[ResolvedProjection]) -> tuple[int, int, list[Difference]]:
+    """Return (live rows, differences, the first differences by key) of a fold.
 
     A live row that no fold can have written appears as a `RowUnreadable`.
     """
-    codec = RowCodec(shadow.resolved.table, shadow.resolved.row_type, shadow.target.database.dialect)
+    resolved = shadow.resolved
+    codec = RowCodec(resolved.table, resolved.row_type, shadow.target.database.dialect)
     ((live_table, expected_table),) = shadow.pairs()
     rows = differences = 0
     first_pairs: list[tuple[Any, Any]] = []
@@ -325,22 +297,37 @@ def compare_rows(shadow: Shadow[ResolvedProjection], watch: Watch) -> tuple[int,
         for pair in _pair_rows(live, expected, codec):
             rows += pair[0] is not None
             if rows % _REPORT_EVERY == 0:
-                watch.tell("compare", rows, 0)
+                job.watch.tell("compare", rows, 0)
             if not are_equal(*pair, codec):
                 differences += 1
                 if len(first_pairs) < EXAMPLES_MAX:
                     first_pairs.append(pair)
-    return rows, differences, first_pairs
+    keyed = [(_key_of(expected if row is None else row, codec), row, expected) for row, expected in first_pairs]
+    live_rows = {key: row for key, row, _ in keyed if not isinstance(row, RowUnreadable) or row.has_key}
+    since = _first_drifts(job, plan, resolved, live_rows, shadow.target.resolutions) if live_rows else {}
+    examples = [
+        Difference(
+            key,
+            row.values if isinstance(row, RowUnreadable) else row,
+            expected,
+            differing(row, expected, codec),
+            NEVER if since.get(key) is None else f"missed since {since[key]}",
+            since.get(key),
+        )
+        for key, row, expected in keyed
+    ]
+    return rows, differences, examples
 
 
-def compare_tables(shadow: Shadow[ResolvedSql], watch: Watch) -> tuple[int, int, list[Difference]]:
+def _compare_tables(job: Job, plan: Plan, shadow: Shadow[ResolvedSql]) -> tuple[int, int, list[Difference]]:
     """Return (live rows, differences, the first differences table by table) of an SQL projection."""
+    del plan
     rows = differences = 0
     examples: list[Difference] = []
     numbered = shadow.workspace.numbered(shadow.tables)
     with shadow.workspace.engine().connect().execution_options(**{READ_ONLY: True}) as connection:
         for pair in shadow.pairs():
-            table_rows, table_differences, table_examples = _compare_table(connection, pair, numbered, watch)
+            table_rows, table_differences, table_examples = _compare_table(connection, pair, numbered, job.watch)
             rows, differences = rows + table_rows, differences + table_differences
             examples += table_examples
     return rows, differences, examples[:EXAMPLES_MAX]
@@ -376,7 +363,7 @@ def _load_row(codec: RowCodec, values: Sequence[Any]) -> Any:
         return error
 
 
-def key_of(row: Any, codec: RowCodec) -> tuple[Any, ...]:
+def _key_of(row: Any, codec: RowCodec) -> tuple[Any, ...]:
     """Return the key of a row, which may be a `RowUnreadable`."""
     return row.key if isinstance(row, RowUnreadable) else codec.key(row)
 
@@ -391,11 +378,11 @@ def _pair_rows(live: Iterator[Any], expected: Iterator[Any], codec: RowCodec) ->
         if (
             expected_row is None
             or (isinstance(live_row, RowUnreadable) and not live_row.has_key)
-            or (live_row is not None and key_of(live_row, codec) < codec.key(expected_row))
+            or (live_row is not None and _key_of(live_row, codec) < codec.key(expected_row))
         ):
             yield live_row, None
             live_row = next(live, None)
-        elif live_row is None or codec.key(expected_row) < key_of(live_row, codec):
+        elif live_row is None or codec.key(expected_row) < _key_of(live_row, codec):
             yield None, expected_row
             expected_row = next(expected, None)
         else:

@@ -39,15 +39,15 @@ from eventjet.rebuild import runs
 from eventjet.rebuild.runs import PURPOSE, RUN, Target, columns_in_words, refusals
 from eventjet.runtime import try_lock
 from eventjet.sql.checkpoint import DECLARED, names_of
-from eventjet.sql.database import BULK, READ_ONLY, Database
-from eventjet.sql.dialect import listed
+from eventjet.sql.database import BULK, Database
+from eventjet.sql.dialect import READ_ONLY, comments, creation, qualified, verbatim
 from eventjet.sql.locations import create_tables, located_tables, recorded
 from eventjet.sql.migrations import version
 from eventjet.sql.own_tables import metadata, projections, quarantine, rebuilds
-from eventjet.sql.postgres_tables import make
+from eventjet.sql.postgres import make
 from eventjet.sql.sqlite import SQLITE
 from eventjet.sql.table_moves import Exchange, Move, NotNow, bounded
-from eventjet.sql.tables import comments, creation, qualified, verbatim
+from eventjet.text import listed
 
 CHUNK = 5_000
 """The maximum number of rows in one transaction on SQLite; the file's only writer lock is free in between."""
@@ -343,7 +343,7 @@ def _load_postgres(target: Target, number: int, rows: Iterable[Sequence[Any]]) -
     schema = f"ej_{target.run}"
     ledger = sql.Identifier(schema, rebuilds.name)
     part = (target.run, number)
-    connection = target.database.connect_postgres(_purpose(target.run))
+    connection = target.database.connect(_purpose(target.run))
     with refusals(target.projection), connection, connection.cursor() as cursor:
         cursor.execute(
             sql.SQL(
@@ -488,7 +488,7 @@ class SqliteWorkspace:
     def handlers_engine(self) -> AsyncEngine:
         """Return an engine for handlers, whose connections reach only the run's file."""
         engine = self.database.engine(PURPOSE, BULK)
-        SQLITE.prepare_for_handlers(engine.sync_engine)
+        SQLITE.configure_for_handlers(engine.sync_engine)
         return engine
 
     def create(self, tables: Sequence[Table], *, bare: bool) -> None:
@@ -606,7 +606,7 @@ def _load_sqlite(target: Target, number: int, rows: Iterable[Sequence[Any]]) -> 
 
     Only this process writes to the shadow's file, so the ledger's row may come last, in a transaction of its own.
     """
-    connection = target.database.connect_sqlite()
+    connection = target.database.connect()
     try:
         # A shadow that is lost in a crash of the machine is made again, so nothing has to wait for the disk.
         connection.execute("pragma synchronous = off")

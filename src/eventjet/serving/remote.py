@@ -14,9 +14,9 @@ from eventjet.codec.commands import arguments_of
 from eventjet.codec.headers import TRACEPARENT, context_headers, header, header_block
 from eventjet.codec.reasons import faults_of
 from eventjet.domain.aggregate import AggregateType, aggregate_info
-from eventjet.domain.decision import Served, check_decision
+from eventjet.domain.decision import Served
 from eventjet.domain.identity import encode_id
-from eventjet.domain.recorded import NO_METADATA, Metadata, check_metadata, current_metadata, merge
+from eventjet.domain.recorded import NO_METADATA, Metadata, current_metadata, merge
 from eventjet.domain.subscription import shown_name
 from eventjet.errors import (
     CommandFailed,
@@ -79,7 +79,6 @@ class Remote(Generic[S, E]):
         """
         if command_id is None:  # pyright: ignore[reportUnnecessaryComparison]  asked again, it would be done twice
             raise UsageError("A command over the wire has no id. Give it one, or call the repository's own `execute`.")
-        check_metadata(metadata)
         headers = context_headers(command_id, merge(current_metadata(), metadata))
         return Remote(self._client, self._app, self._aggregate, self._served, headers)
 
@@ -100,7 +99,6 @@ class Remote(Generic[S, E]):
         that do not fit.
         """
         self._client.check_open()
-        check_decision(self._aggregate, decide, aggregate_id)
         served = next(
             (served for served in self._served if (served.aggregate, served.decide) == (self._aggregate, decide)), None
         )

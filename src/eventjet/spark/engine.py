@@ -18,9 +18,7 @@ from eventjet.rebuild.plan import Plan
 from eventjet.rebuild.progress import Watch
 from eventjet.rebuild.runs import Part, Target
 from eventjet.rebuild.snapshots import SnapshotTally
-from eventjet.spark.class_archive import JvmCache
-from eventjet.spark.jvm import find_java
-from eventjet.spark.session import Started, not_installed, spark_session
+from eventjet.spark.session import Started, find_java, not_installed, spark_session
 from eventjet.urls import shown_master
 
 
@@ -97,12 +95,5 @@ class SparkEngine:
         Modules that import pyspark are imported after this call.
         """
         if self._started is None:
-            cache_folder, watch = self._options.jvm_cache, self._watch
-            session = spark_session(
-                self._options.master,
-                bulk_only=True,
-                interrupted_by=watch.interrupted_by,
-                jvm_cache=None if cache_folder is None else JvmCache(cache_folder, watch.say),
-            )
-            self._started = self._stack.enter_context(session)
+            self._started = self._stack.enter_context(spark_session(self._options.master, bulk_only=True))
         return self._started

@@ -20,7 +20,7 @@ from sqlalchemy import URL, make_url
 
 from eventjet import failpoints
 from eventjet.archive.reading import folder_of
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.errors import CodecError, ProjectionError, RebuildError, RowsRefused
 from eventjet.jetstream.reader import Range
 from eventjet.log.predecessors import PredecessorReader
@@ -41,7 +41,7 @@ from eventjet.spark.parcels import (
     PackByKey,
     Reader,
     ReadPieces,
-    ToldError,
+    TaskFault,
     numbers,
     opened,
     read_columns,
@@ -122,8 +122,8 @@ class _Loading:
 
     def _folded(self, log_pass: Pass, dialect: ColumnValues, for_tasks: tuple[Target, ...]) -> Any:
         """Return a frame of the results of the tasks that fold each partition in the order of the log."""
-        plan, voids = self.plan, self.job.catalog.voids
-        task = FoldTask(self.app, for_tasks, log_pass.route is Route.BY_KEY, self.options, voids)
+        plan, skipped = self.plan, self.job.catalog.skipped
+        task = FoldTask(self.app, for_tasks, log_pass.route is Route.BY_KEY, self.options, skipped)
         if log_pass.route is Route.UNSHUFFLED:
             folded = [frame.mapInArrow(replace(task, read=read), _RESULT) for frame, read in self._frames()]
             return reduce(DataFrame.union, folded)
@@ -131,7 +131,9 @@ class _Loading:
         for frame, read in self._frames():
             pack = PackByAggregate(read, plan.partitions)
             if log_pass.route is Route.BY_KEY:
-                pack = PackByKey(read, plan.partitions, self.app, log_pass.projections[0], dialect, self.options, voids)
+                pack = PackByKey(
+                    read, plan.partitions, self.app, log_pass.projections[0], dialect, self.options, skipped
+                )
             packed.append(pack.over(frame))
         parcels: Any = shuffled(reduce(DataFrame.union, packed), plan.partitions)
         return parcels.mapInArrow(task, _RESULT)
@@ -169,7 +171,7 @@ def _loaded_parts(rows: Iterator[Any] | Sequence[Any], driver_targets: Mapping[s
     Raises `RebuildError` for a fault that a task returned.
     """
     payloads: dict[tuple[str, int], list[bytes]] = {}
-    parked: dict[tuple[str, int], list[Parked]] = {}
+    parked: dict[tuple[str, int], list[Quarantined]] = {}
     for row in rows:
         if row.fault is not None:
             raise RebuildError(row.fault)
@@ -178,7 +180,7 @@ def _loaded_parts(rows: Iterator[Any] | Sequence[Any], driver_targets: Mapping[s
             payloads.setdefault(key, []).append(bytes(row.payload))
             continue
         if row.parked is not None:
-            parked.setdefault(key, []).extend(Parked(*event) for event in unpack_rows(bytes(row.parked)))
+            parked.setdefault(key, []).extend(Quarantined(*event) for event in unpack_rows(bytes(row.parked)))
             continue
         target = driver_targets.get(row.projection)
         if target is not None:
@@ -212,7 +214,7 @@ class FoldTask:
     """Whether the records come from `PackByKey`, which has checked each event's predecessor."""
     options: LogOptions
     """How to reach the log."""
-    voids: Mapping[int, str]
+    skipped: Mapping[int, str]
     read: Reader | None = None
     """The function that makes records of Spark's batches; without it the batches are shuffle blocks (`parcels`)."""
 
@@ -227,11 +229,11 @@ class FoldTask:
                 yield from task._fold(batches, part, None if self.keyed else earlier)
         except RowsRefused as error:
             yield _result(self.targets[0].projection, part, fault=str(redacted(error, self.app.load())))
-        except (CodecError, ProjectionError, ToldError) as error:
+        except (CodecError, ProjectionError, TaskFault) as error:
             yield _result(self.targets[0].projection, part, fault=str(error))
 
     def _fold(self, batches: Iterator[Any], part: int, predecessors: PredecessorReader | None) -> Iterator[Any]:
-        foldings = Foldings(self.app.load(), self.targets, self.voids, predecessors)
+        foldings = Foldings(self.app.load(), self.targets, self.skipped, predecessors)
         loaders = [
             _ChunkLoader(target, folding, part) for target, folding in zip(self.targets, foldings.each, strict=True)
         ]

@@ -60,7 +60,7 @@ Reader: TypeAlias = Callable[[Iterator[Any]], Iterator[list[RawRecord]]]
 """A function that makes lists of records of Spark's batches; the positions in each list follow one another."""
 
 
-class ToldError(Exception):
+class TaskFault(Exception):
     """A fault of an earlier task, which that task returned as a value."""
 
 
@@ -146,7 +146,7 @@ class PackByKey:
     dialect: ColumnValues
     options: LogOptions
     """How to reach the log."""
-    voids: Mapping[int, str]
+    skipped: Mapping[int, str]
 
     def over(self, frame: Any) -> DataFrame:
         return frame.mapInArrow(self, _BLOCK_COLUMNS)
@@ -162,7 +162,7 @@ class PackByKey:
     def _packed(self, batches: Iterator[Any], packer: _Packer, predecessors: PredecessorReader) -> Iterator[Any]:
         app = self.app.load()
         resolved = fold_of(app, self.projection)
-        decode = chained(app.catalog.of_log(self.voids), resolved.events, predecessors)
+        decode = chained(app.catalog.of_log(self.skipped), resolved.events, predecessors)
         tokens_of = Tokens(resolved, self.dialect)
         events_read = 0
         for records in self.read(batches):
@@ -182,7 +182,7 @@ class PackByKey:
 def opened(batches: Iterator[Any]) -> Iterator[tuple[int, list[Any]]]:
     """Unpack blocks; yield (number of events that the block accounts for, its records) of each.
 
-    Blocks of `PackByKey` have (token, record) pairs instead of records. Raises `ToldError` for a fault that an earlier
+    Blocks of `PackByKey` have (token, record) pairs instead of records. Raises `TaskFault` for a fault that an earlier
     task returned.
     """
     arrow = pyarrow()
@@ -190,7 +190,7 @@ def opened(batches: Iterator[Any]) -> Iterator[tuple[int, list[Any]]]:
         for number in range(batch.num_rows):
             _, _, events, size, records, fault = (column[number] for column in batch.columns)
             if fault.is_valid:
-                raise ToldError(fault.as_py())
+                raise TaskFault(fault.as_py())
             packed = b"" if not records.is_valid else arrow.decompress(records.as_buffer(), size.as_py(), _CODEC)
             yield events.as_py(), marshal.loads(packed) if packed else []  # noqa: S302 - our own tasks made it
 

@@ -68,7 +68,7 @@ def shipped(started: Started, app: AppRef, scratch: Path) -> AppRef:
     """
     if started.local:
         return app
-    top = Path(app.file) if app.file else top_level(app.module)
+    top = top_level(app.module)
     if top is None:
         return app
     packed = pack(top)

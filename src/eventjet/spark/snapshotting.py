@@ -38,12 +38,12 @@ class SnapshotTask:
     last: int
     options: Mapping[str, str]
     """The options of the source `jetstream` that say how to reach the server."""
-    voids: Mapping[int, str]
+    skipped: Mapping[int, str]
 
     def __call__(self, batches: Iterator[Any]) -> Iterator[Any]:
         endpoint = LogOptions.parse(self.options).endpoint()
         current: bytes | None = None
-        with SnapshotFold(self.app.load(), self.aggregate, self.least, endpoint, self.last, self.voids) as fold:
+        with SnapshotFold(self.app.load(), self.aggregate, self.least, endpoint, self.last, self.skipped) as fold:
             for batch in batches:
                 for subject, records in groupby(records_of(batch), key=itemgetter(2)):
                     if current not in (None, subject):
@@ -59,7 +59,7 @@ def fold_on_spark(
     """Write the snapshots of one type's aggregates that have `min_events` events or more; raises `RebuildError`."""
     with provisions(job, started) as provided:
         task = SnapshotTask(
-            provided.app(ship=ship), aggregate, min_events, plan.last, provided.options, job.catalog.voids
+            provided.app(ship=ship), aggregate, min_events, plan.last, provided.options, job.catalog.skipped
         )
         send_files(provided.secrets, started)
         frame: Any = log_frame(started.spark, provided.options, plan.ranges)

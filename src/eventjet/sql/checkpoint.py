@@ -1,51 +1,45 @@
 """The checkpoint: the row that says up to which position a projection is valid, who owns it and where its tables are.
 
-This module has every change of a checkpoint: its state machine, and the fence that refuses the writes of former owners.
-
-Each cell of the table is the state after the transition: `=` keeps the state, `-` refuses the transition and changes
-nothing. A transition that *deposes* raises the epoch and ends the lease, so that the owner of the checkpoint is fenced
-at its next write, reads the checkpoint again and begins another lease session.
-
-| transition  | new      | building | active | paused | failed   | retired | deposes |
-|-------------|----------|----------|--------|--------|----------|---------|---------|
-| take        | building | =        | =      | -      | active   | -       | yes     |
-| activate    | active   | active   | =      | -      | -        | -       | no      |
-| fail        | failed   | failed   | failed | -      | =        | -       | no      |
-| note        | =        | =        | =      | =      | =        | =       | no      |
-| stand back  | active   | active   | =      | -      | active   | -       | no      |
-| pause       | paused   | paused   | paused | -      | -        | -       | yes     |
-| resume      | -        | -        | -      | before | -        | -       | yes     |
-| retire      | retired  | retired  | retired| retired| retired  | -       | yes     |
-| begin anew  | -        | -        | -      | -      | -        | new     | yes     |
-| reset       | =        | new      | new    | -      | new      | -       | yes     |
-| assign      | =        | =        | =      | =      | =        | -       | no      |
-| promote     | active   | active   | =      | =      | =        | -       | yes     |
-| displace    | =        | =        | =      | =      | =        | -       | yes     |
-| swap in     | active*  | active*  | =      | =      | active*  | -       | yes     |
-| depose      | =        | =        | =      | =      | =        | =       | yes     |
-
-`before` is the state in which it was paused. `active*` is building where the revision is still to take the declared
-location. `renew`, `release`, `adopt`, `note_proof` and the advance by a batch are notes: they keep the state. Activate,
-fail, stand back and notes are for the owner: they match the row only in the epoch in which the owner took the lease.
-`take` matches it only while the lease is free. Batches raise the position; apart from them only beginning anew, a reset
-and swapping in set it.
+This module has every change of a checkpoint, and the fence that refuses the writes of former owners. Its states and
+transitions are those of `domain.position`. The owner's transitions match the row only in the epoch in which the owner
+took the lease; `take` matches it only while the lease is free.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, Row, and_, case, func, null, select, text, update
 
+from eventjet.domain.position import (
+    ACTIVATE,
+    ACTIVE,
+    ASSIGN,
+    BEGIN_ANEW,
+    BUILDING,
+    DEPOSE,
+    DISPLACE,
+    FAIL,
+    FAILED,
+    NEW,
+    NOTE,
+    PAUSE,
+    PROMOTE,
+    RESET,
+    RESUME_AS,
+    RETIRE,
+    STAND_BACK,
+    SWAP_IN,
+    SWAP_IN_BESIDE,
+    TAKE,
+    Transition,
+)
 from eventjet.errors import CheckpointFenced
 from eventjet.errors.projection import HALF_WRITTEN
 from eventjet.sql.own_tables import Clock, projections
-
-NEW, BUILDING, ACTIVE, PAUSED, RETIRED, FAILED = "new", "building", "active", "paused", "retired", "failed"
-STATES = (NEW, BUILDING, ACTIVE, PAUSED, FAILED, RETIRED)
 
 DECLARED = ""
 """The location of a revision whose tables are where they are declared."""
@@ -111,36 +105,6 @@ class Checkpoint:
         """Whether code with another fingerprint made some of its rows; False where a fingerprint is not known."""
         return self.position > 0 and code != "" and self.code not in ("", code)
 
-
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """A transition of the state machine: one row of the table in the module's docstring."""
-
-    name: str
-    states: Mapping[str, str]
-    """The state after the transition by the state before; states that are missing refuse the transition."""
-    deposes: bool = False
-
-
-_ANY = {state: state for state in STATES}
-_LIVING = {state: state for state in STATES if state != RETIRED}
-
-TAKE = Transition("take", {NEW: BUILDING, BUILDING: BUILDING, ACTIVE: ACTIVE, FAILED: ACTIVE}, deposes=True)
-ACTIVATE = Transition("activate", dict.fromkeys((NEW, BUILDING, ACTIVE), ACTIVE))
-FAIL = Transition("fail", dict.fromkeys((NEW, BUILDING, ACTIVE, FAILED), FAILED))
-NOTE = Transition("note", _ANY)
-STAND_BACK = Transition("stand back", dict.fromkeys((NEW, BUILDING, ACTIVE, FAILED), ACTIVE))
-PAUSE = Transition("pause", dict.fromkeys((NEW, BUILDING, ACTIVE), PAUSED), deposes=True)
-RESUME_AS = {state: Transition("resume", {PAUSED: state}, deposes=True) for state in (NEW, BUILDING, ACTIVE)}
-RETIRE = Transition("retire", dict.fromkeys(_LIVING, RETIRED), deposes=True)
-BEGIN_ANEW = Transition("begin anew", {RETIRED: NEW}, deposes=True)
-RESET = Transition("reset", dict.fromkeys((NEW, BUILDING, ACTIVE, FAILED), NEW), deposes=True)
-ASSIGN = Transition("assign", _LIVING)
-PROMOTE = Transition("promote", _LIVING | {NEW: ACTIVE, BUILDING: ACTIVE}, deposes=True)
-DISPLACE = Transition("displace", _LIVING, deposes=True)
-SWAP_IN = Transition("swap in", _LIVING | dict.fromkeys((NEW, BUILDING, FAILED), ACTIVE), deposes=True)
-SWAP_IN_BESIDE = Transition("swap in", _LIVING | dict.fromkeys((NEW, BUILDING, FAILED), BUILDING), deposes=True)
-DEPOSE = Transition("depose", _ANY, deposes=True)
 
 _NOTHING_READ = {"position": 0, "event_id": "", "log": "", "identities": UNASSIGNED, "reason": None, "code": ""}
 

@@ -6,26 +6,24 @@ its password.
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import AsyncGenerator, Generator, Iterable
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import psycopg
-from sqlalchemy import Connection, Engine, make_url
+from sqlalchemy import Connection, Engine, create_engine, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
 
 from eventjet.errors import Unreachable, UsageError
-from eventjet.sql import postgres_connections, sqlite_connections
-from eventjet.sql.dialect import Dialect, Fault, SessionLimits
-from eventjet.sql.dialects import dialect_named
+from eventjet.sql.dialect import Dialect, Fault, SessionLimits, qualified
+from eventjet.sql.postgres import POSTGRES
+from eventjet.sql.sqlite import SQLITE
 from eventjet.urls import database_url, shown_database
 
-READ_ONLY = sqlite_connections.READ_ONLY
-"""Execution option of a connection that must not lock the database: on SQLite its transactions begin deferred."""
+_DIALECTS: dict[str, Dialect] = {dialect.name: dialect for dialect in (POSTGRES, SQLITE)}
 
 WORKER = SessionLimits()
 """Limits of sessions that lock a checkpoint."""
@@ -66,42 +64,44 @@ class Database:
 
         PostgreSQL shows `purpose` as the application name of the sessions.
         """
+        url, arguments = self._arguments(0, purpose, limits)
         pool = {"pool_size": pool_size, "max_overflow": 0, "pool_timeout": 10}
-        return self.dialect.async_engine(self._parsed(), purpose, limits, pool)
+        engine = create_async_engine(url, **pool, connect_args=arguments)
+        self.dialect.configure(engine.sync_engine, self._parsed(), limits)
+        return engine
 
     def sync_engine(self, purpose: str = "eventjet", limits: SessionLimits = BULK) -> Engine:
         """Return a blocking engine without a pool, not connected yet."""
-        return self.dialect.engine(self._parsed(), purpose, limits)
+        url, arguments = self._arguments(1, purpose, limits)
+        engine = create_engine(url, poolclass=NullPool, connect_args=arguments)
+        self.dialect.configure(engine, self._parsed(), limits)
+        return engine
+
+    def _arguments(self, driver: int, purpose: str, limits: SessionLimits) -> tuple[URL, dict[str, Any]]:
+        """Return the URL with the async (0) or the blocking (1) driver, and the arguments of its connections."""
+        dialect, url = self.dialect, self._parsed()
+        url_of_driver = url.set(drivername=f"{dialect.name}+{dialect.drivers[driver]}")
+        return url_of_driver, dialect.session_arguments(url, purpose, limits)
 
     @contextmanager
     def read_only(self, purpose: str, limits: SessionLimits = COMMAND) -> Generator[Connection | None]:
         """Open a connection that cannot write and leaves nothing behind; None where there is no database yet."""
-        with self.dialect.read_only(self._parsed(), purpose, limits) as connection:
-            yield connection
+        engine = self.dialect.read_only(self.sync_engine(purpose, limits))
+        if engine is None:
+            yield None
+        else:
+            with engine.connect() as connection:
+                yield connection
 
-    def connect_postgres(
-        self, purpose: str = "eventjet", limits: SessionLimits = BULK
-    ) -> psycopg.Connection[tuple[Any, ...]]:
-        """Open a blocking psycopg connection, for COPY; close it. Raises `Unreachable`."""
-        try:
-            return postgres_connections.connect(self._parsed(), purpose, limits)
-        except psycopg.OperationalError as error:
-            raise self.unreachable(error) from None
+    def connect(self, purpose: str = "eventjet", limits: SessionLimits = BULK) -> Any:
+        """Open a blocking connection of psycopg or sqlite3, for bulk loads; close it. Raises `Unreachable`."""
+        with self.reaching_sync():
+            return self.dialect.connect(self._parsed(), purpose, limits)
 
     def check_sessions(self) -> None:
         """Raise `Unreachable` where a pooler lets connections share their sessions. Blocks."""
         with self.reaching_sync():
-            try:
-                self.dialect.check_sessions(self._parsed())
-            except psycopg.OperationalError as error:
-                raise self.unreachable(error) from None
-
-    def connect_sqlite(self) -> sqlite3.Connection:
-        """Open a blocking sqlite3 connection that begins no transaction by itself; close it. Raises `Unreachable`."""
-        try:
-            return sqlite_connections.connect(self._parsed())
-        except sqlite3.OperationalError as error:
-            raise self.unreachable(error) from None
+            self.dialect.check_sessions(self._parsed())
 
     def unreachable(self, error: BaseException) -> Unreachable:
         """Return the error for a database that cannot be used, in one paragraph and without the password."""
@@ -124,7 +124,7 @@ class Database:
         """Do what `reaching` does, without an event loop."""
         try:
             yield
-        except (OperationalError, InterfaceError) as error:
+        except (OperationalError, InterfaceError, self.dialect.driver_error) as error:
             raise self.unreachable(error) from None
         except DBAPIError as error:
             # To SQLAlchemy it is no operational error when PostgreSQL ends a session that was idle too long.
@@ -145,6 +145,35 @@ def unusable(connection: Connection | Engine, reason: str, remedy: str) -> Unrea
     return Unreachable(f"The database {shown_database(url.render_as_string(hide_password=False))}", reason, remedy)
 
 
+def dialect_named(name: str) -> Dialect:
+    """Return the dialect of a database by SQLAlchemy's name for it; raises `UsageError` for an unsupported database."""
+    dialect = _DIALECTS.get(name)
+    if dialect is None:
+        raise UsageError(f"eventjet does not support the database {name!r}. Use one of {', '.join(_DIALECTS)}.")
+    return dialect
+
+
+def dialect_of(connection: Connection | Engine) -> Dialect:
+    """Return the dialect of the database to which a connection or an engine connects."""
+    return dialect_named(connection.dialect.name)
+
+
+def declared_names(name: str) -> set[str]:
+    """Return the declared names that a table of this name may have, in any kind of database."""
+    return {dialect.declared_name(name) for dialect in _DIALECTS.values()}
+
+
+def is_about_data(error: DBAPIError) -> bool:
+    """Whether a value or a row broke a rule of the database, so that trying again cannot help."""
+    return any(Fault.DATA in dialect.faults(error) for dialect in _DIALECTS.values())
+
+
+def is_transient(error: DBAPIError) -> bool:
+    """Whether the connection, a lock or the server failed, so that another try may succeed."""
+    is_of_connection = error.connection_invalidated
+    return is_of_connection or any(Fault.TRANSIENT in dialect.faults(error) for dialect in _DIALECTS.values())
+
+
 OWNER = "eventjet_owner"
 READER = "eventjet_reader"
 
@@ -162,7 +191,7 @@ def grants(tables: Iterable[tuple[str | None, str]]) -> str:
         f"do $$ begin execute format('grant connect, create on database %I to {OWNER}', current_database()); end $$;",
         f"do $$ begin execute format('grant connect on database %I to {READER}', current_database()); end $$;",
     ]
-    for schema in map(_quoted, schemas):
+    for schema in (qualified(None, schema) for schema in schemas):
         lines += [
             f"revoke create on schema {schema} from public;",
             f"grant usage, create on schema {schema} to {OWNER};",
@@ -173,7 +202,3 @@ def grants(tables: Iterable[tuple[str | None, str]]) -> str:
         f"alter default privileges for role {OWNER} grant select on tables to {READER};",
     ]
     return "\n".join([*lines, ""])
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'

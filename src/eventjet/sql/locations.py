@@ -17,16 +17,16 @@ from contextlib import contextmanager
 from sqlalchemy import Connection, Engine, MetaData, Table, inspect, select
 from sqlalchemy.exc import CompileError, DBAPIError
 
+from eventjet.domain.position import RETIRED
 from eventjet.errors import LocationTaken, TableLost
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.sql import checkpoint, migrations
-from eventjet.sql.checkpoint import DECLARED, RETIRED, UNASSIGNED, Checkpoint, names_of, revisions
-from eventjet.sql.database import unusable
-from eventjet.sql.dialect import Dialect, Fault, listed
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.checkpoint import DECLARED, UNASSIGNED, Checkpoint, names_of, revisions
+from eventjet.sql.database import dialect_of, unusable
+from eventjet.sql.dialect import Dialect, Fault, make_enums, qualified
 from eventjet.sql.own_tables import projections
 from eventjet.sql.table_differences import column_differences
-from eventjet.sql.tables import make_enums, qualified
+from eventjet.text import listed
 
 _LISTED_MAX = 5
 """The most columns that one message names."""
@@ -167,7 +167,7 @@ def ensure(connection: Connection, resolved: AnyResolved, log: str = "") -> None
     if current is not None and (_is_assigned(current) or current.state == RETIRED):
         check_location(resolved, current.location, dialect_of(connection))
         return
-    dialect_of(connection).tables.lock_migrations(connection)
+    dialect_of(connection).lock_migrations(connection)
     current = checkpoint.read(connection, resolved.name, resolved.revision)
     if current is None or not _is_assigned(current):
         _assign_location(connection, resolved, log, may_create=False)
@@ -289,7 +289,7 @@ def _assign_location(connection: Connection, resolved: AnyResolved, log: str, *,
     if holder is not None:
         # Also the own location of the other revision, so that a worker that exchanges them needs no right to create it.
         for revision in (resolved.revision, holder):
-            dialect.tables.ensure_location(connection, dialect.own_location(resolved.name, revision))
+            dialect.ensure_location(connection, dialect.own_location(resolved.name, revision))
     checkpoint.ensure(connection, resolved.name, resolved.revision, resolved.app)
     # An older revision does not displace a newer one by itself.
     takes_over = holder is not None and holder < resolved.revision
@@ -308,11 +308,11 @@ def _assign_location(connection: Connection, resolved: AnyResolved, log: str, *,
 def _check_free(connection: Connection, resolved: AnyResolved) -> None:
     """Raise `Unreachable` where a declared table belongs to another projection, of this app or another app."""
     dialect = dialect_of(connection)
-    own_names = {dialect.tables.name_in_full(connection, name) for name in names_of(recorded(resolved))}
+    own_names = {dialect.name_in_full(connection, name) for name in names_of(recorded(resolved))}
     for row, _ in checkpoint.read_all(connection):
         if row.name == resolved.name or row.state == RETIRED:
             continue
-        shared = [name for name in names_of(row.tables) if dialect.tables.name_in_full(connection, name) in own_names]
+        shared = [name for name in names_of(row.tables) if dialect.name_in_full(connection, name) in own_names]
         if shared:
             drop = f"`eventjet db unused --drop {row.name}:{row.revision}` of that app"
             raise unusable(
@@ -361,15 +361,15 @@ def identities(connection: Connection, tables: str, location: str) -> str:
     """
     dialect = dialect_of(connection)
     names = names_of(tables)
-    existing = dialect.tables.find_all(connection, names, location)
-    table_ids = [dialect.tables.identity(connection, existing[name], make=True) for name in names if name in existing]
-    return json.dumps([dialect.tables.home(connection), *table_ids])
+    existing = dialect.find_tables(connection, names, location)
+    table_ids = [dialect.identity(connection, existing[name], make=True) for name in names if name in existing]
+    return json.dumps([dialect.home(connection), *table_ids])
 
 
 def are_noted(connection: Connection, row: Checkpoint) -> bool:
     """Whether the checkpoint knows the identities of its tables in this database; not after a restore from a dump."""
     home, *table_ids = json.loads(row.identities) or [""]
-    return len(table_ids) == len(names_of(row.tables)) and home == dialect_of(connection).tables.home(connection)
+    return len(table_ids) == len(names_of(row.tables)) and home == dialect_of(connection).home(connection)
 
 
 def check_identity(connection: Connection, row: Checkpoint) -> None:
@@ -390,7 +390,7 @@ def _loss_reason(connection: Connection, row: Checkpoint) -> str | None:
         return None
     dialect = dialect_of(connection)
     names = names_of(row.tables)
-    existing = dialect.tables.find_all(connection, names, row.location)
+    existing = dialect.find_tables(connection, names, row.location)
     missing = [repr(name[1]) for name in names if name not in existing]
     if missing:
         return f"{listed(missing)} is not in the database"
@@ -398,6 +398,6 @@ def _loss_reason(connection: Connection, row: Checkpoint) -> str | None:
         return None
     expected = zip(names, json.loads(row.identities)[1:], strict=True)
     replaced = [
-        repr(name[1]) for name, identity in expected if dialect.tables.identity(connection, existing[name]) != identity
+        repr(name[1]) for name, identity in expected if dialect.identity(connection, existing[name]) != identity
     ]
     return f"{listed(replaced)} is another table than the one its rows were written to" if replaced else None

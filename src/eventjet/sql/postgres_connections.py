@@ -11,8 +11,8 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
 from functools import cache
 from ipaddress import ip_address
 from typing import Any
@@ -48,11 +48,11 @@ _OPTION = re.compile(r"(?:-c\s*|--)([\w.-]+)=((?:\\.|[^\s\\])*)")
 _ESCAPED = re.compile(r"[\s\\]")
 
 
-def wanted(url: URL, limits: SessionLimits) -> dict[str, str]:
+def settings_of(url: URL, limits: SessionLimits) -> dict[str, str]:
     """Return the settings of a session by name: those of the URL's `options`, overridden by eventjet's own."""
-    options = url.query.get("options", "")
-    text = options if isinstance(options, str) else " ".join(options)
-    url_settings = {name.replace("-", "_"): re.sub(r"\\(.)", r"\1", value) for name, value in _OPTION.findall(text)}
+    url_settings = {
+        name.replace("-", "_"): re.sub(r"\\(.)", r"\1", value) for name, value in _OPTION.findall(_url_options(url))
+    }
     return {
         **url_settings,
         **_ALWAYS,
@@ -62,10 +62,20 @@ def wanted(url: URL, limits: SessionLimits) -> dict[str, str]:
     }
 
 
-def options_of(settings: Mapping[str, str]) -> str:
-    """Return settings in the form of libpq's `options`."""
-    escaped = {name: _ESCAPED.sub(r"\\\g<0>", value) for name, value in settings.items()}
-    return " ".join(f"-c {name}={value}" for name, value in escaped.items())
+def session_arguments(url: URL, purpose: str, limits: SessionLimits) -> dict[str, Any]:
+    """Return the arguments with which a session is connected; its time zone is UTC."""
+    _warn_of_trust(_libpq_arguments(url))
+    escaped = {name: _ESCAPED.sub(r"\\\g<0>", value) for name, value in settings_of(url, limits).items()}
+    options = " ".join([_url_options(url), *(f"-c {name}={value}" for name, value in escaped.items())]).strip()
+    arguments: dict[str, Any] = {"options": options, "application_name": purpose}
+    if "connect_timeout" not in url.query:
+        arguments["connect_timeout"] = CONNECT_TIMEOUT_S
+    return arguments
+
+
+def _url_options(url: URL) -> str:
+    options = url.query.get("options", "")
+    return options if isinstance(options, str) else " ".join(options)
 
 
 def prove(connection: Any, url: URL, settings: Mapping[str, str]) -> None:
@@ -73,51 +83,32 @@ def prove(connection: Any, url: URL, settings: Mapping[str, str]) -> None:
 
     Raises `Unreachable` and closes the connection where the settings still are not kept, or the session changes.
     """
-    try:
-        _prove(connection, url, settings)
-    except BaseException:
-        connection.close()
-        raise
+    with ExitStack() as on_error:
+        on_error.callback(connection.close)
+        names = list(settings)
+        # Set for this transaction alone, to learn how the server writes the values: the session may be a shared one.
+        columns = ", ".join("current_setting(%s, true), set_config(%s, %s, true)" for _ in names)
+        parameters = [parameter for name in names for parameter in (name, name, settings[name])]
+        session, *values = _ask(connection, columns, parameters)
+        expected = values[1::2]
+        if values[0::2] != expected:
+            setting = f"case when pg_backend_pid() = {int(session)} then set_config(%s, %s, false) end"
+            parameters = [parameter for name in names for parameter in (name, settings[name])]
+            if _ask(connection, ", ".join(setting for _ in names), parameters)[0] != session:
+                raise _shared(url)
+        last_session, *actual = _ask(connection, ", ".join("current_setting(%s, true)" for _ in names), names)
+        if last_session != session:
+            raise _shared(url)
+        triples = zip(names, actual, expected, strict=True)
+        differences = [f"{name} is {has}, not {should}" for name, has, should in triples if has != should]
+        if differences:
+            raise _refused(url, f"its sessions do not keep what they are told ({'; '.join(differences)})")
+        on_error.pop_all()
 
 
-def _prove(connection: Any, url: URL, settings: Mapping[str, str]) -> None:
-    names = list(settings)
-    # Set for this transaction alone, to learn how the server writes the values: the session may be a shared one.
-    columns = ", ".join("current_setting(%s, true), set_config(%s, %s, true)" for _ in names)
-    session, *values = _ask(
-        connection, columns, [parameter for name in names for parameter in (name, name, settings[name])]
-    )
-    expected = values[1::2]
-    if values[0::2] != expected:
-        assignments = ", ".join(
-            f"case when pg_backend_pid() = {int(session)} then set_config(%s, %s, false) end" for _ in names
-        )
-        second_session, *_ = _ask(
-            connection, assignments, [parameter for name in names for parameter in (name, settings[name])]
-        )
-        if second_session != session:
-            raise shared(url)
-    last_session, *actual = _ask(connection, ", ".join("current_setting(%s, true)" for _ in names), names)
-    if last_session != session:
-        raise shared(url)
-    differences = [
-        f"{name} is {has}, not {should}"
-        for name, has, should in zip(names, actual, expected, strict=True)
-        if has != should
-    ]
-    if differences:
-        raise _refused(url, f"its sessions do not keep what they are told ({'; '.join(differences)})")
-
-
-def shared(url: URL) -> Unreachable:
+def _shared(url: URL) -> Unreachable:
     """Return the error for a pooler that gives the transactions of one connection to several sessions."""
     return _refused(url, "a pooler gives its transactions several sessions, as pool_mode = transaction does")
-
-
-def too_few(url: URL, seconds: float) -> Unreachable:
-    """Return the error for a pooler that has one session for all connections."""
-    reason = f"a second connection was given no session within {seconds:g} s"
-    return _refused(url, reason, "Give the pool as many sessions as there are connections, or connect to the server.")
 
 
 def _refused(url: URL, reason: str, remedy: str = REMEDY) -> Unreachable:
@@ -138,12 +129,12 @@ def _ask(connection: Any, columns: str, parameters: Sequence[Any]) -> Sequence[A
 
 
 def connect(url: URL, purpose: str, limits: SessionLimits) -> psycopg.Connection[tuple[Any, ...]]:
-    """Open a blocking psycopg connection, for COPY."""
+    """Open a blocking psycopg connection."""
     # By keyword: an error in parsing a connection string would quote it, with the password.
     connection = psycopg.connect(
         **{**_libpq_arguments(url), **session_arguments(url, purpose, limits)}, autocommit=False
     )
-    prove(connection, url, wanted(url, limits))
+    prove(connection, url, settings_of(url, limits))
     return connection
 
 
@@ -169,9 +160,11 @@ def check_sessions(url: URL) -> None:
         finally:
             timer.cancel()
         if first.closed:
-            raise too_few(url, _SECOND_S)
+            reason = f"a second connection was given no session within {_SECOND_S:g} s"
+            remedy = "Give the pool as many sessions as there are connections, or connect to the server."
+            raise _refused(url, reason, remedy)
         if is_shared:
-            raise shared(url)
+            raise _shared(url)
 
 
 def _session_of(connection: psycopg.Connection[tuple[Any, ...]]) -> int:
@@ -180,36 +173,9 @@ def _session_of(connection: psycopg.Connection[tuple[Any, ...]]) -> int:
     return int(session)
 
 
-def proving(url: URL, limits: SessionLimits) -> Callable[[Any, Any], None]:
-    """Return a listener that checks and sets the settings of each new connection of an engine."""
-    settings = wanted(url, limits)
-
-    def on_connect(connection: Any, _record: Any) -> None:
-        prove(connection, url, settings)
-
-    return on_connect
-
-
-def session_arguments(url: URL, purpose: str, limits: SessionLimits) -> dict[str, Any]:
-    """Return the arguments with which a session is connected; its time zone is UTC."""
-    _warn_of_trust(_libpq_arguments(url))
-    query_options = url.query.get("options", "")
-    url_options = query_options if isinstance(query_options, str) else " ".join(query_options)
-    options = f"{url_options} {options_of(wanted(url, limits))}".strip()
-    arguments: dict[str, Any] = {"options": options, "application_name": purpose}
-    if "connect_timeout" not in url.query:
-        arguments["connect_timeout"] = CONNECT_TIMEOUT_S
-    return arguments
-
-
-def with_psycopg(url: URL) -> URL:
-    """Return the URL with psycopg as its driver."""
-    return url.set(drivername="postgresql+psycopg")
-
-
 def _libpq_arguments(url: URL) -> Mapping[str, Any]:
     """Return the contents of a URL as keywords of libpq."""
-    return with_psycopg(url).get_dialect()().create_connect_args(url)[1]
+    return url.set(drivername="postgresql+psycopg").get_dialect()().create_connect_args(url)[1]
 
 
 def _warn_of_trust(arguments: Mapping[str, Any]) -> None:

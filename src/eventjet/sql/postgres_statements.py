@@ -15,7 +15,7 @@ from sqlalchemy import types as sa
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.exc import DBAPIError
 
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.projections.columns import Unread
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql.checkpoint import ADVANCE
@@ -81,12 +81,12 @@ class PostgresStatements:
             )
         self._advance = f"with held as ({ADVANCE.format('%s', CLOCK)} returning 1)"
         self._insert = (
-            f", made as (insert into {names.table} ({names.all()}) "  # noqa: S608 - declared names
+            f", inserted as (insert into {names.table} ({names.all()}) "  # noqa: S608 - declared names
             f"select * from unnest({arrays}) where {_HAS_ADVANCED})"
         )
-        self._upsert = self._insert.replace("made as", "kept as", 1)[:-1] + names.on_conflict() + ")"
+        self._upsert = self._insert.replace("inserted as", "upserted as", 1)[:-1] + names.on_conflict() + ")"
         self._delete = (
-            f", gone as (delete from {names.table} t using unnest({keys}) as k({aliases}) "  # noqa: S608 - declared names
+            f", deleted as (delete from {names.table} t using unnest({keys}) as k({aliases}) "  # noqa: S608 - declared names
             f"where {match} and {_HAS_ADVANCED})"
         )
 
@@ -105,13 +105,13 @@ class PostgresStatements:
         parts = [self._advance]
         values: list[Any] = list(advance)
         dump = self._codec.dump
-        for part, rows in ((self._insert, changes.made), (self._upsert, changes.kept)):
+        for part, rows in ((self._insert, changes.inserts), (self._upsert, changes.upserts)):
             if rows:
                 parts.append(part)
                 values += _arrays([dump(row) for row in rows], self._literals)
-        if changes.gone:
+        if changes.deletions:
             parts.append(self._delete)
-            values += _arrays(changes.gone, self._key_literals)
+            values += _arrays(changes.deletions, self._key_literals)
         if changes.quarantine is not None:
             quarantine_sql, quarantine_values = quarantine_parts(advance[3], advance[4], changes.quarantine)
             parts += quarantine_sql
@@ -154,7 +154,7 @@ _LOADERS = {
 """Loaders written in Python, since the compiled ones cannot return another value instead of an error."""
 
 
-def park(connection: Connection, name: str, revision: int, parked: Sequence[Parked]) -> None:
+def park(connection: Connection, name: str, revision: int, parked: Sequence[Quarantined]) -> None:
     """Insert the events that failed in a bulk load; nobody else may write to these rows."""
     parts, values = quarantine_parts(name, revision, QuarantineChanges(parked))
     connection.exec_driver_sql(f"with held as (select 1){parts[0]} select 1", tuple(values))

@@ -12,10 +12,10 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, and_, case, func, select, update
 
-from eventjet.domain.parked import BLOCKED, BLOCKING, DROPPED, PARKED, RETRY, AggregateKey, Parked
+from eventjet.domain.quarantined import BLOCKED, BLOCKING, DROPPED, QUARANTINED, RETRY, AggregateKey, Quarantined
 from eventjet.errors import UsageError
 from eventjet.sql import checkpoint
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import dialect_of
 from eventjet.sql.own_tables import Clock, quarantine
 
 _q = quarantine.c
@@ -33,7 +33,7 @@ class WaitingEvent:
     aggregate_key: AggregateKey
 
 
-def park(connection: Connection, name: str, revision: int, parked: Sequence[Parked]) -> None:
+def park(connection: Connection, name: str, revision: int, parked: Sequence[Quarantined]) -> None:
     """Insert the events that failed in a bulk load; nobody else may write to these rows."""
     dialect = dialect_of(connection)
     for start in range(0, len(parked), _PARKED_AT_ONCE):
@@ -85,7 +85,7 @@ def parked_counts(connection: Connection) -> dict[tuple[str, int], int]:
     """
     query = (
         select(_q.projection, _q.revision, func.count())
-        .where(_q.resolution.in_((PARKED, RETRY)))
+        .where(_q.resolution.in_((QUARANTINED, RETRY)))
         .group_by(_q.projection, _q.revision)
     )
     return {(name, revision): count for name, revision, count in connection.execute(query)}
@@ -147,7 +147,7 @@ _blocked_count = select(func.count()).where(
 )
 _LISTED: list[ColumnElement[Any]] = [
     *(_q[field.name] for field in fields(Listed)[:-1]),
-    case((_q.resolution.in_((PARKED, RETRY)), _blocked_count.scalar_subquery()), else_=0),
+    case((_q.resolution.in_((QUARANTINED, RETRY)), _blocked_count.scalar_subquery()), else_=0),
 ]
 """The columns of `Listed`."""
 
@@ -164,7 +164,7 @@ def listed(
 
     With `resolved`, resolved events are included. Only events `after` a position, and at most `limit`, are returned.
     """
-    condition = _q.resolution != BLOCKED if resolved else _q.resolution.in_((PARKED, RETRY))
+    condition = _q.resolution != BLOCKED if resolved else _q.resolution.in_((QUARANTINED, RETRY))
     query = select(*_LISTED).where(_q.projection.in_(names), _q.position > after, condition)
     rows = connection.execute(query.order_by(_q.projection, _q.revision, _q.position).limit(limit))
     return [Listed(*row) for row in rows]
@@ -244,7 +244,7 @@ def outcomes(connection: Connection, name: str, revision: int, positions: Sequen
 def _heads(connection: Connection, name: str, revision: int) -> dict[tuple[str, str], tuple[int, str, str]]:
     """Return (position, resolution, reason) of the first event that blocks each aggregate."""
     query = select(_q.aggregate, _q.aggregate_id, _q.position, _q.resolution, _q.reason).where(
-        of(name, revision), _q.resolution.in_((PARKED, RETRY))
+        of(name, revision), _q.resolution.in_((QUARANTINED, RETRY))
     )
     rows = connection.execute(query.order_by(_q.position.desc()))
     return {(row[0], row[1]): (row[2], row[3], row[4]) for row in rows}

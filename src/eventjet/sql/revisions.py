@@ -12,35 +12,23 @@ import time
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from sqlalchemy import Connection, delete
 from sqlalchemy.exc import DBAPIError
 
 from eventjet import failpoints
+from eventjet.domain.position import FAILED, PAUSE, PAUSED, RESET, RETIRED
 from eventjet.errors import CheckpointFenced, PromotionRefused, TableLost, UsageError
 from eventjet.observability import logs
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint, locations
-from eventjet.sql.checkpoint import (
-    DECLARED,
-    FAILED,
-    PAUSED,
-    RESET,
-    RETIRED,
-    Checkpoint,
-    ensure,
-    lock,
-    names_of,
-    revisions,
-)
-from eventjet.sql.database import COMMAND, Database
-from eventjet.sql.dialect import Fault, listed
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.checkpoint import DECLARED, Checkpoint, ensure, lock, names_of, revisions
+from eventjet.sql.database import COMMAND, Database, dialect_of
+from eventjet.sql.dialect import Fault, TableName, TableRef
 from eventjet.sql.locations import check_owner, holders
 from eventjet.sql.own_tables import quarantine
+from eventjet.sql.quarantine import of
 from eventjet.sql.table_moves import (
-    UNDECLARED_REMEDY,
     Exchange,
     Move,
     NotNow,
@@ -50,7 +38,7 @@ from eventjet.sql.table_moves import (
     retried,
     undeclared,
 )
-from eventjet.sql.tables import TableName, TableRef
+from eventjet.text import listed
 
 TAIL_S = 1.0
 """How long the revision in the declared location may be kept from writing while the promoted one catches up."""
@@ -64,7 +52,7 @@ _log = logging.getLogger(__name__)
 class Promoted:
     """The result of a promotion: revisions that left the declared location, in order, and the new one's position."""
 
-    left: tuple[int, ...]
+    previous_revisions: tuple[int, ...]
     position: int
 
 
@@ -119,9 +107,9 @@ def attempt(connection: Connection, resolved: AnyResolved, *, epoch: int | None 
         if events_behind:
             raise NotNow(f"it is {events_behind} events behind revision {displaced[-1].revision}")
         _check_promotion(connection, resolved, promoted, exchange)
-        broken = dialect_of(connection).tables.broken_by_name(connection)
+        broken = dialect_of(connection).broken_by_name(connection)
         exchange.carry_out()
-        broken = dialect_of(connection).tables.broken_by_name(connection) - broken
+        broken = dialect_of(connection).broken_by_name(connection) - broken
         if broken:
             raise PromotionRefused(resolved, f"{listed(sorted(broken))} could not be used with its table")
         failpoints.reach("takeover.moved")
@@ -203,7 +191,7 @@ def _check_promotion(connection: Connection, resolved: AnyResolved, promoted: Ch
     unknown_tables = [
         name[1]
         for name in exchange.coming
-        if name not in exchange.leaving and dialect.tables.find(connection, name, DECLARED)
+        if name not in exchange.leaving and dialect.find_table(connection, name, DECLARED)
     ]
     if unknown_tables:
         raise PromotionRefused(resolved, f"no checkpoint knows whose {listed(unknown_tables)} is")
@@ -215,7 +203,7 @@ def _check_promotion(connection: Connection, resolved: AnyResolved, promoted: Ch
         for name, table in exchange.leaving.items()
         if name in exchange.coming
         for feature in undeclared(
-            dialect.tables.features(connection, table), dialect.tables.features(connection, exchange.coming[name])
+            dialect.features(connection, table), dialect.features(connection, exchange.coming[name])
         )
     ]
     if features_left:
@@ -231,7 +219,7 @@ def _checkpoint_of(checkpoints: Sequence[Checkpoint], resolved: AnyResolved) -> 
 
 def _assignment(row: Checkpoint) -> tuple[object, ...]:
     """Return the parts of a checkpoint that must not change between reading and locking; positions may."""
-    return row.revision, row.location, row.tables, row.state == checkpoint.RETIRED
+    return row.revision, row.location, row.tables, row.state == RETIRED
 
 
 def _lag(promoted: Checkpoint, displaced: Sequence[Checkpoint]) -> int:
@@ -242,15 +230,12 @@ def _lag(promoted: Checkpoint, displaced: Sequence[Checkpoint]) -> int:
     return max([0, *(row.position - promoted.position for row in displaced if promoted.log in ("", row.log))])
 
 
-_RESET_LOCATION = "ej_reset"
-"""The location of tables that are about to be dropped; it exists within one transaction."""
-
-
 def reset(database: Database, resolved: AnyResolved, log: str = "") -> list[str]:
-    """Drop a revision's tables and create them again, so that a worker begins with the first event; blocks.
+    """Empty a revision's tables, or make those that are missing, so that a worker begins with the first event; blocks.
 
-    Returns the names of the tables made. Raises `UsageError` for a revision that is paused, on whose tables something
-    depends, or whose tables others keep locked, and raises as `check_owner`; then nothing has changed.
+    Returns the names of the tables. What hangs on them stays. Raises `UsageError` for a revision that is paused, whose
+    tables the database does not empty, or whose tables others keep locked, and raises as `create_tables`; then nothing
+    has changed.
     """
     engine = database.sync_engine("eventjet init")
 
@@ -258,11 +243,9 @@ def reset(database: Database, resolved: AnyResolved, log: str = "") -> list[str]
         with engine.begin() as connection:
             locations.create_tables(connection)
             with bounded(connection):
-                locations.check_owner(connection, resolved.name, resolved.app, log)
-                old = _forget(connection, resolved)
-                created = locations.prepare(connection, resolved, log=log)
-                _drop(connection, resolved, old)
-            return created
+                check_owner(connection, resolved.name, resolved.app, log)
+                emptied = _empty(connection, resolved)
+                return emptied + locations.prepare(connection, resolved, log=log)
 
     try:
         return retried(attempt)
@@ -270,62 +253,36 @@ def reset(database: Database, resolved: AnyResolved, log: str = "") -> list[str]
         raise UsageError(f"{resolved.name} is not reset: {error}. Try again.") from None
 
 
-def _forget(connection: Connection, resolved: AnyResolved) -> Mapping[TableName, TableRef]:
-    """Move a revision's tables away, reset its checkpoint and delete its quarantine; return the moved tables."""
-    name, revision = resolved.name, resolved.revision
+def _empty(connection: Connection, resolved: AnyResolved) -> list[str]:
+    """Reset a revision's checkpoint, and delete its rows and its quarantine; return the names of the emptied tables."""
+    name, revision, dialect = resolved.name, resolved.revision, dialect_of(connection)
     current = checkpoint.read(connection, name, revision)
     if current is None or current.state == RETIRED:
-        return {}  # A retired revision begins anew in any case.
+        return []  # It begins anew in any case.
     _check_resettable(current)
-    exchange = Exchange(
-        connection, [Move(table, current.location, _RESET_LOCATION) for table in names_of(current.tables)], []
-    )
-    exchange.look()
-    _check_dependents(resolved, exchange)
+    tables = list(_existing_tables(connection, current).values())
     (locked,) = lock_as_workers(
-        connection, resolved, exchange.lock_leaving, lambda: revisions(connection, name, lock=True, only=[revision])
+        connection,
+        resolved,
+        lambda: dialect.lock(connection, tables, readers=True),
+        lambda: revisions(connection, name, lock=True, only=[revision]),
     )
-    if (locked.location, locked.tables, locked.identities) != (current.location, current.tables, current.identities):
+    is_same = (locked.location, locked.tables, locked.identities) == (
+        current.location, current.tables, current.identities
+    )  # fmt: skip
+    if not is_same or list(_existing_tables(connection, locked).values()) != tables:
         raise NotNow("its tables were swapped or moved meanwhile")
-    exchange.look_again()
-    _check_dependents(resolved, exchange)
     if checkpoint.reset(connection, locked) is None:
         _check_resettable(locked)
-    condition = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
-    connection.execute(delete(quarantine).where(condition))
-    exchange.carry_out()
-    return dialect_of(connection).tables.find_all(connection, exchange.leaving, _RESET_LOCATION)
-
-
-def _drop(connection: Connection, resolved: AnyResolved, old_tables: Mapping[TableName, TableRef]) -> None:
-    """Let the new tables inherit from the old ones, then drop those; raises `UsageError` for what would be lost."""
-    current = checkpoint.read(connection, resolved.name, resolved.revision)
-    assert current is not None, "the caller has prepared it"
-    dialect = dialect_of(connection)
-    new_tables = dialect.tables.find_all(connection, names_of(current.tables), current.location)
-    added_dependents = dependents(connection, new_tables)
-    if added_dependents:
-        problem = f"{listed(added_dependents)} would come with the table that is made"
-        raise UsageError(
-            f"{resolved.name} is not reset: {problem}. Keep from it what gives it to new tables, an event trigger say."
-        )
-    for name, heir in new_tables.items():
-        if name in old_tables:
-            lost_features = undeclared(
-                dialect.tables.features(connection, old_tables[name]), dialect.tables.features(connection, heir)
-            )
-            if lost_features:
-                problem = f"{listed(lost_features)} of {heir.name}, which the table does not declare, would be lost"
-                raise UsageError(f"{resolved.name} is not reset: {problem}. {UNDECLARED_REMEDY}")
-            dialect.tables.inherit(connection, old_tables[name], heir)
-    dialect.tables.drop(connection, list(old_tables.values()))
-    dialect.tables.drop_location(connection, _RESET_LOCATION)
-
-
-def _check_dependents(resolved: AnyResolved, exchange: Exchange) -> None:
-    blockers = dependents(exchange.connection, exchange.leaving)
-    if blockers:
-        raise UsageError(f"{resolved.name} is not reset: {listed(blockers)} would be lost. Drop that first.")
+    connection.execute(delete(quarantine).where(of(name, revision)))
+    try:
+        dialect.empty(connection, tables)
+    except DBAPIError as error:
+        if dialect.faults(error) & (Fault.LOCKED_OUT | Fault.TRANSIENT | Fault.FORBIDDEN):
+            raise
+        reason = str(error.orig).partition("\n")[0].rstrip(".")
+        raise UsageError(f"{name} is not reset: {reason}. Drop what keeps its tables from being emptied.") from error
+    return [table.name for table in tables]
 
 
 def _check_resettable(row: Checkpoint) -> None:
@@ -365,11 +322,22 @@ def unused(connection: Connection, declared: Collection[AnyResolved], app: str =
         row.log for row, _ in checkpoints if (row.app == app if app else (row.name, row.revision) in declared_revisions)
     }
     return [
-        _described(connection, row, left_s, declared)
+        Unused(
+            row.name,
+            row.revision,
+            row.state,
+            row.location,
+            tuple(table.quoted() for table in tables.values()),
+            sum(dialect_of(connection).count_rows(connection, table) for table in tables.values()),
+            row.position,
+            row.owner if left_s > 0 else None,
+            _use_of(connection, row, row.owner if left_s > 0 else None, tables, declared),
+        )
         for row, left_s in checkpoints
         if (row.name, row.revision) not in declared_revisions
         and row.state != RETIRED
         and (row.app == app if row.app and app else not row.log or row.log in logs)
+        for tables in [_existing_tables(connection, row)]
     ]
 
 
@@ -385,11 +353,11 @@ def retire(
     (current,) = [row for row in revisions(connection, name) if row.revision == revision]
     # Tables before checkpoints, as workers lock them.
     dialect = dialect_of(connection)
-    exchange = Exchange(connection, [Move(table, current.location, None) for table in names_of(current.tables)], [])
     try:
         with bounded(connection):
-            exchange.look()
-            exchange.carry_out()
+            tables = list(_existing_tables(connection, current).values())
+            dialect.lock(connection, tables, readers=False)
+            dialect.drop(connection, tables)
     except NotNow as error:
         raise UsageError(f"{name}:{revision} is not dropped: {error}. Try again.") from None
     locked = checkpoint.lock(connection, name, revision)
@@ -397,9 +365,8 @@ def retire(
         raise UsageError(f"{name}:{revision} was moved meanwhile. Look again with `eventjet db unused`.")
     # Checks once more, now that no worker can take the lease.
     _droppable(connection, name, revision, declared, app)
-    dialect.tables.drop_location(connection, dialect.own_location(name, revision))
-    condition = (quarantine.c.projection == name) & (quarantine.c.revision == revision)
-    connection.execute(delete(quarantine).where(condition))
+    dialect.drop_location(connection, dialect.own_location(name, revision))
+    connection.execute(delete(quarantine).where(of(name, revision)))
     checkpoint.retire(connection, name, revision)
     return dropped
 
@@ -419,36 +386,26 @@ def _droppable(connection: Connection, name: str, revision: int, declared: Colle
     raise UsageError(f"There is no unused revision {name}:{revision}. Unused are: {listing}.")
 
 
-def _described(connection: Connection, row: Checkpoint, left_s: float, declared: Collection[AnyResolved]) -> Unused:
-    tables = _existing_tables(connection, row)
-    owner = row.owner if left_s > 0 else None
-    in_use = None
-    successor = next((resolved for resolved in declared if resolved.name == row.name), None)
+def _use_of(
+    connection: Connection,
+    row: Checkpoint,
+    owner: str | None,
+    tables: Mapping[TableName, TableRef],
+    declared: Collection[AnyResolved],
+) -> str | None:
+    """Return why a revision cannot be dropped now; None when it can."""
     if owner is not None:
-        in_use = f"the worker {owner} keeps it. Stop the workers that still list it."
-    elif successor is not None and row in holders(revisions(connection, row.name), successor):
-        in_use = f"readers see its rows until revision {successor.revision} takes over from it."
-    elif blockers := dependents(connection, tables, for_good=True):
-        in_use = f"{listed(blockers)} would be lost or broken. Drop that first."
-    return Unused(
-        row.name,
-        row.revision,
-        row.state,
-        row.location,
-        tuple(table.quoted() for table in tables.values()),
-        sum(dialect_of(connection).tables.count_rows(connection, table) for table in tables.values()),
-        row.position,
-        owner,
-        in_use,
-    )
+        return f"the worker {owner} keeps it. Stop the workers that still list it."
+    successor = next((resolved for resolved in declared if resolved.name == row.name), None)
+    if successor is not None and row in holders(revisions(connection, row.name), successor):
+        return f"readers see its rows until revision {successor.revision} takes over from it."
+    blockers = dependents(connection, tables, for_good=True)
+    return f"{listed(blockers)} would be lost or broken. Drop that first." if blockers else None
 
 
 def _existing_tables(connection: Connection, row: Checkpoint) -> dict[TableName, TableRef]:
     """Return the tables of a revision that exist."""
-    return dialect_of(connection).tables.find_all(connection, names_of(row.tables), row.location)
-
-
-_Change: TypeAlias = Callable[[Connection, Checkpoint], Checkpoint | None]
+    return dialect_of(connection).find_tables(connection, names_of(row.tables), row.location)
 
 
 @dataclass(frozen=True, slots=True)
@@ -471,7 +428,7 @@ async def pause(
     With `declared`, a revision may be one that has no checkpoint yet: it is created. Raises `UsageError` for a revision
     that failed or is retired, and `Unreachable`, also as `check_owner`.
     """
-    return await _change(database, _paused, chosen, app=app, declared=declared)
+    return await _change(database, _pause, chosen, app=app, declared=declared)
 
 
 async def resume(
@@ -481,45 +438,49 @@ async def resume(
 
     Raises `UsageError` for a revision that is not paused, and `Unreachable`, also as `check_owner`.
     """
-    return await _change(database, _resumed, chosen, app=app, declared=declared)
+    return await _change(database, _resume, chosen, app=app, declared=declared)
 
 
 async def _change(
-    database: str, change: _Change, chosen: Sequence[tuple[str, int]], *, app: str = "", declared: bool
+    database: str,
+    change: Callable[[Connection, Checkpoint], Checkpoint | None],
+    chosen: Sequence[tuple[str, int]],
+    *,
+    app: str,
+    declared: bool,
 ) -> list[Paused]:
     target = Database(database)
     engine = target.engine("eventjet pause", COMMAND)
+
+    def change_all(connection: Connection) -> list[Paused]:
+        results: list[Paused] = []
+        for name, revision in sorted(chosen):
+            check_owner(connection, name, app)
+            if declared:
+                ensure(connection, name, revision, app)
+            before = lock(connection, name, revision)
+            if before is None:
+                raise UsageError(f"There is no revision {revision} of projection {name!r}. See `eventjet status`.")
+            after = change(connection, before)
+            results.append(Paused(name, revision, (after or before).state, before.position, changed=after is not None))
+        return results
+
     try:
         async with target.reaching(), engine.begin() as connection:
-            return await connection.run_sync(
-                lambda sync: [_changed(sync, change, *pair, app=app, declared=declared) for pair in sorted(chosen)]
-            )
+            return await connection.run_sync(change_all)
     finally:
         await engine.dispose()
 
 
-def _changed(
-    connection: Connection, change: _Change, name: str, revision: int, *, app: str = "", declared: bool
-) -> Paused:
-    check_owner(connection, name, app)
-    if declared:
-        ensure(connection, name, revision, app)
-    before = lock(connection, name, revision)
-    if before is None:
-        raise UsageError(f"There is no revision {revision} of projection {name!r}. See `eventjet status`.")
-    after = change(connection, before)
-    return Paused(name, revision, (after or before).state, before.position, changed=after is not None)
-
-
-def _paused(connection: Connection, row: Checkpoint) -> Checkpoint | None:
-    if row.state != PAUSED and row.state not in checkpoint.PAUSE.states:
+def _pause(connection: Connection, row: Checkpoint) -> Checkpoint | None:
+    if row.state != PAUSED and row.state not in PAUSE.states:
         reason = f" ({' '.join(row.reason.split()).rstrip('.')})" if row.reason else ""
         subject = f"Revision {row.revision} of projection {row.name!r} is {row.state}{reason}"
         raise UsageError(f"{subject}, so nothing advances it. There is nothing to pause.")
     return checkpoint.pause(connection, row)
 
 
-def _resumed(connection: Connection, row: Checkpoint) -> Checkpoint | None:
+def _resume(connection: Connection, row: Checkpoint) -> Checkpoint | None:
     if row.state != PAUSED:
         remedy = "Start a worker that takes it, or rebuild it." if row.state == FAILED else "Nothing to resume."
         subject = f"Revision {row.revision} of projection {row.name!r} is {row.state}"

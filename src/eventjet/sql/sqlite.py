@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 import sqlite3
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import astuple
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import astuple, replace
 from datetime import date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -36,38 +37,42 @@ from sqlalchemy import (
 )
 from sqlalchemy import types as sa
 from sqlalchemy.dialects import sqlite
-from sqlalchemy.dialects.sqlite import dialect as sqlite_dialect
 from sqlalchemy.engine import URL
 from sqlalchemy.engine.interfaces import Dialect as SqlalchemyDialect
 from sqlalchemy.exc import ArgumentError, DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.pool import NullPool
 from sqlalchemy.sql import quoted_name
 
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
+from eventjet.findings import Finding, Level
 from eventjet.projections.columns import Convert, dumps, loads, normaliser, plain, stored
 from eventjet.projections.row_codec import RowCodec
+from eventjet.sql import sqlite_schema
 from eventjet.sql.checkpoint import ADVANCE
 from eventjet.sql.dialect import (
     Dialect,
     Fault,
+    Feature,
     Fit,
     SessionLimits,
-    Soundness,
-    Weakness,
+    TableName,
+    TableRef,
+    finding,
     numbers_of,
+    qualified,
+    verbatim,
 )
 from eventjet.sql.own_tables import Clock
 from eventjet.sql.sqlite_connections import (
     BUSY_TIMEOUT_S,
     READ_ONLY,
     FileReplaced,
+    configure,
+    connect,
+    enforce_foreign_keys,
     is_busy,
-    prepare,
-    prepare_for_handlers,
 )
-from eventjet.sql.sqlite_tables import SqliteTables
 from eventjet.sql.statements import (
     COLUMNS,
     INSERT,
@@ -77,6 +82,7 @@ from eventjet.sql.statements import (
     Key,
     Names,
     QuarantineChanges,
+    TextOrder,
     by_key,
 )
 
@@ -116,8 +122,8 @@ class Sqlite(Dialect):
     """The dialect of SQLite."""
 
     name = "sqlite"
-    tables = SqliteTables()
-    clock = CLOCK
+    drivers = ("aiosqlite", "pysqlite")
+    driver_error = sqlite3.OperationalError
     has_schemas = False
     is_concurrent = False
     relocates_handlers = False
@@ -133,7 +139,16 @@ class Sqlite(Dialect):
         return StoredAsText(kind) if is_decimal or is_instant or is_otherwise else kind
 
     def fit(self, existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
-        return fit_of(existing, declared)
+        existing_kind, needed_kind = _kind(existing), _kind(stored(declared, _DIALECT))
+        if needed_kind is None:
+            return Fit.OTHER
+        if existing_kind == needed_kind:
+            return Fit.SAME
+        # Times and days are no numbers, so a column of text stores them unchanged. An instant is stored as text, and
+        # stays unchanged where a user's migration declared the column as DATETIME.
+        harmless = {_ANY, "text"} if needed_kind in ("time", "day") else {_ANY}
+        harmless |= {"time"} if isinstance(plain(declared), sa.DateTime) else set()
+        return Fit.OTHER if existing_kind in harmless else Fit.LOSES
 
     def exactness_checks(self, table: Table) -> list[CheckConstraint]:
         """Return checks of decimals stored as text: SQLite computes with them as floats, whose text may be inexact."""
@@ -147,7 +162,7 @@ class Sqlite(Dialect):
     def statements(self, table: Table, codec: RowCodec) -> SqliteStatements:
         return SqliteStatements(table, codec, [self.dumper(column.type) for column in table.primary_key.columns])
 
-    def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Parked]) -> None:
+    def park(self, connection: Connection, name: str, revision: int, parked: Sequence[Quarantined]) -> None:
         write_quarantine(connection, name, revision, QuarantineChanges(parked))
 
     def own_location(self, name: str, revision: int) -> str:  # noqa: ARG002 - each table has its name
@@ -176,44 +191,41 @@ class Sqlite(Dialect):
             return "The URL of a SQLite database takes no options. Leave out what follows its `?`."
         return None
 
-    def async_engine(self, url: URL, purpose: str, limits: SessionLimits, pool: Mapping[str, Any]) -> AsyncEngine:  # noqa: ARG002
-        driver = url.set(drivername=f"{self.name}+aiosqlite")
-        engine = create_async_engine(driver, **pool)
-        prepare(engine.sync_engine)
-        return engine
+    def configure(self, engine: Engine, url: URL, limits: SessionLimits) -> None:  # noqa: ARG002 - no sessions
+        configure(engine)
 
-    def engine(self, url: URL, purpose: str, limits: SessionLimits) -> Engine:  # noqa: ARG002 - no sessions
-        driver = url.set(drivername=f"{self.name}+pysqlite")
-        engine = create_engine(driver, poolclass=NullPool)
-        prepare(engine)
-        return engine
+    def configure_for_handlers(self, engine: Engine) -> None:
+        event.listen(engine, "connect", enforce_foreign_keys)
 
-    def soundness(self, connection: Connection) -> Soundness:
-        return soundness_of(connection)
-
-    @contextmanager
-    def read_only(self, url: URL, purpose: str, limits: SessionLimits) -> Generator[Connection | None]:  # noqa: ARG002
-        """Open a connection that cannot write, without creating a file that does not exist."""
-        file = Path(str(url.database))
+    def read_only(self, engine: Engine) -> Engine | None:
+        """Return an engine that cannot write; it does not create a file that does not exist."""
+        file = Path(str(engine.url.database))
         if not file.exists() or not file.stat().st_size:
-            yield None
-            return
+            return None
         # In `mode=ro` a reader would leave -wal and -shm files beside a file that nobody has open. Such a file does not
         # change, so it is opened as immutable.
         mode = "mode=ro" if file.with_name(f"{file.name}-wal").exists() else "immutable=1"
-        engine = create_engine(f"sqlite:///file:{quote(str(file))}?{mode}&uri=true", poolclass=NullPool)
-        with engine.connect().execution_options(**{READ_ONLY: True}) as connection:
-            yield connection
+        read_only = create_engine(f"sqlite:///file:{quote(str(file))}?{mode}&uri=true", poolclass=NullPool)
+        return read_only.execution_options(**{READ_ONLY: True})
 
-    def prepare_for_handlers(self, engine: Engine) -> None:
-        event.listen(engine, "connect", prepare_for_handlers)
+    def connect(self, url: URL, purpose: str, limits: SessionLimits) -> sqlite3.Connection:  # noqa: ARG002
+        return connect(url)
+
+    def examine(self, connection: Connection) -> tuple[str, list[Finding]]:
+        """Examine the SQLite library that this process uses, and the journal mode of the file."""
+        file = next(str(path) for _, name, path in connection.execute(text("pragma database_list")) if name == "main")
+        # From the file's header: on a connection that opened it as immutable, `pragma journal_mode` says `delete`.
+        with Path(file).open("rb") as database_file:
+            is_wal = database_file.read(20)[18:] == b"\x02\x02"
+        version = str(connection.scalar(text("select sqlite_version()")))
+        return f"SQLite {version}", findings_of(version, is_wal=is_wal)
 
     def load_all(self, connection: Connection) -> None:
         load_all(connection)
 
     def faults(self, error: DBAPIError | BaseException) -> Fault:
         cause = getattr(error, "orig", None) or error
-        faults = Fault.NO_TABLE if "no such table" in str(cause) else Fault.NOTHING_KNOWN
+        faults = Fault.NO_TABLE if "no such table" in str(cause) else Fault.UNKNOWN
         if not isinstance(error, DBAPIError):
             return faults
         is_refused = isinstance(cause, sqlite3.IntegrityError | sqlite3.DataError | OverflowError)
@@ -229,6 +241,105 @@ class Sqlite(Dialect):
         if is_busy(cause):
             return f"Another program has held it for {BUSY_TIMEOUT_S:.0f} s: end that one, or try again."
         return "Check that its folder exists and may be written to."
+
+    def find_table(self, connection: Connection, name: TableName, location: str) -> TableRef | None:
+        """Find a table; SQLite ignores upper and lower case in names."""
+        located_name = f"{name[1]}{location}"
+        existing = connection.scalar(sqlite_schema.TABLE, {"name": located_name})
+        return None if existing is None else TableRef(None, None, located_name)
+
+    def name_in_full(self, connection: Connection, name: TableName) -> TableName:  # noqa: ARG002 - there are no schemas
+        return None, name[1].lower()
+
+    def features(self, connection: Connection, table: TableRef, heir: TableRef | None = None) -> list[Feature]:  # noqa: ARG002
+        """Return everything in which tables can differ; no statement can carry any of it over."""
+        return list(sqlite_schema.features_of(connection, table.name))
+
+    def dependents(
+        self, connection: Connection, table: TableRef, along: Sequence[TableRef], *, for_good: bool
+    ) -> list[str]:
+        """Return the table's own triggers; with `for_good` also the views, triggers and foreign keys that name it.
+
+        Foreign keys of tables `along`, which go together, do not count.
+        """
+        dependents = [str(trigger) for trigger in connection.scalars(sqlite_schema.TRIGGERS, {"name": table.name})]
+        if for_good:
+            dependents += sqlite_schema.broken_without(connection, table.name)
+            ignored = {f"a foreign key of {ref.name}".lower() for ref in along}
+            referring = connection.scalars(sqlite_schema.REFERRING, {"name": table.name})
+            dependents += [key for key in referring if key.lower() not in ignored]
+        return dependents
+
+    def broken_by_name(self, connection: Connection) -> set[str]:
+        return sqlite_schema.broken_by_name(connection)
+
+    def modelled(self, connection: Connection, tables: Sequence[Table]) -> AbstractContextManager[Connection]:  # noqa: ARG002
+        return sqlite_schema.modelled(tables)
+
+    def text_order(self, connection: Connection, table: TableRef, column: str) -> TextOrder | None:  # noqa: ARG002
+        """Return PLAIN, as every key has the collation BINARY: see `projections.resolve`."""
+        return TextOrder.PLAIN
+
+    def identity(self, connection: Connection, table: TableRef, *, make: bool = False) -> str | None:
+        """Return the name of a trigger that never fires and marks the table.
+
+        The trigger goes with the table when it is moved or backed up, and is dropped with it.
+        """
+        mark = connection.scalar(sqlite_schema.MARKS, {"name": table.name})
+        if mark is not None or not make:
+            return None if mark is None else str(mark)
+        trigger = f"eventjet_identity_{secrets.token_hex(8)}"
+        connection.exec_driver_sql(
+            f"create trigger {trigger} after delete on {table.quoted()} when 0 begin select 1; end"
+        )
+        return trigger
+
+    def move(
+        self,
+        connection: Connection,
+        table: TableRef,
+        name: TableName,
+        location: str,
+        schema: str | None,  # noqa: ARG002 - there are none
+    ) -> None:
+        """Rename a table, and create its indexes again under other names, as these are unique in the whole file.
+
+        Views and foreign keys keep the name that they refer to, and so refer to the table that takes that name over.
+        """
+        new_name = f"{name[1]}{location}"
+        indexes = [
+            (str(index), str(statement))
+            for index, statement in connection.execute(sqlite_schema.INDEXES, {"name": table.name})
+        ]
+        for index, _ in indexes:
+            connection.exec_driver_sql(f"drop index {qualified(None, index)}")
+        connection.exec_driver_sql("pragma legacy_alter_table = on")
+        try:
+            quoted = table.quoted(), qualified(None, new_name)
+            connection.exec_driver_sql(f"alter table {quoted[0]} rename to {quoted[1]}")
+        finally:
+            connection.exec_driver_sql("pragma legacy_alter_table = off")
+        for index, statement in indexes:
+            # The name that `Sqlite.relocate` gives the index.
+            index_name = index.removesuffix(f"__{table.name}") + (f"__{new_name}" if location else "")
+            match = sqlite_schema.INDEX_HEAD.match(statement)
+            assert match is not None, f"SQLite stores an index as {statement!r}"
+            columns = statement[match.end() :]
+            kind = f"{(match[1] or '').lower()}index"
+            connection.exec_driver_sql(f"create {kind} {qualified(None, index_name)} on {quoted[1]} {columns}")
+
+    def drop(self, connection: Connection, tables: Sequence[TableRef]) -> None:
+        """Drop the tables; eventjet's own connections do not enforce foreign keys."""
+        for table in tables:
+            connection.execute(verbatim(f"drop table {table.quoted()}"))
+
+    def empty(self, connection: Connection, tables: Sequence[TableRef]) -> None:
+        """Empty the tables; eventjet's own connections do not enforce foreign keys."""
+        numbered = connection.scalar(sqlite_schema.TABLE, {"name": "sqlite_sequence"}) is not None
+        for table in tables:
+            connection.execute(verbatim(f"delete from {table.quoted()}"))  # noqa: S608 - of a known table
+            if numbered:
+                connection.exec_driver_sql("delete from sqlite_sequence where name = ?", (table.name,))
 
 
 SQLITE = Sqlite()
@@ -305,20 +416,6 @@ _KINDS = (
     (sa.LargeBinary, "bytes"),
 )
 """(type of column, its kind); of two types that fit, the first counts."""
-_COMPATIBLE_KINDS = {"time": "text", "day": "text"}
-"""Kinds whose values a column of another kind stores unchanged, as they are not numbers."""
-
-
-def fit_of(existing: sa.TypeEngine[Any], declared: sa.TypeEngine[Any]) -> Fit:
-    """Return how a column of type `existing` takes `declared` values; for types that SQL writes differently."""
-    existing_kind, needed_kind = _kind(existing), _kind(stored(declared, _DIALECT))
-    if needed_kind is None:
-        return Fit.OTHER
-    if existing_kind == needed_kind:
-        return Fit.SAME
-    # An instant is stored as text, and stays unchanged where a user's migration declared the column as DATETIME.
-    compatible = "time" if isinstance(plain(declared), sa.DateTime) else _COMPATIBLE_KINDS.get(needed_kind)
-    return Fit.OTHER if existing_kind in (_ANY, compatible, _COMPATIBLE_KINDS.get(needed_kind)) else Fit.LOSES
 
 
 def _kind(kind: sa.TypeEngine[Any]) -> str | None:
@@ -332,40 +429,25 @@ _BACKPORTED = ((3, 44, 6), (3, 50, 7))
 """The first releases, and those of older branches, without the WAL-reset fault (sqlite.org/wal.html#walresetbug)."""
 
 
-def soundness_of(connection: Connection) -> Soundness:
-    """Check the SQLite library that this process uses, and the journal mode of the file."""
-    file = next(str(path) for _, name, path in connection.execute(text("pragma database_list")) if name == "main")
-    # Read from the file's header: on a connection that opened it as immutable, `pragma journal_mode` says `delete`.
-    with Path(file).open("rb") as database_file:
-        is_wal = database_file.read(20)[18:] == b"\x02\x02"
-    return judged(str(connection.scalar(text("select sqlite_version()"))), is_wal=is_wal)
-
-
-def judged(version: str, *, is_wal: bool) -> Soundness:
-    """Return the weaknesses of a version, and of a file that is not in WAL mode as eventjet sets it. Pure."""
-    numbers = numbers_of(version)
-    weaknesses: list[Weakness] = []
+def findings_of(version: str, *, is_wal: bool) -> list[Finding]:
+    """Return the risks of a version, and of a file that is not in WAL mode as eventjet sets it. Pure."""
+    numbers, findings = numbers_of(version), list[Finding]()
     if numbers < OLDEST:
-        remedy = f"Use a Python whose sqlite3 is {'.'.join(map(str, OLDEST))} or newer."
-        weaknesses.append(Weakness(f"SQLite {version} is too old", "eventjet cannot use it", remedy, is_fault=True))
+        fix = f"Use a Python whose sqlite3 is {'.'.join(map(str, OLDEST))} or newer."
+        findings.append(finding(True, f"SQLite {version} is too old", "eventjet cannot use it", fix))
     elif numbers < _FIXED_IN and not any(release[:2] == numbers[:2] and release <= numbers for release in _BACKPORTED):
-        weaknesses.append(
-            Weakness(
-                f"SQLite {version} has the WAL-reset fault",
-                "in rare coincidences of two checkpoints and a commit the file loses that commit, or breaks",
-                "Use a Python whose sqlite3 is 3.51.3 or newer, or PostgreSQL where several workers write.",
-                is_rare=True,
-            )
+        risk = finding(
+            False,
+            f"SQLite {version} has the WAL-reset fault",
+            "in rare coincidences of two checkpoints and a commit the file loses that commit, or breaks",
+            "Use a Python whose sqlite3 is 3.51.3 or newer, or PostgreSQL where several workers write.",
         )
+        findings.append(replace(risk, level=Level.NOTE))
     if not is_wal:
-        weaknesses.append(
-            Weakness(
-                "its journal mode is not `wal`",
-                "readers and workers lock each other out",
-                "Start `eventjet worker`, which switches it. A file system that does not allow that will not do.",
-            )
-        )
-    return Soundness(f"SQLite {version}", tuple(weaknesses))
+        fix = "Start `eventjet worker`, which switches it. A file system that does not allow that will not do."
+        cost = "readers and workers lock each other out"
+        findings.append(finding(False, "its journal mode is not `wal`", cost, fix))
+    return findings
 
 
 _PARKED = f"{INSERT} values (?, ?, {', '.join('?' for _ in COLUMNS)}, {CLOCK}) {REPLACE}"
@@ -380,7 +462,7 @@ class SqliteStatements:
     """The SQLite statements for one table and its checkpoint."""
 
     def __init__(self, table: Table, codec: RowCodec, key_dumps: Sequence[Convert | None]) -> None:
-        names = Names(table, sqlite_dialect())
+        names = Names(table, _DIALECT)
         marks = ", ".join("?" for _ in table.columns)
         self._codec = codec
         self._key_dumps = key_dumps
@@ -413,9 +495,9 @@ class SqliteStatements:
         if connection.exec_driver_sql(self._advance, advance).rowcount != 1:
             return False
         dump = self._codec.dump
-        if changes.gone:
-            connection.exec_driver_sql(self._delete, self._dumped(changes.gone))
-        for statement, rows in ((self._insert, changes.made), (self._upsert, changes.kept)):
+        if changes.deletions:
+            connection.exec_driver_sql(self._delete, self._dumped(changes.deletions))
+        for statement, rows in ((self._insert, changes.inserts), (self._upsert, changes.upserts)):
             if rows:
                 connection.exec_driver_sql(statement, [dump(row) for row in rows])
         if changes.quarantine is not None:

@@ -19,11 +19,10 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import OperationalError
 
 from eventjet.runtime import try_lock
+from eventjet.sql.dialect import READ_ONLY
 
 BUSY_TIMEOUT_S = 15.0
 """How long a writer waits for another writer; it polls, so a busy worker makes it wait for several batches."""
-READ_ONLY = "eventjet_read_only"
-"""Execution option of a connection that must not lock the database: its transactions begin deferred."""
 
 _OPEN_FILE = "eventjet_opened"
 """The key of a connection's `_OpenFile` in SQLAlchemy's `info` of that connection."""
@@ -96,8 +95,8 @@ def connect(url: URL) -> sqlite3.Connection:
     return connection
 
 
-def prepare(engine: Engine) -> None:
-    """Prepare an engine: set the pragmas of its connections, begin its transactions and check the file at each begin.
+def configure(engine: Engine) -> None:
+    """Configure an engine: set the pragmas of its connections, begin its transactions and check the file at each begin.
 
     Transactions begin immediate, and deferred on connections with the option `READ_ONLY`.
     """
@@ -123,8 +122,8 @@ def prepare(engine: Engine) -> None:
         connection.exec_driver_sql("BEGIN" if read_only else "BEGIN IMMEDIATE")
 
 
-def prepare_for_handlers(connection: Any, _record: Any) -> None:
-    """Enforce foreign keys on a new connection; a listener, for connections on which handlers run."""
+def enforce_foreign_keys(connection: Any, _record: Any) -> None:
+    """Enforce foreign keys on a new connection; a listener."""
     cursor = connection.cursor()
     cursor.execute("PRAGMA foreign_keys=ON")
     cursor.close()

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 from sqlalchemy import Column, ColumnElement, Connection, Select, Table, UnaryExpression, select
 from sqlalchemy.sql.operators import custom_op
 
-from eventjet.domain.parked import Parked
+from eventjet.domain.quarantined import Quarantined
 from eventjet.projections.row_codec import RowCodec
 from eventjet.sql.own_tables import quarantine
 
@@ -30,7 +30,7 @@ The last four select the checkpoint.
 class QuarantineChanges:
     """The changes of the quarantine by a batch; no position is in two of the fields."""
 
-    parked: Sequence[Parked] = ()
+    parked: Sequence[Quarantined] = ()
     """Rows to insert or replace."""
     freed: Sequence[int] = ()
     """Positions of rows to delete: events that waited behind a quarantined one and are in the read model now."""
@@ -38,7 +38,7 @@ class QuarantineChanges:
     """Positions with their new resolution."""
 
 
-COLUMNS = tuple(field.name for field in fields(Parked))
+COLUMNS = tuple(field.name for field in fields(Quarantined))
 INSERT = f"insert into {quarantine.name} (projection, revision, {', '.join(COLUMNS)}, parked_at)"
 REPLACE = (
     "on conflict (projection, revision, position) do update set "
@@ -51,11 +51,11 @@ REPLACE = (
 class Changes:
     """The changes of rows by a batch; no key is in two of the fields."""
 
-    kept: Sequence[Any] = ()
+    upserts: Sequence[Any] = ()
     """Rows to insert or replace."""
-    made: Sequence[Any] = ()
+    inserts: Sequence[Any] = ()
     """Rows to insert; an existing row of the same key is an `IntegrityError`."""
-    gone: Sequence[Key] = ()
+    deletions: Sequence[Key] = ()
     """Keys of rows to delete."""
     quarantine: QuarantineChanges | None = None
 

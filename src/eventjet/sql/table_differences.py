@@ -13,13 +13,14 @@ from typing import Any, cast
 
 from sqlalchemy import Column, Connection, Inspector, MetaData, Table, inspect
 from sqlalchemy import types as sa
+from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import NoSuchTableError
 
-from eventjet.projections.columns import element, stored
-from eventjet.sql.dialect import Fit, spoken
-from eventjet.sql.dialects import dialect_of
+from eventjet.projections.columns import element, plain, stored
+from eventjet.sql.database import dialect_of
+from eventjet.sql.dialect import Fit, qualified
 from eventjet.sql.postgres import missing_labels
-from eventjet.sql.tables import qualified
+from eventjet.text import cut
 
 _CHANGES = "values may be rounded, cut or refused, or come back as others"
 
@@ -76,18 +77,30 @@ def _of_table(connection: Connection, table: Table, existing: Mapping[str, Any])
             yield TableDifference(what, "no row can be written", breaks=True)
 
 
+def _type_text(kind: sa.TypeEngine[Any], dialect: Dialect) -> str:
+    """Return a type as SQL writes it, an enum type with its labels; name both types where it is stored as another."""
+    stored_type, item_type = stored(kind, dialect), element(kind, dialect)
+    if isinstance(stored_type, sa.NullType):
+        return "of no type that is known"
+    if isinstance(item_type, sa.Enum) and item_type.native_enum:
+        suffix = "" if item_type is stored_type else "[]"
+        return cut(f"{item_type.name} ENUM{suffix} ({', '.join(map(repr, item_type.enums))})")
+    text = str(stored_type.compile(dialect=dialect))
+    return text if plain(kind) is kind else f"{plain(kind)!s}, kept as {text}"
+
+
 def _of_type(
     connection: Connection, column: Column[Any], existing_type: Any, subject: str
 ) -> Iterator[TableDifference]:
     dialect = connection.dialect
-    existing_text = spoken(existing_type, dialect)
-    if existing_text == spoken(stored(column.type, dialect), dialect):
+    existing_text = _type_text(existing_type, dialect)
+    if existing_text == _type_text(stored(column.type, dialect), dialect):
         return
     fit = dialect_of(connection).fit(existing_type, column.type)
     if fit is not Fit.SAME:
         loses = fit is Fit.LOSES
         cost = _CHANGES if loses else "as far as is known it holds every value"
-        what = f"{subject} is {existing_text}, declared is {spoken(column.type, dialect)}"
+        what = f"{subject} is {existing_text}, declared is {_type_text(column.type, dialect)}"
         labels = [label.replace("'", "''") for label in missing_labels(existing_type, column.type)]
         kind: Any = element(existing_type, dialect)
         statement = "; ".join(f"alter type {qualified(kind.schema, kind.name)} add value '{label}'" for label in labels)

@@ -18,9 +18,8 @@ from sqlalchemy.exc import DBAPIError
 
 from eventjet.projections.sql_projection import AnyResolved, ResolvedSql
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.dialect import Fault
-from eventjet.sql.dialects import dialect_of
-from eventjet.sql.tables import Feature, TableName, TableRef
+from eventjet.sql.database import dialect_of
+from eventjet.sql.dialect import Fault, Feature, TableName, TableRef
 
 T = TypeVar("T")
 
@@ -56,34 +55,28 @@ class Exchange:
 
     def __init__(self, connection: Connection, leaving: Sequence[Move], coming: Sequence[Move]) -> None:
         self.connection = connection
-        self._tables = dialect_of(connection).tables
+        self._dialect = dialect_of(connection)
         self._moves = leaving, coming
         self.leaving: Mapping[TableName, TableRef] = {}
-        """The leaving tables that exist, once `look` has found them."""
+        """The leaving tables that exist, once they are locked."""
         self.coming: Mapping[TableName, TableRef] = {}
 
     def lock_leaving(self) -> None:
         """Lock the leaving tables against writers, but not against readers."""
-        self.look()
-        self._tables.lock(self.connection, self.leaving.values(), readers=True)
+        self.leaving, self.coming = self._find()
+        self._dialect.lock(self.connection, self.leaving.values(), readers=True)
 
     def lock(self) -> None:
         """Lock the leaving and the coming tables against writers, but not against readers."""
         self.lock_leaving()
-        self._tables.lock(self.connection, self.coming.values(), readers=True)
-
-    def look(self) -> None:
-        """Find the tables in the database."""
-        self.leaving, self.coming = map(self._find, self._moves)
+        self._dialect.lock(self.connection, self.coming.values(), readers=True)
 
     def look_again(self) -> None:
         """Raise `NotNow` when the tables are no longer those that were locked.
 
         While this transaction waited for a lock, another exchange may have moved them.
         """
-        previous = self.leaving, self.coming
-        self.look()
-        if (self.leaving, self.coming) != previous:
+        if self._find() != [self.leaving, self.coming]:
             raise NotNow("its tables were swapped or moved meanwhile")
 
     def carry_out(self) -> None:
@@ -91,30 +84,27 @@ class Exchange:
 
         Before that, a coming table inherits owner, rights and features from the leaving table of its name.
         """
-        connection, tables = self.connection, self._tables
-        leaving, coming = self._moves
-        tables.lock(connection, (*self.leaving.values(), *self.coming.values()), readers=False)
+        connection, dialect = self.connection, self._dialect
+        leaving = [(move, self.leaving[move.name]) for move in self._moves[0] if move.name in self.leaving]
+        dialect.lock(connection, (*self.leaving.values(), *self.coming.values()), readers=False)
         for name, table in self.coming.items():
             if name in self.leaving:
-                tables.inherit(connection, self.leaving[name], table)
-        tables.drop(connection, [self.leaving[move.name] for move in leaving if self._is_dropped(move)])
-        for move in leaving:
-            if move.name in self.leaving and move.after is not None:
-                tables.ensure_location(connection, move.after)
-                tables.move(connection, self.leaving[move.name], move.name, move.after, None)
-        for move in coming:
+                dialect.inherit(connection, self.leaving[name], table)
+        dialect.drop(connection, [table for move, table in leaving if move.after is None])
+        for move, table in leaving:
+            if move.after is not None:
+                dialect.ensure_location(connection, move.after)
+                dialect.move(connection, table, move.name, move.after, None)
+        for move in self._moves[1]:
             replaced = self.leaving.get(move.name)
             assert move.after is not None, "what comes stays"
-            tables.move(
-                connection, self.coming[move.name], move.name, move.after, replaced.schema if replaced else None
-            )
+            schema = replaced.schema if replaced else None
+            dialect.move(connection, self.coming[move.name], move.name, move.after, schema)
 
-    def _is_dropped(self, move: Move) -> bool:
-        return move.after is None and move.name in self.leaving
-
-    def _find(self, moves: Iterable[Move]) -> dict[TableName, TableRef]:
-        located = {move.name: self._tables.find(self.connection, move.name, move.before) for move in moves}
-        return {name: table for name, table in located.items() if table is not None}
+    def _find(self) -> list[dict[TableName, TableRef]]:
+        find = self._dialect.find_table
+        tables = [{move.name: find(self.connection, move.name, move.before) for move in moves} for moves in self._moves]
+        return [{name: ref for name, ref in located.items() if ref is not None} for located in tables]
 
 
 def dependents(connection: Connection, tables: Mapping[TableName, TableRef], *, for_good: bool = False) -> list[str]:
@@ -127,7 +117,7 @@ def dependents(connection: Connection, tables: Mapping[TableName, TableRef], *, 
     return [
         f"{dependent} on {name[1]}"
         for name, table in tables.items()
-        for dependent in dialect.tables.dependents(connection, table, along, for_good=for_good)
+        for dependent in dialect.dependents(connection, table, along, for_good=for_good)
     ]
 
 
@@ -174,7 +164,7 @@ def lock_as_workers(
     first, and keeps it locked while handlers run. Returns the checkpoints.
     """
     if isinstance(resolved, ResolvedSql):
-        waits = dialect_of(connection).tables.bound_waits
+        waits = dialect_of(connection).bound_waits
         waits(connection, patient=True)
         locked = checkpoints()
         waits(connection)
@@ -200,7 +190,7 @@ def retried(attempt: Callable[[], T], patience_s: float = 60.0) -> T:
 def bounded(connection: Connection) -> Generator[None]:
     """Wait for no lock longer than readers may be kept waiting; raises `NotNow` instead."""
     dialect = dialect_of(connection)
-    dialect.tables.bound_waits(connection)
+    dialect.bound_waits(connection)
     try:
         yield
     except DBAPIError as error:

@@ -19,20 +19,20 @@ from sqlalchemy.exc import InterfaceError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.codec.subjects import notice_subject, read_notice
+from eventjet.domain.position import FAILED, PAUSED, RETIRED
 from eventjet.errors import NotCaughtUp, StoreError, Unreachable
 from eventjet.errors.projection import ANOTHER_APP, ANOTHER_LOG, LOST_ROWS
 from eventjet.nats.protocol import Frame
 from eventjet.projections.sql_projection import AnyResolved
-from eventjet.sql.checkpoint import FAILED, PAUSED, RETIRED
 from eventjet.sql.database import Database
 from eventjet.sql.own_tables import projections
 
-FIRST_LOOK_S = 5.0
+FIRST_QUERY_S = 5.0
 """How long the first query may take, even with a shorter timeout; then the database counts as unreachable."""
-_LOOK_MAX_S = 10.0
+_QUERY_MAX_S = 10.0
 _SILENT_S = 2.0
 """If a query has taken longer than this when the timeout is over, the database counts as unreachable."""
-_LAST_LOOK_S = 2.0
+_LAST_QUERY_S = 2.0
 """How long `close` waits for a query to end by itself."""
 _POLL_S = (0.01, 0.2)
 _STOPPED_STATES = (FAILED, PAUSED, RETIRED)
@@ -43,7 +43,7 @@ Listen = Callable[[str, Callable[[Frame], object]], Awaitable[object]]
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RevisionStatus:
     """The position and state of a revision of a projection, as its checkpoint has them."""
 
     revision: int
@@ -57,13 +57,13 @@ class Standing:
     """The app that it belongs to; empty where that is not known yet."""
 
 
-def serving(snapshots: Sequence[Standing], revision: int) -> Standing:
+def serving(statuses: Sequence[RevisionStatus], revision: int) -> RevisionStatus:
     """Return the revision that has the declared table, as seen by a process that declares `revision`."""
-    declared = next((snapshot for snapshot in snapshots if snapshot.revision == revision), Standing(revision))
+    declared = next((status for status in statuses if status.revision == revision), RevisionStatus(revision))
     if declared.state not in ("", RETIRED) and not declared.location:
         return declared
-    candidates = [snapshot for snapshot in snapshots if snapshot.state != RETIRED and not snapshot.location]
-    return max(candidates, key=lambda snapshot: snapshot.revision, default=declared)
+    candidates = [status for status in statuses if status.state != RETIRED and not status.location]
+    return max(candidates, key=lambda status: status.revision, default=declared)
 
 
 @dataclass(slots=True, eq=False)
@@ -78,35 +78,29 @@ class _Waiter:
     done: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     """Set when the position is reached, or cannot be reached."""
     began: float = field(default_factory=time.monotonic)
-    at: Standing | None = None
+    status: RevisionStatus | None = None
     """The result of the last query that began after the waiter came; None before that."""
 
-    def settle(self, snapshots: Sequence[Standing]) -> None:
-        self.at = snapshot = serving(snapshots, self.revision)
+    def settle(self, statuses: Sequence[RevisionStatus]) -> None:
+        self.status = status = serving(statuses, self.revision)
         if self.done.done():
             return
-        if self.app and snapshot.app not in ("", self.app):
-            self.fail(self.of_another_app(snapshot))
-        elif self.log and snapshot.log not in ("", self.log):
-            self.fail(self.elsewhere(snapshot))
-        elif snapshot.position >= self.position and LOST_ROWS not in (snapshot.reason or ""):
+        if self.app and status.app not in ("", self.app):
+            reason = f"in this database it belongs to the app {status.app!r}, and this is the app {self.app!r}"
+            self.fail(self.late(ANOTHER_APP, reason))
+        elif self.log and status.log not in ("", self.log):
+            reason = f"its table is true for the log {status.log}, and the position is of the log {self.log}"
+            self.fail(self.late(ANOTHER_LOG, reason))
+        elif status.position >= self.position and LOST_ROWS not in (status.reason or ""):
             self.done.set_result(None)
-        elif snapshot.state in _STOPPED_STATES or time.monotonic() - self.began >= self.timeout_s:
+        elif status.state in _STOPPED_STATES or time.monotonic() - self.began >= self.timeout_s:
             self.fail(self.late())
 
-    def late(self) -> NotCaughtUp:
-        snapshot = self.at or Standing(self.revision)
-        return NotCaughtUp(
-            self.projection, self.position, snapshot.position, self.timeout_s, snapshot.state, snapshot.reason
-        )
-
-    def of_another_app(self, snapshot: Standing) -> NotCaughtUp:
-        reason = f"in this database it belongs to the app {snapshot.app!r}, and this is the app {self.app!r}"
-        return NotCaughtUp(self.projection, self.position, snapshot.position, self.timeout_s, ANOTHER_APP, reason)
-
-    def elsewhere(self, snapshot: Standing) -> NotCaughtUp:
-        reason = f"its table is true for the log {snapshot.log}, and the position is of the log {self.log}"
-        return NotCaughtUp(self.projection, self.position, snapshot.position, self.timeout_s, ANOTHER_LOG, reason)
+    def late(self, state: str = "", reason: str | None = None) -> NotCaughtUp:
+        """Return the error for a position that is not reached, or cannot be in this `state`."""
+        status = self.status or RevisionStatus(self.revision)
+        state, reason = (state, reason) if state else (status.state, status.reason)
+        return NotCaughtUp(self.projection, self.position, status.position, self.timeout_s, state, reason)
 
     def fail(self, error: Exception) -> None:
         if not self.done.done():
@@ -121,17 +115,14 @@ class Waiting:
     """
 
     app: str
-    look: Callable[[], Awaitable[Mapping[str, Sequence[Standing]]]]
+    query: Callable[[], Awaitable[Mapping[str, Sequence[RevisionStatus]]]]
     """Reads all checkpoints, by projection."""
     listen: Listen | None = None
     slow_s: float = 1.0
     """The interval of queries while there are notices: how long a lost notice may go unnoticed."""
     _waiters: set[_Waiter] = field(default_factory=set["_Waiter"])
-    _lowest: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
-    """The lowest position that a task waits for, by projection and the revision that serves it."""
-    _noticed: dict[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int])
-    """The positions of notices since the last query began, which may have been too early to read them."""
-    _heard: set[str] = field(default_factory=set[str])
+    _subscribed: set[str] = field(default_factory=set[str])
+    """Projections whose notices arrive."""
     _due: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
     _began: float = 0.0
@@ -169,79 +160,69 @@ class Waiting:
         task, self._task = self._task, None
         if task is not None:
             # A query that is cancelled while it connects leaves a connection that nobody closes.
-            await asyncio.wait({task}, timeout=_LAST_LOOK_S)
+            await asyncio.wait({task}, timeout=_LAST_QUERY_S)
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
 
     async def _wait(self, waiter: _Waiter) -> None:
         await asyncio.wait({waiter.done}, timeout=max(0.0, waiter.timeout_s))
-        if waiter.at is None:
+        if waiter.status is None:
             # The first query decides, as the timeout may be shorter than it takes.
-            await asyncio.wait({waiter.done}, timeout=waiter.began + FIRST_LOOK_S - time.monotonic())
+            await asyncio.wait({waiter.done}, timeout=waiter.began + FIRST_QUERY_S - time.monotonic())
         if waiter.done.done():
             return waiter.done.result()
         silent_s = time.monotonic() - (self._began or waiter.began)
-        if waiter.at is None or (self._began and silent_s > _SILENT_S):
+        if waiter.status is None or (self._began and silent_s > _SILENT_S):
             raise _silent(silent_s)
         raise waiter.late()
 
     async def _subscribe(self, projection: str) -> None:
-        if self.listen is None or projection in self._heard:
+        if self.listen is None or projection in self._subscribed:
             return
-        self._heard.add(projection)
+        self._subscribed.add(projection)
         try:
             await self.listen(notice_subject(self.app, projection), lambda frame: self._notice(projection, frame[4]))
         except StoreError:
-            self._heard.discard(projection)  # the queries at intervals serve meanwhile
+            self._subscribed.discard(projection)  # the queries at intervals serve meanwhile
 
     def _notice(self, projection: str, payload: bytes) -> None:
+        """Query soon if a task waits for this position. A task whose revision is not known yet waits for any."""
         notice = read_notice(payload)
-        if notice is not None:
-            revision, position = notice
-            key = projection, revision
-            self._noticed[key] = max(position, self._noticed.get(key, 0))
-            self._wake(key)
-
-    def _wake(self, key: tuple[str, int]) -> None:
-        lowest = self._lowest.get(key)
-        if lowest is not None and self._noticed[key] >= lowest:
+        if notice is not None and any(
+            waiter.projection == projection
+            and waiter.position <= notice[1]
+            and (waiter.status is None or waiter.status.revision == notice[0])
+            for waiter in self._waiters
+        ):
             self._due.set()
 
     async def _run(self) -> None:
         pause_s = _POLL_S[0]
         while self._waiters:
             self._due.clear()
-            self._noticed = {}
-            await self._look_for(list(self._waiters))
-            for key in self._noticed:
-                self._wake(key)
+            await self._query(list(self._waiters))
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause_s if self.listen is None else self.slow_s):
                     if self._waiters:
                         await self._due.wait()
             pause_s = min(pause_s * 1.5, _POLL_S[1])
 
-    async def _look_for(self, waiters: Sequence[_Waiter]) -> None:
+    async def _query(self, waiters: Sequence[_Waiter]) -> None:
         """Query once for these waiters; a waiter who comes meanwhile causes another query."""
         self._began = time.monotonic()
         try:
-            async with asyncio.timeout(_LOOK_MAX_S):
-                snapshots = await self.look()
+            async with asyncio.timeout(_QUERY_MAX_S):
+                statuses = await self.query()
         except Exception as error:  # noqa: BLE001 - each of those who wait raises it
             for waiter in waiters:
                 waiter.fail(_copied(error))
         else:
             for waiter in waiters:
-                waiter.settle(snapshots.get(waiter.projection, ()))
+                waiter.settle(statuses.get(waiter.projection, ()))
         finally:
             self._began = 0.0
         self._waiters = {waiter for waiter in self._waiters if not waiter.done.done()}
-        self._lowest = {}
-        for waiter in self._waiters:
-            if waiter.at is not None:
-                key = (waiter.projection, waiter.at.revision)
-                self._lowest[key] = min(waiter.position, self._lowest.get(key, waiter.position))
 
 
 @dataclass(slots=True)
@@ -251,7 +232,7 @@ class Checkpoints:
     url: str
     _engine: AsyncEngine | None = None
 
-    async def __call__(self) -> Mapping[str, Sequence[Standing]]:
+    async def __call__(self) -> Mapping[str, Sequence[RevisionStatus]]:
         """Read all checkpoints, by projection; raises `Unreachable`. A connection that broke is replaced once."""
         database = Database(self.url)
         async with database.reaching():
@@ -267,14 +248,14 @@ class Checkpoints:
         if engine is not None:
             await engine.dispose()
 
-    async def _read(self, database: Database) -> Mapping[str, Sequence[Standing]]:
+    async def _read(self, database: Database) -> Mapping[str, Sequence[RevisionStatus]]:
         if self._engine is None:
             self._engine = database.engine("eventjet caught_up").execution_options(**database.dialect.look_options)
-        snapshots: dict[str, list[Standing]] = {}
+        statuses: dict[str, list[RevisionStatus]] = {}
         async with self._engine.connect() as connection:
             for name, *columns in await connection.execute(_QUERY):
-                snapshots.setdefault(name, []).append(Standing(*columns))
-        return snapshots
+                statuses.setdefault(name, []).append(RevisionStatus(*columns))
+        return statuses
 
 
 _QUERY = select(*projections.c["name", "revision", "position", "state", "reason", "location", "log", "app"])
@@ -284,7 +265,7 @@ def _copied(error: Exception) -> Exception:
     """Return an error of each waiter's own where possible, since a traceback belongs to one task."""
     if isinstance(error, Unreachable):
         return Unreachable(error.component, error.reason, error.remedy)
-    return _silent(_LOOK_MAX_S) if isinstance(error, TimeoutError) else error
+    return _silent(_QUERY_MAX_S) if isinstance(error, TimeoutError) else error
 
 
 def _silent(seconds: float) -> Unreachable:

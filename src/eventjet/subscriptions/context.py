@@ -25,7 +25,8 @@ from eventjet.projections.fold import BlockedAggregates
 from eventjet.projections.resolve import ResolvedProjection
 from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql.checkpoint import Checkpoint
-from eventjet.sql.database import READ_ONLY, Database
+from eventjet.sql.database import Database
+from eventjet.sql.dialect import READ_ONLY
 from eventjet.sql.locations import located
 from eventjet.sql.postgres_connections import look_first_in
 from eventjet.writers.fold_writer import FoldWriter
@@ -145,7 +146,7 @@ class Session:
         """
         engine = context.database.engine(f"eventjet {purpose}")
         if for_handlers:
-            context.database.dialect.prepare_for_handlers(engine.sync_engine)
+            context.database.dialect.configure_for_handlers(engine.sync_engine)
         try:
             async with context.database.reaching():
                 session = cls(await engine.connect(), context)

@@ -1,22 +1,8 @@
-"""`Cursor`: how far a subscription has come, which process moves it, and every transition of that state. PURE.
+"""`Cursor`: how far a subscription has come, which process moves it, and its transitions. PURE.
 
 A cursor is the value of one key in a key-value stream and is only replaced by compare-and-set: a writer names the
-sequence that it read, and a fenced writer names an old sequence. So there is no epoch: the sequence is the fence.
-
-Each cell says what the state becomes: `=` means unchanged, `-` means that the transition is refused without any change.
-
-| transition | active | paused | failed | whose |
-|------------|--------|--------|--------|-------|
-| take       | =      | -      | active | the process that finds the cursor free |
-| move       | =      | -      | -      | the owner's |
-| release    | =      | -      | -      | the owner's |
-| wait       | =      | -      | -      | the owner's: notes a reason, which is cleared as soon as the cursor moves |
-| fail       | failed | -      | -      | the owner's |
-| pause      | paused | =      | paused | anybody's; the owner is fenced |
-| resume     | -      | active | -      | anybody's |
-| decide     | =      | =      | active | anybody's: the resolution of a quarantined event; the owner is fenced |
-| set        | active | =      | active | anybody's: another position; the owner is fenced |
-| divide     | =      | =      | active | `init`'s and `cursor set`'s: into another number of partitions |
+sequence that it read, and a fenced writer names an old sequence. So there is no epoch: the sequence is the fence. Its
+states and transitions are those of `domain.position`.
 """
 
 from __future__ import annotations
@@ -27,9 +13,9 @@ from typing import Any, cast
 
 import orjson
 
+from eventjet.domain.position import ACTIVE, FAILED, PAUSE_CURSOR, PAUSED, RESUME_AS, SET_CURSOR, TAKE, Transition
 from eventjet.errors import CursorDamaged
 
-ACTIVE, PAUSED, FAILED = "active", "paused", "failed"
 PROCESS = "process"
 """The kind of a process cursor: code of a higher revision looks at the process's waiting instances again."""
 _REASON_MAX = 2_000
@@ -111,7 +97,11 @@ class Cursor:
         A cursor that failed in another process is tried once in this process too, but not when this process already
         failed at the same position (`failed_at`).
         """
-        if self.state == PAUSED or self.revision > revision or (self.state == FAILED and self.position == failed_at):
+        if (
+            self.state not in TAKE.states
+            or self.revision > revision
+            or (self.state == FAILED and self.position == failed_at)
+        ):
             return False
         return self.owner in (None, owner) or silent
 
@@ -127,7 +117,9 @@ class Cursor:
         is_higher = self.kind == PROCESS and 0 < self.revision < revision
         waking = (self.began, self._reached) if is_higher else self.waking
         reason = self.reason if self.state == ACTIVE else None  # only progress clears the reason to wait
-        return replace(self, owner=owner, revision=revision, state=ACTIVE, reason=reason, waking=waking)
+        return replace(
+            self, owner=owner, revision=revision, state=TAKE.states[self.state], reason=reason, waking=waking
+        )
 
     @property
     def _reached(self) -> int:
@@ -163,29 +155,31 @@ class Cursor:
 
     def paused(self) -> Cursor:
         """Return the cursor as paused: no worker takes it until it is resumed."""
-        return replace(self, owner=None, state=PAUSED, reason=None)
+        return self._deposed(PAUSE_CURSOR)
 
     def resumed(self) -> Cursor:
         """Return a paused cursor as active; any other cursor is returned unchanged."""
-        return replace(self, owner=None, state=ACTIVE, reason=None) if self.state == PAUSED else self
+        return self._deposed(RESUME_AS[ACTIVE]) if self.state == PAUSED else self
 
     def decided(self) -> Cursor:
         """Return the cursor after somebody resolved a quarantined event; the next session reads the quarantine anew."""
-        state = self.state if self.state == PAUSED else ACTIVE
-        return replace(self, owner=None, state=state, reason=None)
+        return self._deposed(SET_CURSOR)
 
     def set_to(self, log: str, position: int, event_id: str) -> Cursor:
         """Return the cursor at a position that an operator chose, perhaps in another log; a paused cursor stays so."""
-        state = self.state if self.state == PAUSED else ACTIVE
         began = min(self.began, position)
         waking = self.waking if log == self.log or self.waking is None else (began, position)
         moved = replace(self, log=log, position=position, event_id=event_id, done=(), waking=waking, began=began)
-        return replace(moved, owner=None, state=state, reason=None)
+        return moved._deposed(SET_CURSOR)
 
     def divided(self, name: str, revision: int, *, paused: bool) -> Cursor:
         """Return the cursor of one partition of a new division, at this position and without an owner."""
         state = PAUSED if paused else ACTIVE
         return replace(self, name=name, revision=revision, owner=None, done=(), state=state, reason=None)
+
+    def _deposed(self, transition: Transition) -> Cursor:
+        """Return the cursor after a transition, without an owner and a reason."""
+        return replace(self, owner=None, state=transition.states[self.state], reason=None)
 
 
 def known_fields(cls: Any, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from typing import TypeAlias, TypeVar
 
 from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.codec.subjects import cursor_name, declared_name
-from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRY
+from eventjet.domain.position import PAUSED
+from eventjet.domain.quarantined import BLOCKED, DROPPED, QUARANTINED, RETRY
 from eventjet.domain.reactor import Start, partition_of
 from eventjet.errors import CursorFenced, EventjetError, LogUnusable, StreamMissing, UsageError
 from eventjet.jetstream.api import delete_consumer, message_at, stream_info
@@ -23,7 +24,7 @@ from eventjet.jetstream.client import Client
 from eventjet.log.store import EventStore
 from eventjet.projections.fold import is_of
 from eventjet.sql.quarantine import Listed, Shown, VerdictOutcome
-from eventjet.subscriptions.cursor import PAUSED, Cursor
+from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import CHANGES_MAX, CursorEntry, Cursors, ParkedEntry
 from eventjet.subscriptions.declarations import Declaration, missing_stream
 
@@ -33,7 +34,6 @@ _TRIES = 50
 """How often a change is tried when the owner writes the cursor first: the owner writes several times a second."""
 RecordAt: TypeAlias = Callable[[int], Awaitable[RawRecord | None]]
 """Return the record at a position, or None."""
-_Change: TypeAlias = Callable[[Cursor], Cursor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,38 +53,97 @@ async def listed(cursors: Cursors, name: str, *, resolved: bool = False) -> list
 
     `resolved` includes events that were retried or dropped before.
     """
-    stored = await cursors.read(name)
-    entries = await cursors.parked(name, resolved=resolved)
-    return [_listed(stored.cursor, entry, entries) for entry in entries if entry.parked.resolution != BLOCKED]
+    quarantine = await _read(cursors, name)
+    return quarantine.listed([entry for entry in quarantine.heads if resolved or entry.is_open])
 
 
 async def first_listed(cursors: Cursors, name: str, limit: int) -> tuple[list[Listed], bool]:
     """Return what `listed` returns, of at most `limit` entries, and whether there may be more entries."""
-    stored = await cursors.read(name)
-    entries = await cursors.parked(name, resolved=True, limit=limit)
-    open_entries = [entry for entry in entries if entry.is_open]
-    heads = [
-        _listed(stored.cursor, entry, open_entries) for entry in open_entries if entry.parked.resolution != BLOCKED
-    ]
-    return heads, len(entries) >= limit
+    quarantine = await _read(cursors, name, limit)
+    return quarantine.listed([entry for entry in quarantine.heads if entry.is_open]), len(quarantine.entries) >= limit
 
 
 async def shown(cursors: Cursors, name: str, position: int) -> Shown | None:
     """Return one event of a quarantine, without its body, which is in the log; None when it is not there."""
-    stored = await cursors.read(name)
-    entries = await cursors.parked(name, resolved=True)
-    entry = next((candidate for candidate in entries if candidate.position == position), None)
+    quarantine = await _read(cursors, name)
+    entry = next((candidate for candidate in quarantine.entries if candidate.position == position), None)
     if entry is None:
         return None
-    blocked_by = _head_position(entry, entries) if entry.parked.resolution == BLOCKED else None
-    return Shown(_listed(stored.cursor, entry, entries), entry.parked.traceback, None, blocked_by)
+    (event,) = quarantine.listed([entry])
+    first = quarantine.open_of(entry)[0].position if entry.parked.resolution == BLOCKED else None
+    return Shown(event, entry.parked.traceback, None, first)
 
 
 async def waiting(cursors: Cursors, head: Listed) -> list[Listed]:
     """Return the events that are blocked behind a quarantined event, in order."""
-    stored, entries = await cursors.read(head.projection), await cursors.parked(head.projection)
-    behind = [entry for entry in entries if entry.key == (head.aggregate, head.aggregate_id)]
-    return [_listed(stored.cursor, entry, entries) for entry in behind if entry.parked.resolution == BLOCKED]
+    quarantine = await _read(cursors, head.projection)
+    key = (head.aggregate, head.aggregate_id)
+    blocked = [entry for entry in quarantine.entries if entry.key == key and entry.parked.resolution == BLOCKED]
+    return quarantine.listed(blocked)
+
+
+async def outcomes(cursors: Cursors, name: str, positions: Sequence[int]) -> list[VerdictOutcome]:
+    """Return what became of resolved events, and which event blocks the aggregate of each of them now.
+
+    An event that failed again blocks its aggregate itself.
+    """
+    quarantine = await _read(cursors, name)
+    by_position = {entry.position: entry for entry in quarantine.entries}
+    results: list[VerdictOutcome] = []
+    for entry in filter(None, map(by_position.get, positions)):
+        candidates = quarantine.open_of(entry)
+        failed = [candidate for candidate in candidates if candidate.parked.resolution != BLOCKED]
+        blocker = (None, None, "")
+        if head := next(iter([*failed, *candidates]), None):
+            resolution = head.parked.resolution
+            # With no quarantined event before it, a worker is to try the blocked event.
+            blocker = (head.position, RETRY if resolution == BLOCKED else resolution, head.parked.reason)
+        results.append(VerdictOutcome(entry.position, entry.parked.resolution, entry.parked.reason, *blocker))
+    return results
+
+
+@dataclass(frozen=True, slots=True)
+class _Quarantine:
+    """The quarantine of one cursor as it was read: entries by position."""
+
+    cursor: Cursor
+    entries: Sequence[ParkedEntry]
+
+    @property
+    def heads(self) -> list[ParkedEntry]:
+        """The entries that do not only wait behind another one."""
+        return [entry for entry in self.entries if entry.parked.resolution != BLOCKED]
+
+    def open_of(self, entry: ParkedEntry) -> list[ParkedEntry]:
+        """Return the open entries of the same aggregate."""
+        return [candidate for candidate in self.entries if candidate.key == entry.key and candidate.is_open]
+
+    def listed(self, entries: Sequence[ParkedEntry]) -> list[Listed]:
+        return [self._listed(entry) for entry in entries]
+
+    def _listed(self, entry: ParkedEntry) -> Listed:
+        parked, candidates = entry.parked, self.open_of(entry)
+        is_first = bool(candidates) and candidates[0].position == entry.position
+        return Listed(
+            projection=self.cursor.name,
+            revision=self.cursor.revision,
+            position=parked.position,
+            aggregate=parked.aggregate,
+            aggregate_id=parked.aggregate_id,
+            event_id=parked.event_id,
+            event_type=parked.event_type,
+            resolution=parked.resolution,
+            reason=parked.reason,
+            parked_at=entry.parked_at,
+            resolved_at=entry.resolved_at,
+            blocked=sum(each.parked.resolution == BLOCKED for each in candidates) if is_first else 0,
+        )
+
+
+async def _read(cursors: Cursors, name: str, limit: int | None = None) -> _Quarantine:
+    """Read the quarantine of a cursor, resolved events included. Raises `CursorMissing`."""
+    stored = await cursors.read(name)
+    return _Quarantine(stored.cursor, await cursors.parked(name, resolved=True, limit=limit))
 
 
 async def retry(cursors: Cursors, name: str, positions: Sequence[int] | None) -> list[int]:
@@ -101,36 +160,6 @@ async def drop(cursors: Cursors, name: str, positions: Sequence[int]) -> list[in
     Raises `UsageError` for an event that is not quarantined. Returns the positions of the events.
     """
     return await _resolve(cursors, name, positions, DROPPED)
-
-
-async def outcomes(cursors: Cursors, name: str, positions: Sequence[int]) -> list[VerdictOutcome]:
-    """Return what became of resolved events, and which event blocks the aggregate of each of them now.
-
-    An event that failed again blocks its aggregate itself.
-    """
-    entries = await cursors.parked(name, resolved=True)
-    by_position = {entry.position: entry for entry in entries}
-    results: list[VerdictOutcome] = []
-    for position in positions:
-        entry = by_position.get(position)
-        if entry is None:
-            continue
-        blocker = (None, None, "")
-        if (head := _blocking_entry(entry, entries)) is not None:
-            resolution = head.parked.resolution
-            # With no quarantined event before it, a worker is to try the blocked event.
-            blocker = (head.position, RETRY if resolution == BLOCKED else resolution, head.parked.reason)
-        results.append(VerdictOutcome(position, entry.parked.resolution, entry.parked.reason, *blocker))
-    return results
-
-
-def _blocking_entry(entry: ParkedEntry, entries: Sequence[ParkedEntry]) -> ParkedEntry | None:
-    """Return the entry that blocks the aggregate of this entry now, perhaps the entry itself; None when none does."""
-    open_entries = [candidate for candidate in entries if candidate.key == entry.key and candidate.is_open]
-    return next(
-        (candidate for candidate in open_entries if candidate.parked.resolution != BLOCKED),
-        open_entries[0] if open_entries else None,
-    )
 
 
 async def pause(cursors: Cursors, names: Sequence[str]) -> list[PausedCursor]:
@@ -158,11 +187,7 @@ async def give_up_lost(cursors: Cursors, name: str, log: str, record_at: RecordA
     """
 
     async def give_up() -> list[int]:
-        lost = [
-            entry
-            for entry in await cursors.parked(name)
-            if entry.log != log or not is_of(entry.parked.event_id, await record_at(entry.position))
-        ]
+        lost = [entry for entry in await cursors.parked(name) if await _is_lost(entry, log, record_at)]
         await _write_resolved(cursors, name, [entry.resolved(DROPPED) for entry in lost])
         return [entry.position for entry in lost]
 
@@ -171,20 +196,18 @@ async def give_up_lost(cursors: Cursors, name: str, log: str, record_at: RecordA
 
 async def set_position(cursors: Cursors, cursor: Cursor) -> None:
     """Move the stored cursor of this name to the log and position of `cursor`; its owner is fenced."""
-    await _write(cursors, cursor.name, lambda current: current.set_to(cursor.log, cursor.position, cursor.event_id))
+    await _apply(cursors, cursor.name, lambda current: current.set_to(cursor.log, cursor.position, cursor.event_id))
 
 
-async def _apply(cursors: Cursors, name: str, change: _Change) -> PausedCursor:
-    before = (await cursors.read(name)).cursor
-    after = await _write(cursors, name, change)
-    return PausedCursor(name, max(after.revision, 1), after.state, after.position, before.state != after.state)
+async def _apply(cursors: Cursors, name: str, change: Callable[[Cursor], Cursor]) -> PausedCursor:
+    """Replace a cursor, whose owner is fenced."""
 
-
-async def _write(cursors: Cursors, name: str, change: _Change) -> Cursor:
-    async def write() -> Cursor:
+    async def write() -> PausedCursor:
         stored = await cursors.read(name)
-        await cursors.write(stored, change(stored.cursor))
-        return stored.cursor
+        before = stored.cursor
+        after = change(before)
+        await cursors.write(stored, after)
+        return PausedCursor(name, max(after.revision, 1), after.state, after.position, before.state != after.state)
 
     return await _retry_fenced(write)
 
@@ -193,7 +216,7 @@ async def _resolve(cursors: Cursors, name: str, positions: Sequence[int] | None,
     await cursors.read(name)  # raises where `init` has not created the cursor
 
     async def decide() -> list[int]:
-        heads = [head for head in await cursors.parked(name) if head.parked.resolution in (PARKED, RETRY)]
+        heads = [head for head in await cursors.parked(name) if head.parked.resolution in (QUARANTINED, RETRY)]
         chosen = _select(name, heads, positions)
         await _write_resolved(cursors, name, [entry.resolved(resolution) for entry in chosen])
         return [entry.position for entry in chosen]
@@ -237,32 +260,6 @@ def _select(name: str, heads: Sequence[ParkedEntry], positions: Sequence[int] | 
     return [by_position[position] for position in dict.fromkeys(positions)]
 
 
-def _head_position(entry: ParkedEntry, entries: Sequence[ParkedEntry]) -> int | None:
-    return next((candidate.position for candidate in entries if candidate.key == entry.key and candidate.is_open), None)
-
-
-def _listed(cursor: Cursor, entry: ParkedEntry, entries: Sequence[ParkedEntry]) -> Listed:
-    parked = entry.parked
-    behind = [
-        candidate for candidate in entries if candidate.key == entry.key and candidate.parked.resolution == BLOCKED
-    ]
-    is_head = entry.is_open and _head_position(entry, entries) == entry.position
-    return Listed(
-        projection=cursor.name,
-        revision=cursor.revision,
-        position=parked.position,
-        aggregate=parked.aggregate,
-        aggregate_id=parked.aggregate_id,
-        event_id=parked.event_id,
-        event_type=parked.event_type,
-        resolution=parked.resolution,
-        reason=parked.reason,
-        parked_at=entry.parked_at,
-        resolved_at=entry.resolved_at,
-        blocked=len(behind) if is_head else 0,
-    )
-
-
 _SILENT_S = 5.0
 """A worker writes its cursors more often than this, in seconds."""
 _MOVES_MAX = CHANGES_MAX // 2 - 64
@@ -291,23 +288,19 @@ async def begin(
             continue
         try:
             if existing:
-                target = _common_cursor(
-                    parts, [(await cursors.read(cursor_entry.name)).cursor for cursor_entry in existing]
-                )
-                new_cursors = await _divide_anew(cursors, client, existing, parts, target)
+                target = _common_cursor(parts, [(await cursors.read(entry.name)).cursor for entry in existing])
+                await _divide_anew(cursors, client, existing, parts, target)
             else:
-                try:
-                    target = await cursor_at(store, client, parts[0], parts[0].start)
-                except LogUnusable as error:
-                    if not parts[0].stream:
-                        raise
-                    unusable.append(error)
+                target = await cursor_at(store, client, parts[0], parts[0].start)
+                if not await _create_cursors(cursors, parts, target):
                     continue
-                new_cursors = await _create_cursors(cursors, parts, target)
+            created += [(part.name, target.position) for part in parts]
+        except LogUnusable as error:
+            if not parts[0].stream or existing:
+                raise
+            unusable.append(error)
         except UsageError as error:
             first_error = first_error or error
-        else:
-            created += [(cursor.name, cursor.position) for cursor in new_cursors]
     if first_error is not None:
         raise first_error
     return created, unusable
@@ -324,13 +317,12 @@ async def cursor_at(store: EventStore, client: Client, declaration: Declaration,
             stream_state = await client.ask(stream_info(declaration.stream))
         except StreamMissing:
             raise missing_stream(declaration.name, declaration.stream) from None
-        log, last, record = stream_state.created, stream_state.last, None
-        position = _start_position(start, last)
+        log, last = stream_state.created, stream_state.last
     else:
         state = await store.state()
         log, last = state.identity, state.last
-        position = _start_position(start, last)
-        record = await store.at(position) if position else None
+    position = start if isinstance(start, int) else last if start == "new" else 0
+    record = await store.at(position) if position and not declaration.stream else None
     if position > last or (position and record is None and not declaration.stream):
         raise UsageError(
             f"{declaration.name!r} cannot stand at position {position}: the log ends at {last}. Give one that is in it."
@@ -379,7 +371,7 @@ async def put(
     if not existing:
         await _create_cursors(cursors, parts, target)
         return []
-    return await _divide_at(cursors, client, existing, parts, target, record_at)
+    return await _divide_anew(cursors, client, existing, parts, target, record_at)
 
 
 def records_of(store: EventStore, client: Client, declaration: Declaration) -> RecordAt:
@@ -393,40 +385,13 @@ def records_of(store: EventStore, client: Client, declaration: Declaration) -> R
     return record_at
 
 
-async def _create_cursors(cursors: Cursors, parts: Sequence[Declaration], target: Cursor) -> list[Cursor]:
-    """Create the cursors of all partitions or none; returns an empty list when somebody else created one first."""
-    new_cursors = [replace(target, name=part.name) for part in parts]
+async def _create_cursors(cursors: Cursors, parts: Sequence[Declaration], target: Cursor) -> bool:
+    """Create the cursors of all partitions or none; False when somebody else created one first."""
     try:
-        await cursors.divide((), new_cursors, ())
+        await cursors.divide((), [replace(target, name=part.name) for part in parts], ())
     except CursorFenced:
-        return []
-    return new_cursors
-
-
-async def _divide_at(
-    cursors: Cursors,
-    client: Client,
-    existing: Sequence[CursorEntry],
-    parts: Sequence[Declaration],
-    target: Cursor,
-    record_at: RecordAt,
-) -> list[int]:
-    """Divide the cursors anew at a given position; returns the positions of quarantined events that the log lost."""
-    lost: list[int] = []
-
-    async def judged(entry: ParkedEntry) -> ParkedEntry:
-        if entry.log == target.log and is_of(entry.parked.event_id, await record_at(entry.position)):
-            return entry
-        lost.append(entry.position)
-        return entry.resolved(DROPPED)
-
-    parked = [
-        (cursor_entry.name, await judged(entry))
-        for cursor_entry in existing
-        for entry in await cursors.parked(cursor_entry.name)
-    ]
-    await _divide_anew(cursors, client, existing, parts, target, parked)
-    return sorted(lost)
+        return False
+    return True
 
 
 async def _divide_anew(
@@ -435,27 +400,33 @@ async def _divide_anew(
     existing: Sequence[CursorEntry],
     parts: Sequence[Declaration],
     target: Cursor,
-    parked: Sequence[tuple[str, ParkedEntry]] | None = None,
-) -> list[Cursor]:
-    """Replace the cursors that exist with those of another number of partitions, all at one position."""
+    record_at: RecordAt | None = None,
+) -> list[int]:
+    """Replace the cursors that exist with those of another number of partitions, all at one position.
+
+    Drops the quarantined events that `record_at` does not find, if it is given, and returns their positions.
+    """
     mismatch = _mismatch(parts, len(existing))
     await _check_silent(cursors, mismatch, existing)
-    if parked is None:
-        parked = [
-            (cursor_entry.name, entry) for cursor_entry in existing for entry in await cursors.parked(cursor_entry.name)
-        ]
-    if len(parked) > _MOVES_MAX:
+    lost: list[int] = []
+    moved: list[tuple[str, str, ParkedEntry]] = []
+    for cursor_entry in existing:
+        for entry in await cursors.parked(cursor_entry.name):
+            new_name = cursor_name(parts[0].declared_as, partition_of(entry.key, len(parts)), len(parts))
+            if record_at is not None and await _is_lost(entry, target.log, record_at):
+                lost.append(entry.position)
+                entry = entry.resolved(DROPPED)
+            moved.append((cursor_entry.name, new_name, entry))
+    if len(moved) > _MOVES_MAX:
         raise UsageError(
-            f"{mismatch} With them {len(parked)} parked events would move, and {_MOVES_MAX} can at once. Have them "
+            f"{mismatch} With them {len(moved)} parked events would move, and {_MOVES_MAX} can at once. Have them "
             "tried again, or drop them, with the release before, then try again."
         )
-    moved = [(old_name, _partition_for(entry, parts), entry) for old_name, entry in parked]
     previous = [cursor_entry.cursor for cursor_entry in existing if cursor_entry.cursor is not None]
     paused = any(cursor.state == PAUSED for cursor in previous)
     revision = max((cursor.revision for cursor in previous), default=0)
-    new_cursors = [target.divided(part.name, revision, paused=paused) for part in parts]
     try:
-        await cursors.divide(existing, new_cursors, moved)
+        await cursors.divide(existing, [target.divided(part.name, revision, paused=paused) for part in parts], moved)
     except CursorFenced:
         raise UsageError(
             f"{mismatch} Somebody wrote one of them just now: a worker, which has to be ended, or another `eventjet`. "
@@ -464,11 +435,12 @@ async def _divide_anew(
     for cursor_entry in existing:
         with suppress(EventjetError):  # a durable that is left behind costs next to nothing
             await client.ask(delete_consumer(parts[0].stream or cursors.app, cursor_entry.name))
-    return new_cursors
+    return sorted(lost)
 
 
-def _partition_for(entry: ParkedEntry, parts: Sequence[Declaration]) -> str:
-    return cursor_name(parts[0].declared_as, partition_of(entry.key, len(parts)), len(parts))
+async def _is_lost(entry: ParkedEntry, log: str, record_at: RecordAt) -> bool:
+    """Return whether this log does not have the event, since it is another log or was restored."""
+    return entry.log != log or not is_of(entry.parked.event_id, await record_at(entry.position))
 
 
 def _mismatch(parts: Sequence[Declaration], existing_count: int) -> str:
@@ -495,7 +467,3 @@ def _common_cursor(parts: Sequence[Declaration], cursors: Sequence[Cursor]) -> C
             "that is done again."
         )
     return cursors[0]
-
-
-def _start_position(start: Start, last: int) -> int:
-    return start if isinstance(start, int) else last if start == "new" else 0

@@ -1,25 +1,28 @@
-"""`CursorSession`: one session of a cursor: handles events by key, retries, quarantines, and writes the cursor."""
+"""`ReactionSubscription` and its sessions: events are handled by key, tried again, or quarantined beside the cursor."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
+from functools import partial
 from typing import Any, Protocol, TypeAlias, cast
 
 from eventjet import failpoints
 from eventjet.codec.headers import RawRecord, is_imported
 from eventjet.codec.reasons import reason_of
 from eventjet.commands.repository import Repositories
-from eventjet.domain.parked import BLOCKED, DROPPED, PARKED, RETRIED, AggregateKey, Parked
+from eventjet.domain.quarantined import BLOCKED, DROPPED, QUARANTINED, RETRIED, AggregateKey, Quarantined
 from eventjet.errors import (
     CodecError,
     ConcurrencyConflict,
+    CursorFenced,
     DefinitionError,
+    EventjetError,
     LogRolledBack,
     OutcomeUnknown,
     ReactionFailed,
@@ -30,7 +33,6 @@ from eventjet.errors import (
     UsageError,
 )
 from eventjet.log.predecessors import PredecessorReader
-from eventjet.log.timers import Due
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
 from eventjet.observability.metrics import FollowerMeter
@@ -38,29 +40,31 @@ from eventjet.projections.fold import Offered, Reader, blocked_by, is_of, parked
 from eventjet.runtime import called
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import Cursor
-from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, ParkedEntry, StoredCursor, parked_now
-from eventjet.subscriptions.handlers import EventHandler, Try
+from eventjet.subscriptions.cursor_store import CHANGES_MAX, Cursors, ParkedEntry, StoredCursor
+from eventjet.subscriptions.handlers import EventHandler, ProcessHandler, Try
 from eventjet.subscriptions.keyed_executor import KeyedExecutor
+from eventjet.subscriptions.partitions import PartitionAssignment
+from eventjet.subscriptions.process_waking import InstanceWaker
 from eventjet.subscriptions.reader import EventReader, Source
-from eventjet.subscriptions.retry import (
-    boot_clock,
-    now_told,
-    waiting_since,
-)
+from eventjet.subscriptions.retry import Backoff, OwnerWatch, now_told, renewing, waiting_since
+from eventjet.subscriptions.runner import Acquire, Subscription
 from eventjet.writers.batch import Batch
 
 _log = logging.getLogger(__name__)
 
+LANES = 32
+"""Events that one subscription handles at once."""
+AHEAD_MAX = 1_000
+"""Positions read from the log beyond the position up to which all is done."""
+_BATCH_MAX = 500
+_YIELD_LEASES = 2
+"""How many leases long a process without room for it leaves a free cursor to other processes."""
+_LOOK_S = 2.0
+"""How often the stream's identity and integrity are checked, in seconds."""
 _NOTE_AFTER_TRIES = 2
 """From this many failed tries of an event on, the cursor says what it waits for."""
 WRITE_S = 0.05
 """Pause between two writes of a moving cursor, in seconds."""
-_LOOKS_AT_ONCE = 16
-"""Process instances that are looked at for the first time at once."""
-_LOOKS_MAX = 1_000
-"""Process instances being looked at, including those that are tried again and again."""
-_DUE_S = 0.25
-"""How often fired timers are looked for, in seconds: the server fires timers as often."""
 _PASSING = (StoreUnavailable, OutcomeUnknown, ConcurrencyConflict, StreamFull, Unreachable)
 """Errors of eventjet whose causes end by themselves: the event is tried again without limit."""
 _HOPELESS = (UsageError, DefinitionError)
@@ -95,8 +99,6 @@ class ReactionContext:
     owner: str
     options: WorkerOptions
     meters: dict[str, FollowerMeter] = field(default_factory=dict[str, FollowerMeter])
-    clock: Callable[[], float] = boot_clock
-    """The clock of leases, in seconds."""
     open_reader: OpenReader = EventReader.open
 
     def meter(self, handler: EventHandler) -> FollowerMeter:
@@ -104,44 +106,168 @@ class ReactionContext:
         return self.meters.setdefault(declaration.name, FollowerMeter(declaration.name, declaration.kind))
 
 
-class CursorSession:
-    """One session of a cursor, from the moment that it is taken until it is released or lost; used within one loop."""
+class ReactionSubscription(Subscription):
+    """One reactor partition, process, inbox or publication in one process."""
 
     def __init__(
         self,
         handler: EventHandler,
         context: ReactionContext,
-        stored: StoredCursor,
-        executor: KeyedExecutor,
-        parked: Sequence[ParkedEntry],
-        meter: FollowerMeter,
+        assignment: PartitionAssignment,
+        on_ready: Callable[[], None],
     ) -> None:
-        self._handler = handler
-        self._context = context
+        name, options, self.meter = handler.declaration.name, context.options, context.meter(handler)
+        private = context.repositories.catalog.is_private
+        super().__init__(name, options, Backoff(options.backoff_s), self.meter.terms, on_ready, private=private)
+        self.handler = handler
+        self.context = context
+        self.assignment = assignment
+
+    def opened(self) -> AbstractAsyncContextManager[Acquire]:
+        clock = self.context.cursors.clock
+        return nullcontext(partial(self._acquire, OwnerWatch(clock), OwnerWatch(clock)))
+
+    async def _acquire(self, watch: OwnerWatch, free_watch: OwnerWatch, failed_at: int) -> CursorSession | None:
+        cursors, owner, lease_s = self.context.cursors, self.context.owner, self.options.lease_s
+        revision = self.handler.declaration.revision
+        stored = await cursors.read(self.name)  # also without room, to see how long the cursor is not written
+        silent = watch.is_silent(stored.sequence, lease_s)
+        if not stored.cursor.is_free(revision, owner, silent=silent, failed_at=failed_at):
+            return None
+        if not (self.assignment.has_room() or free_watch.is_silent(stored.sequence, _YIELD_LEASES * lease_s)):
+            return None
+        with ExitStack() as undo:
+            release_requested = self.assignment.add()
+            undo.callback(self.assignment.remove, release_requested)
+            try:
+                await cursors.write(stored, stored.cursor.taken(owner, revision))
+            except CursorFenced:
+                return None  # another process took it first
+            undo.pop_all()
+        logs.TOOK_CURSOR.tell(_log, name=self.name, position=stored.cursor.position)
+        failpoints.reach("cursor.taken")
+        return CursorSession(self, stored, release_requested)
+
+
+class CursorSession:
+    """One session of a cursor, from the moment that it is taken until it is released or lost; used within one loop."""
+
+    def __init__(
+        self, subscription: ReactionSubscription, stored: StoredCursor, release_requested: asyncio.Event
+    ) -> None:
+        self._subscription = subscription
+        self._handler = subscription.handler
+        self._context = subscription.context
+        self._meter = subscription.meter
         self._stored = stored
-        self._executor = executor
-        self._meter = meter
-        self._initial_cursor = stored.cursor
-        self._waking = stored.cursor.waking
-        entries = [entry for entry in parked if entry.log == stored.cursor.log]
-        self._entries_by_position = {entry.position: entry for entry in entries}
-        self._blocking_positions: dict[AggregateKey, int] = {entry.key: entry.position for entry in reversed(entries)}
-        self._parked_entries = entries
+        self._release_requested = release_requested
+        self._initial_cursor = self._noted_cursor = stored.cursor
+        self._waker: InstanceWaker | None = None
+        self._previous_reason = stored.cursor.reason
         self._to_write: list[ParkedEntry] = []
         self._to_delete: list[ParkedEntry] = []
         self._write_lock = asyncio.Lock()
-        self._previous_reason = stored.cursor.reason
         self._wait_reasons: dict[AggregateKey, str] = {}
         self._pause_reason: str | None = None
-        self._reader: Reading | None = None
-        self._noted_cursor = stored.cursor
+        self._executor: KeyedExecutor
+        self._reader: Reading
 
-    async def take(self, reader: Reading) -> None:
-        """Queue every event under its key, retries of quarantined events first; raises what ends the reading."""
+    async def note(self, reason: str) -> None:
+        self._previous_reason = reason
+        await self._context.cursors.write(self._stored, self._stored.cursor.waiting(reason))
+
+    async def fail(self, error: EventjetError) -> int:
+        await self._context.cursors.write(self._stored, self._stored.cursor.failed(str(error)))
+        return self._stored.cursor.position
+
+    async def end(self) -> None:
+        self._subscription.assignment.remove(self._release_requested)
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Take over the durable after the cursor's position, and have each event handled, one at a time for each key.
+
+        The cursor is written several times a second by compare-and-set, which is progress, lease and fence in one.
+        Delivery is at least once: the next owner repeats what was done after the last write.
+        """
+        context, cursor, source = self._context, self._stored.cursor, self._handler.source
+        cursors, stored, every_s = context.cursors, self._stored, context.options.lease_s / 3
+
+        async def renew() -> None:
+            await cursors.write(stored, stored.cursor)
+
+        # The lease is renewed however long these take: the next owner would have to do them as well.
+        await renewing(source.check(cursor), renew, every_s)
+        await renewing(self._handler.check(), renew, every_s)
+        parked = await renewing(cursors.parked(cursor.name), renew, every_s)
+        consumer = Source(context.endpoint, source.stream, self._handler.durable)
+        opening = context.open_reader(consumer, cursor.position, source.reader, _BATCH_MAX, source.filters)
+        reader = await renewing(opening, renew, every_s)
+        executor = KeyedExecutor(LANES, AHEAD_MAX, cursor.position, cursor.event_id, cursor.done)
+        try:
+            self.start(executor, reader, parked)
+            reader.start()
+            self._subscription.on_ready()
+            keeping = [self.keep(), self._look(), _raise_failure(executor)]
+            if self._waker is not None:
+                keeping += [self._waker.wake_due(), self._waker.look_again()]
+            tasks = [asyncio.ensure_future(coroutine) for coroutine in (self.take(), *keeping)]
+            try:
+                await self._until_ended(tasks, stop)
+            finally:
+                if self._has_moved():
+                    self._subscription.backoff.progressed()
+        finally:
+            await executor.close()
+            await reader.close()
+        self._subscription.backoff.progressed()
+
+    def start(self, executor: KeyedExecutor, reader: Reading, parked: Sequence[ParkedEntry]) -> None:
+        """Begin to use a reader and an executor; `parked` is the quarantine of the cursor."""
+        self._executor = executor
         self._reader = reader
+        if isinstance(self._handler, ProcessHandler):
+            self._waker = InstanceWaker(self._handler, executor, self._initial_cursor.waking, self._run_instance)
+        self._parked_entries = [entry for entry in parked if entry.log == self._initial_cursor.log]
+        self._entries_by_position = {entry.position: entry for entry in self._parked_entries}
+        self._blocking_positions = {entry.key: entry.position for entry in reversed(self._parked_entries)}
+
+    async def _until_ended(self, session_tasks: Sequence[asyncio.Future[Any]], stop: asyncio.Event) -> None:
+        """Run the tasks until the end, then finish events in progress and release; raises what ends the session."""
+        stopped, released = asyncio.ensure_future(stop.wait()), asyncio.ensure_future(self._release_requested.wait())
+        taking, *keeping = session_tasks
+        tasks: list[asyncio.Future[Any]] = [stopped, released, *session_tasks]
+        try:
+            await _first_of(tasks)
+            raise_ended(session_tasks)
+            taking.cancel()
+            drained = asyncio.ensure_future(self._executor.drained())
+            tasks.append(drained)
+            # The next owner can wait for a running handler; a process that is stopped cannot wait long.
+            await _first_of([stopped, drained, *keeping], self._handler.retry.timeout_s)
+            await _first_of([drained, *keeping], self._context.options.drain_s / 2 if stop.is_set() else 0.0)
+            raise_ended(keeping)
+            if not drained.done():
+                logs.HANDLER_CUT_OFF.tell(_log, name=self._subscription.name)
+            await self._executor.close()
+            await self.write(owned=False)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _look(self) -> None:
+        """Raise as soon as the stream is another one or has lost records; note whether its consumer is paused."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            self._note_pause(await self._handler.source.look(self._stored.cursor, self._handler.durable))
+            if self._has_moved() or self._is_idle:
+                self._subscription.backoff.progressed()
+
+    async def take(self) -> None:
+        """Queue every event under its key, retries of quarantined events first; raises what ends the reading."""
         self._retry_parked()
         while True:
-            batch = await reader.take(self._context.options.lease_s)
+            batch = await self._reader.take(self._context.options.lease_s)
             if batch is None:
                 continue
             offers = cast("Sequence[Offered]", batch.events)
@@ -159,91 +285,12 @@ class CursorSession:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._context.options.lease_s / 3):
                     await self._executor.changed.wait()
-            if self.is_idle:
+            if self._is_idle:
                 self._previous_reason = None
             await self.write()
             await asyncio.sleep(WRITE_S)
 
-    async def wake(self) -> None:
-        """Queue the timers that have fired, one at a time for each process instance."""
-        after, listed = 0, -1
-        while True:
-            newest = await self._handler.newest_fired()
-            if newest > listed:
-                fired = await self._handler.fired(after)
-                for due in fired:
-                    after = due.sequence
-                    self._executor.add_due((self._handler.declaration.name, due.process_id), self._coming_due(due))
-                listed = listed if fired else newest
-            # All processes of this loop ask at the same moments, so that they share an answer.
-            await asyncio.sleep(_DUE_S - asyncio.get_running_loop().time() % _DUE_S)
-
-    async def look_again(self) -> None:
-        """Look at all waiting process instances, once for each revision of the code; the cursor keeps the progress."""
-        if self._waking is not None:
-            await self._look_at_all(*self._waking)
-            self._waking = None
-            self._executor.changed.set()
-            logs.LOOKED_AGAIN.tell(_log, name=self._handler.declaration.name, revision=self._initial_cursor.revision)
-        await asyncio.Event().wait()  # a task that ends would end the session
-
-    async def _look_at_all(self, after: int, until: int) -> None:
-        """Look at the instances in a range of positions, some at once.
-
-        An instance that fails or takes long does not delay the others; the stored progress stays below its position.
-        """
-        looking: dict[asyncio.Future[None], int] = {}
-        places = asyncio.Semaphore(_LOOKS_AT_ONCE)
-
-        def note(reached: int) -> None:
-            for finished in [future for future in looking if future.done()]:
-                del looking[finished]
-            self._waking = min([reached, *(position - 1 for position in looking.values())]), until
-            self._executor.changed.set()
-
-        while after < until:
-            positions, reached = await self._handler.instances(after, until)
-            for process_id, position in sorted(positions.items(), key=itemgetter(1)):
-                await places.acquire()
-                note(position - 1)
-                while len(looking) >= _LOOKS_MAX:
-                    await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
-                    note(position - 1)
-                done = asyncio.get_running_loop().create_future()
-                looking[done] = position
-                key = (self._handler.declaration.name, process_id)
-                self._executor.add_due(key, self._looking_at(key, position, places, done))
-            if reached == after:
-                await asyncio.sleep(_DUE_S)  # a replica lags
-            after = reached
-        while looking:
-            await asyncio.wait(looking, return_when=asyncio.FIRST_COMPLETED)
-            note(until)
-
-    def _looking_at(
-        self, key: AggregateKey, position: int, places: asyncio.Semaphore, done: asyncio.Future[None]
-    ) -> Any:
-        """Return the work that looks at one instance; its place is free after the first try, whatever the result."""
-
-        async def attempt(number: int) -> None:
-            try:
-                await self._handler.look_at(key[1], position)
-            finally:
-                if number == 1:
-                    places.release()
-
-        async def look() -> None:
-            if key in self._blocking_positions:  # the quarantined event comes first; its retry wakes the process
-                places.release()
-            else:
-                _, error = await self._try(attempt, key, position)
-                if error is not None:
-                    await self._refuse_last_event(key[1], error)
-            done.set_result(None)
-
-        return look
-
-    def tell_pause(self, reason: str | None) -> None:
+    def _note_pause(self, reason: str | None) -> None:
         """Note and log why no events come when the consumer is paused at the server; None when it is not paused."""
         if (reason is None) == (self._pause_reason is None):
             return
@@ -252,38 +299,33 @@ class CursorSession:
         if self._pause_reason is not None:
             logs.WAITS.tell(_log, name=self._handler.declaration.name, reason=self._pause_reason)
 
-    def has_moved(self) -> bool:
+    @property
+    def _waking(self) -> tuple[int, int] | None:
+        return self._initial_cursor.waking if self._waker is None else self._waker.waking
+
+    def _has_moved(self) -> bool:
         """Return whether a cursor with more progress was written since the last call."""
         before, self._noted_cursor = self._noted_cursor, self._stored.cursor
         return _is_further(self._noted_cursor, before)
 
     @property
-    def is_idle(self) -> bool:
+    def _is_idle(self) -> bool:
         """Whether the session is at the end of the log, has written all its progress, and waits for nothing."""
-        executor, is_written = (
-            self._executor,
-            not (self._to_write or self._to_delete or self._wait_reasons or self._pause_reason),
-        )
-        if not (is_written and executor.is_idle and self._waking is None) or self._reader is None:
+        executor = self._executor
+        if self._to_write or self._to_delete or self._wait_reasons or self._pause_reason:
+            return False
+        if not executor.is_idle or self._waking is not None:
             return False
         return self._stored.cursor.position == executor.position and not self._reader.left_after(executor.position)
 
-    async def write(self) -> None:
-        """Write the cursor and the changes of the quarantine.
+    async def write(self, *, owned: bool = True) -> None:
+        """Write the cursor and the changes of the quarantine; without `owned`, release the cursor too.
 
         Raises `CursorFenced`, and `StoreUnavailable` when it is not known whether it was written.
         """
-        await self._write(owned=True)
-
-    async def release(self) -> None:
-        """Write the cursor for the last time and release it; raises as `write`."""
-        await self._write(owned=False)
-
-    async def _write(self, *, owned: bool) -> None:
         async with self._write_lock:
             executor = self._executor
             executor.changed.clear()
-            began = self._context.clock()
             cursor = self._stored.cursor.moved(
                 executor.position, executor.event_id, executor.done_beyond(), self._waking
             )
@@ -296,15 +338,14 @@ class CursorSession:
                 await self._write_with_changes(self._stored.cursor)
             await self._write_with_changes(cursor if owned else cursor.released())
             failpoints.reach("cursor.written")
-            self._stored.written_at = began
 
     async def _write_with_changes(self, cursor: Cursor) -> None:
         """Write the cursor with the next changes of the quarantine, which stay queued until a write succeeds."""
         to_write = self._to_write[:CHANGES_MAX]
         to_delete = self._to_delete[: CHANGES_MAX - len(to_write)]
         await self._context.cursors.write(self._stored, cursor, to_write, to_delete)
-        for parked in (entry.parked for entry in to_write if entry.parked.resolution == PARKED):
-            logs.PARKED.tell(
+        for parked in (entry.parked for entry in to_write if entry.parked.resolution == QUARANTINED):
+            logs.QUARANTINED.tell(
                 _log, name=cursor.name, position=parked.position, how="is parked", more="", reason=parked.reason
             )
         del self._to_write[: len(to_write)], self._to_delete[: len(to_delete)]
@@ -318,32 +359,29 @@ class CursorSession:
         if imported or self._initial_cursor.is_done(position) or entry is not None:
             self._executor.add(position, event_id, [])
             return
-        if offered.event is None:
-            key = offered.aggregate_key
-            self._executor.add(position, event_id, [(key, lambda: self._undecodable(offered, key))])
-            return
-        try:
-            work = self._handler.work(offered.event)
-        except BaseException as raised:  # noqa: BLE001 - a correlation of the application's
-            failure = UnexpectedExit.instead_of(raised)
-            key = offered.aggregate_key
-            self._executor.add(position, event_id, [(key, lambda: self._refuse(offered, key, failure, 1))])
-            return
-        works = [] if work is None else [(work[0], lambda: self._handle(offered, *work))]
-        self._executor.add(position, event_id, works)
+        work, error = None, offered.error
+        assert error is not None or offered.event is not None
+        if offered.event is not None:
+            try:
+                work = self._handler.work(offered.event)
+            except BaseException as raised:  # noqa: BLE001 - a correlation of the application's
+                error = UnexpectedExit.instead_of(raised)
+        if error is not None:
+            self._queue(offered, offered.aggregate_key, self._refuse, error, 1)
+        elif work is not None:
+            self._queue(offered, work[0], self._handle, work[1])
+        else:
+            self._executor.add(position, event_id, [])
 
-    async def _undecodable(self, offered: Offered, key: AggregateKey) -> None:
-        assert offered.error is not None
-        await self._refuse(offered, key, offered.error, 1)
+    def _queue(self, offered: Offered, key: AggregateKey, handle: Callable[..., Awaitable[None]], *args: Any) -> None:
+        self._executor.add(offered.position, offered.event_id, [(key, lambda: handle(offered, key, *args))])
 
     async def _handle(self, offered: Offered, key: AggregateKey, attempt: Try) -> None:
         """Try an event until it is done or quarantined; behind an earlier event of its key it is blocked untried."""
-        blocking_key = next(
-            (candidate for candidate in (offered.aggregate_key, key) if self._is_behind(offered, candidate)), None
-        )
-        if blocking_key is not None:
-            self._park(_under_key(blocked_by(offered), blocking_key))
-            return
+        for blocking_key in (offered.aggregate_key, key):
+            if self._is_behind(offered, blocking_key):
+                self._park(_under_key(blocked_by(offered), blocking_key))
+                return
         tries, error = await self._try(attempt, key, offered.position)
         if error is not None:
             await self._refuse(offered, key, error, tries)
@@ -370,10 +408,10 @@ class CursorSession:
         """
         return self._blocking_positions.get(key, offered.position) < offered.position
 
-    def _park(self, parked: Parked, tries: int = 0) -> None:
-        if parked.resolution == PARKED:
+    def _park(self, parked: Quarantined, tries: int = 0) -> None:
+        if parked.resolution == QUARANTINED:
             self._meter.tries["parked"] += 1
-        self._to_write.append(parked_now(parked, tries, self._initial_cursor.log))
+        self._to_write.append(ParkedEntry(parked, time.time(), tries, log=self._initial_cursor.log))
         self._executor.changed.set()
 
     async def _try(self, attempt: Try, key: AggregateKey, position: int) -> tuple[int, Exception | None]:
@@ -425,11 +463,8 @@ class CursorSession:
     def _reason_to_wait(self) -> str | None:
         """Return why events are not handled, for the key that has waited longest; None when nothing waits."""
         first = next(iter(self._wait_reasons.values()), self._pause_reason or self._previous_reason)
-        return (
-            first
-            if first is None or len(self._wait_reasons) < 2
-            else f"{first} (and {len(self._wait_reasons) - 1} more wait)"
-        )
+        others = len(self._wait_reasons) - 1
+        return f"{first} (and {others} more wait)" if others > 0 else first
 
     @property
     def _is_private(self) -> bool:
@@ -440,30 +475,20 @@ class CursorSession:
 
     async def _renew_if_late(self) -> None:
         """Renew a lease that may have expired before a try begins: this process may have been suspended meanwhile."""
-        while self._context.clock() - self._stored.written_at > self._context.options.lease_s:
+        while self._context.cursors.clock() - self._stored.written_at > self._context.options.lease_s:
             await self.write()
 
-    def _coming_due(self, due: Due) -> Any:
-        """Return the work of one fired timer; an error of its decision quarantines the instance's last event."""
-        key = (self._handler.declaration.name, due.process_id)
-
-        async def come_due() -> None:
-            if key in self._blocking_positions:
-                return  # the quarantined event comes first; its retry wakes the process, which is due then
-            _, error = await self._try(lambda _: self._handler.come_due(due), key, 0)
-            if error is not None:
-                await self._refuse_last_event(due.process_id, error)
-
-        return come_due
-
-    async def _refuse_last_event(self, process_id: str, error: Exception) -> None:
-        """Quarantine the last event of a process instance that failed without an event having woken it."""
-        name = self._handler.declaration.name
-        repositories = self._context.repositories
-        record = await repositories.store.tail(name, process_id)
+    async def _run_instance(self, key: AggregateKey, attempt: Try, position: int) -> None:
+        """Wake a process instance without an event; an error quarantines the last event of the instance."""
+        if key in self._blocking_positions:
+            return  # the quarantined event comes first; its retry wakes the process, which is due then
+        _, error = await self._try(attempt, key, position)
+        if error is None:
+            return
+        record = await self._context.repositories.store.tail(*key)
         if record is None:
             raise error
-        await self._refuse(Offered(record, None, error), (name, process_id), error, self._handler.retry.tries)
+        await self._refuse(Offered(record, None, error), key, error, self._handler.retry.tries)
 
     def _retry_parked(self) -> None:
         """Queue the retries of quarantined events under their keys, before any later event of the same key."""
@@ -471,13 +496,13 @@ class CursorSession:
         for entry in self._parked_entries:
             by_key[entry.key].append(entry)
         for key, entries in by_key.items():
-            if entries[0].parked.resolution != PARKED:
+            if entries[0].parked.resolution != QUARANTINED:
                 self._executor.add_due(key, self._retrying(key, entries))
 
     def _retrying(self, key: AggregateKey, entries: Sequence[ParkedEntry]) -> Any:
         async def again() -> None:
             for entry in entries:
-                if entry.parked.resolution == PARKED:
+                if entry.parked.resolution == QUARANTINED:
                     self._blocking_positions[key] = entry.position
                     return
                 record = await self._handler.source.at(entry.position)
@@ -528,7 +553,24 @@ def _is_further(cursor: Cursor, previous: Cursor) -> bool:
     return (cursor.position, cursor.done, cursor.waking) != (previous.position, previous.done, previous.waking)
 
 
-def _under_key(parked: Parked, key: AggregateKey) -> Parked:
+def _under_key(parked: Quarantined, key: AggregateKey) -> Quarantined:
     """Return the event under the key of its queue: for an event that a process hears, the process instance."""
-
     return replace(parked, aggregate=key[0], aggregate_id=key[1])
+
+
+async def _first_of(tasks: Sequence[asyncio.Future[Any]], timeout_s: float | None = None) -> None:
+    await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def _raise_failure(executor: KeyedExecutor) -> None:
+    await asyncio.shield(executor.failed)
+
+
+def raise_ended(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    """Raise the error of the first task that has ended; `UnexpectedExit` when it was cancelled or raised nothing."""
+    for task in tasks:
+        if not task.done():
+            continue
+        if task.cancelled():
+            raise UnexpectedExit(asyncio.CancelledError.__name__, "A task of the worker")
+        raise task.exception() or UnexpectedExit("nothing, but ended", "A task of the worker")

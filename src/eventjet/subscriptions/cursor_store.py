@@ -10,22 +10,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeAlias, cast
 
 import orjson
 
-from eventjet.codec.headers import EXPECTED, header_block, mark_batch
+from eventjet.codec.headers import EXPECTED, RawRecord, header_block, mark_batch
 from eventjet.codec.subjects import cursor_bucket, declared_name
 from eventjet.domain.identity import encode_id
-from eventjet.domain.parked import BLOCKING, AggregateKey, Parked
+from eventjet.domain.quarantined import BLOCKING, AggregateKey, Quarantined
 from eventjet.errors import ApiRefused, CursorDamaged, CursorFenced, CursorMissing, StoreUnavailable, StreamMissing
 from eventjet.jetstream.api import IN_PROCESS, WRONG_SEQUENCE, answer_in, last_message
 from eventjet.jetstream.client import Client
 from eventjet.log.topology import cursors_config, explained
 from eventjet.subscriptions.cursor import Cursor, known_fields
+from eventjet.subscriptions.retry import boot_clock
 
 CHANGES_MAX = 900
 """Most quarantine changes in one write: a batch holds 1,000 messages."""
@@ -40,7 +41,7 @@ _Message: TypeAlias = tuple[str, bytes, list[tuple[str, str]]]
 class ParkedEntry:
     """One event of the quarantine of a cursor."""
 
-    parked: Parked
+    parked: Quarantined
     parked_at: float = 0.0
     """Seconds since 1970."""
     tries: int = 0
@@ -82,15 +83,10 @@ class ParkedEntry:
         """
         try:
             values = cast("dict[str, Any]", orjson.loads(body))
-            values |= {"parked": Parked(**known_fields(Parked, values["parked"])), "sequence": sequence}
+            values |= {"parked": Quarantined(**known_fields(Quarantined, values["parked"])), "sequence": sequence}
             return cls(**known_fields(cls, values))
         except (ValueError, TypeError, KeyError) as error:
             raise CursorDamaged(body, str(error)) from None
-
-
-def parked_now(parked: Parked, tries: int, log: str) -> ParkedEntry:
-    """Return an entry for an event that is quarantined or blocked now."""
-    return ParkedEntry(parked, time.time(), tries, log=log)
 
 
 @dataclass(slots=True)
@@ -100,7 +96,7 @@ class StoredCursor:
     cursor: Cursor
     sequence: int
     written_at: float = 0.0
-    """When the last successful write began, in seconds by the owner's clock; set by the owner."""
+    """When the last successful write began, in seconds by this process's clock; 0 before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +112,9 @@ class CursorEntry:
 class Cursors:
     """The cursors and quarantines of one app, for any number of tasks of one loop."""
 
-    def __init__(self, client: Client, app: str) -> None:
+    def __init__(self, client: Client, app: str, clock: Callable[[], float] = boot_clock) -> None:
+        """Use the cursors of an app; `clock` is the clock of leases, in seconds."""
+        self.clock = clock
         self._bucket = bucket = cursor_bucket(app)
         self.app = app
         self._client = client
@@ -133,15 +131,18 @@ class Cursors:
     async def find(self, name: str) -> StoredCursor | None:
         """Return what `read` does, or None where there is no cursor."""
         try:
-            record = await self._client.ask(last_message(self._stream, f"{self._prefix}c.{name}"))
+            record = await self._last(f"c.{name}")
         except StreamMissing:
             return None
         return StoredCursor(Cursor.decoded(record[4]), record[0]) if record is not None and record[4] else None
 
     async def sequence(self, name: str) -> int:
         """Return the sequence that the next write of a cursor must expect, whether or not its value can be read."""
-        record = await self._client.ask(last_message(self._stream, f"{self._prefix}c.{name}"))
+        record = await self._last(f"c.{name}")
         return 0 if record is None else record[0]
+
+    async def _last(self, key: str) -> RawRecord | None:
+        return await self._client.ask(last_message(self._stream, self._prefix + key))
 
     async def write(
         self,
@@ -156,31 +157,25 @@ class Cursors:
         when the cursor has changed since it was read, and `StoreUnavailable` when no answer came: the write may have
         happened then.
         """
-        messages: list[_Message] = [
-            (f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(stored.sequence))]),
-            *((_key(cursor.name, entry), entry.encoded(), []) for entry in to_write),
-            *((_key(cursor.name, entry), b"", list(_DELETE_HEADERS)) for entry in to_delete),
-        ]
-        await self._replace(stored, cursor, messages)
+        name = cursor.name
+        changes: list[_Message] = [(_key(name, entry), entry.encoded(), []) for entry in to_write]
+        changes += [(_key(name, entry), b"", list(_DELETE_HEADERS)) for entry in to_delete]
+        await self._replace(stored, cursor, changes)
 
     async def decide(self, stored: StoredCursor, cursor: Cursor, entries: Sequence[ParkedEntry]) -> None:
         """Replace the cursor and entries that may have been read before it; raises as `write`.
 
         Also raises `CursorFenced` when an entry has changed since it was read.
         """
-        await self._replace(
-            stored,
-            cursor,
-            [
-                (f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(stored.sequence))]),
-                *((_key(cursor.name, entry), entry.encoded(), [(EXPECTED, str(entry.sequence))]) for entry in entries),
-            ],
-        )
+        name = cursor.name
+        expecting = [(_key(name, entry), entry.encoded(), [(EXPECTED, str(entry.sequence))]) for entry in entries]
+        await self._replace(stored, cursor, expecting)
 
-    async def _replace(self, stored: StoredCursor, cursor: Cursor, messages: Sequence[_Message]) -> None:
-        last = await self._send(cursor.name, messages)
-        stored.sequence = last - len(messages) + 1
-        stored.cursor = cursor
+    async def _replace(self, stored: StoredCursor, cursor: Cursor, changes: Sequence[_Message]) -> None:
+        began = self.clock()
+        replacement = (f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(stored.sequence))])
+        last = await self._send(cursor.name, [replacement, *changes])
+        stored.cursor, stored.sequence, stored.written_at = cursor, last - len(changes), began
 
     async def of(self, name: str) -> list[CursorEntry]:
         """Return all cursors of a declared name, however many partitions it was divided into."""
@@ -188,10 +183,10 @@ class Cursors:
         for sequence, _, subject, _, body in await self._client.values(self._bucket, "c.*"):
             cursor_name = subject.decode().removeprefix(f"{self._prefix}c.")
             if declared_name(cursor_name) == name:
+                cursor = None
                 with suppress(CursorDamaged):
-                    entries.append(CursorEntry(cursor_name, sequence, Cursor.decoded(body)))
-                    continue
-                entries.append(CursorEntry(cursor_name, sequence, None))
+                    cursor = Cursor.decoded(body)
+                entries.append(CursorEntry(cursor_name, sequence, cursor))
         return entries
 
     async def divide(
@@ -205,9 +200,12 @@ class Cursors:
         sequences = {cursor_entry.name: cursor_entry.sequence for cursor_entry in existing}
         messages: list[_Message] = []
         for cursor in cursors:
-            expected = (
-                sequences.pop(cursor.name) if cursor.name in sequences else await self._creation_sequence(cursor.name)
-            )
+            expected = sequences.pop(cursor.name, None)
+            if expected is None:
+                record = await self._last(f"c.{cursor.name}")
+                if record is not None and record[4]:
+                    raise CursorFenced(cursor.name)  # somebody has created it
+                expected = 0 if record is None else record[0]
             messages.append((f"c.{cursor.name}", cursor.encoded(), [(EXPECTED, str(expected))]))
         messages += [
             (f"c.{name}", b"", [(EXPECTED, str(sequence)), *_DELETE_HEADERS]) for name, sequence in sequences.items()
@@ -217,13 +215,6 @@ class Cursors:
             if old_name != new_name:
                 messages.append((_key(old_name, entry), b"", list(_DELETE_HEADERS)))
         await self._send(cursors[0].name, messages)
-
-    async def _creation_sequence(self, name: str) -> int:
-        """Return the sequence that creating a cursor must expect; raises `CursorFenced` when the cursor exists."""
-        record = await self._client.ask(last_message(self._stream, f"{self._prefix}c.{name}"))
-        if record is not None and record[4]:
-            raise CursorFenced(name)
-        return 0 if record is None else record[0]
 
     async def drop(self, stored: StoredCursor, entries: Sequence[ParkedEntry]) -> None:
         """Remove a cursor and its quarantine entries; raises as `write`.
@@ -281,7 +272,7 @@ class Cursors:
         for key, _, headers in messages:
             expected = dict(headers).get(EXPECTED)
             if expected is not None:
-                record = await self._client.ask(last_message(self._stream, self._prefix + key))
+                record = await self._last(key)
                 if str(0 if record is None else record[0]) != expected:
                     return True
         return False

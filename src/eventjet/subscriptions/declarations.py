@@ -18,7 +18,6 @@ from eventjet.codec.commands import arguments_of
 from eventjet.codec.subjects import cursor_name, declared_name, is_name, probes
 from eventjet.domain.aggregate import aggregate_info
 from eventjet.domain.decision import Served
-from eventjet.domain.parked import AggregateKey
 from eventjet.domain.process import (
     LISTENS,
     Deadline,
@@ -29,6 +28,7 @@ from eventjet.domain.process import (
     listeners_of,
     same_id,
 )
+from eventjet.domain.quarantined import AggregateKey
 from eventjet.domain.reactor import Inbox, Publication, Reactor, Start, partition_of
 from eventjet.domain.subscription import events_of, folded_events, resolved_hint, shown_name, union_members
 from eventjet.domain.unique import CLAIMS

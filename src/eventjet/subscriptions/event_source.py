@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 from eventjet.codec.cloud_events import IncomingDecoder
@@ -12,8 +12,9 @@ from eventjet.domain.reactor import Inbox
 from eventjet.errors import LogRolledBack, StoreError, StreamMissing, UnexpectedExit
 from eventjet.jetstream.api import message_at, stream_info
 from eventjet.jetstream.client import Client
-from eventjet.log.integrity import check_running, check_whole_log, learn_voids, pause_of
+from eventjet.log.integrity import check_running, checking_whole_log, pause_of
 from eventjet.log.predecessors import PredecessorReader
+from eventjet.log.skip_markers import reading_skip_markers
 from eventjet.projections.fold import Offered, Offering, Reader, aggregate_key_of
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.declarations import Declaration, filters_of, missing_stream
@@ -64,10 +65,11 @@ class LogSource:
         self._declaration = declaration
 
     async def check(self, cursor: Cursor) -> None:
-        identity = await check_whole_log(self._client, self.stream, cursor)
+        identity = await self._client.run(checking_whole_log(self.stream, cursor))
         if identity != cursor.log:
             raise LogRolledBack(cursor.name, cursor.position, f"it is of the log {cursor.log} and this is {identity}")
-        await learn_voids(self._client, self.stream, self._repositories.catalog)
+        skip_markers = await self._client.run(reading_skip_markers(self.stream))
+        self._repositories.catalog.skipped.update(skip_markers)
 
     async def look(self, cursor: Cursor, durable: str) -> str | None:
         await check_running(self._client, self.stream, cursor, cursor.log)
@@ -122,8 +124,14 @@ class StreamSource:
         return await pause_of(self._client, self.stream, durable)
 
     def reader(self, predecessors: PredecessorReader) -> Reader:
-        del predecessors
-        return _RecordReader(self.decode)
+        del predecessors  # those of another stream have none
+        return self
+
+    def __call__(self, record: RawRecord, /) -> Any:
+        return self.decode(record)
+
+    def expect(self, records: Sequence[RawRecord]) -> None:
+        """Do nothing: no predecessors have to be looked up."""
 
     def decode(self, record: RawRecord) -> Offered | None:
         try:
@@ -158,16 +166,3 @@ class _PartitionReader:
 
     def _is_own(self, record: RawRecord) -> bool:
         return self._declaration.has(aggregate_key_of(record[2]))
-
-
-class _RecordReader:
-    """Decodes each record by itself, without a check of its predecessor."""
-
-    def __init__(self, decode: Callable[[RawRecord], Offered | None]) -> None:
-        self._decode = decode
-
-    def __call__(self, record: RawRecord, /) -> Any:
-        return self._decode(record)
-
-    def expect(self, records: Sequence[RawRecord]) -> None:
-        """Do nothing: records of another stream have no predecessors to look up."""

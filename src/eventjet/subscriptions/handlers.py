@@ -1,6 +1,6 @@
 """The four event handlers of a reaction runner: for a reactor, a process, an inbox and a publication.
 
-A handler says what to do about an event and for which key; `ReactionRunner` decides when and how often. The module also
+A handler says what to do about an event and for which key; `CursorSession` decides when and how often. The module also
 has what user code receives: `EventReaction` (commands that are carried out once) and `Deps` (`App(deps=…)`).
 """
 
@@ -24,7 +24,7 @@ from eventjet.commands.execute import recorded_events
 from eventjet.commands.repository import Repositories, Repository
 from eventjet.domain.aggregate import AggregateType
 from eventjet.domain.decision import Committed
-from eventjet.domain.parked import AggregateKey
+from eventjet.domain.quarantined import AggregateKey
 from eventjet.domain.reactor import Inbox, Incoming, Publication, Reactor, Retry
 from eventjet.domain.recorded import Metadata, Recorded, own_event
 from eventjet.domain.state import own_copy
@@ -338,6 +338,7 @@ class ProcessHandler(EventHandler):
             async def woken(attempt: int) -> None:
                 if self._resting_positions.get(event.aggregate_id, -1) >= event.position:
                     return  # the process took its steps on a state that contains this event, which a step recorded
+                self._runner.cache_first(event)
                 with self.handling(attempt, event):
                     await self.wake(event.aggregate_id, event.position)
 

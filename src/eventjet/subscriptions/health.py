@@ -19,11 +19,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socketserver import TCPServer
 from typing import Any
 
+from eventjet.domain.position import FAILED, PAUSED, RETIRED, STATES
 from eventjet.errors import EventjetError, Unreachable, UsageError
 from eventjet.observability import logs, metrics
 from eventjet.observability.metrics import CONTENT_TYPE, FollowerMeter, Meter, Sample, exposition
 from eventjet.runtime import called
-from eventjet.sql.checkpoint import FAILED, PAUSED, RETIRED, STATES
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.retry import Backoff, pause
 from eventjet.subscriptions.status import PROJECTION, StatusReader, WorkStatus
@@ -148,7 +148,7 @@ def _gauges(status: WorkStatus, owner: str) -> list[Sample]:
     gauges: list[Sample] = [
         (metrics.POSITION, labels, status.position),
         (metrics.LAG_EVENTS, labels, status.lag_events),
-        (metrics.PARKED, labels, status.parked),
+        (metrics.QUARANTINED, labels, status.parked),
         (metrics.HELD, labels, int(status.owner == owner)),
         *((metrics.STATE, (*labels, state), int(status.state == state)) for state in STATES),
     ]

@@ -6,7 +6,6 @@ revision is promoted to the declared table slot once it has caught up.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import secrets
@@ -24,12 +23,12 @@ from eventjet.projections.sql_projection import AnyResolved
 from eventjet.sql import checkpoint as checkpoints
 from eventjet.sql import locations
 from eventjet.sql.checkpoint import Checkpoint, revisions
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import dialect_of
 from eventjet.sql.locations import holders, located_tables
 from eventjet.sql.revisions import TAIL_MAX, TAIL_S, Promoted, attempt, freeze, lag
 from eventjet.sql.table_moves import NotNow
 from eventjet.subscriptions.context import P, Session, T, WorkerContext
-from eventjet.subscriptions.retry import OwnerWatch, pause
+from eventjet.subscriptions.retry import OwnerWatch
 
 _log = logging.getLogger(__name__)
 
@@ -72,27 +71,25 @@ class Lease:
 
     @classmethod
     async def acquire(
-        cls,
-        session: Session,
-        resolved: AnyResolved,
-        context: WorkerContext,
-        stop: asyncio.Event,
-        on_standby: Callable[[], None],
-        failed_at: int,
+        cls, session: Session, resolved: AnyResolved, context: WorkerContext, watch: OwnerWatch, failed_at: int
     ) -> Lease | None:
-        """Wait until the lease is free and take it; None when `stop` is set first.
+        """Take the lease if it is free; None while another worker has it.
 
         A projection that failed in another process is tried once in this process too: this deploy may be newer. It is
         not tried at a position where it already failed in this process (`failed_at`).
         """
         name, revision, ttl_s = resolved.name, resolved.revision, context.options.lease_s
-        watch, silent = OwnerWatch(), None
 
-        def is_free(connection: Connection) -> bool:
-            nonlocal silent
+        def silent_if_free(connection: Connection) -> tuple[bool, Checkpoint | None]:
             locations.check_owner(connection, name, resolved.app, context.log)
             silent = silent_checkpoint(watch, checkpoints.read(connection, name, revision))
-            return checkpoints.is_free(connection, name, revision, context.owner, stumbled_at=failed_at, silent=silent)
+            free = checkpoints.is_free(connection, name, revision, context.owner, stumbled_at=failed_at, silent=silent)
+            return free, silent
+
+        # A standby only reads: it must neither wait for locks nor make others wait.
+        is_free, silent = await session.read(silent_if_free)
+        if not is_free:
+            return None
 
         def take(connection: Connection) -> Checkpoint | None:
             locations.ensure(connection, resolved, context.log)
@@ -107,18 +104,11 @@ class Lease:
                 silent=silent,
             )
 
-        while not stop.is_set():
-            # A standby only reads: it must neither wait for locks nor make others wait.
-            if await session.read(is_free):
-                checkpoint = await session.write(take)
-                if checkpoint is not None:
-                    logs.TOOK_LEASE.tell(
-                        _log, name=checkpoint.name, position=checkpoint.position, epoch=checkpoint.epoch
-                    )
-                    return cls(session, resolved, ttl_s, checkpoint)
-            on_standby()
-            await pause(stop, context.options.poll_s)
-        return None
+        checkpoint = await session.write(take)
+        if checkpoint is None:
+            return None
+        logs.TOOK_LEASE.tell(_log, name=checkpoint.name, position=checkpoint.position, epoch=checkpoint.epoch)
+        return cls(session, resolved, ttl_s, checkpoint)
 
     async def check_unused(self) -> None:
         """Raise `TableOccupied` when a projection that has not begun has rows in its tables."""
@@ -235,7 +225,7 @@ class Promotion:
             self._postpone(_REFUSED_S)
             return False
         failpoints.reach("takeover.committed")
-        previous = ", ".join(map(str, promoted.left)) if promoted else ""
+        previous = ", ".join(map(str, promoted.previous_revisions)) if promoted else ""
         logs.TOOK_OVER.tell(_log, name=self._display_name, before=previous or "none")
         return True
 

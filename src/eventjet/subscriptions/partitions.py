@@ -11,8 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from eventjet.errors import EventjetError
 from eventjet.observability import logs
@@ -39,15 +38,15 @@ class PartitionAssignment:
         """Return whether this process may take another partition."""
         return len(self._releases) < self._limit
 
-    @contextmanager
-    def holding(self) -> Generator[asyncio.Event]:
-        """Count one partition as taken within the block; the yielded event is set when it must be released."""
+    def add(self) -> asyncio.Event:
+        """Count one more partition as taken; the event is set when it must be released."""
         release_requested = asyncio.Event()
         self._releases.append(release_requested)
-        try:
-            yield release_requested
-        finally:
-            self._releases.remove(release_requested)
+        return release_requested
+
+    def remove(self, release_requested: asyncio.Event) -> None:
+        """Count the partition of this event as released."""
+        self._releases.remove(release_requested)
 
     def divide(self, processes: int) -> None:
         """Divide the partitions among this many processes, this one included.

@@ -67,6 +67,10 @@ class ProcessRunner:
         """Return the newest state of a process instance."""
         return await self._own_executor.newest(process_id)
 
+    def cache_first(self, event: Recorded[Any]) -> None:
+        """Cache the state after the first event of an instance, so that its first step needs no read of it."""
+        self._own_executor.cache_first(event)
+
     async def advance(self, process_id: str, *, position: int = 0) -> FoldedState[Any]:
         """Take steps until the instance rests, from a state that contains `position`; return the last state.
 

@@ -14,11 +14,11 @@ from typing import Any, cast
 from sqlalchemy.exc import DBAPIError
 
 from eventjet.codec.headers import RawRecord
-from eventjet.domain.parked import PARKED, RETRIED, RETRY, AggregateKey, Parked
+from eventjet.domain.quarantined import QUARANTINED, RETRIED, RETRY, AggregateKey, Quarantined
 from eventjet.errors import HistoryBroken, StillHeld
 from eventjet.jetstream.api import message_at
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.integrity import check_same_log
+from eventjet.log.integrity import checking_same_log
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.observability import logs
 from eventjet.projections.fold import BlockedAggregates, Offered, Offering
@@ -120,7 +120,7 @@ class _Retries:
         offers: list[Offered] = []
         size = 0
         with NatsConnection.open(endpoint) as connection:
-            check_same_log(connection, stream, self._checkpoint)
+            connection.run(checking_same_log(stream, self._checkpoint))
             predecessors = PredecessorReader(connection, stream)
             offer = Offering(
                 context.catalog, self._resolved.events, [event.position for event in waiting], predecessors
@@ -147,7 +147,7 @@ def _read(
 
 
 def _changes_after_retry(
-    waiting: Sequence[WaitingEvent], tried_count: int, failed: Mapping[AggregateKey, Parked]
+    waiting: Sequence[WaitingEvent], tried_count: int, failed: Mapping[AggregateKey, Quarantined]
 ) -> QuarantineChanges:
     """Return the changes of the quarantine after the first `tried_count` of the waiting events were tried.
 
@@ -173,8 +173,8 @@ def _changes_after_retry(
 
 def log_parked(name: str, quarantine: QuarantineChanges | None, how: str = "is parked") -> None:
     """Log the events that were just quarantined, one line for each batch."""
-    heads = [event for event in quarantine.parked if event.resolution == PARKED] if quarantine is not None else []
+    heads = [event for event in quarantine.parked if event.resolution == QUARANTINED] if quarantine is not None else []
     if heads:
         suffix = f", and {len(heads) - 1} more" if len(heads) > 1 else ""
         reason = next(iter(heads[0].reason.splitlines()), "")
-        logs.PARKED.tell(_log, name=name, position=heads[0].position, how=how, more=suffix, reason=reason)
+        logs.QUARANTINED.tell(_log, name=name, position=heads[0].position, how=how, more=suffix, reason=reason)

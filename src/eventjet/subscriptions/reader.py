@@ -16,9 +16,7 @@ from typing import Any
 
 from eventjet.codec.headers import MSG_ID, RawRecord, header
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import (
-    CodecError,
-)
+from eventjet.errors import CodecError
 from eventjet.jetstream.reader import DurablePull
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.nats.endpoint import Endpoint
@@ -258,13 +256,24 @@ class EventReader:
         self._buffer.wake()
 
     def left_after(self, position: int) -> int:
-        return left_after(self._pull, position)
+        """Return about how many events are known to come after `position`; 0 at the end."""
+        # The reading thread changes `pending` last: an event that arrives in between counts twice, and is never missed.
+        pending = self._pull.pending
+        return max(0, self._pull.position - position) + pending
 
     async def close(self) -> None:
         """Stop the thread and close the connection; the durable stays on the server."""
         self._buffer.close()
         self._predecessors.close()
-        await asyncio.to_thread(close_reading, self._pull, self._thread)
+        await asyncio.to_thread(self._end)
+
+    def _end(self) -> None:
+        """Close the pull and wait for the thread, if it was started; a thread that does not end is logged. Blocks."""
+        self._pull.close()
+        if self._thread.ident is not None:
+            self._thread.join(_JOIN_S)
+            if self._thread.is_alive():
+                logs.THREAD_LEFT.tell(_log, thread=self._thread.name, seconds=_JOIN_S)
 
     def _read(self) -> None:
         """Run the thread; whatever ends it is passed to the task that takes."""
@@ -307,22 +316,6 @@ class EventReader:
         return True
 
 
-def left_after(pull: DurablePull, position: int) -> int:
-    """Return about how many events are known to come after `position`; 0 at the end."""
-    # The reading thread changes `pending` last: an event that arrives in between is counted twice, but never missed.
-    pending = pull.pending
-    return max(0, pull.position - position) + pending
-
-
 def _close_unused(opening: asyncio.Future[DurablePull]) -> None:
     if not opening.cancelled() and opening.exception() is None:
         opening.result().close()
-
-
-def close_reading(pull: DurablePull, thread: threading.Thread) -> None:
-    """Close the pull and wait for its thread, if it was started; a thread that does not end is logged. Blocks."""
-    pull.close()
-    if thread.ident is not None:
-        thread.join(_JOIN_S)
-        if thread.is_alive():
-            logs.THREAD_LEFT.tell(_log, thread=thread.name, seconds=_JOIN_S)

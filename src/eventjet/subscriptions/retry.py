@@ -1,7 +1,4 @@
-"""Sessions of subscriptions, one after the other: any fault ends a session, and after a pause another begins.
-
-Also the helpers of sessions: backoff, batch sizes, lease renewal, and the watch over other owners.
-"""
+"""Helpers of sessions: the backoff between them, lease renewal, the watch over other owners, and the end of tasks."""
 
 from __future__ import annotations
 
@@ -13,29 +10,16 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
-from sqlalchemy.exc import SQLAlchemyError
-
-from eventjet.codec.reasons import reason_of, traceback_of
-from eventjet.errors import CheckpointFenced, CursorFenced, EventjetError, UnexpectedExit
 from eventjet.observability import logs
-from eventjet.runtime import called
-from eventjet.subscriptions.context import WorkerOptions
 
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_EXPECTED = (EventjetError, SQLAlchemyError, OSError, TimeoutError)
-"""Expected errors; any other error is logged with its traceback."""
-
-
 END_S = 5.0
 """How long cancelled tasks may take to roll back, release and end, in seconds."""
 _LASTING_FAULTS = 3
 """After this many failed sessions in a row the subscription no longer delays the readiness of the process."""
-
-_FIRST_PART = 500
-"""Events in the first transaction, before the speed of the handler is known."""
 
 
 class Backoff:
@@ -76,29 +60,6 @@ class Backoff:
         self.pause_s = min(2 * self.pause_s, self._longest_s)
 
 
-class Pace(Backoff):
-    """The backoff and the batch size of one projection, learnt from the speed of its commits; outlives sessions."""
-
-    def __init__(self, options: WorkerOptions) -> None:
-        super().__init__(options.backoff_s)
-        self._options = options
-        self.part_max = min(_FIRST_PART, options.batch_max)
-        """Most events in one transaction."""
-
-    def committed(self, count: int, took_s: float) -> None:
-        """Note a commit and size the next parts: larger below a tenth of a lease, smaller above a quarter."""
-        options = self._options
-        if took_s < options.lease_s / 10:
-            self.part_max = min(2 * self.part_max, options.batch_max)
-        elif took_s > options.lease_s / 4:
-            self.part_max = max(1, count // 2)
-        self.progressed()
-
-    def failed(self, count: int) -> None:
-        """Halve the parts: this many events may have been too many for the lease or for the database's limits."""
-        self.part_max = max(1, count // 2)
-
-
 def now_told() -> str:
     """Return the current time as reasons print it: UTC to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
@@ -107,40 +68,6 @@ def now_told() -> str:
 def waiting_since(since: str, reason: str) -> str:
     """Return the reason of a subscription that continues by itself once a cause is gone."""
     return f"waiting since {since}: {reason}"
-
-
-async def run_sessions(
-    name: str,
-    session: Callable[[asyncio.Event], Awaitable[None]],
-    stop: asyncio.Event,
-    end_counts: dict[str, int],
-    backoff: Backoff,
-    *,
-    on_ready: Callable[[], None],
-    private: bool,
-) -> None:
-    """Run session after session until `stop`, with a pause after each fault.
-
-    `end_counts` counts how sessions ended. `private` keeps personal data out of logged reasons. A repeated fault is
-    logged once. After several faults in a row `on_ready` is called, so that others do not wait for this subscription.
-    """
-    while not stop.is_set():
-        try:
-            await called(session(stop))
-        except (CheckpointFenced, CursorFenced) as error:
-            end_counts["fenced"] += 1
-            logs.FENCED.tell(_log, name=name, reason=error)
-        except Exception as error:  # noqa: BLE001 - others go on, and so does this one, at a bounded rate
-            end_counts["fault"] += 1
-            unforeseen = not isinstance(error, _EXPECTED) or isinstance(error, UnexpectedExit)
-            trace = f"\n{traceback_of(error, private=private)}" if unforeseen else ""
-            reason = reason_of(error, private=private)
-            if backoff.failed_term(reason):
-                logs.TRYING_AGAIN.tell(_log, name=name, reason=reason, trace=trace)
-            if backoff.is_lasting:
-                on_ready()
-            await pause(stop, backoff.pause_s)
-            backoff.paused()
 
 
 async def renewing(work: Awaitable[T], renew: Callable[[], Awaitable[object]], every_s: float) -> T:

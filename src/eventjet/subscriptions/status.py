@@ -15,7 +15,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from eventjet.codec.headers import RawRecord
 from eventjet.codec.subjects import cursor_bucket
-from eventjet.domain.parked import PARKED, RETRY
+from eventjet.domain.position import ACTIVE, BUILDING, FAILED, NEW
+from eventjet.domain.quarantined import QUARANTINED, RETRY
 from eventjet.errors import (
     CursorDamaged,
     EventjetError,
@@ -30,18 +31,17 @@ from eventjet.errors import (
 )
 from eventjet.jetstream.api import StreamState, last_message, next_message, server_time, stream_info
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.integrity import log_fault, state_of_log
+from eventjet.log.integrity import log_fault
 from eventjet.log.public_stream import check_public
-from eventjet.log.topology import cursors_config, timer_config
+from eventjet.log.topology import cursors_config, identity_of, reading_log_state, timer_config
 from eventjet.log.topology import standstill as standstill_of
 from eventjet.nats.endpoint import Endpoint
 from eventjet.projections.app_ref import Application
 from eventjet.settings import Settings
 from eventjet.sql import locations
-from eventjet.sql.checkpoint import ACTIVE, BUILDING, FAILED, NEW, Checkpoint, read_all
-from eventjet.sql.database import COMMAND, READ_ONLY, Database
-from eventjet.sql.dialect import Fault
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.checkpoint import Checkpoint, read_all
+from eventjet.sql.database import COMMAND, Database, dialect_of
+from eventjet.sql.dialect import READ_ONLY, Fault
 from eventjet.sql.quarantine import parked_counts
 from eventjet.subscriptions.context import WorkerOptions
 from eventjet.subscriptions.cursor import PROCESS, Cursor
@@ -68,34 +68,6 @@ class CursorSeen:
         return self.cursor.owner is not None and self.silent_s > 2 * WorkerOptions().lease_s + _CLOCK_S
 
 
-@dataclass(frozen=True, slots=True)
-class CursorLook:
-    """A cursor with its lag, its quarantine and its fault."""
-
-    seen: CursorSeen
-    lag_events: int
-    """Number of positions after the cursor if one of them concerns it, else 0."""
-    lag_s: float | None
-    """Age in seconds of the oldest event that is not done; None when unknown."""
-    parked: int
-    """Number of quarantined events."""
-    fault: str = ""
-    """Why the cursor cannot continue in this log; empty if it can."""
-
-    @property
-    def cursor(self) -> Cursor:
-        return self.seen.cursor
-
-    @property
-    def name(self) -> str:
-        return self.cursor.name
-
-
-def cursors_of(connection: NatsConnection, app: Application) -> list[Cursor]:
-    """Return all cursors of an app as `cursors_seen` does; none where `init` has not created their bucket."""
-    return [_cursor_in(record, app) for record in _cursor_records(connection, app)]
-
-
 def cursors_seen(connection: NatsConnection, app: Application) -> list[CursorSeen]:
     """Return all cursors of an app, each with the seconds since it was written.
 
@@ -105,17 +77,16 @@ def cursors_seen(connection: NatsConnection, app: Application) -> list[CursorSee
     now = connection.ask(server_time(app.name))
     records = _cursor_records(connection, app)
     now = max([now, *(record[1] / 1e9 for record in records)])
-    return [CursorSeen(_cursor_in(record, app), record[0], now - record[1] / 1e9) for record in records]
-
-
-def _cursor_in(record: RawRecord, app: Application) -> Cursor:
-    try:
-        return Cursor.decoded(record[4])
-    except CursorDamaged as error:
-        name = record[2].decode().rpartition(".c.")[2]
-        declared = declarations_of(app).get(name)
-        kind = REACTOR if declared is None else declared.kind
-        return Cursor(name, kind, "", state=FAILED, reason=str(error))
+    cursors: list[CursorSeen] = []
+    for sequence, time_ns, subject, _, body in records:
+        try:
+            cursor = Cursor.decoded(body)
+        except CursorDamaged as error:
+            name = subject.decode().rpartition(".c.")[2]
+            declared = declarations_of(app).get(name)
+            cursor = Cursor(name, REACTOR if declared is None else declared.kind, "", state=FAILED, reason=str(error))
+        cursors.append(CursorSeen(cursor, sequence, now - time_ns / 1e9))
+    return cursors
 
 
 def _cursor_records(connection: NatsConnection, app: Application) -> list[RawRecord]:
@@ -137,51 +108,104 @@ def _cursor_records(connection: NatsConnection, app: Application) -> list[RawRec
 
 
 def cursor_fault(
-    connection: NatsConnection, identity: str, state: StreamState, cursor: Cursor
+    connection: NatsConnection, state: StreamState, cursor: Cursor
 ) -> LogRolledBack | LogIncomplete | str | None:
     """Return why a cursor cannot continue in this log; None if it can, or if it follows another stream."""
     if not cursor.log:
         return cursor.reason
     if cursor.kind == INBOX:
         return None
-    if cursor.log != identity:
+    if cursor.log != (identity := identity_of(state)):
         reason = f"it is of the log {cursor.log} and the stream {state.name!r} is {identity}"
         return LogRolledBack(cursor.name, cursor.position, reason)
-    return log_fault(connection, identity, state, cursor)
+    return connection.run(log_fault(state, cursor))
 
 
-def look_at_cursors(connection: NatsConnection, app: Application) -> list[CursorLook]:
-    """Return all cursors of an app with their lags and faults; none where `init` has not created their bucket."""
-    identity, state = state_of_log(connection, app.name)
-    last = state.last
-    declared = declarations_of(app)
-    looks: list[CursorLook] = []
+def look_at_followers(
+    connection: NatsConnection, app: Application, declared: Mapping[str, Declaration], last: int
+) -> list[WorkStatus]:
+    """Return the status of every declared reactor, process, publication and inbox, and of all others with a cursor.
+
+    `last` is the last position of the log. Blocks.
+    """
+    log = connection.run(reading_log_state(app.name))
+    identity_of(log)  # raises for a log that has lost its identity
     of_cursors = _standstill(connection, cursors_config(app.name, 1))
     of_timers = _standstill(connection, timer_config(app.name, 1)) if has_timers(app) else None
+    statuses = {
+        name: WorkStatus(
+            name,
+            declaration.revision,
+            NEW,
+            position=0,
+            log_position=last,
+            lag_events=last,
+            reason="it has no cursor: run `eventjet init`",
+            kind=declaration.kind,
+        )
+        for name, declaration in declared.items()
+    }
     for seen in cursors_seen(connection, app):
-        cursor = seen.cursor
-        declaration = declared.get(cursor.name)
+        cursor, declaration = seen.cursor, declarations_of(app).get(seen.cursor.name)
         standstill = of_cursors or (of_timers if cursor.kind == PROCESS else None)
         try:
-            records = connection.values(cursor_bucket(app.name), f"q.{cursor.name}.*")
-            entries = [ParkedEntry.decoded(record[4]) for record in records]
+            lag, lag_s, parked, fault = _look_at_cursor(connection, app, cursor, declaration, log, standstill)
         except CursorDamaged as error:
-            looks.append(CursorLook(seen, 0, None, 0, str(error)))
-            continue
-        except NoResponders as error:
-            # Where the settings may not be read, the failed listing is all that is known.
-            standstill, entries = standstill or error, []
-        if declaration is not None and declaration.stream:
-            look = _inbox_look(connection, declaration, seen, entries)
-            looks.append(look if standstill is None else replace(look, fault=str(standstill)))
-            continue
-        filters = [] if declaration is None else filters_of(app, declaration.events)
-        lag, age_s = _lag(connection, app.name, cursor, filters, last)
-        parked = sum(entry.parked.resolution in (PARKED, RETRY) for entry in entries)
-        fault = standstill or cursor_fault(connection, identity, state, cursor)
-        fault = fault or _public_fault(connection, app, cursor.name)
-        looks.append(CursorLook(seen, lag, age_s, parked, "" if fault is None else str(fault)))
-    return looks
+            lag, lag_s, parked, fault = 0, None, 0, error
+        statuses[cursor.name] = WorkStatus(
+            cursor.name,
+            cursor.revision or (1 if declaration is None else declaration.revision),
+            FAILED if fault and cursor.state == ACTIVE else cursor.state,
+            position=cursor.position,
+            log_position=last,
+            lag_events=lag,
+            lag_s=lag_s,
+            owner=None if seen.has_lost_owner else cursor.owner,
+            lost_owner=cursor.owner if seen.has_lost_owner else None,
+            lost_s=seen.silent_s if seen.has_lost_owner else None,
+            reason=_cut(str(fault) if fault else cursor.reason),
+            declared=cursor.name in declared,
+            parked=parked,
+            kind=cursor.kind,
+        )
+    return [statuses[name] for name in sorted(statuses)]
+
+
+def _look_at_cursor(
+    connection: NatsConnection,
+    app: Application,
+    cursor: Cursor,
+    declaration: Declaration | None,
+    log: StreamState,
+    standstill: EventjetError | None,
+) -> tuple[int, float | None, int, EventjetError | str | None]:
+    """Return (lag in positions, lag in seconds, number of quarantined events, why the cursor cannot continue).
+
+    Raises `CursorDamaged` for an entry of the quarantine that cannot be read.
+    """
+    try:
+        records = connection.values(cursor_bucket(app.name), f"q.{cursor.name}.*")
+        entries = [ParkedEntry.decoded(record[4]) for record in records]
+    except NoResponders as error:
+        # Where the settings may not be read, the failed listing is all that is known.
+        standstill, entries = standstill or error, []
+    parked = sum(entry.parked.resolution in (QUARANTINED, RETRY) for entry in entries)
+    if declaration is not None and declaration.stream:
+        stream = declaration.stream
+        try:
+            state = connection.ask(stream_info(stream))
+        except StreamMissing:
+            return 0, None, parked, standstill or f"the stream {stream!r} does not exist"
+        except Forbidden:
+            return 0, None, parked, standstill
+        if not cursor.log:
+            return 0, None, parked, standstill or cursor.reason
+        fault = None if state.created == cursor.log else f"the stream {stream!r} is not the one that it began in"
+        return *_lag(connection, stream, cursor, [declaration.subject], state.last), parked, standstill or fault
+    filters = [] if declaration is None else filters_of(app, declaration.events)
+    lag, lag_s = _lag(connection, app.name, cursor, filters, log.last)
+    fault = standstill or cursor_fault(connection, log, cursor)
+    return lag, lag_s, parked, fault or _public_fault(connection, app, cursor.name)
 
 
 def _standstill(connection: NatsConnection, declared: Mapping[str, Any]) -> LogDrifted | None:
@@ -204,36 +228,16 @@ def _public_fault(connection: NatsConnection, app: Application, name: str) -> Lo
     if publication is None:
         return None
     try:
-        state = connection.ask(stream_info(publication.stream))
-    except StreamMissing:
-        state = None
-    except Forbidden:
-        return None
-    try:
+        try:
+            state = connection.ask(stream_info(publication.stream))
+        except StreamMissing:
+            state = None
         check_public(state, publication.stream, name)
     except LogUnusable as error:
         return error
-    return None
-
-
-def _inbox_look(
-    connection: NatsConnection, declaration: Declaration, seen: CursorSeen, entries: Sequence[ParkedEntry]
-) -> CursorLook:
-    """Return the look at an inbox, which follows another stream than the log."""
-    cursor = seen.cursor
-    parked = sum(entry.parked.resolution in (PARKED, RETRY) for entry in entries)
-    try:
-        state = connection.ask(stream_info(declaration.stream))
-    except StreamMissing:
-        return CursorLook(seen, 0, None, parked, f"the stream {declaration.stream!r} does not exist")
     except Forbidden:
-        return CursorLook(seen, 0, None, parked)
-    if not cursor.log:
-        return CursorLook(seen, 0, None, parked, cursor.reason or "")
-    fault = "" if state.created == cursor.log else f"the stream {declaration.stream!r} is not the one that it began in"
-    return CursorLook(
-        seen, *_lag(connection, declaration.stream, cursor, [declaration.subject], state.last), parked, fault
-    )
+        pass
+    return None
 
 
 def _lag(
@@ -278,15 +282,15 @@ class WorkStatus:
     """The log's last position."""
     lag_events: int
     """Number of positions that are still to come."""
-    lag_s: float | None
+    lag_s: float | None = None
     """Age in seconds of the oldest event that is not done yet; None when unknown."""
-    owner: str | None
+    owner: str | None = None
     """The worker that has the lease or cursor now."""
-    generation: int
+    generation: int = 1
     """Number of rebuilds swapped in, plus 1."""
-    reason: str | None
+    reason: str | None = None
     """Why it failed or what it waits for."""
-    declared: bool
+    declared: bool = True
     """Whether the app still declares this revision; no worker advances a revision that no process declares."""
     location: str = ""
     """The table slot: empty for the declared tables, which readers see; else a schema, or a suffix on SQLite."""
@@ -516,13 +520,14 @@ def _status(
     log: SeenLog,
 ) -> WorkStatus:
     key = (checkpoint.name, checkpoint.revision)
-    lives = _is_lease_live(checkpoint, remaining_s)
+    # A lease with more time left than it lasts is from before the database's clock was set back, and not renewed since.
+    lives = 0 < remaining_s <= checkpoint.lease_s + _CLOCK_S
+    is_silent = checkpoint.owner is not None and remaining_s <= 0
     # A database that takes no writes holds no reason; a live lease shows that its worker can write.
     stuck = seen.refusal if not lives and checkpoint.state in (NEW, BUILDING, ACTIVE) else ""
     return WorkStatus(
-        name=checkpoint.name,
-        revision=checkpoint.revision,
-        state=FAILED if key in log.faults else checkpoint.state,
+        *key,
+        FAILED if key in log.faults else checkpoint.state,
         position=checkpoint.position,
         log_position=log.last,
         lag_events=max(0, log.last - checkpoint.position),
@@ -533,45 +538,8 @@ def _status(
         declared=key in declared,
         location=checkpoint.location,
         lost_owner=None if lives else checkpoint.owner,
-        lost_s=_silent_s(checkpoint, remaining_s),
+        lost_s=checkpoint.lease_s - remaining_s if is_silent else None,
         parked=seen.parked.get(key, 0),
-    )
-
-
-def look_at_followers(
-    connection: NatsConnection, app: Application, declared: Mapping[str, Declaration], last: int
-) -> list[WorkStatus]:
-    """Return the status of every declared reactor, process, publication and inbox, and of all others with a cursor.
-
-    `last` is the last position of the log. Blocks.
-    """
-    looks = {look.name: look for look in look_at_cursors(connection, app)}
-    names = sorted({*declared, *looks})
-    return [_follower_status(name, declared.get(name), looks.get(name), last) for name in names]
-
-
-def _follower_status(name: str, declared: Declaration | None, look: CursorLook | None, last: int) -> WorkStatus:
-    if look is None:
-        assert declared is not None
-        missing = "it has no cursor: run `eventjet init`"
-        return WorkStatus(name, declared.revision, NEW, 0, last, last, None, None, 1, missing, True, kind=declared.kind)
-    cursor = look.cursor
-    return WorkStatus(
-        name=name,
-        revision=cursor.revision or (1 if declared is None else declared.revision),
-        state=FAILED if look.fault and cursor.state == ACTIVE else cursor.state,
-        position=cursor.position,
-        log_position=last,
-        lag_events=look.lag_events,
-        lag_s=look.lag_s,
-        owner=None if look.seen.has_lost_owner else cursor.owner,
-        lost_owner=cursor.owner if look.seen.has_lost_owner else None,
-        lost_s=look.seen.silent_s if look.seen.has_lost_owner else None,
-        generation=1,
-        reason=_cut(look.fault or cursor.reason),
-        declared=declared is not None,
-        parked=look.parked,
-        kind=cursor.kind,
     )
 
 
@@ -580,10 +548,11 @@ def see_log(connection: NatsConnection, stream: str, checkpoints: Sequence[Check
 
     Blocks. Raises `Unreachable` and `StoreError`.
     """
-    identity, state = state_of_log(connection, stream)
+    state = connection.run(reading_log_state(stream))
+    identity_of(state)  # raises for a log that has lost its identity
     faults: dict[tuple[str, int], str] = {}
     for checkpoint in checkpoints:
-        fault = log_fault(connection, identity, state, checkpoint)
+        fault = connection.run(log_fault(state, checkpoint))
         if fault is not None and checkpoint.state in (NEW, BUILDING, ACTIVE):
             faults[checkpoint.name, checkpoint.revision] = str(fault)
     ages: dict[int, float | None] = {}
@@ -599,20 +568,6 @@ def see_log(connection: NatsConnection, stream: str, checkpoints: Sequence[Check
 def _cut(reason: str | None) -> str | None:
     """Cut a stored reason, which may be of any length, to `REASON_MAX` characters."""
     return None if reason is None else cut(reason, REASON_MAX)
-
-
-def _is_lease_live(checkpoint: Checkpoint, remaining_s: float) -> bool:
-    """Return whether a lease is live.
-
-    A lease with more time left than it lasts is not: it was taken before the database's clock was set back, and not
-    renewed since.
-    """
-    return 0 < remaining_s <= checkpoint.lease_s + _CLOCK_S
-
-
-def _silent_s(checkpoint: Checkpoint, remaining_s: float) -> float | None:
-    """Return for how many seconds a lost owner has been silent; None without one."""
-    return None if checkpoint.owner is None or remaining_s > 0 else checkpoint.lease_s - remaining_s
 
 
 def _judged(connection: Connection, checkpoint: Checkpoint) -> Checkpoint:

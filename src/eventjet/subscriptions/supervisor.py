@@ -15,10 +15,9 @@ from eventjet.commands.repository import Repositories, open_repositories
 from eventjet.errors import EventjetError, UnexpectedExit, Unreachable, UsageError
 from eventjet.jetstream.client import Client, connected
 from eventjet.jetstream.connection import NatsConnection
-from eventjet.log.integrity import state_of_log
 from eventjet.log.public_stream import PublicStream
 from eventjet.log.timers import JetStreamTimers
-from eventjet.log.topology import drifts_of
+from eventjet.log.topology import drifts_of, identity_of, reading_log_state
 from eventjet.log.unknown_events import LIST_S, LISTED_MAX, noted_unknown, unknown_aggregates, unknown_events
 from eventjet.nats.endpoint import Endpoint
 from eventjet.observability import logs
@@ -30,7 +29,7 @@ from eventjet.settings import Settings
 from eventjet.sql import locations
 from eventjet.sql.database import Database
 from eventjet.subscriptions.context import Notices, WorkerContext, WorkerOptions
-from eventjet.subscriptions.cursor_session import ReactionContext
+from eventjet.subscriptions.cursor_session import ReactionContext, ReactionSubscription
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import Declaration, declarations_of
 from eventjet.subscriptions.event_source import LogSource, StreamSource
@@ -46,8 +45,7 @@ from eventjet.subscriptions.health import HealthMonitor, serving
 from eventjet.subscriptions.lease import new_owner
 from eventjet.subscriptions.partitions import PartitionAssignment
 from eventjet.subscriptions.process_steps import ProcessRunner
-from eventjet.subscriptions.projection_runner import ProjectionRunner
-from eventjet.subscriptions.reaction_runner import ReactionRunner
+from eventjet.subscriptions.projection_session import ProjectionSubscription
 from eventjet.subscriptions.retry import Backoff, end
 from eventjet.subscriptions.status import StatusReader
 from eventjet.text import listed, meant
@@ -166,8 +164,8 @@ class Workers:
         self.faults |= await _table_faults(database, chosen, log)
         self.meters.append(context.meters)
         for resolved in chosen:
-            runner = ProjectionRunner(resolved, context, partial(self._ready, resolved.name))
-            self.paces[resolved.name] = runner.pace
+            runner = ProjectionSubscription(resolved, context, partial(self._ready, resolved.name))
+            self.paces[resolved.name] = runner.backoff
             self._tasks[resolved.durable] = runner.run
 
     async def begin_followers(
@@ -190,8 +188,8 @@ class Workers:
         for declaration in chosen:
             handler = self._handler(declaration, context, client)
             assignment = assignments.setdefault(declaration.declared_as, PartitionAssignment(declaration.partitions))
-            runner = ReactionRunner(handler, context, assignment, partial(self._ready, declaration.name))
-            self.paces[declaration.name] = runner.pace
+            runner = ReactionSubscription(handler, context, assignment, partial(self._ready, declaration.name))
+            self.paces[declaration.name] = runner.backoff
             self._tasks[declaration.name] = runner.run
             if declaration.partitions > 1:
                 name = declaration.declared_as
@@ -298,7 +296,8 @@ def _check_stream(endpoint: Endpoint, app: Application) -> str:
     Also logs the drift of the log, and the aggregates and sampled events in it that this release cannot read.
     """
     with NatsConnection.open(endpoint) as connection:
-        identity, state = state_of_log(connection, app.name)
+        state = connection.run(reading_log_state(app.name))
+        identity = identity_of(state)
         for drift in drifts_of(state):
             logs.LOG_DRIFTED.tell(_log, drift=drift)
         aggregates = app.catalog.aggregates

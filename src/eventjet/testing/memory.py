@@ -41,7 +41,7 @@ class MemoryReadModels:
 
     async def prepare(self) -> None:
         """Create the tables of the app's projections."""
-        self.database.dialect.prepare_for_handlers(self.engine.sync_engine)
+        self.database.dialect.configure_for_handlers(self.engine.sync_engine)
         async with self.engine.begin() as connection:
             await connection.run_sync(create_tables, list(self.app.projections.values()))
 

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Generic, Protocol, TypeVar, cast, overload
+from typing import Any, Generic, Protocol, TypeVar, overload
 
 from eventjet.domain.recorded import Recorded
-from eventjet.errors import UsageError
 from eventjet.projections.app_ref import Declared
 from eventjet.projections.fold import Fold
 from eventjet.projections.projection import Entries, Projection
@@ -70,17 +69,14 @@ class ProjectedTables:
 def on(aggregate_id: str, *events: E) -> list[Recorded[E]]:
     """Return events of one aggregate as the log would give them: decoded, versions from 1, a minute apart.
 
-    `projected` numbers the positions across all its histories. Raises `UsageError` for an id that is not text, and
-    `UnencodableEvent` for an event that could not be stored.
+    `projected` numbers the positions across all its histories. Raises `UnencodableEvent` for an event that could not be
+    stored.
 
     ```python
     first, second = on("a-1", Opened(owner="ada"), Deposited(amount=Decimal(10)))
     assert (first.aggregate_id, second.version) == ("a-1", 2)
     ```
     """
-    if not isinstance(aggregate_id, str):  # pyright: ignore[reportUnnecessaryIsInstance]  an event is easily given first
-        kind = type(aggregate_id).__name__
-        raise UsageError(f"`on` was given a {kind} as the id. Give the aggregate's id first, as text, then its events.")
     return [
         Recorded(event, aggregate_id, number, number, _START + timedelta(minutes=number), f"{aggregate_id}-{number}")
         for number, event in enumerate(as_stored(events), 1)
@@ -96,23 +92,13 @@ def projected(projection: SqlProjection, /, *histories: Iterable[Recorded[object
 def projected(projection: Declared, /, *histories: Iterable[Recorded[object]]) -> Projected[Any] | ProjectedTables:
     """Return what a projection makes of histories, read one after the other; events that it does not take are skipped.
 
-    Handlers of a `SqlProjection` run on a temporary SQLite file. Raises `UsageError` for a value that is no projection,
-    and for one that is no history.
+    Handlers of a `SqlProjection` run on a temporary SQLite file.
 
     ```python
     history = on("a-1", Opened(owner="ada"), Deposited(amount=Decimal(10)))
     projected(balances, history).rows(Balance("a-1", "ada", Decimal(10)))
     ```
     """
-    if not isinstance(projection, Projection | Entries | SqlProjection):  # pyright: ignore[reportUnnecessaryIsInstance]
-        kind = type(projection).__name__
-        raise UsageError(f"`projected` was given a {kind} first. Give the projection, then what `on` returns.")
-    if stray := next(
-        (history for history in cast("tuple[Any, ...]", histories) if not isinstance(history, Iterable)), None
-    ):
-        raise UsageError(
-            f'`projected` was given a {type(stray).__name__} as a history. Give what `on("a-1", …)` makes of events.'
-        )
     recorded_events = [recorded for history in histories for recorded in history]
     events = [replace(as_read(recorded), position=position) for position, recorded in enumerate(recorded_events, 1)]
     resolved = resolved_alone(projection, [type(recorded.data) for recorded in events])

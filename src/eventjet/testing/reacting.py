@@ -26,7 +26,7 @@ _NOW = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 @dataclass
-class ReactionTold:
+class TestedReaction:
     """The reaction that a tested handler gets; it notes the commands that the handler executes."""
 
     deps: Any
@@ -35,8 +35,8 @@ class ReactionTold:
     calls: list[tuple[Any, str, Call]] = field(default_factory=list[tuple[Any, str, Call]])
     store: MemoryStore = field(default_factory=lambda: MemoryStore(_APP), repr=False)
 
-    def named(self, name: str) -> ReactionTold:
-        return ReactionTold(self.deps, f"{self.key}/{name}", self.attempt, self.calls, self.store)
+    def named(self, name: str) -> TestedReaction:
+        return TestedReaction(self.deps, f"{self.key}/{name}", self.attempt, self.calls, self.store)
 
     def repository(self, aggregate: AggregateType[S, E], /) -> _Noting:
         return _Noting(self, aggregate)
@@ -45,7 +45,7 @@ class ReactionTold:
 class _Noting:
     """A repository in memory that notes each command before it executes it."""
 
-    def __init__(self, told: ReactionTold, aggregate: Any) -> None:
+    def __init__(self, told: TestedReaction, aggregate: Any) -> None:
         self._told = told
         self._aggregate = aggregate
         self._own = Repository[Any, Any](_APP, told.store, Catalog(folded_events(aggregate)), aggregate)
@@ -105,7 +105,7 @@ async def reacted(
     ```
     """
     event = Recorded(as_stored([data])[0], aggregate_id, 1, 1, _NOW, event_id="00000000-0000-7000-8000-000000000001")
-    reaction = ReactionTold(deps, f"{reactor.name}/{event.event_id}", attempt)
+    reaction = TestedReaction(deps, f"{reactor.name}/{event.event_id}", attempt)
     handle: Callable[[Any, Any], Coroutine[Any, Any, None]] = reactor.handle
     await handle(own_event(event), reaction)
     return Handled(reaction.key, tuple(reaction.calls))

@@ -128,7 +128,7 @@ def read_model_case(resolved: AnyResolved) -> Generator[ReadModelCase]:
     with tempfile.TemporaryDirectory(prefix="eventjet-") as folder, asyncio.Runner() as runner:
         database = Database(f"sqlite:///{Path(folder) / 'trial.db'}")
         engine = database.engine()
-        database.dialect.prepare_for_handlers(engine.sync_engine)
+        database.dialect.configure_for_handlers(engine.sync_engine)
 
         async def prepare() -> None:
             async with engine.begin() as connection:

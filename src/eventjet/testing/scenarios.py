@@ -16,7 +16,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from eventjet.codec.catalog import Catalog
 from eventjet.commands.execute import recorded_events
 from eventjet.domain.aggregate import AggregateType, aggregate_info, field_faults
-from eventjet.domain.decision import check_decision, decided_on
+from eventjet.domain.decision import decided_on
 from eventjet.domain.history import evolved
 from eventjet.domain.recorded import Recorded
 from eventjet.domain.state import own_copy, state_faults
@@ -45,11 +45,10 @@ class Given(Generic[S, E]):
     ) -> When[S, E]:
         """Make one decision; an error that it raises is kept for `then_raises`."""
         name = str(getattr(decide, "__qualname__", decide))
-        check_decision(type(self.state), decide)
         state = own_copy(self.state)
         with left_as_they_are(name, state):
             try:
-                result = decided_on(type(state), decide, state, args, kwargs)
+                result = decided_on(decide, state, args, kwargs)
                 events = as_stored(cast("tuple[E, ...]", recorded_events(result)))
             except UsageError:
                 raise  # a mistake in the test, not an answer of the domain
@@ -84,15 +83,9 @@ class When(Generic[S, E]):
         return self.then()
 
     def then_raises(self, error: type[Exception], *, match: str | None = None) -> None:
-        """Assert that the decision raised this error; `match` is a part of its text.
-
-        Raises `UsageError` for an instance in place of the class.
-        """
+        """Assert that the decision raised this error; `match` is a part of its text."""
         if self._error is None:
             raise AssertionError(f"nothing was raised; recorded {_shown(self._events)}")
-        if not isinstance(error, type):  # pyright: ignore[reportUnnecessaryIsInstance]  an instance is easily given
-            kind = type(error).__name__
-            raise UsageError(f"`then_raises` was given an instance. Give the class, {kind}, and its text as `match=`.")
         if not isinstance(self._error, error) or (match is not None and match not in str(self._error)):
             raise AssertionError(f"raised {self._error!r}, expected {error.__name__} {match or ''}") from self._error
 

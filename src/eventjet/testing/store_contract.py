@@ -208,9 +208,9 @@ class StoreContract:
         ):
             records = await store.history("thing", "paged", after=after, limit=limit)
             assert [record[0] for record in records] == expected
-        assert [record[0] for record in await store.some(first + 3, 3)] == [first + 3, first + 4, first + 5]
-        assert [record[0] for record in await store.some(last, 3)] == [last]
-        assert await store.some(last + 1, 3) == []
+        assert [record[0] for record in await store.records_from(first + 3, 3)] == [first + 3, first + 4, first + 5]
+        assert [record[0] for record in await store.records_from(last, 3)] == [last]
+        assert await store.records_from(last + 1, 3) == []
 
     async def test_a_cancelled_save_is_not_abandoned(self, store: EventStore) -> None:
         start = (await store.state()).last + 1

@@ -12,7 +12,7 @@ from eventjet.codec.reasons import reason_of
 from eventjet.domain.recorded import Recorded
 from eventjet.errors import HandlerFailed
 from eventjet.projections.fold import Offered
-from eventjet.sql.dialects import is_about_data
+from eventjet.sql.database import is_about_data
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ which the next batch begins says which batches were committed. If that position 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -19,7 +18,7 @@ from typing import Any, TypeAlias
 from sqlalchemy import JSON, Connection, LargeBinary, Table
 
 from eventjet import failpoints
-from eventjet.domain.parked import AggregateKey
+from eventjet.domain.quarantined import AggregateKey
 from eventjet.errors import CheckpointFenced
 from eventjet.projections.fold import BlockedAggregates, Fold, Offered, ParkingFold, RowKey, Rows, Sorted
 from eventjet.projections.resolve import ResolvedProjection
@@ -92,105 +91,11 @@ class Prepared:
     """Aggregates that this batch blocks: their later events wait."""
 
 
-class BatchFold:
-    """Folds the batches of one epoch, and keeps the rows of batches that are not known to be committed.
-
-    `blocked` are the aggregates that are blocked at the position of the first batch.
-    """
-
-    def __init__(self, resolved: ResolvedProjection, codec: RowCodec, blocked: BlockedAggregates | None = None) -> None:
-        # Rows whose values may be large, or be changed in place, are not cached: every batch reads them again, and only
-        # their uncommitted changes are kept.
-        self._is_heavy = any(isinstance(column.type, JSON | LargeBinary) for column in resolved.table.columns)
-        self._resolved = resolved
-        self._fold = Fold(resolved, codec)
-        self._parking = ParkingFold(resolved, codec) if resolved.quarantines else None
-        self._recent = RecentRows(0 if self._is_heavy else RECENT_ROWS_MAX)
-        self._blocked = BlockedAggregates() if blocked is None else blocked
-        self._uncommitted: deque[Prepared] = deque()
-        self._uncommitted_rows: Rows = {}
-        """The rows that the uncommitted batches change, in the state after the last of them."""
-
-    @property
-    def last(self) -> int | None:
-        """The position at which the last uncommitted batch ends; None when every batch is known to be committed."""
-        return self._uncommitted[-1].batch.last if self._uncommitted else None
-
-    @property
-    def last_after(self) -> int:
-        """The position after which the last uncommitted batch begins; there must be one."""
-        return self._uncommitted[-1].batch.after
-
-    def committed(self, position: int) -> int | None:
-        """Treat the batches up to `position` as committed.
-
-        Returns the position at which the last of them ended, None when there was no such batch.
-        """
-        end: int | None = None
-        while self._uncommitted and self._uncommitted[0].batch.last <= position:
-            prepared = self._uncommitted.popleft()
-            self._recent.remember(prepared.rows)
-            self._blocked.aggregates.update(prepared.blocked)
-            end = prepared.batch.last
-        if end is not None:
-            self._uncommitted_rows = {key: row for pending in self._uncommitted for key, row in pending.rows.items()}
-        return end
-
-    def drop_uncommitted(self) -> None:
-        """Forget the batches that are not known to be committed."""
-        self._uncommitted.clear()
-        self._uncommitted_rows = {}
-
-    def fold(self, batch: Batch, read_rows: ReadRows | None) -> Prepared | None:
-        """Fold the batch that follows the ones folded so far; raises `HandlerFailed`.
-
-        Rows that are not in memory are read with `read_rows`: no uncommitted batch has changed one of them. Returns
-        None when rows must be read and `read_rows` is None.
-        """
-        events: Sequence[Any] = batch.events
-        if self._parking is None and not self._resolved.reads:
-            prepared = Prepared(batch, Changes(made=list(self._fold({}, events).values())), {})
-        else:
-            each_key = self._fold.each_key(events) if self._parking is None else None
-            keys = dict.fromkeys(each_key) if each_key is not None else self._keys(events)
-            rows, missing = self._recent.find(keys, self._uncommitted_rows)
-            if missing or self._is_heavy:
-                if read_rows is None:
-                    return None
-                rows.update(read_rows(missing) if missing else {})
-            if self._parking is None:
-                changed = self._fold(rows, events, each_key)
-                prepared = Prepared(batch, changes_of(changed), changed)
-            else:
-                result = self._parking(rows, events, self._blocked_by_now())
-                quarantine = QuarantineChanges(result.parked) if result.parked else None
-                prepared = Prepared(batch, changes_of(result.changed, quarantine), result.changed, result.blocked)
-        # Keeps no events: they are not needed again, whether the batch is committed or not.
-        self._uncommitted.append(replace(prepared, batch=replace(batch, events=()), changes=Changes()))
-        self._uncommitted_rows.update(prepared.rows)
-        return prepared
-
-    def _keys(self, events: Sequence[Any]) -> list[RowKey]:
-        return self._fold.keys(events) if self._parking is None else self._parking.keys(events)
-
-    def sort(self, offers: Sequence[Offered], read_rows: ReadRows) -> Sorted:
-        """Fold events of the quarantine, and quarantine those that still fail. For a projection that quarantines."""
-        assert self._parking is not None
-        keys = self._parking.keys(offers)
-        return self._parking(read_rows(keys) if keys else {}, offers, BlockedAggregates())
-
-    def _blocked_by_now(self) -> BlockedAggregates:
-        blocked = [prepared.blocked for prepared in self._uncommitted if prepared.blocked]
-        if not blocked:
-            return self._blocked
-        return replace(self._blocked, aggregates=self._blocked.aggregates.union(*blocked))
-
-
 def changes_of(changed: Rows, quarantine: QuarantineChanges | None = None) -> Changes:
     """Return the rows to store and the keys to delete, from the rows that a fold changed."""
     upserts = [row for row in changed.values() if row is not None]
     deletions = [key for key, row in changed.items() if row is None] if len(upserts) < len(changed) else []
-    return Changes(upserts, gone=deletions, quarantine=quarantine)
+    return Changes(upserts, deletions=deletions, quarantine=quarantine)
 
 
 class FoldWriter:
@@ -209,14 +114,22 @@ class FoldWriter:
         blocked: BlockedAggregates | None = None,
     ) -> None:
         codec = RowCodec(resolved.table, resolved.row_type, dialect)
+        # Rows whose values may be large, or be changed in place, are not cached: every batch reads them again, and only
+        # their uncommitted changes are kept.
+        self._is_heavy = any(isinstance(column.type, JSON | LargeBinary) for column in resolved.table.columns)
         self._resolved = resolved
-        self._fold = BatchFold(resolved, codec, blocked)
         self._lease_s = lease_s
+        self._fold = Fold(resolved, codec)
+        self._parking = ParkingFold(resolved, codec) if resolved.quarantines else None
         self._statements = dialect.statements(
             located(resolved.table, DECLARED, dialect) if table is None else table, codec
         )
+        self._recent = RecentRows(0 if self._is_heavy else RECENT_ROWS_MAX)
+        self._blocked = BlockedAggregates() if blocked is None else blocked
         self._position: int | None = None
         """The position at which the rows in memory are valid; None before the first batch."""
+        self._pending: list[Prepared] = []
+        """Batches that are folded and not known to be committed: the one under way, and the one that follows it."""
 
     def write(self, connection: Connection, checkpoint: Checkpoint, batch: Batch) -> None:
         """Fold a batch and write it within the caller's transaction: `prepare`, then `commit`."""
@@ -233,13 +146,13 @@ class FoldWriter:
         if self._position is None:
             self._position = batch.after
         self._committed(batch.after)
-        self._fold.drop_uncommitted()
+        self._pending = []
         if self._position != batch.after:
             raise CheckpointFenced(
                 self._resolved.name,
                 f"a batch starts after {batch.after} and the one before it ended at {self._position}",
             )
-        prepared = self._fold.fold(batch, lambda keys: self._statements.read(connection, keys))
+        prepared = self._prepared(batch, lambda keys: self._statements.read(connection, keys))
         assert prepared is not None
         return prepared
 
@@ -249,15 +162,60 @@ class FoldWriter:
         Returns None when the batch does not follow or needs rows that are not in memory. An error raised here is raised
         again by `prepare` for the same batch.
         """
-        if not batch.is_consistent or self._fold.last != batch.after:
+        if not batch.is_consistent or not self._pending or self._pending[-1].batch.last != batch.after:
             return None
         # No commit begins before the one that precedes it has succeeded.
-        self._committed(self._fold.last_after)
-        return self._fold.fold(batch, None)
+        self._committed(self._pending[-1].batch.after)
+        return self._prepared(batch, None)
+
+    def _committed(self, position: int) -> None:
+        """Treat the batches up to `position` as committed."""
+        while self._pending and self._pending[0].batch.last <= position:
+            prepared = self._pending.pop(0)
+            self._recent.remember(prepared.rows)
+            self._blocked.aggregates.update(prepared.blocked)
+            self._position = prepared.batch.last
+
+    def _prepared(self, batch: Batch, read_rows: ReadRows | None) -> Prepared | None:
+        """Fold the batch that follows the pending one, if any; raises `HandlerFailed`.
+
+        Rows that are not in memory are read with `read_rows`: the pending batch has not changed one of them. Returns
+        None when rows must be read and `read_rows` is None.
+        """
+        events: Sequence[Any] = batch.events
+        if self._parking is None and not self._resolved.reads:
+            prepared = Prepared(batch, Changes(inserts=list(self._fold({}, events).values())), {})
+        else:
+            assert len(self._pending) < 2, "its rows are those of one batch"
+            pending = self._pending[0] if self._pending else None
+            if self._parking is None:
+                events, keys = self._fold.keyed(events)
+            else:
+                keys = self._parking.keys(events)
+            rows, missing = self._recent.find(dict.fromkeys(keys), {} if pending is None else pending.rows)
+            if missing or self._is_heavy:
+                if read_rows is None:
+                    return None
+                rows.update(read_rows(missing) if missing else {})
+            if self._parking is None:
+                changed = self._fold(rows, events, keys)
+                prepared = Prepared(batch, changes_of(changed), changed)
+            else:
+                blocked = self._blocked
+                if pending is not None and pending.blocked:
+                    blocked = replace(blocked, aggregates=blocked.aggregates.union(pending.blocked))
+                result = self._parking(rows, events, blocked)
+                quarantine = QuarantineChanges(result.parked) if result.parked else None
+                prepared = Prepared(batch, changes_of(result.changed, quarantine), result.changed, result.blocked)
+        # Keeps no events: they are not needed again, whether the batch is committed or not.
+        self._pending.append(replace(prepared, batch=replace(batch, events=()), changes=Changes()))
+        return prepared
 
     def sort(self, connection: Connection, offers: Sequence[Offered]) -> Sorted:
         """Fold events of the quarantine, and quarantine those that still fail. For a projection that quarantines."""
-        return self._fold.sort(offers, lambda keys: self._statements.read(connection, keys))
+        assert self._parking is not None
+        keys = self._parking.keys(offers)
+        return self._parking(self._statements.read(connection, keys) if keys else {}, offers, BlockedAggregates())
 
     def commit(self, connection: Connection, checkpoint: Checkpoint, prepared: Prepared) -> None:
         """Write the rows and advance the checkpoint together, or raise `CheckpointFenced` and do neither."""
@@ -268,10 +226,6 @@ class FoldWriter:
         if not self._statements.write(connection, advance, prepared.changes):
             raise fenced(connection, checkpoint, batch)
         failpoints.reach("worker.rows_written")
-
-    def _committed(self, position: int) -> None:
-        end = self._fold.committed(position)
-        self._position = self._position if end is None else end
 
 
 def fenced(connection: Connection, checkpoint: Checkpoint, batch: Batch) -> CheckpointFenced:

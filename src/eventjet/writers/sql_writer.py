@@ -29,8 +29,9 @@ from eventjet.observability import logs
 from eventjet.projections.sql_projection import ResolvedHandler, ResolvedSql
 from eventjet.runtime import is_cancelled
 from eventjet.sql.checkpoint import Checkpoint, advance, renew
-from eventjet.sql.dialect import Fault, listed
-from eventjet.sql.dialects import dialect_named, is_transient
+from eventjet.sql.database import dialect_named, is_transient
+from eventjet.sql.dialect import Fault
+from eventjet.text import listed
 from eventjet.writers.batch import Batch
 from eventjet.writers.fold_writer import fenced
 

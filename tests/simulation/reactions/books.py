@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from eventjet.domain.parked import DROPPED, PARKED, RETRIED, AggregateKey
+from eventjet.domain.quarantined import DROPPED, QUARANTINED, RETRIED, AggregateKey
 from eventjet.domain.reactor import partition_of
 from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import ParkedEntry
@@ -71,7 +71,7 @@ class Books:
         known = self.by_name[name]
         entry = known.entries.get(position)
         is_open = entry is not None and entry.is_open
-        waits = is_open and self._head(known, position).parked.resolution == PARKED
+        waits = is_open and self._head(known, position).parked.resolution == QUARANTINED
         if not waits and (is_open or not known.cursor.is_done(position)):
             return
         what = "is tried while it is parked" if waits else "is tried again below the cursor"
@@ -119,7 +119,7 @@ class Books:
         for _, entry in sorted(known.entries.items()):
             if entry.is_open and entry.key not in heads:
                 heads.add(entry.key)
-                if entry.parked.resolution != PARKED:
+                if entry.parked.resolution != QUARANTINED:
                     raise Broken(f"position {entry.position} is {entry.parked.resolution}, and nothing is before it")
 
     def _entry(self, known: Ledgers, position: int, entry: ParkedEntry | None) -> None:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from eventjet.app import App
 from eventjet.commands.repository import Repositories
-from eventjet.domain.parked import AggregateKey
+from eventjet.domain.quarantined import AggregateKey
 from eventjet.domain.recorded import Recorded
 from eventjet.jetstream.client import Client
 from eventjet.log.timers import Due, JetStreamTimers

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from eventjet.codec.records import Decoder
 from eventjet.commands.repository import Repositories
-from eventjet.domain.parked import BLOCKED
+from eventjet.domain.position import PAUSED
+from eventjet.domain.quarantined import BLOCKED
 from eventjet.domain.recorded import Recorded
-from eventjet.subscriptions.cursor import PAUSED
 from tests.simulation.reactions.app import POISON, Counted, Happened, Ledger, Thing, Told, hearing, tally_of
 from tests.simulation.reactions.books import Broken
 from tests.simulation.reactions.log import at_once

@@ -6,9 +6,10 @@ from collections.abc import Awaitable
 from typing import TYPE_CHECKING
 
 from eventjet.codec.headers import MSG_ID, header
+from eventjet.domain.position import PAUSED
 from eventjet.errors import EventjetError
 from eventjet.subscriptions import cursor_control
-from eventjet.subscriptions.cursor import PAUSED, Cursor
+from eventjet.subscriptions.cursor import Cursor
 from eventjet.subscriptions.cursor_store import Cursors
 from tests.simulation.reactions.books import OPERATOR
 from tests.simulation.reactions.server import Link, SimulatedClient

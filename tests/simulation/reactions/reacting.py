@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from eventjet.codec.subjects import cursor_name
 from eventjet.commands.repository import Repositories
-from eventjet.domain.parked import PARKED
+from eventjet.domain.position import PAUSED
+from eventjet.domain.quarantined import QUARANTINED
 from eventjet.domain.reactor import partition_of
 from eventjet.domain.recorded import Recorded
 from eventjet.projections.fold import aggregate_key_of
-from eventjet.subscriptions.cursor import PAUSED
 from tests.simulation.reactions.app import Happened, Ledger, Noted, Thing, reacting
 from tests.simulation.reactions.books import Broken
 from tests.simulation.reactions.log import at_once
@@ -119,7 +119,7 @@ class Reacting:
             for position, entry in sorted(known.entries.items()):
                 if entry.is_open and entry.key not in heads:
                     heads.add(entry.key)
-                    if entry.parked.resolution != PARKED:
+                    if entry.parked.resolution != QUARANTINED:
                         return f"position {position} is {entry.parked.resolution}"
         for position, key in books.relevant.items():
             name = cursor_name("echo", partition_of(key, self.partitions), self.partitions)

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from eventjet.commands.repository import Repositories
+from eventjet.domain.position import PAUSED
 from eventjet.domain.recorded import Recorded
 from eventjet.examples.transfer.accounts import Account, Deposited, Withdrawn
 from eventjet.examples.transfer.transfers import (
@@ -22,7 +23,6 @@ from eventjet.examples.transfer.transfers import (
     Transfer,
 )
 from eventjet.projections.fold import aggregate_key_of
-from eventjet.subscriptions.cursor import PAUSED
 from tests.simulation.reactions.app import transferring
 from tests.simulation.reactions.books import Broken
 from tests.simulation.reactions.log import at_once

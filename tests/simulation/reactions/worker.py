@@ -12,11 +12,10 @@ from eventjet.commands.repository import Repositories
 from eventjet.log.predecessors import PredecessorReader
 from eventjet.projections.fold import Reader
 from eventjet.subscriptions.context import WorkerOptions
-from eventjet.subscriptions.cursor_session import ReactionContext
+from eventjet.subscriptions.cursor_session import ReactionContext, ReactionSubscription
 from eventjet.subscriptions.cursor_store import Cursors
 from eventjet.subscriptions.declarations import declarations_of
 from eventjet.subscriptions.partitions import PartitionAssignment
-from eventjet.subscriptions.reaction_runner import ReactionRunner
 from eventjet.subscriptions.reader import Source
 from tests.simulation.reactions.followed import followed_of
 from tests.simulation.reactions.log import Durables, SimulatedFeed, SimulatedLog, SimulatedReader, Truth
@@ -73,17 +72,15 @@ class Worker:
 
     def _begin(self) -> None:
         repositories = Repositories(self._app, SimulatedLog(self._truth, self.link))
-        cursors = Cursors(self._client, self._app.name)
-        context = ReactionContext(
-            repositories, cursors, endpoint(), self.name, OPTIONS, clock=self._clock, open_reader=self._open_reader
-        )
+        cursors = Cursors(self._client, self._app.name, self._clock)
+        context = ReactionContext(repositories, cursors, endpoint(), self.name, OPTIONS, open_reader=self._open_reader)
         shares: dict[str, PartitionAssignment] = {}
         for one in declarations_of(self._app).values():
             share = shares.setdefault(one.declared_as, PartitionAssignment(one.partitions))
             feed = SimulatedFeed(repositories, self._client, one)
             feed.truth, feed.link = self._truth, self.link
             followed = followed_of(self._app, one, feed, repositories, self._client, self._deps, self._network.rules)
-            self._run(ReactionRunner(followed, context, share, _ready).run)
+            self._run(ReactionSubscription(followed, context, share, _ready).run)
             if one.partitions > 1 and one.partition == 0:
                 self._run(partial(share.keep, cursors, one.declared_as, self.name, OPTIONS.lease_s))
 

@@ -3,35 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from eventjet.console.screens import actions, aggregates, log, overview, processes, quarantine, read_models
 
-ENDPOINTS: Mapping[str, Callable[[Request], Awaitable[Response]]] = {
-    "overview": overview.overview,
-    "overview_live": overview.overview_live,
-    "aggregates": aggregates.aggregates,
-    "aggregate": aggregates.aggregate,
-    "aggregate_state": aggregates.aggregate_state,
-    "log": log.log,
-    "log_live": log.log_live,
-    "event": log.event,
-    "models": read_models.models,
-    "model": read_models.model,
-    "row": read_models.row,
-    "quarantine": quarantine.quarantine,
-    "parked": quarantine.parked,
-    "processes": processes.processes,
-    "process": processes.process,
-    "jobs": actions.jobs,
-    "job": actions.job,
-    "job_live": actions.job_live,
-    "act": actions.act,
-    "actions": actions.actions,
-    "action": actions.action,
-    "action_live": actions.action_live,
+ENDPOINTS: Mapping[str, tuple[str, Callable[[Request], Awaitable[dict[str, Any] | Response]]]] = {
+    "overview": ("overview.html", overview.overview),
+    "overview_live": ("", overview.overview_live),
+    "aggregates": ("aggregates.html", aggregates.aggregates),
+    "aggregate": ("aggregate.html", aggregates.aggregate),
+    "aggregate_state": ("aggregate_state.html", aggregates.aggregate_state),
+    "log": ("log.html", log.log),
+    "log_live": ("", log.log_live),
+    "event": ("event.html", log.event),
+    "models": ("models.html", read_models.models),
+    "model": ("model.html", read_models.model),
+    "row": ("row.html", read_models.row),
+    "quarantine": ("quarantine.html", quarantine.quarantine),
+    "quarantined": ("quarantined.html", quarantine.quarantined),
+    "processes": ("processes.html", processes.processes),
+    "process": ("process.html", processes.process),
+    "jobs": ("jobs.html", actions.jobs),
+    "job": ("job.html", actions.job),
+    "job_live": ("", actions.job_live),
+    "act": ("act.html", actions.act),
+    "actions": ("actions.html", actions.actions),
+    "action": ("action.html", actions.action),
+    "action_live": ("", actions.action_live),
 }
+"""The template of each screen, and the function that returns the template's values, or another response."""
 POSTED = {"act"}
 """The names of the endpoints that take forms."""

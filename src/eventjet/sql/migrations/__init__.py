@@ -16,8 +16,7 @@ from sqlalchemy import Column, Connection, MetaData, String, Table, inspect, sel
 
 from eventjet.errors import Unreachable
 from eventjet.sql.checkpoint import DECLARED
-from eventjet.sql.database import unusable
-from eventjet.sql.dialects import dialect_of
+from eventjet.sql.database import dialect_of, unusable
 
 HEAD = "0002"
 """The newest revision; a constant, so that checking whether a database is current does not import Alembic."""
@@ -41,14 +40,14 @@ class Upgraded:
 
 def version(connection: Connection) -> str | None:
     """Return the revision of eventjet's tables in a database; None when none is noted."""
-    exists = dialect_of(connection).tables.find(connection, (None, VERSION_TABLE), DECLARED) is not None
+    exists = dialect_of(connection).find_table(connection, (None, VERSION_TABLE), DECLARED) is not None
     return connection.scalar(select(_version.c.version_num)) if exists else None
 
 
 def upgrade(connection: Connection) -> Upgraded:
     """Bring eventjet's tables to the newest revision, within the caller's transaction; raises `Unreachable`."""
     if version(connection) == HEAD:
-        dialect_of(connection).tables.lock_migrations(connection)
+        dialect_of(connection).lock_migrations(connection)
         return Upgraded(HEAD, HEAD)
     # Imported before the lock is taken: on a busy machine that takes longer than others may wait for the lock.
     from alembic.operations import Operations
@@ -57,7 +56,7 @@ def upgrade(connection: Connection) -> Upgraded:
     from alembic.script.revision import RevisionError
 
     scripts = ScriptDirectory(str(Path(__file__).parent))
-    dialect_of(connection).tables.lock_migrations(connection)
+    dialect_of(connection).lock_migrations(connection)
     before = version(connection)
     if before == HEAD:
         return Upgraded(before, HEAD)

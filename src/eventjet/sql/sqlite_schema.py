@@ -1,4 +1,4 @@
-"""`SqliteTables` reads the features and dependents of SQLite tables, and moves and drops tables.
+"""What SQLite stores about its tables: features, indexes, and the views and triggers that name a table.
 
 Views, triggers and foreign keys refer to a table by name, and so to whatever has that name; only a table's own triggers
 go with it. What no pragma of SQLite returns is read from the statement that made the table, which SQLite stores.
@@ -7,22 +7,20 @@ go with it. What no pragma of SQLite returns is read from the statement that mad
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Container, Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 
 from sqlalchemy import Connection, Table, create_engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import StaticPool
 
-from eventjet.sql.statements import TextOrder
-from eventjet.sql.tables import Feature, TableName, TableRef, Tables, creation, qualified, verbatim
+from eventjet.sql.dialect import Feature, creation, qualified
 
 _TOKEN = re.compile(
     r"""--[^\n]*|/\*.*?\*/|'(?:[^']|'')*'|"(?:[^"]|"")*"|\[[^]]*\]|`(?:[^`]|``)*`|[\w$]+|\S""", re.DOTALL
 )
 _TABLE_SQL = text("select sql from sqlite_master where type = 'table' and lower(name) = lower(:name)")
-_TRIGGERS = text(
+TRIGGERS = text(
     "select 'the trigger ' || name from sqlite_master "
     "where type = 'trigger' and lower(tbl_name) = lower(:name) and name not glob 'eventjet_identity_*' order by 1"
 )
@@ -31,11 +29,11 @@ _SCHEMA = text(
     "order by instr('table index view trigger', type), rowid"
 )
 _NAMING = text("select type, name, tbl_name, sql from sqlite_master where type in ('view', 'trigger') order by 1, 2")
-_REFERRING = text(
+REFERRING = text(
     "select 'a foreign key of ' || m.name from sqlite_master m join pragma_foreign_key_list(m.name) f "
     """where m.type = 'table' and lower(f."table") = lower(:name) and lower(m.name) <> lower(:name) order by 1"""
 )
-_INDEXES = text(
+INDEXES = text(
     "select name, sql from sqlite_master "
     "where type = 'index' and sql is not null and lower(tbl_name) = lower(:name) order by 1"
 )
@@ -55,109 +53,12 @@ _NUMBER = re.compile(r"'(-?[\d.]+)'")
 
 
 _NAME = r'"(?:[^"]|"")*"|\[[^]]*\]|`[^`]*`|[^\s(]+'
-_INDEX = re.compile(rf"\s*CREATE\s+(UNIQUE\s+)?INDEX\s+(?:{_NAME})\s+ON\s+(?:{_NAME})\s*(?=\()", re.IGNORECASE)
-_TABLE = text("select name from sqlite_master where type = 'table' and lower(name) = lower(:name)")
-_MARKS = text(
+INDEX_HEAD = re.compile(rf"\s*CREATE\s+(UNIQUE\s+)?INDEX\s+(?:{_NAME})\s+ON\s+(?:{_NAME})\s*(?=\()", re.IGNORECASE)
+TABLE = text("select name from sqlite_master where type = 'table' and lower(name) = lower(:name)")
+MARKS = text(
     "select name from sqlite_master "
     "where type = 'trigger' and lower(tbl_name) = lower(:name) and name glob 'eventjet_identity_*' order by 1"
 )
-
-
-class SqliteTables(Tables):
-    """The tables of a SQLite file, without locks: a writing transaction has the whole file to itself.
-
-    There are no owners and no rights.
-    """
-
-    def find(self, connection: Connection, name: TableName, location: str) -> TableRef | None:
-        """Find a table; SQLite ignores upper and lower case in names."""
-        located_name = f"{name[1]}{location}"
-        existing = connection.scalar(_TABLE, {"name": located_name})
-        return None if existing is None else TableRef(None, None, located_name)
-
-    def name_in_full(self, connection: Connection, name: TableName) -> TableName:  # noqa: ARG002 - there are no schemas
-        return None, name[1].lower()
-
-    def features(self, connection: Connection, table: TableRef, heir: TableRef | None = None) -> list[Feature]:  # noqa: ARG002
-        """Return everything in which tables can differ; no statement can carry any of it over."""
-        return list(_features(connection, table.name))
-
-    def dependents(
-        self, connection: Connection, table: TableRef, along: Sequence[TableRef], *, for_good: bool
-    ) -> list[str]:
-        """Return the table's own triggers; with `for_good` also the views, triggers and foreign keys that name it.
-
-        Foreign keys of tables `along`, which go together, do not count.
-        """
-        dependents = [str(trigger) for trigger in connection.scalars(_TRIGGERS, {"name": table.name})]
-        if for_good:
-            dependents += _broken_without(connection, table.name)
-            ignored = {f"a foreign key of {ref.name}".lower() for ref in along}
-            referring = connection.scalars(_REFERRING, {"name": table.name})
-            dependents += [key for key in referring if key.lower() not in ignored]
-        return dependents
-
-    def broken_by_name(self, connection: Connection) -> set[str]:
-        return broken_by_name(connection)
-
-    def modelled(self, connection: Connection, tables: Sequence[Table]) -> AbstractContextManager[Connection]:  # noqa: ARG002
-        return modelled(tables)
-
-    def text_order(self, connection: Connection, table: TableRef, column: str) -> TextOrder | None:  # noqa: ARG002
-        """Return PLAIN, as every key has the collation BINARY: see `projections.resolve`."""
-        return TextOrder.PLAIN
-
-    def identity(self, connection: Connection, table: TableRef, *, make: bool = False) -> str | None:
-        """Return the name of a trigger that never fires and marks the table.
-
-        The trigger goes with the table when it is moved or backed up, and is dropped with it.
-        """
-        mark = connection.scalar(_MARKS, {"name": table.name})
-        if mark is not None or not make:
-            return None if mark is None else str(mark)
-        trigger = f"eventjet_identity_{secrets.token_hex(8)}"
-        connection.exec_driver_sql(
-            f"create trigger {trigger} after delete on {table.quoted()} when 0 begin select 1; end"
-        )
-        return trigger
-
-    def move(
-        self,
-        connection: Connection,
-        table: TableRef,
-        name: TableName,
-        location: str,
-        schema: str | None,  # noqa: ARG002 - there are none
-    ) -> None:
-        """Rename a table, and create its indexes again under other names, as these are unique in the whole file.
-
-        Views and foreign keys keep the name that they refer to, and so refer to the table that takes that name over.
-        """
-        new_name = f"{name[1]}{location}"
-        indexes = [
-            (str(index), str(statement)) for index, statement in connection.execute(_INDEXES, {"name": table.name})
-        ]
-        for index, _ in indexes:
-            connection.exec_driver_sql(f"drop index {qualified(None, index)}")
-        connection.exec_driver_sql("pragma legacy_alter_table = on")
-        try:
-            quoted = table.quoted(), qualified(None, new_name)
-            connection.exec_driver_sql(f"alter table {quoted[0]} rename to {quoted[1]}")
-        finally:
-            connection.exec_driver_sql("pragma legacy_alter_table = off")
-        for index, statement in indexes:
-            # The name that `Sqlite.relocate` gives the index.
-            index_name = index.removesuffix(f"__{table.name}") + (f"__{new_name}" if location else "")
-            match = _INDEX.match(statement)
-            assert match is not None, f"SQLite stores an index as {statement!r}"
-            columns = statement[match.end() :]
-            kind = f"{(match[1] or '').lower()}index"
-            connection.exec_driver_sql(f"create {kind} {qualified(None, index_name)} on {quoted[1]} {columns}")
-
-    def drop(self, connection: Connection, tables: Sequence[TableRef]) -> None:
-        """Drop the tables; eventjet's own connections do not enforce foreign keys."""
-        for table in tables:
-            connection.execute(verbatim(f"drop table {table.quoted()}"))
 
 
 def broken_by_name(connection: Connection) -> set[str]:
@@ -171,7 +72,7 @@ def broken_by_name(connection: Connection) -> set[str]:
     return broken
 
 
-def _broken_without(connection: Connection, name: str) -> list[str]:
+def broken_without(connection: Connection, name: str) -> list[str]:
     """Return the views and triggers that SQLite could not prepare without the table, tried on a copy of the schema.
 
     The copy is in memory. A view or trigger that cannot be prepared there even with the table, say because it calls a
@@ -215,7 +116,7 @@ def modelled(tables: Sequence[Table]) -> Generator[Connection]:
         engine.dispose()
 
 
-def _features(connection: Connection, name: str) -> Iterator[Feature]:
+def features_of(connection: Connection, name: str) -> Iterator[Feature]:
     key: list[tuple[int, str]] = []
     columns: set[str] = set()
     for column, not_null, default, in_key, _ in connection.execute(_COLUMNS, {"name": name}):
@@ -253,7 +154,7 @@ def _features(connection: Connection, name: str) -> Iterator[Feature]:
     for column, table, target, update, delete in connection.execute(_FOREIGN_KEYS, {"name": name}):
         definition = f"{column} references {table} ({target}) on update {update} on delete {delete}"
         yield Feature(f"foreign {column} {table}", f"the foreign key of the column {column}", definition)
-    for index, statement in connection.execute(_INDEXES, {"name": name}):
+    for index, statement in connection.execute(INDEXES, {"name": name}):
         # `Sqlite.relocate` adds this suffix in other locations.
         index_name = str(index).removesuffix(f"__{name}")
         tokens = list(_tokens(str(statement)))

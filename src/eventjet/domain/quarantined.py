@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-PARKED, BLOCKED, RETRY, RETRIED, DROPPED = "parked", "blocked", "retry", "retried", "dropped"
-BLOCKING = (PARKED, BLOCKED, RETRY)
+QUARANTINED, BLOCKED, RETRY, RETRIED, DROPPED = "parked", "blocked", "retry", "retried", "dropped"
+BLOCKING = (QUARANTINED, BLOCKED, RETRY)
 """Resolutions that block an aggregate: its first row is `parked` (quarantined) or `retry`, the others are `blocked`."""
-VERDICTS = (RETRY, RETRIED, DROPPED)
+DECIDED_RESOLUTIONS = (RETRY, RETRIED, DROPPED)
 """Resolutions that an operator asked for."""
 
 AggregateKey: TypeAlias = tuple[str, str]
@@ -19,7 +19,7 @@ AggregateKey: TypeAlias = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Parked:
+class Quarantined:
     """An event in the quarantine; an event blocked behind another has no reason, traceback or payload."""
 
     position: int

@@ -1,175 +1,12 @@
-"""`PostgresTables` reads the features and dependents of PostgreSQL tables, and moves, locks and drops tables.
-
-`pg_depend` lists whatever names a table, its columns or its row type. What it does not list is read from the catalogues
-of publications, subscriptions, security labels and inheritance.
-"""
+"""Queries of PostgreSQL's catalogues: a table's features, dependents, rights, indexes and identity."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
-from contextlib import contextmanager
+from sqlalchemy import text
 
-from sqlalchemy import Connection, Table, text
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.schema import CreateSchema
-
-from eventjet.sql.statements import TextOrder
-from eventjet.sql.tables import Feature, TableName, TableRef, Tables, creation, make_enums, qualified, verbatim
-
-LOCK_TIMEOUT_MS = 500
-"""How long an exchange of tables waits for a lock, since readers queue behind it meanwhile."""
-CHECKPOINT_LOCK_MS = 10_000
-"""How long an exchange waits for the batch of running handlers: only their next batch queues behind it."""
-_MIGRATIONS_LOCK = 0x656A_6464_6C  # "ejddl"
-_NOT_EMPTY = "2BP01"
-
-
-class PostgresTables(Tables):
-    """The tables of a PostgreSQL database, in schemas."""
-
-    def find(self, connection: Connection, name: TableName, location: str) -> TableRef | None:
-        """Find a table; the search path says where declared tables without a schema are."""
-        schema, table = name
-        row = connection.execute(_FIND, {"name": qualified(location or schema, table)}).one_or_none()
-        return None if row is None else TableRef(int(row[0]), str(row[1]), str(row[2]))
-
-    def count_rows(self, connection: Connection, table: TableRef) -> int:
-        """Return the number of rows at the last ANALYZE, or the exact number where there was none."""
-        estimate = connection.scalar(
-            text("select reltuples::bigint from pg_class where oid = :oid"), {"oid": table.oid}
-        )
-        return int(estimate) if estimate and estimate > 0 else super().count_rows(connection, table)
-
-    def features(self, connection: Connection, table: TableRef, heir: TableRef | None = None) -> list[Feature]:
-        """Return everything in which tables can differ, without owner and dependents.
-
-        Of rights, only those are included that were granted by another role than the owner.
-        """
-        target = heir or table
-        names = {"oid": table.oid, "heir": target.quoted(), "schema": qualified(None, str(target.schema))}
-        # PostgreSQL omits the schemas of the search path from definitions: with the table's schema in the path, its
-        # definitions are the same in any schema.
-        path = connection.scalar(_PATH)
-        connection.execute(_SET_PATH, {"path": ", ".join(filter(None, (qualified(None, str(table.schema)), path)))})
-        rows = connection.execute(_FEATURES, names).all()
-        connection.execute(_SET_PATH, {"path": path})
-        return [
-            Feature(str(key), str(words), str(definition), carried, str(needs))
-            for key, words, definition, carried, needs in rows
-        ]
-
-    def dependents(
-        self,
-        connection: Connection,
-        table: TableRef,
-        along: Sequence[TableRef],
-        *,
-        for_good: bool,  # noqa: ARG002 - nothing follows a name
-    ) -> list[str]:
-        """Return what would be dropped with the table, keep it from being dropped, or stay with it when it moves."""
-        query = _DEPENDENTS.bindparams(along=[ref.oid for ref in along])
-        return [str(dependent) for dependent in connection.scalars(query, {"oid": table.oid})]
-
-    @contextmanager
-    def modelled(self, connection: Connection, tables: Sequence[Table]) -> Generator[Connection]:
-        """Create empty tables as they are declared, in the schemas that they name, and roll back at the end.
-
-        Each of these schemas is created in the same transaction, so none of them may exist.
-        """
-        with (
-            connection.engine.connect().execution_options(postgresql_readonly=False) as model_connection,
-            model_connection.begin() as transaction,
-        ):
-            for schema in {table.schema for table in tables}:
-                model_connection.execute(verbatim(f"create schema {qualified(None, str(schema))}"))
-            make(model_connection, tables)
-            yield model_connection
-            transaction.rollback()
-
-    def text_order(self, connection: Connection, table: TableRef, column: str) -> TextOrder | None:
-        """Return in which order an index sorts the column; None where no index sorts it by code points.
-
-        To the end of the transaction the planner must use an index: for a table that was never analysed it assumes that
-        few rows match, and would read and sort all of them.
-        """
-        connection.execute(_KEEP_TO_INDEXES)
-        order_name = connection.execute(_ORDER, {"oid": table.oid, "column": column}).scalar()
-        return None if order_name is None else TextOrder[order_name]
-
-    def home(self, connection: Connection) -> str:
-        """Return the database and the oid of eventjet's own table, which changes when a dump is restored."""
-        return str(connection.scalar(_HOME))
-
-    def identity(self, connection: Connection, table: TableRef, *, make: bool = False) -> str:  # noqa: ARG002 - known since it was found
-        return str(table.oid)
-
-    def move(self, connection: Connection, table: TableRef, name: TableName, location: str, schema: str | None) -> None:
-        """Move a table to another schema; its indexes, constraints and sequences go with it and keep their names."""
-        target = schema or location or name[0] or str(connection.scalar(text("select current_schema()")))
-        quoted = qualified(None, target)
-        connection.execute(verbatim(f"alter table {table.quoted()} set schema {quoted}"))
-
-    def inherit(self, connection: Connection, old: TableRef, heir: TableRef) -> None:
-        """Give the heir the old table's owner, exactly its rights, and the missing features that can be carried over.
-
-        Columns and their sequences get the rights of those with the same names.
-        """
-        ids = {"old": old.oid, "heir": heir.oid}
-        for statements in (_OWNER, _RIGHTS):
-            for statement in connection.scalars(statements, ids).all():
-                connection.execute(verbatim(str(statement)))
-        heir_keys = {feature.key for feature in self.features(connection, heir)}
-        for feature in self.features(connection, old, heir):
-            if (
-                feature.carried is not None
-                and feature.key not in heir_keys
-                and (not feature.needs or feature.needs in heir_keys)
-            ):
-                connection.execute(verbatim(feature.carried))
-
-    def drop(self, connection: Connection, tables: Sequence[TableRef]) -> None:
-        """Drop all in one statement, as foreign keys may be between them; fails if anything else depends on one."""
-        if tables:
-            connection.execute(verbatim(f"drop table {', '.join(table.quoted() for table in tables)} restrict"))
-
-    def ensure_location(self, connection: Connection, location: str) -> None:
-        # Not IF NOT EXISTS, which requires the right to create a schema even when it exists.
-        query = text("select 1 from pg_namespace where nspname = :name")
-        if location and connection.scalar(query, {"name": location}) is None:
-            connection.execute(CreateSchema(location))
-
-    def drop_location(self, connection: Connection, location: str) -> None:
-        try:
-            with connection.begin_nested():
-                connection.execute(verbatim(f"drop schema if exists {qualified(None, location)} restrict"))
-        except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", None) != _NOT_EMPTY:
-                raise
-
-    def lock_migrations(self, connection: Connection) -> None:
-        connection.execute(text("select pg_advisory_xact_lock(:lock)"), {"lock": _MIGRATIONS_LOCK})
-
-    def lock(self, connection: Connection, tables: Iterable[TableRef], *, readers: bool) -> None:
-        """Lock the tables one after the other, in the given order."""
-        mode = "exclusive" if readers else "access exclusive"
-        for table in tables:
-            connection.execute(verbatim(f"lock table {table.quoted()} in {mode} mode"))
-
-    def bound_waits(self, connection: Connection, *, patient: bool = False) -> None:
-        """Limit how long this transaction waits for locks: even readers queue behind a waiting lock."""
-        connection.execute(text(f"set local lock_timeout = {CHECKPOINT_LOCK_MS if patient else LOCK_TIMEOUT_MS}"))
-
-
-def make(connection: Connection, tables: Sequence[Table]) -> None:
-    """Create tables in an existing schema, with the enum types of their columns where those are missing."""
-    make_enums(connection, tables)
-    for statement in creation(tables):
-        connection.execute(statement)
-
-
-_PATH = text("select current_setting('search_path')")
-_SET_PATH = text("select set_config('search_path', :path, true)")
-_DEPENDENTS = text("""
+PATH = text("select current_setting('search_path')")
+SET_PATH = text("select set_config('search_path', :path, true)")
+DEPENDENTS = text("""
 with recursive part(classid, objid) as (
     select 'pg_class'::regclass::oid, cast(:oid as oid)
   union
@@ -226,7 +63,7 @@ select 'the security label of ' || provider from pg_seclabel where classoid = 'p
 order by 1
 """)
 
-_FEATURES = text(r"""
+FEATURES = text(r"""
 with its as (
     select c.*, cast(:heir as text) as heir, cast(:schema as text) as schema from pg_class c where c.oid = :oid
 ), columns as (
@@ -373,12 +210,12 @@ select concat_ws(' ', 'right', r.grantor, r.grantee, privilege_type),
  cross join lateral aclexplode(acl) r where r.grantor <> relowner
 """)
 
-_OWNER = text("""
+OWNER = text("""
 select format('alter table %s owner to %I', h.oid::regclass, pg_get_userbyid(c.relowner))
   from pg_class c, pg_class h where c.oid = :old and h.oid = :heir and c.relowner <> h.relowner
 """)
 
-_RIGHTS = text("""
+RIGHTS = text("""
 with owned as (
     select d.refobjid as relation, t.attname, s.oid, s.relacl, s.relowner from pg_depend d
       join pg_class s on s.oid = d.objid and s.relkind = 'S'
@@ -422,14 +259,13 @@ select format('grant %s%s on %s to %s%s', privilege_type, columns, target,
  where a.passes_on is null or (b.passes_on and not a.passes_on)
 """)
 
-
-_KEEP_TO_INDEXES = text(
+KEEP_TO_INDEXES = text(
     "select set_config(name, 'off', true) from unnest(array['enable_seqscan', 'enable_bitmapscan', 'enable_sort']) name"
 )
 
 # Prefers an index in the column's own order (PLAIN), as a primary key exists anyway. Only in UTF-8 are bytes in the
 # order of code points. The columns that name locale providers came with PostgreSQL 15 and 17, hence the rows as JSON.
-_ORDER = text("""
+ORDER = text("""
 with here as (
   select pg_encoding_to_char(d.encoding) = 'UTF8' as is_utf8,
          coalesce(to_jsonb(d) ->> 'datlocprovider', 'c') = 'b'
@@ -456,13 +292,12 @@ select case when kind in ('text_pattern_ops', 'varchar_pattern_ops') then 'PATTE
  order by found desc limit 1
 """)
 
-
-_FIND = text("""
+FIND = text("""
 select c.oid, n.nspname, c.relname from pg_class c join pg_namespace n on n.oid = c.relnamespace
  where c.oid = to_regclass(:name)
 """)
 
-_HOME = text("""
+HOME = text("""
 select concat_ws('/', system_identifier, d.oid, to_regclass('eventjet_projection')::oid)
   from pg_control_system(), pg_database d where d.datname = current_database()
 """)
