@@ -304,7 +304,7 @@ class CursorSession:
         to_delete = self._to_delete[: CHANGES_MAX - len(to_write)]
         await self._context.cursors.write(self._stored, cursor, to_write, to_delete)
         for parked in (entry.parked for entry in to_write if entry.parked.resolution == PARKED):
-            logs.PARKED.tell(
+            logs.QUARANTINED.tell(
                 _log, name=cursor.name, position=parked.position, how="is parked", more="", reason=parked.reason
             )
         del self._to_write[: len(to_write)], self._to_delete[: len(to_delete)]
@@ -372,7 +372,7 @@ class CursorSession:
 
     def _park(self, parked: Parked, tries: int = 0) -> None:
         if parked.resolution == PARKED:
-            self._meter.tries["parked"] += 1
+            self._meter.tries["quarantined"] += 1
         self._to_write.append(parked_now(parked, tries, self._initial_cursor.log))
         self._executor.changed.set()
 

@@ -177,4 +177,4 @@ def log_parked(name: str, quarantine: QuarantineChanges | None, how: str = "is p
     if heads:
         suffix = f", and {len(heads) - 1} more" if len(heads) > 1 else ""
         reason = next(iter(heads[0].reason.splitlines()), "")
-        logs.PARKED.tell(_log, name=name, position=heads[0].position, how=how, more=suffix, reason=reason)
+        logs.QUARANTINED.tell(_log, name=name, position=heads[0].position, how=how, more=suffix, reason=reason)
