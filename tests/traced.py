@@ -25,8 +25,11 @@ def traced(
     exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
     tracers, meters = TracerProvider(sampler=sampler), MeterProvider([reader])
     tracers.add_span_processor(SimpleSpanProcessor(exporter))
-    with tracing.telling(Telemetry.of(tracers, meters)):
+    previous, tracing._active = tracing._active, Telemetry.of(tracers, meters)
+    try:
         yield exporter, reader, tracers
+    finally:
+        tracing._active = previous
     tracers.shutdown()
     meters.shutdown()
 

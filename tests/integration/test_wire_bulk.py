@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from eventjet.dev import NatsServer
-from eventjet.errors import ApiRefused, DeliveryGap, Forbidden, HistoryBroken, StoreError, StoreUnavailable, Unreachable
+from eventjet.errors import ApiRefused, DeliveryGap, Forbidden, HistoryBroken, StoreUnavailable, Unreachable
 from eventjet.jetstream.api import message_at, next_message, stream_info
 from eventjet.jetstream.connection import NatsConnection, ask_once
 from eventjet.jetstream.reader import read_range
@@ -50,21 +50,6 @@ def test_a_range_comes_whole_in_order_and_as_it_was_stored(form: str) -> None:
         assert ask_once(endpoint, message_at(name, 11)) == records[0]
 
 
-def test_the_server_does_write_the_second_form_when_told_to() -> None:
-    with (
-        NatsServer(sync_interval="1m", config=FORMS["form 2"]) as server,
-        NatsConnection.open(Endpoint((server.url,))) as link,
-    ):
-        name = make_log(Endpoint((server.url,)), [b"{}"])
-        config = {"name": "c", "ack_policy": "none", "deliver_policy": "all"}
-        link.api(f"CONSUMER.CREATE.{name}.c", {"stream_name": name, "config": config})
-        link.subscribe("inbox")
-        link.publish(f"$JS.API.CONSUMER.MSG.NEXT.{name}.c", b"1", reply="inbox")
-        reply = link.receive(5.0)[0][2]
-        assert reply.startswith(b"$JS.ACK._.")
-        assert reply.count(b".") >= 10
-
-
 def test_an_empty_range_asks_nobody() -> None:
     nowhere = Endpoint(("nats://127.0.0.1:1",))
     assert list(read_range(nowhere, "none", 5, 5)) == []
@@ -86,12 +71,6 @@ def test_a_log_that_ends_before_the_range_is_an_error_that_says_where(endpoint: 
     assert raised.value.position == 10_001
     with pytest.raises(HistoryBroken, match="broken at position 1:"):
         positions(read_range(endpoint, make_log(endpoint), 1, 2))
-
-
-def test_one_position_and_the_last_one(endpoint: Endpoint, log: str) -> None:
-    assert positions(read_range(endpoint, log, 5_000, 5_001)) == [5_000]
-    assert positions(read_range(endpoint, log, 10_000, 10_001)) == [10_000]
-    assert positions(read_range(endpoint, log, 0, 3)) == [1, 2]
 
 
 def test_a_filter_gives_one_history_in_any_range(endpoint: Endpoint, log: str) -> None:
@@ -306,8 +285,3 @@ def test_single_records_are_read_through_the_leader(endpoint: Endpoint, log: str
         assert following is not None
         assert following[0] == 4_715
         assert link.ask(next_message(log, 10_001)) is None
-
-
-def test_every_error_of_a_read_is_an_error_of_the_store(endpoint: Endpoint) -> None:
-    assert issubclass(DeliveryGap, StoreError)
-    assert issubclass(ApiRefused, StoreError)

@@ -305,14 +305,6 @@ def test_large_events_do_not_break_the_count_of_pulls(endpoint: Endpoint) -> Non
         assert len(take(pull, 3_000)) == 3_000
 
 
-def test_the_second_form_of_replies_is_read() -> None:
-    with NatsServer(sync_interval="1m", config="feature_flags { js_ack_fc_v2: true }") as server:
-        endpoint = Endpoint((server.url,))
-        name = make_log(endpoint, [b"{}"] * 100)
-        with DurablePull(endpoint, name, "p", position=40) as pull:
-            assert positions([take(pull, 60)]) == list(range(41, 101))
-
-
 def test_a_stream_that_is_not_there_leaves_no_link_behind(endpoint: Endpoint) -> None:
     with pytest.raises(ApiRefused, match="stream not found"):
         DurablePull(endpoint, "nothing", "p", position=0)

@@ -147,7 +147,7 @@ class LoopClient:
 
     def another(self, name: str) -> Self:
         """Return another client of the same servers, which connects at its first use and which the caller closes."""
-        client = type(self)(replace(self.endpoint.with_name(name), shuffle=True), self.timeout_s)
+        client = type(self)(self.endpoint.with_name(name), self.timeout_s)
         client.guard = self.guard
         return client
 
@@ -169,7 +169,7 @@ class LoopClient:
         nats = self.nats
         if nats is None or self.is_own:
             if addresses is None:
-                addresses = replace(self.endpoint, shuffle=self.reconnects or self.endpoint.shuffle).addresses()
+                addresses = self.endpoint.addresses(shuffle=self.reconnects)
             nats = await self._connected(addresses, timeout_s or _CONNECT_S * (len(addresses) + 1))
         tap = self._tap = Tap.of(nats)
         self.nats, self.unfit = nats, None

@@ -49,7 +49,9 @@ _D, _I, _W, _E = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR
 STOPPED = LogEvent("eventjet.stopped", _E, "%(name)s is stopped: %(reason)s")
 TRYING_AGAIN = LogEvent("eventjet.trying_again", _W, "%(name)s: %(reason)s. Trying again.%(trace)s")
 FENCED = LogEvent("eventjet.fenced", _W, "%(reason)s")
-QUARANTINED = LogEvent("eventjet.parked", _W, "%(name)s: the event at position %(position)d %(how)s%(more)s: %(reason)s")
+QUARANTINED = LogEvent(
+    "eventjet.quarantined", _W, "%(name)s: the event at position %(position)d %(how)s%(more)s: %(reason)s"
+)
 DROPPED = LogEvent(
     "eventjet.dropped", _W, "%(name)s: position %(position)d is dropped: the stream %(stream)s no longer has it"
 )
