@@ -25,11 +25,8 @@ def traced(
     exporter, reader = InMemorySpanExporter(), InMemoryMetricReader()
     tracers, meters = TracerProvider(sampler=sampler), MeterProvider([reader])
     tracers.add_span_processor(SimpleSpanProcessor(exporter))
-    previous, tracing._active = tracing._active, Telemetry.of(tracers, meters)
-    try:
+    with tracing.reporting_to(Telemetry.of(tracers, meters)):
         yield exporter, reader, tracers
-    finally:
-        tracing._active = previous
     tracers.shutdown()
     meters.shutdown()
 

@@ -47,6 +47,17 @@ def connected() -> Generator[None]:
             telemetry.report()
 
 
+@contextmanager
+def reporting_to(telemetry: Telemetry) -> Generator[None]:
+    """Use this `Telemetry` within the block, instead of the application's."""
+    global _active  # noqa: PLW0603 - as above
+    previous, _active = _active, telemetry
+    try:
+        yield
+    finally:
+        _active = previous
+
+
 def span(
     kind: SpanType,
     name: str = "",
